@@ -1,4 +1,4 @@
-"""Checkpoints: saved data is loaded, and a file is either whole or refused."""
+"""Checkpoints: saved data is loaded, and a damaged file is refused."""
 
 import asyncio
 import os
@@ -72,10 +72,10 @@ def files(store):
     return {path.name: path.read_bytes() for path in store.path.parent.iterdir()}
 
 
-# There and back
+# Round trips
 
 
-def test_what_is_saved_is_loaded(store):
+def test_store_loads_saved_checkpoint(store):
     store.save(checkpoint(final=True))
     loaded = FileStore(store.path).load()
     assert loaded == checkpoint(final=True)
@@ -83,7 +83,7 @@ def test_what_is_saved_is_loaded(store):
     assert loaded.early_stopping["best"] == PARAMS.tobytes()
 
 
-def test_the_checkpoint_before_the_first_round(store):
+def test_store_loads_checkpoint_of_round_zero(store):
     first = checkpoint(
         0, early_stopping=EarlyStopping(0).state(), unevaluated={}, policy_state=msgspec.msgpack.encode({}), outbox=[]
     )
@@ -91,13 +91,13 @@ def test_the_checkpoint_before_the_first_round(store):
     assert store.load() == first
 
 
-def test_the_newest_checkpoint_is_loaded(store):
+def test_store_loads_last_saved_checkpoint(store):
     for round in (1, 2, 3, 2):
         store.save(checkpoint(round))
         assert store.load() == checkpoint(round)
 
 
-def test_without_a_file_there_is_no_checkpoint(store):
+def test_store_without_file_loads_none(store):
     assert store.load() is None
 
 
@@ -105,7 +105,7 @@ def through_bytes(model):
     return msgspec.msgpack.decode(msgspec.msgpack.encode(model), type=Model)
 
 
-def test_a_published_model_comes_back_with_its_age():
+def test_published_model_round_trips_with_age():
     model = published(time=2.0)
     packed = through_bytes(pack_model(model, now=5.0))
     assert packed.age == 3.0
@@ -128,7 +128,7 @@ def test_a_published_model_comes_back_with_its_age():
         max_size=4,
     )
 )
-def test_extras_of_every_shape_come_back(shapes):
+def test_extras_of_any_shape_round_trip(shapes):
     extras = {name: (np.arange(np.prod(shape)) + 0.5).astype(kind).reshape(shape) for name, (kind, shape) in shapes.items()}
     back = unpack_model(through_bytes(pack_model(published(extras), 5.0)), "alice", 10, 5.0).update.extras
     assert list(back) == list(extras)
@@ -137,7 +137,7 @@ def test_extras_of_every_shape_come_back(shapes):
         assert back[name].tolist() == array.tolist()
 
 
-def test_extras_that_are_a_view_come_back_as_they_look():
+def test_extras_that_are_views_round_trip():
     table = np.arange(6.0).reshape(2, 3)
     back = unpack_model(pack_model(published({"turned": table.T, "some": table[:, ::2]}), 5.0), "alice", 10, 5.0)
     assert back.update.extras["turned"].tolist() == [[0, 3], [1, 4], [2, 5]]
@@ -148,7 +148,7 @@ def test_extras_that_are_a_view_come_back_as_they_look():
 
 
 @pytest.mark.slow
-def test_a_change_of_any_byte_is_found(store):
+def test_load_detects_change_of_any_byte(store):
     store.save(checkpoint())
     whole = store.path.read_bytes()
     for position in range(len(whole)):
@@ -156,7 +156,7 @@ def test_a_change_of_any_byte_is_found(store):
         assert refusal(store.load).endswith("checkpoint: damaged; move away to start from round 0")
 
 
-def test_a_file_that_was_cut_off_or_grew_is_found(store):
+def test_load_detects_truncated_or_extended_file(store):
     store.save(checkpoint())
     whole = store.path.read_bytes()
     for size in range(len(whole)):
@@ -166,7 +166,7 @@ def test_a_file_that_was_cut_off_or_grew_is_found(store):
     assert "damaged; move away" in refusal(store.load)
 
 
-def test_a_damaged_file_is_kept_for_its_owner_to_look_at(store):
+def test_load_keeps_damaged_file(store):
     store.save(checkpoint())
     damaged = store.path.read_bytes()[:-1]
     store.path.write_bytes(damaged)
@@ -183,7 +183,7 @@ def test_a_damaged_file_is_kept_for_its_owner_to_look_at(store):
         lambda fields: [fields],
     ],
 )
-def test_a_whole_file_of_another_version_is_refused(store, change):
+def test_load_refuses_intact_file_of_another_version(store, change):
     store.save(checkpoint())
     data, content = store.path.read_bytes(), msgspec.msgpack.encode(checkpoint())
     magic = data[: -len(content) - 32]
@@ -192,10 +192,10 @@ def test_a_whole_file_of_another_version_is_refused(store, change):
     assert "is of another version" in refusal(store.load)
 
 
-# Whole or not at all
+# Atomic replacement
 
 
-def test_a_half_written_file_beside_it_is_ignored(store):
+def test_store_ignores_half_written_new_file(store):
     beside = store.path.with_name("checkpoint.new")
     beside.write_bytes(b"half")
     assert store.load() is None
@@ -208,7 +208,7 @@ def test_a_half_written_file_beside_it_is_ignored(store):
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_file_that_cannot_be_written_to_its_end_leaves_the_old_one(tmp_path, durable):
+def test_replace_file_that_fails_midway_keeps_old_content(tmp_path, durable):
     path = tmp_path / "file"
     replace_file(path, [b"old ", b"content"], durable)
 
@@ -224,7 +224,7 @@ def test_a_file_that_cannot_be_written_to_its_end_leaves_the_old_one(tmp_path, d
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a file that is open cannot be replaced elsewhere")
-def test_who_reads_while_it_is_replaced_reads_the_old_one_to_its_end(tmp_path):
+def test_reader_during_replacement_reads_old_content(tmp_path):
     path = tmp_path / "file"
     replace_file(path, [b"old content"])
     with path.open("rb", buffering=0) as file:
@@ -249,7 +249,7 @@ for round in range(1, 10_000):
 
 @contextmanager
 def saving(store):
-    """A process that saves checkpoint after checkpoint and tells of each one; it is killed in the end."""
+    """Run a process that saves checkpoints and prints the round of each; it is killed at the end."""
     process = subprocess.Popen(
         [sys.executable, "-c", SAVER, str(store.path)],
         stdout=subprocess.PIPE,
@@ -263,35 +263,35 @@ def saving(store):
             process.kill()
 
 
-def whole(store):
+def load_intact(store):
     loaded = store.load()
     assert (unpack(loaded.params) == loaded.round).all()
     return loaded
 
 
 @pytest.mark.slow
-def test_a_process_killed_while_it_saves_leaves_a_whole_checkpoint_that_is_not_older_than_what_it_told(store):
+def test_checkpoint_survives_kill_during_save(store):
     for last in (1, 4, 9):
         with saving(store) as told:
             assert next(round for round in told if round == last)
-        assert whole(store).round >= last
+        assert load_intact(store).round >= last
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="a file that is open cannot be replaced elsewhere")
-def test_at_every_moment_there_is_a_whole_checkpoint(store):
+def test_store_always_holds_intact_checkpoint_during_saves(store):
     with saving(store) as told:
         next(told)
-        while whole(store).round < 60:
+        while load_intact(store).round < 60:
             pass
 
 
-# Whose it is
+# Checkpoints of other nodes
 
 MINE = {"name": "alice", "seed": 7, "layout": LAYOUT, "policy": "p2pfl.policies.dac:Dac"}
 
 
-def test_a_checkpoint_of_the_same_federation_is_taken():
+def test_same_federation_accepts_equal_checkpoint():
     same_federation(checkpoint(), MINE)
 
 
@@ -304,13 +304,13 @@ def test_a_checkpoint_of_the_same_federation_is_taken():
         ({"layout": b"\xff" * 16}, f"the checkpoint has layout '{LAYOUT.hex()}', the configuration '{'ff' * 16}'"),
     ],
 )
-def test_a_checkpoint_of_another_federation_is_refused(change, message):
+def test_same_federation_refuses_differing_checkpoint(change, message):
     hint = "; change that back, or move the checkpoint away to start from round 0"
     assert refusal(same_federation, checkpoint(), MINE | change) == message + hint
 
 
 def start_again(folder, name="a", **options):
-    """Run a node to its end, and start `name` from the folder with what is in there."""
+    """Run a node to its end, then start `name` with that checkpoint."""
 
     async def main():
         federation = Federation(("a", "b"), Settings(rounds=2), edges=[], folder=folder)
@@ -327,29 +327,29 @@ def start_again(folder, name="a", **options):
     return run(main())
 
 
-def test_a_node_takes_its_own_checkpoint(tmp_path):
+def test_node_resumes_from_own_checkpoint(tmp_path):
     federation = start_again(tmp_path)
     assert federation.nodes["a"].round == 2
-    assert federation.watch["a"].weights == {}  # no round was done again
+    assert federation.watch["a"].weights == {}  # no round was repeated
     assert FileStore(tmp_path / "a").load().final
 
 
-def test_a_node_refuses_the_checkpoint_of_another_name(tmp_path):
+def test_node_refuses_checkpoint_of_another_name(tmp_path):
     message = refusal(start_again, tmp_path, "b")
     assert message.startswith("the checkpoint has name 'a', the configuration 'b'; change that back, or")
 
 
-def test_a_node_refuses_the_checkpoint_of_another_layout(tmp_path):
+def test_node_refuses_checkpoint_of_another_layout(tmp_path):
     task = make_task("concept-shift", {"dimensions": 12}, Part(0, 2), 0)
     with pytest.raises(ConfigurationError, match=r"^the checkpoint has layout '[0-9a-f]{32}', the configuration "):
         start_again(tmp_path, task=task)
-    assert len(unpack(FileStore(tmp_path / "a").load().params)) == 11  # it is left as it was
+    assert len(unpack(FileStore(tmp_path / "a").load().params)) == 11  # the checkpoint is unchanged
 
 
 # Generations
 
 
-def test_three_generations_are_kept(store):
+def test_store_keeps_three_generations(store):
     for round in (1, 2, 3, 4, 5):
         store.save(checkpoint(round))
     assert sorted(files(store)) == ["checkpoint", "checkpoint.1", "checkpoint.2"]
@@ -359,7 +359,7 @@ def test_three_generations_are_kept(store):
     assert store.load() is None
 
 
-def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_loaded(tmp_path):
+def test_store_sets_damaged_checkpoint_aside_and_loads_previous(tmp_path):
     said = []
     store = FileStore(tmp_path / "checkpoint", log_to(said))
     for round in (1, 2, 3):
@@ -372,7 +372,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_loaded(t
     assert line == f"{store.path} is damaged: kept as checkpoint.damaged, and the checkpoint before it is used"
 
 
-def test_a_crash_between_two_renames_loses_nothing(store, monkeypatch):
+def test_crash_between_renames_loses_no_checkpoint(store, monkeypatch):
     def crash(point):
         if point == "checkpoint-shifted":
             raise KeyboardInterrupt

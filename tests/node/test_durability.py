@@ -32,7 +32,7 @@ MAGIC = b"test 1\n"
 
 
 def flipped(data):
-    """Every change of a single bit."""
+    """Yield the data with each single bit flipped."""
     for position in range(8 * len(data)):
         changed = bytearray(data)
         changed[position // 8] ^= 1 << position % 8
@@ -48,7 +48,7 @@ def checkpoint(round):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"17", bytes(range(64))], ids=["none", "short", "long"])
-def test_what_is_sealed_is_read_and_any_change_is_noticed(tmp_path, content):
+def test_sealed_file_round_trips_and_any_change_is_detected(tmp_path, content):
     path = tmp_path / "file"
     write_sealed(path, MAGIC, content)
     assert read_sealed(path, MAGIC) == content
@@ -61,7 +61,7 @@ def test_what_is_sealed_is_read_and_any_change_is_noticed(tmp_path, content):
         assert "\n" not in str(noticed.value)
 
 
-def test_a_sealed_file_is_not_taken_for_another_kind(tmp_path):
+def test_read_sealed_rejects_file_of_another_kind(tmp_path):
     path = tmp_path / "file"
     write_sealed(path, b"magic ", b"1\ncontent")
     for magic in (b"magic 1\n", b"magic", b""):
@@ -69,13 +69,13 @@ def test_a_sealed_file_is_not_taken_for_another_kind(tmp_path):
             read_sealed(path, magic)
 
 
-def test_a_missing_sealed_file_is_missing_and_not_damaged(tmp_path):
+def test_read_sealed_raises_file_not_found(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_sealed(tmp_path / "file", MAGIC)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes")
-def test_a_sealed_file_is_for_its_owner_only_whatever_a_crash_has_left_there(tmp_path):
+def test_sealed_file_is_private_despite_leftover_of_crash(tmp_path):
     path = tmp_path / "file"
     (tmp_path / "file.new").write_bytes(b"half")
     (tmp_path / "file.new").chmod(0o644)
@@ -86,7 +86,7 @@ def test_a_sealed_file_is_for_its_owner_only_whatever_a_crash_has_left_there(tmp
 
 
 @pytest.mark.slow
-def test_every_flipped_bit_of_a_checkpoint_is_noticed_and_the_one_before_it_is_loaded(tmp_path):
+def test_checkpoint_with_any_flipped_bit_falls_back_to_previous(tmp_path):
     store = FileStore(tmp_path / "checkpoint")
     store.save(checkpoint(1))
     store.save(checkpoint(2))
@@ -99,19 +99,19 @@ def test_every_flipped_bit_of_a_checkpoint_is_noticed_and_the_one_before_it_is_l
 # The incarnation counter
 
 
-def test_starts_are_counted(tmp_path):
+def test_count_start_increments_at_each_call(tmp_path):
     path = tmp_path / "incarnation"
     assert [incarnation.count_start(path) for _ in range(4)] == [1, 2, 3, 4]
 
 
-def test_count_start_file_of_an_earlier_version_is_named(tmp_path):
+def test_count_start_names_file_of_earlier_version(tmp_path):
     (tmp_path / "boot").write_bytes(b"")
     with pytest.raises(ConfigurationError, match=r"boot was written by an earlier version; rename it to incarnation$"):
         incarnation.count_start(tmp_path / "incarnation")
 
 
 @pytest.mark.slow
-def test_a_damaged_count_is_noticed_whatever_bit_it_is_and_no_number_comes_twice(tmp_path):
+def test_count_start_after_damage_repeats_no_number(tmp_path):
     path, before = tmp_path / "incarnation", tmp_path / "incarnation.1"
     for _ in range(3):
         incarnation.count_start(path)
@@ -126,7 +126,7 @@ def test_a_damaged_count_is_noticed_whatever_bit_it_is_and_no_number_comes_twice
         assert len(said) == 1
 
 
-def test_a_count_that_was_deleted_is_not_begun_anew(tmp_path):
+def test_count_start_after_deletion_continues_beyond(tmp_path):
     path = tmp_path / "incarnation"
     for _ in range(3):
         incarnation.count_start(path)
@@ -134,7 +134,7 @@ def test_a_count_that_was_deleted_is_not_begun_anew(tmp_path):
     assert incarnation.count_start(path) > incarnation.JUMP
 
 
-def test_a_damaged_count_before_the_newest_does_no_harm(tmp_path):
+def test_count_start_repairs_damaged_older_count(tmp_path):
     path, before = tmp_path / "incarnation", tmp_path / "incarnation.1"
     for _ in range(3):
         incarnation.count_start(path)
@@ -143,10 +143,10 @@ def test_a_damaged_count_before_the_newest_does_no_harm(tmp_path):
     assert incarnation.count_start(path, log_to(said)) == 4
     assert said == []
     path.write_bytes(b"")
-    assert incarnation.count_start(path) > incarnation.JUMP  # it was mended
+    assert incarnation.count_start(path) > incarnation.JUMP  # the older count was repaired
 
 
-def test_without_any_whole_count_a_node_does_not_start(tmp_path):
+def test_count_start_without_intact_count_is_refused(tmp_path):
     path, before = tmp_path / "incarnation", tmp_path / "incarnation.1"
     incarnation.count_start(path)
     for damage in (lambda: before.write_bytes(b"x"), before.unlink):
@@ -165,7 +165,7 @@ def test_without_any_whole_count_a_node_does_not_start(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_flipped_bit_of_a_key_file_is_noticed_and_nothing_of_it_is_shown(tmp_path):
+def test_load_key_detects_any_flipped_bit_without_quoting_it(tmp_path):
     path = tmp_path / "key.pem"
     Identity.create(path)
     whole = path.read_bytes()
@@ -179,7 +179,7 @@ def test_every_flipped_bit_of_a_key_file_is_noticed_and_nothing_of_it_is_shown(t
         assert not any(line in text for line in secret)
 
 
-def test_the_private_key_as_pem_is_the_one_in_the_file(tmp_path):
+def test_private_pem_equals_content_of_key_file(tmp_path):
     path = tmp_path / "key.pem"
     identity = Identity.create(path)
     assert path.read_bytes().startswith(identity.private_pem())
@@ -190,7 +190,7 @@ def test_the_private_key_as_pem_is_the_one_in_the_file(tmp_path):
 # A disk that is full, in this process
 
 
-def test_a_checkpoint_that_cannot_be_written_is_said_once_and_the_one_before_it_stays(tmp_path):
+def test_failed_save_is_reported_once_and_keeps_old_checkpoint(tmp_path):
     said = []
     store = FileStore(tmp_path / "checkpoint", log_to(said))
     store.save(checkpoint(1))
@@ -209,7 +209,7 @@ def test_a_checkpoint_that_cannot_be_written_is_said_once_and_the_one_before_it_
     assert store.load() == checkpoint(5)
 
 
-def test_each_time_that_the_disk_is_full_is_said(tmp_path):
+def test_disk_error_reporter_reports_each_failure_and_recovery(tmp_path):
     said = []
     tries = DiskErrorReporter(tmp_path / "file", "files", log_to(said))
     for full in (True, True, False, False, True, False):
@@ -220,14 +220,14 @@ def test_each_time_that_the_disk_is_full_is_said(tmp_path):
     assert [line.split()[0] for line in said] == ["cannot", "writes", "cannot", "writes"]
 
 
-def test_what_is_no_fault_of_the_disk_is_not_swallowed(tmp_path):
+def test_disk_error_reporter_raises_other_errors(tmp_path):
     tries = DiskErrorReporter(tmp_path / "file", "files", LOG)
     with pytest.raises(ValueError, match="other"), tries.tolerate():
         raise ValueError("other")
     assert tries.problem == ""
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing_beside_it(tmp_path):
+def test_replace_file_on_full_disk_leaves_no_file(tmp_path):
     with limited(10), pytest.raises(OSError, match="File too large"):
         replace_file(tmp_path / "file", [bytes(100)])
     assert list(tmp_path.iterdir()) == []
@@ -239,7 +239,7 @@ def command(capsys, *arguments):
     return code, captured.out, captured.err
 
 
-def test_a_node_is_not_made_on_a_full_disk(capsys, tmp_path, monkeypatch):
+def test_init_on_full_disk_creates_no_node(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with limited(0):
         assert command(capsys, "init", "alice") == (2, "", "cannot make alice: File too large\n")
@@ -247,25 +247,25 @@ def test_a_node_is_not_made_on_a_full_disk(capsys, tmp_path, monkeypatch):
     assert command(capsys, "init", "alice")[0] == 0
 
 
-def test_a_node_does_not_start_on_a_full_disk(capsys, tmp_path, monkeypatch):
+def test_run_on_full_disk_does_not_start(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command(capsys, "init", "alice")
-    with limited(40):  # less than the file needs, and more than what scikit-learn writes when it is imported
+    with limited(40):  # less than the file needs, but more than scikit-learn writes at import
         code, out, err = command(capsys, "run", "alice")
     assert (code, out, err) == (2, "", "cannot count this start in alice/incarnation: File too large\n")
 
 
-# Crash points
+# Failpoints
 
 
-def test_the_table_of_crash_points_is_complete():
+def test_failpoint_table_is_complete():
     named = set()
     for path in (ROOT / "node").rglob("*.py"):
         named.update(re.findall(r"\bfailpoint\(\"([^\"]*)\"\)", path.read_text()))
     assert named == set(failpoints.POINTS)
 
 
-def test_the_variable_names_a_point_and_a_time():
+def test_failpoint_variable_names_point_and_count():
     assert failpoints.parse("") == ("", 1)
     assert failpoints.parse("published") == ("published", 1)
     assert failpoints.parse("published:12") == ("published", 12)
@@ -284,7 +284,7 @@ for k in range(5):
 
 
 @pytest.mark.parametrize(("text", "told"), [("published", 1), ("published:3", 3), ("published:6", 5), ("", 5)])
-def test_a_process_ends_at_its_crash_point(text, told):
+def test_process_ends_at_its_failpoint(text, told):
     environment = os.environ | {"PYTHONPATH": str(ROOT), failpoints.VARIABLE: text}
     ended = subprocess.run([sys.executable, "-c", REACHING], capture_output=True, text=True, env=environment)
     assert ended.stdout.split() == [str(k) for k in range(told)]
@@ -307,8 +307,8 @@ LARGE = ALONE.format(rounds=100_000, task="digits").replace("[policy]", "samples
 LIFE = ("checkpoint-written", "checkpoint-shifted", "checkpoint-saved", "published", "round-saved")
 
 
-def ended(folder, toml):
-    """The parameters of a node that nobody disturbs."""
+def undisturbed_params(folder, toml):
+    """Return the final parameters of an undisturbed run."""
     with processes(folder, ("alice",), toml) as undisturbed:
         undisturbed.start()
         undisturbed.wait()
@@ -317,11 +317,11 @@ def ended(folder, toml):
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory):
-    return ended(tmp_path_factory.mktemp("undisturbed"), QUICK)
+def quick_params(tmp_path_factory):
+    return undisturbed_params(tmp_path_factory.mktemp("undisturbed"), QUICK)
 
 
-def incarnations(federation):
+def saved_incarnation(federation):
     with suppress(FileNotFoundError):
         return int(read_sealed(federation.folders["alice"] / config.INCARNATION, incarnation.MAGIC))
     return 0
@@ -329,13 +329,13 @@ def incarnations(federation):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["incarnation-counted", *LIFE, *(f"{point}:4" for point in LIFE)])
-def test_a_node_that_was_killed_at_a_crash_point_ends_as_if_it_had_not_been(tmp_path, monkeypatch, quick, point):
+def test_node_killed_at_failpoint_ends_with_same_model(tmp_path, monkeypatch, quick_params, point):
     with processes(tmp_path, ("alice",), QUICK) as federation:
         monkeypatch.setenv(failpoints.VARIABLE, point)
         federation.start()
         printed = federation.wait()["alice"]
         assert federation.running["alice"].returncode == -signal.SIGKILL
-        assert incarnations(federation) == 1
+        assert saved_incarnation(federation) == 1
         told = [int(round) for round in re.findall(r"^round (\d+) of", printed, re.MULTILINE)]
         kept = federation.checkpoint("alice")
         assert (kept.round if kept else 0) >= max(told, default=0)
@@ -344,13 +344,13 @@ def test_a_node_that_was_killed_at_a_crash_point_ends_as_if_it_had_not_been(tmp_
         printed = federation.wait()["alice"]
         assert federation.running["alice"].returncode == 0
         assert "damaged" not in printed
-        assert incarnations(federation) == 2
-        assert federation.checkpoint("alice").params == quick
+        assert saved_incarnation(federation) == 2
+        assert federation.checkpoint("alice").params == quick_params
         assert list(federation.folders["alice"].glob("*.new")) == []
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_twenty_times_at_random_moments_loses_nothing(tmp_path):
+def test_node_killed_twenty_times_loses_no_round(tmp_path):
     draw, said, rounds = random.Random(20), [], []
     with processes(tmp_path / "killed", ("alice",), LONG) as federation:
         store = FileStore(federation.folders["alice"] / config.CHECKPOINT, log_to(said))
@@ -358,7 +358,7 @@ def test_a_node_that_is_killed_twenty_times_at_random_moments_loses_nothing(tmp_
         for life in range(1, 21):
             federation.start()
             process = federation.running["alice"]
-            federation.until(lambda life=life: incarnations(federation) == life, "its start is counted")
+            federation.until(lambda life=life: saved_incarnation(federation) == life, "its start is counted")
             target = kept + draw.randrange(18)
             federation.until(lambda target=target: federation.status("alice")["round"] >= target, f"round {target}")
             with suppress(subprocess.TimeoutExpired):
@@ -374,9 +374,9 @@ def test_a_node_that_is_killed_twenty_times_at_random_moments_loses_nothing(tmp_
         federation.start()
         federation.wait("alice")
         assert federation.running["alice"].returncode == 0
-        assert incarnations(federation) == 21
+        assert saved_incarnation(federation) == 21
         assert said == []
-        assert store.load().params == ended(tmp_path / "whole", LONG)
+        assert store.load().params == undisturbed_params(tmp_path / "whole", LONG)
 
 
 # A disk that is full or read-only, under a real process
@@ -387,7 +387,7 @@ def mount(*arguments):
         pytest.skip("there is no mount command")
     for _ in range(1000):
         done = subprocess.run(["mount", *arguments], capture_output=True, text=True)
-        if "busy" not in done.stderr:  # as a disk is that something is just being written to
+        if "busy" not in done.stderr:  # a disk is busy during a write
             break
     if done.returncode:
         pytest.skip(f"mount is not permitted: {done.stderr.strip()}")
@@ -431,7 +431,7 @@ def read_only(folder, process):
 
 @contextmanager
 def too_large(folder, process):
-    """A limit that a checkpoint exceeds and the status does not; without rights to mount anything."""
+    """Limit file sizes so that checkpoints fail and the status does not; needs no right to mount."""
     before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (2**15, before[1]))
     try:
@@ -443,7 +443,7 @@ def too_large(folder, process):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of other processes are Linux only")
 @pytest.mark.parametrize("trouble", [full, read_only, too_large])
-def test_a_node_goes_on_while_nothing_can_be_written_says_so_and_recovers(tmp_path, trouble):
+def test_node_continues_on_unwritable_disk_and_recovers(tmp_path, trouble):
     root = tmp_path / "disk"
     with small_disk(root) if trouble is full else nullcontext():
         with processes(root, ("alice",), LARGE) as federation:
@@ -458,7 +458,7 @@ def test_a_node_goes_on_while_nothing_can_be_written_says_so_and_recovers(tmp_pa
                     federation.until(lambda: federation.status("alice")["disk"] == why, "the status shows it")
                 federation.line_with("alice", f"round {kept.round + 5} of")
                 told = current(federation.folders["alice"])
-                if "age" not in told:  # by the node itself, as its file may be old; unless the path is too long for a socket
+                if "age" not in told:  # the node itself has answered, as the path is short enough for a socket
                     assert (told["disk"], told["stored"]) == (why, kept.round)
                     assert told["round"] >= kept.round + 5
                 assert federation.checkpoint("alice") == kept
@@ -473,12 +473,12 @@ def test_a_node_goes_on_while_nothing_can_be_written_says_so_and_recovers(tmp_pa
             assert list(federation.folders["alice"].glob("*.new")) == []
             saved = federation.checkpoint("alice")
         assert saved.round == last
-    assert saved.params == ended(tmp_path / "whole", LARGE.replace("100000", str(last)))
+    assert saved.params == undisturbed_params(tmp_path / "whole", LARGE.replace("100000", str(last)))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of other processes are Linux only")
-def test_a_node_that_is_killed_while_nothing_can_be_written_goes_on_from_what_was(tmp_path, quick):
+def test_node_killed_on_unwritable_disk_resumes_from_checkpoint(tmp_path, quick_params):
     with processes(tmp_path, ("alice",), QUICK) as federation:
         federation.start()
         process = federation.running["alice"]
@@ -493,4 +493,4 @@ def test_a_node_that_is_killed_while_nothing_can_be_written_goes_on_from_what_wa
         federation.start()
         federation.wait("alice")
         assert federation.running["alice"].returncode == 0
-        assert federation.checkpoint("alice").params == quick
+        assert federation.checkpoint("alice").params == quick_params

@@ -16,8 +16,8 @@ def params(round):
     return np.array([round, -round, 0.1], np.float32)
 
 
-def reported(losses, patience=0):
-    """A judge that has seen these losses, of rounds 1, 2, ..."""
+def judge_after(losses, patience=0):
+    """Return an `EarlyStopping` that has seen these losses in rounds 1, 2, ..."""
     judge = EarlyStopping(patience)
     for round, loss in enumerate(losses, 1):
         judge.see(round, params(round), loss)
@@ -29,8 +29,8 @@ def verdicts(losses):
     return [judge.see(round, params(round), loss) for round, loss in enumerate(losses, 1)]
 
 
-def stopped(losses, patience):
-    """The first round after which there is no patience left, or None."""
+def stopping_round(losses, patience):
+    """Return the first round after which patience has run out, or None."""
     judge = EarlyStopping(patience)
     for round, loss in enumerate(losses, 1):
         judge.see(round, params(round), loss)
@@ -42,39 +42,39 @@ def stopped(losses, patience):
 # Best on validation
 
 
-def test_before_the_first_model_there_is_no_best():
+def test_early_stopping_has_no_best_before_first_model():
     judge = EarlyStopping(3)
     assert judge.best is None
     assert judge.round == 0
     assert not judge.stop
 
 
-def test_the_model_with_the_least_loss_is_the_best():
-    judge = reported([3.0, 1.0, 2.0])
+def test_early_stopping_keeps_model_with_lowest_loss():
+    judge = judge_after([3.0, 1.0, 2.0])
     assert judge.round == 2
     assert judge.loss == 1.0
     assert judge.best.tolist() == params(2).tolist()
 
 
-def test_it_says_of_each_model_whether_it_is_the_best_so_far():
+def test_see_returns_whether_model_is_best_so_far():
     assert verdicts([3.0, 1.0, 2.0, 0.5]) == [True, True, False, True]
 
 
-def test_of_equal_losses_the_first_is_the_best():
-    assert reported([2.0, 1.0, 1.0]).round == 2
+def test_early_stopping_keeps_first_of_equal_losses():
+    assert judge_after([2.0, 1.0, 1.0]).round == 2
     assert verdicts([1.0, 1.0]) == [True, False]
 
 
-def test_a_first_loss_that_is_infinite_counts_until_there_is_a_better_one():
-    assert reported([inf]).round == 1
-    assert reported([inf, inf]).round == 1
+def test_early_stopping_accepts_infinite_first_loss():
+    assert judge_after([inf]).round == 1
+    assert judge_after([inf, inf]).round == 1
     assert verdicts([inf, inf]) == [True, False]
-    assert reported([inf, 1e300]).round == 2
+    assert judge_after([inf, 1e300]).round == 2
 
 
 @given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=20))
-def test_the_best_is_the_first_of_the_least(losses):
-    judge = reported(losses)
+def test_early_stopping_keeps_first_minimum(losses):
+    judge = judge_after(losses)
     assert judge.round == losses.index(min(losses)) + 1
     assert judge.loss == min(losses)
     assert judge.best.tolist() == params(judge.round).tolist()
@@ -83,41 +83,41 @@ def test_the_best_is_the_first_of_the_least(losses):
 # Losses that are not numbers
 
 
-def test_a_loss_that_is_nan_is_never_better():
-    assert reported([2.0, nan, 3.0]).round == 1
-    assert reported([2.0, nan, 1.0]).round == 3
+def test_early_stopping_never_prefers_nan_loss():
+    assert judge_after([2.0, nan, 3.0]).round == 1
+    assert judge_after([2.0, nan, 1.0]).round == 3
     assert verdicts([2.0, nan, 1.0]) == [True, False, True]
 
 
-def test_where_every_loss_is_nan_the_first_model_is_kept():
-    judge = reported([nan, nan, nan])
+def test_early_stopping_with_only_nan_losses_keeps_first_model():
+    judge = judge_after([nan, nan, nan])
     assert judge.round == 1
     assert judge.best.tolist() == params(1).tolist()
 
 
-def test_any_loss_is_better_than_nan():
-    judge = reported([nan, 1e30])
+def test_early_stopping_prefers_any_loss_to_nan():
+    judge = judge_after([nan, 1e30])
     assert (judge.round, judge.loss) == (2, 1e30)
     assert verdicts([nan, 1e30]) == [False, True]
 
 
-def test_nan_uses_up_patience():
-    assert stopped([1.0, nan, nan], patience=2) == 3
-    assert stopped([nan, nan, nan], patience=2) == 3
+def test_early_stopping_nan_uses_up_patience():
+    assert stopping_round([1.0, nan, nan], patience=2) == 3
+    assert stopping_round([nan, nan, nan], patience=2) == 3
 
 
 # Without validation data
 
 
-def test_without_validation_data_the_newest_model_is_the_best():
-    judge = reported([None, None, None])
+def test_early_stopping_without_validation_keeps_newest_model():
+    judge = judge_after([None, None, None])
     assert judge.round == 3
     assert judge.best.tolist() == params(3).tolist()
     assert verdicts([None, None]) == [True, True]
 
 
-def test_without_validation_data_patience_never_runs_out():
-    assert stopped([None] * 50, patience=1) is None
+def test_early_stopping_without_validation_never_stops():
+    assert stopping_round([None] * 50, patience=1) is None
 
 
 # Patience
@@ -134,11 +134,11 @@ def test_without_validation_data_patience_never_runs_out():
         ([1.0] + [2.0] * 100, 0, None),
     ],
 )
-def test_a_node_stops_after_so_many_rounds_without_a_better_model(losses, patience, expected):
-    assert stopped(losses, patience) == expected
+def test_early_stopping_stops_after_patience_rounds(losses, patience, expected):
+    assert stopping_round(losses, patience) == expected
 
 
-def test_patience_counts_rounds_and_not_evaluations():
+def test_early_stopping_counts_rounds_not_evaluations():
     judge = EarlyStopping(4)
     judge.see(2, params(2), 1.0)
     judge.see(4, params(4), 2.0)
@@ -147,7 +147,7 @@ def test_patience_counts_rounds_and_not_evaluations():
     assert judge.stop
 
 
-# What survives a restart
+# State across restarts
 
 BINARY = {
     "msgspec": lambda state: msgspec.msgpack.decode(msgspec.msgpack.encode(state)),
@@ -166,8 +166,8 @@ LOSSES = {
 
 @pytest.mark.parametrize("through", BINARY)
 @pytest.mark.parametrize("losses", LOSSES)
-def test_a_restored_judge_is_as_it_was(losses, through):
-    before = reported(LOSSES[losses], patience=2)
+def test_early_stopping_restored_from_state_is_equal(losses, through):
+    before = judge_after(LOSSES[losses], patience=2)
     after = EarlyStopping(2)
     after.restore(BINARY[through](before.state()))
     assert (after.round, after.loss, after.stop) == (before.round, before.loss, before.stop)
@@ -180,24 +180,24 @@ def test_a_restored_judge_is_as_it_was(losses, through):
 
 
 @given(st.lists(st.none() | st.floats(), max_size=8), st.lists(st.none() | st.floats(), max_size=8), st.integers(0, 4))
-def test_a_restart_between_two_rounds_changes_no_verdict(first, second, patience):
-    whole, half = reported(first, patience), EarlyStopping(patience)
-    half.restore(BINARY["msgpack"](reported(first, patience).state()))
+def test_early_stopping_restored_mid_run_decides_alike(first, second, patience):
+    whole, half = judge_after(first, patience), EarlyStopping(patience)
+    half.restore(BINARY["msgpack"](judge_after(first, patience).state()))
     for round, loss in enumerate(second, len(first) + 1):
         assert half.see(round, params(round), loss) == whole.see(round, params(round), loss)
         assert half.stop == whole.stop
     assert half.state() == whole.state()
 
 
-def test_a_state_is_a_copy_of_what_was():
-    judge = reported([2.0])
+def test_early_stopping_state_is_a_copy():
+    judge = judge_after([2.0])
     state = judge.state()
     judge.see(2, params(2), 1.0)
     assert state["round"] == 1
     assert state["best"] == params(1).tobytes()
 
 
-def test_the_best_model_does_not_keep_its_neighbours_in_memory():
+def test_early_stopping_copies_best_model_out_of_stack():
     stack = np.arange(12, dtype=np.float32).reshape(3, 4)
     judge = EarlyStopping(0)
     judge.see(1, stack[1], 0.5)

@@ -37,7 +37,7 @@ async def to_the_end(federation):
 # Without faults
 
 
-def test_all_nodes_do_all_rounds_with_all_peers():
+def test_nodes_complete_all_rounds_with_all_peers():
     federation = play(to_the_end, NAMES, settings())
     for name in NAMES:
         assert sorted(federation.watch[name].weights) == [1, 2, 3, 4, 5]
@@ -46,39 +46,39 @@ def test_all_nodes_do_all_rounds_with_all_peers():
         assert not federation.nodes[name].exchange.rejected
 
 
-def test_all_count_in_everyones_mean():
+def test_nodes_average_to_the_same_model():
     federation = play(to_the_end, NAMES, settings(rounds=1))
     params = [node.me.params for node in federation.nodes.values()]
     assert all((p == params[0]).all() for p in params)
 
 
-def test_a_round_takes_as_long_as_its_slowest_node_and_its_messages():
+def test_round_lasts_as_long_as_slowest_node_and_messages():
     federation = play(to_the_end, NAMES, settings(), speeds={"c": 3.0})
     for name in NAMES:
         times = np.diff([federation.watch[name].times[round] for round in range(1, 6)])
         assert times == pytest.approx([3.0 + 2 * LATENCY] * 4, abs=2 * LATENCY)
 
 
-def test_one_node_alone():
+def test_single_node_learns_alone():
     federation = play(to_the_end, ("a",), settings())
     assert sorted(federation.watch["a"].weights) == [1, 2, 3, 4, 5]
     assert federation.watch["a"].result["test_mse"] < 5000
 
 
-def test_a_disconnected_topology():
+def test_disconnected_topology_exchanges_within_components():
     federation = play(to_the_end, (*NAMES, "e"), settings(), edges=[("a", "b"), ("c", "d")])
     assert federation.partners("a", 5) == {"b"}
     assert federation.partners("d", 5) == {"c"}
     assert federation.partners("e", 5) == set()
 
 
-def test_nobody_is_asked_who_is_not_a_neighbour():
+def test_nodes_learn_only_with_neighbours():
     federation = play(to_the_end, NAMES, settings(), edges=[("a", "b"), ("b", "c"), ("c", "d")])
     assert federation.partners("b", 3) == {"a", "c"}
     assert federation.partners("a", 3) == {"b"}
 
 
-def test_zero_rounds():
+def test_zero_rounds_still_give_a_result():
     federation = play(to_the_end, NAMES, settings(rounds=0))
     assert all(federation.watch[name].weights == {} for name in NAMES)
     assert all(federation.watch[name].result for name in NAMES)
@@ -96,12 +96,12 @@ def test_asynchronous_nodes_do_not_wait_for_each_other():
 
 
 @pytest.mark.slow
-def test_models_that_are_too_old_are_left_out():
+def test_stale_models_are_left_out():
     mode = settings(mode="asynchronous", rounds=12)
     fresh = play(to_the_end, NAMES, mode, speeds={"d": 4.0})
     stale = play(to_the_end, NAMES, settings(mode="asynchronous", rounds=12, max_staleness=2.5), speeds={"d": 4.0})
     taken = [sum("d" in f.partners("a", round) for round in range(1, 13)) for f in (fresh, stale)]
-    assert taken[0] == 9  # from the first that d publishes
+    assert taken[0] == 9  # from the first model that d publishes
     assert 0 < taken[1] < 9
 
 
@@ -109,7 +109,7 @@ def test_models_that_are_too_old_are_left_out():
 
 
 @pytest.mark.slow
-def test_a_peer_that_never_answers_costs_one_deadline():
+def test_silent_peer_costs_one_deadline():
     async def test(federation):
         federation.start()
         await federation.round("a", 5)
@@ -128,11 +128,11 @@ def test_a_peer_that_never_answers_costs_one_deadline():
         assert times[30] - times[5] < 25 * 1.1 + 10
         assert federation.partners(name, 30) == {"a", "b", "c"} - {name}
         slow = [round for round in range(6, 31) if times[round] - times[round - 1] > 1.5]
-        assert len(slow) <= 2  # the round of the silence, and perhaps the one that waits for those who waited
+        assert len(slow) <= 2  # the round of the silence, and possibly one that waits for nodes which waited
 
 
 @pytest.mark.slow
-def test_a_peer_that_never_was_there_costs_the_wait_at_the_start():
+def test_absent_peer_costs_only_the_wait_at_start():
     async def test(federation):
         federation.start("a", "b", "c")
         await federation.done()
@@ -144,7 +144,7 @@ def test_a_peer_that_never_was_there_costs_the_wait_at_the_start():
 
 
 @pytest.mark.slow
-def test_a_peer_that_comes_back_is_learned_with_again():
+def test_returning_peer_takes_part_again():
     async def test(federation):
         federation.start()
         await federation.round("a", 5)
@@ -162,7 +162,7 @@ def test_a_peer_that_comes_back_is_learned_with_again():
 
 
 @pytest.mark.slow
-def test_a_silent_peer_does_not_make_others_lose_each_other():
+def test_silent_peer_does_not_separate_others():
     edges = [("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"), ("e", "a")]
 
     async def test(federation):
@@ -183,7 +183,7 @@ def test_a_silent_peer_does_not_make_others_lose_each_other():
 
 
 @pytest.mark.slow
-def test_a_killed_node_goes_on_where_it_was_while_the_others_go_on(tmp_path):
+def test_killed_node_continues_at_round_of_others(tmp_path):
     async def test(federation):
         federation.start()
         await federation.round("d", 4)
@@ -200,12 +200,12 @@ def test_a_killed_node_goes_on_where_it_was_while_the_others_go_on(tmp_path):
     federation = play(test, NAMES, settings(rounds=30), folder=tmp_path)
     done = sorted(federation.watch["d"].weights)
     assert done[:4] == [1, 2, 3, 4]
-    assert done[4] > 13  # it went on where the others were
+    assert done[4] > 13  # it continued at the round of the others
     assert done[-1] == 30
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_in_its_first_round_does_not_prepare_again(tmp_path):
+def test_node_killed_in_first_round_does_not_prepare_twice(tmp_path):
     begun = []
 
     class Prepared(Dpfl):
@@ -235,7 +235,7 @@ def test_a_node_that_is_killed_in_its_first_round_does_not_prepare_again(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_node_resumes_from_its_last_finished_round(tmp_path):
+def test_node_resumes_from_last_finished_round(tmp_path):
     restored = []
 
     async def test(federation):
@@ -258,7 +258,7 @@ def test_a_node_resumes_from_its_last_finished_round(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [Random, Dac])
-def test_a_run_in_two_halves_equals_one_in_one_piece(tmp_path, policy):
+def test_stopped_and_resumed_run_equals_uninterrupted_run(tmp_path, policy):
     async def in_two(federation):
         federation.start()
         await asyncio.gather(*(federation.round(name, 3) for name in NAMES))
@@ -279,7 +279,7 @@ def test_a_run_in_two_halves_equals_one_in_one_piece(tmp_path, policy):
 
 
 @pytest.mark.slow
-def test_what_was_served_before_a_crash_is_served_after_it(tmp_path):
+def test_node_serves_same_model_after_crash(tmp_path):
     async def test(federation):
         federation.start()
         await federation.round("a", 3)
@@ -288,7 +288,7 @@ def test_what_was_served_before_a_crash_is_served_after_it(tmp_path):
         before = federation.nodes["d"].exchange.outbox.models[4, "trained"].update
         await federation.kill("d")
         federation.start("d")
-        await asyncio.sleep(0.5)  # it has begun round 4 again, and trains
+        await asyncio.sleep(0.5)  # it has started round 4 again and trains
         after = federation.nodes["d"].exchange.outbox.models[4, "trained"].update
         assert (before.params == after.params).all()
         assert {k: v.tolist() for k, v in before.extras.items()} == {k: v.tolist() for k, v in after.extras.items()}
@@ -298,7 +298,7 @@ def test_what_was_served_before_a_crash_is_served_after_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_late_joiner_begins_with_the_common_model_where_the_others_are():
+def test_late_joiner_starts_at_round_of_others():
     async def test(federation):
         federation.start("a", "b", "c")
         await federation.round("a", 8)
@@ -313,7 +313,7 @@ def test_a_late_joiner_begins_with_the_common_model_where_the_others_are():
 
 
 @pytest.mark.slow
-def test_a_finished_node_that_is_started_again_has_nothing_left_to_learn(tmp_path):
+def test_finished_node_started_again_learns_nothing_more(tmp_path):
     async def test(federation):
         federation.start()
         await federation.done()
@@ -330,7 +330,7 @@ def test_a_finished_node_that_is_started_again_has_nothing_left_to_learn(tmp_pat
 
 
 class Stubborn(Local):
-    """Publishes the initial model for ever, so that nothing improves."""
+    """Policy that always publishes the initial model, so that nothing improves."""
 
     async def round(self, me, peers):
         await me.train()
@@ -340,7 +340,7 @@ class Stubborn(Local):
 
 
 @pytest.mark.slow
-def test_a_node_without_progress_stops_and_serves_its_last_model():
+def test_node_stopped_early_still_serves_last_model():
     async def test(federation):
         federation.policy = Stubborn
         federation.start("d")
@@ -349,7 +349,7 @@ def test_a_node_without_progress_stops_and_serves_its_last_model():
         await federation.done()
 
     federation = play(test, NAMES, settings(rounds=20, patience=3))
-    assert max(federation.watch["d"].weights) == 5  # its best is round 1; the one of round 4 is looked at in round 5
+    assert max(federation.watch["d"].weights) == 5  # its best is round 1; the model of round 4 is evaluated in round 5
     assert federation.nodes["d"].early_stopping.round == 1
     last = max(federation.watch["a"].weights)
     assert last > 7
@@ -357,7 +357,7 @@ def test_a_node_without_progress_stops_and_serves_its_last_model():
     assert all(node.exchange.expired == 0 for node in federation.nodes.values())
 
 
-def test_the_result_is_the_model_that_was_best_on_validation():
+def test_result_is_best_model_on_validation():
     federation = play(to_the_end, NAMES, settings(rounds=6), policy=lambda: Random(neighbours=1))
     for name in NAMES:
         losses = {r: stages["trained"]["validation_loss"] for r, stages in federation.watch[name].metrics.items()}
@@ -367,12 +367,12 @@ def test_the_result_is_the_model_that_was_best_on_validation():
         assert federation.watch[name].result["validation_loss"] == losses[best]
 
 
-# What must not go wrong
+# Pacing, invariants and faults
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("speed", [1.0, 0.5, 0.2])
-def test_node_ahead_of_all_others_goes_back_to_them(speed):
+def test_node_ahead_of_others_returns_to_their_round(speed):
     async def test(federation):
         federation.start()
         await federation.round("a", 5)
@@ -394,17 +394,17 @@ def test_node_ahead_of_all_others_goes_back_to_them(speed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [5.0, 6.0, 6.5, 7.5])
-def test_nobody_goes_back_on_the_word_of_before_an_outage(seconds):
-    """After it the first thing heard may be a ping, which does not say in which round its sender is now."""
+def test_nodes_ignore_rounds_claimed_before_outage(seconds):
+    """After the outage, the first message may be a ping, which does not carry the current round of its sender."""
 
     async def test(federation):
         federation.start()
         await federation.round("a", 20)
-        federation.cable.sides = {name: name for name in federation.names}  # each on its own, as without a broker
+        federation.cable.sides = {name: name for name in federation.names}  # each node alone, as without a broker
         await asyncio.sleep(seconds)
         federation.apart = {name: federation.nodes[name].round for name in federation.names}
         federation.cable.sides = {}
-        federation.rounds_apart = await in_one_round(federation, federation.names)
+        federation.rounds_apart = await rounds_until_together(federation, federation.names)
         for task in federation.running.values():
             task.cancel()
 
@@ -416,7 +416,7 @@ def test_nobody_goes_back_on_the_word_of_before_an_outage(seconds):
 
 
 @pytest.mark.slow
-def test_half_that_is_behind_after_a_partition_skips_to_the_other():
+def test_slower_half_skips_ahead_after_partition_heals():
     async def test(federation):
         federation.start()
         await federation.round("a", 5)
@@ -435,7 +435,7 @@ def test_half_that_is_behind_after_a_partition_skips_to_the_other():
 @pytest.mark.slow
 @pytest.mark.parametrize("honest", ["abc", "ab", "a"])
 @pytest.mark.parametrize("claimed", [2**32 - 1, 40, 0])
-def test_one_member_that_lies_about_its_round_moves_no_other(honest, claimed):
+def test_lie_about_round_does_not_move_others(honest, claimed):
     async def test(federation):
         federation.start(*honest)
         async with Liar(federation, "d") as liar:
@@ -444,7 +444,7 @@ def test_one_member_that_lies_about_its_round_moves_no_other(honest, claimed):
             await federation.round("a", 8)
             await liar.come_back(claimed)
             await federation.round("a", 12)
-            await liar.come_back(federation.nodes["a"].round + 3)  # as far as a quick one might have come
+            await liar.come_back(federation.nodes["a"].round + 3)  # as far ahead as a fast node could be
             for name in honest:
                 await federation.round(name, 20)
         await federation.done()
@@ -459,8 +459,8 @@ def test_one_member_that_lies_about_its_round_moves_no_other(honest, claimed):
             assert federation.watch[name].skips == []
 
 
-async def in_one_round(federation, names):
-    """Return how many rounds of the first node it takes until all nodes learn with all others in a round."""
+async def rounds_until_together(federation, names):
+    """Return the number of rounds of the first node until all nodes learn with all others in one round."""
     begun = federation.nodes[names[0]].round
     for round in range(begun + 1, begun + 40):
         for name in names:
@@ -473,7 +473,7 @@ async def in_one_round(federation, names):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slow", ["bcd", "b", "abcd"])
-def test_nodes_slow_once_are_in_one_round_again_within_ten(slow):
+def test_slow_nodes_synchronise_again_within_ten_rounds(slow):
     async def test(federation):
         federation.start()
         await federation.round("a", 5)
@@ -483,7 +483,7 @@ def test_nodes_slow_once_are_in_one_round_again_within_ten(slow):
         for name in slow:
             federation.trainers[name].seconds = 1.0
         await asyncio.sleep(25)
-        federation.rounds_apart = await in_one_round(federation, NAMES)
+        federation.rounds_apart = await rounds_until_together(federation, NAMES)
         for task in federation.running.values():
             task.cancel()
 
@@ -491,7 +491,7 @@ def test_nodes_slow_once_are_in_one_round_again_within_ten(slow):
 
 
 @pytest.mark.slow
-def test_nodes_killed_at_random_are_in_one_round_again_within_ten(tmp_path):
+def test_killed_nodes_synchronise_again_within_ten_rounds(tmp_path):
     rng = np.random.default_rng(0)
 
     async def test(federation):
@@ -504,7 +504,7 @@ def test_nodes_killed_at_random_are_in_one_round_again_within_ten(tmp_path):
             await asyncio.sleep(rng.uniform(0, 3))
             federation.start(name)
         await asyncio.sleep(5)
-        federation.rounds_apart = await in_one_round(federation, NAMES)
+        federation.rounds_apart = await rounds_until_together(federation, NAMES)
         for task in federation.running.values():
             task.cancel()
 
@@ -512,7 +512,7 @@ def test_nodes_killed_at_random_are_in_one_round_again_within_ten(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_third_of_a_federation_is_learned_with_within_seconds(tmp_path):
+def test_killed_third_of_federation_reconnects_within_seconds(tmp_path):
     names = [f"n{k:02}" for k in range(12)]
 
     async def test(federation):
@@ -536,7 +536,7 @@ def test_killed_third_of_a_federation_is_learned_with_within_seconds(tmp_path):
 
 
 @pytest.mark.slow
-def test_observers_do_not_set_the_pace_of_participants():
+def test_observers_do_not_set_pace_of_participants():
     async def test(federation):
         federation.start(*"ab")
         for name in "ab":
@@ -550,7 +550,7 @@ def test_observers_do_not_set_the_pace_of_participants():
 
 
 @pytest.mark.slow
-def test_participants_do_not_wait_for_an_observer_that_is_slow():
+def test_participants_do_not_wait_for_slow_observer():
     async def test(federation):
         federation.start(*"ab")
         for name in "ab":
@@ -566,7 +566,7 @@ def test_participants_do_not_wait_for_an_observer_that_is_slow():
 
 
 @pytest.mark.slow
-def test_leaf_of_a_topology_follows_its_one_neighbour_by_halves():
+def test_late_leaf_catches_up_with_only_neighbour_by_halves():
     edges = [("a", "b"), ("b", "c"), ("c", "d"), ("b", "d")]
 
     async def test(federation):
@@ -584,7 +584,7 @@ def test_leaf_of_a_topology_follows_its_one_neighbour_by_halves():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["synchronous", "sequential"])
-def test_a_member_that_is_admitted_while_others_learn_is_taken_along_and_one_that_is_expelled_is_not(schedule):
+def test_admitted_member_takes_part_and_revoked_one_does_not(schedule):
     async def test(federation):
         federation.start("a", "b", "c")
         for name in "abc":
@@ -616,7 +616,7 @@ def test_a_member_that_is_admitted_while_others_learn_is_taken_along_and_one_tha
 
 
 class Pipe:
-    """A link whose other end reads when the test says so."""
+    """Link whose other end reads only when the test does so."""
 
     key, session, dialled, direct, joining, remote = None, bytes(16), True, True, False, "b"
 
@@ -629,7 +629,7 @@ class Pipe:
         self.backlog += len(frame)
 
 
-def test_two_models_are_on_their_way_to_a_peer_and_of_those_that_wait_the_newest_goes():
+def test_node_sends_two_models_at_once_and_then_the_newest():
     async def test(federation):
         a, b = federation.make("a").exchange, federation.make("b").exchange
         peer = a.peers["b"]
@@ -643,7 +643,7 @@ def test_two_models_are_on_their_way_to_a_peer_and_of_those_that_wait_the_newest
         pipe.backlog = 0
         a.contacts.links.drained(pipe)
         federation.said = [b.contacts.door.open(frame).message for frame in pipe.said]
-        a.contacts.links.drained(pipe)  # nothing waits any more
+        a.contacts.links.drained(pipe)  # no request is left
 
     said = play(test, ("a", "b"), settings()).said
     answers = [(type(message).__name__, message.request) for message in said]
@@ -651,12 +651,12 @@ def test_two_models_are_on_their_way_to_a_peer_and_of_those_that_wait_the_newest
     assert said[2].reason == "busy"
 
 
-def test_a_budget_that_a_policy_ignores_ends_the_node():
+def test_policy_that_exceeds_budget_ends_node():
     class Greedy(Random):
         async def round(self, me, peers):
             await peers.publish(await me.train())
             await peers.models(peers.ids)
-            return Merge(me.params, {})  # when all the others have ended
+            return Merge(me.params, {})  # reached only after all others have ended
 
     with pytest.raises(BudgetExceededError, match="3 models in a round, the budget is 2"):
         play(to_the_end, NAMES, settings(), budget=Budget(models=2), policy=Greedy)
@@ -664,7 +664,7 @@ def test_a_budget_that_a_policy_ignores_ends_the_node():
         play(to_the_end, NAMES, settings(), budget=Budget(bytes=100), policy=Greedy)
 
 
-def test_a_policy_that_returns_something_else_than_a_model():
+def test_policy_that_returns_wrong_array_ends_node():
     class Wrong(Local):
         async def round(self, me, peers):
             return Merge(np.zeros(3), {})
@@ -673,7 +673,7 @@ def test_a_policy_that_returns_something_else_than_a_model():
         play(to_the_end, ("a",), settings(), policy=Wrong)
 
 
-def test_a_fault_in_a_policy_is_the_nodes_end_with_its_own_words():
+def test_error_in_policy_ends_node_with_that_error():
     class Broken(Local):
         async def round(self, me, peers):
             raise ZeroDivisionError("of the policy")
@@ -682,7 +682,7 @@ def test_a_fault_in_a_policy_is_the_nodes_end_with_its_own_words():
         play(to_the_end, NAMES, settings(), policy=Broken)
 
 
-def test_nodes_whose_layouts_differ_refuse_each_other_with_both_values():
+def test_nodes_with_different_layouts_refuse_each_other():
     async def test(federation):
         federation.start("a")
         federation.start("b", task=make_task("concept-shift", {"dimensions": 12}, Part(1, 2), 0))
@@ -692,7 +692,7 @@ def test_nodes_whose_layouts_differ_refuse_each_other_with_both_values():
         play(test, ("a", "b"), settings())
 
 
-def test_one_that_differs_is_left_out_by_the_others():
+def test_node_with_other_settings_is_left_out():
     async def test(federation):
         federation.start("a", "b")
         federation.start("c", agreed={"policy.tau": "3.0"})
@@ -705,11 +705,11 @@ def test_one_that_differs_is_left_out_by_the_others():
     assert exchange.rejected["differs"] >= 1
 
 
-# Hostile peers: a member that says what it should not
+# Malicious peers
 
 
 def hostile(script, policy=Random, **options):
-    """Run a script against node a of a federation with c, and return a's exchange."""
+    """Run a script as b against node a of a federation with c, and return the federation."""
 
     async def test(federation):
         federation.start("a", "c")
@@ -717,7 +717,7 @@ def hostile(script, policy=Random, **options):
         transport = federation.network.transport("b")
         key = federation.keys["a"].public
 
-        class Ear:
+        class Listener:
             def received(self, link, frame):
                 opened = peer.door.open(frame)
                 if opened.sender == "a":
@@ -728,13 +728,13 @@ def hostile(script, policy=Random, **options):
         def say(link, message, payload=b""):
             link.send(peer.sealer.seal(message, key, Payload.of(payload)))
 
-        await transport.listen(Ear())
+        await transport.listen(Listener())
         await asyncio.sleep(0.01)
         link = await transport.dial("memory:a", key)
         say(link, m.Hello(), peer.introducer.parameters().parts[0])
         while federation.watch["a"].result is None:
             await asyncio.sleep(0.1)
-        for name in ("a", "c"):  # they would serve b for ever
+        for name in ("a", "c"):  # they would serve b forever
             await federation.kill(name)
 
     return play(test, ("a", "b", "c"), settings(**options), policy=policy)
@@ -745,7 +745,7 @@ def answer(params, extras=b"", **change):
         if isinstance(message, m.Get):
             said = m.ModelUpdate(message.request, message.round, message.stage, 50, False, 0.0)
             say(replace(said, **change), params.tobytes() + extras)
-        if isinstance(message, m.RoundReached):  # keep up, so as not to be left out for being slow
+        if isinstance(message, m.RoundReached):  # keep up, so that a does not drop b as slow
             say(message)
 
     return script
@@ -761,8 +761,8 @@ def answer(params, extras=b"", **change):
         (np.zeros(12, np.float32), "wrong length"),
     ],
 )
-def test_models_that_cannot_be_used_are_counted_and_left_out(params, cause):
-    refused(answer(params), cause)
+def test_invalid_models_are_counted_and_dropped(params, cause):
+    assert_dropped(answer(params), cause)
 
 
 @pytest.mark.parametrize(
@@ -773,26 +773,26 @@ def test_models_that_cannot_be_used_are_counted_and_left_out(params, cause):
         ({"n_samples": 4_000_000_000}, "differs"),
     ],
 )
-def test_another_model_than_was_asked_for_is_counted_and_left_out(change, cause):
-    refused(answer(np.zeros(11, np.float32), **change), cause)
+def test_model_other_than_requested_is_counted_and_dropped(change, cause):
+    assert_dropped(answer(np.zeros(11, np.float32), **change), cause)
 
 
-def test_an_array_beyond_numpy_is_counted_and_left_out():
+def test_array_too_large_for_numpy_is_counted_and_dropped():
     shape = 0, 2**24, 2**24, 2**24
-    refused(answer(np.zeros(11, np.float32), msgspec.msgpack.encode([["x", "f8", shape, b""]])), "malformed")
+    assert_dropped(answer(np.zeros(11, np.float32), msgspec.msgpack.encode([["x", "f8", shape, b""]])), "malformed")
 
 
-def test_a_loss_where_a_model_was_asked_for_is_counted_and_left_out():
+def test_loss_instead_of_model_is_counted_and_dropped():
     def script(say, message):
         if isinstance(message, m.Get):
             say(m.Scored(message.request, 1.0))
         if isinstance(message, m.RoundReached):
             say(message)
 
-    refused(script, "not asked for")
+    assert_dropped(script, "not asked for")
 
 
-def test_a_model_where_a_loss_was_asked_for_is_counted_and_left_out():
+def test_model_instead_of_loss_is_counted_and_dropped():
     honest = answer(np.zeros(11, np.float32))
 
     def script(say, message):
@@ -805,7 +805,7 @@ def test_a_model_where_a_loss_was_asked_for_is_counted_and_left_out():
     assert "b" not in federation.nodes["a"].policy.met
 
 
-def refused(script, cause):
+def assert_dropped(script, cause):
     federation = hostile(script)
     exchange = federation.nodes["a"].exchange
     assert exchange.rejected[cause] >= 4
@@ -813,7 +813,7 @@ def refused(script, cause):
     assert all(federation.partners("a", round) == {"c"} for round in range(1, 6))
 
 
-def test_an_answer_that_nobody_asked_for_is_dropped():
+def test_unsolicited_answers_are_dropped():
     def script(say, message):
         for request in range(5):
             say(m.ModelUpdate(request + 10_000, 1, "trained", 50, False, 0.0), bytes(44))
@@ -824,7 +824,7 @@ def test_an_answer_that_nobody_asked_for_is_dropped():
     assert all("b" not in federation.partners("a", round) for round in range(1, 6))
 
 
-def test_a_round_from_the_far_future_is_no_reason_to_leave_ones_own():
+def test_claim_of_far_future_round_is_ignored():
     def script(say, message):
         if isinstance(message, m.RoundReached):
             say(m.RoundReached(2**32 - 1))
@@ -833,7 +833,7 @@ def test_a_round_from_the_far_future_is_no_reason_to_leave_ones_own():
     assert sorted(federation.watch["a"].weights) == [1, 2, 3, 4, 5]
 
 
-def test_losses_are_computed_a_few_at_a_time_for_one_peer():
+def test_concurrent_loss_requests_are_limited_per_peer():
     busy = []
 
     def script(say, message):
@@ -847,11 +847,11 @@ def test_losses_are_computed_a_few_at_a_time_for_one_peer():
     assert busy.count("busy") >= 18
 
 
-# What was found later
+# Regressions
 
 
 @pytest.mark.slow
-def test_a_slow_peer_costs_one_deadline_and_is_waited_for_at_the_end():
+def test_slow_peer_costs_one_deadline_and_is_served_at_the_end():
     async def test(federation):
         federation.start()
         await federation.done()
@@ -859,15 +859,15 @@ def test_a_slow_peer_costs_one_deadline_and_is_waited_for_at_the_end():
     federation = play(test, NAMES, settings(rounds=8, deadline=5.0), speeds={"b": 20.0})
     quick = [name for name in federation.names if name != "b"]
     for name in quick:
-        assert federation.nodes[name].exchange.expired <= 2  # one for its model, one for its pace
+        assert federation.nodes[name].exchange.expired <= 2  # one for its model, one for its round
         assert federation.watch[name].times[8] < 8 * 1.1 + 2 * 5.0 + 1
         assert all("b" not in federation.partners(name, round) for round in range(1, 9))
-    for round in federation.watch["b"].weights:  # the others' last models are there for it
+    for round in federation.watch["b"].weights:  # the others still serve their last models
         assert federation.partners("b", round) == set(quick)
 
 
 @pytest.mark.slow
-def test_more_rounds_than_before_are_done_together(tmp_path):
+def test_finished_federation_continues_with_more_rounds(tmp_path):
     async def test(federation):
         federation.start()
         await federation.done()
@@ -881,7 +881,7 @@ def test_more_rounds_than_before_are_done_together(tmp_path):
         assert federation.nodes[name].exchange.expired == 0
 
 
-def test_a_checkpoint_of_another_policy_is_refused(tmp_path):
+def test_node_refuses_checkpoint_of_another_policy(tmp_path):
     async def test(federation):
         federation.start("a")
         await federation.done()
@@ -893,7 +893,7 @@ def test_a_checkpoint_of_another_policy_is_refused(tmp_path):
         play(test, ("a",), settings(rounds=1), folder=tmp_path)
 
 
-def test_an_evaluation_that_was_not_looked_at_keeps_its_round(tmp_path):
+def test_pending_evaluation_keeps_its_round_after_restart(tmp_path):
     async def test(federation):
         federation.start("a")
         await federation.round("a", 8)
@@ -906,7 +906,7 @@ def test_an_evaluation_that_was_not_looked_at_keeps_its_round(tmp_path):
     assert sorted(federation.watch["a"].metrics) == [5, 10]
 
 
-def test_a_node_that_stops_is_not_taken_for_done():
+def test_stopped_node_is_not_treated_as_finished():
     async def test(federation):
         federation.start()
         await federation.round("a", 2)
@@ -920,7 +920,7 @@ def test_a_node_that_stops_is_not_taken_for_done():
     play(test, NAMES, settings())
 
 
-def test_a_node_that_is_stopped_while_it_waits_for_peers_does_not_wait_on():
+def test_node_stopped_while_waiting_for_peers_ends_at_once():
     async def test(federation):
         federation.start("a")
         await asyncio.sleep(1.0)
@@ -932,13 +932,13 @@ def test_a_node_that_is_stopped_while_it_waits_for_peers_does_not_wait_on():
 
 
 @pytest.mark.slow
-def test_sequential_nodes_on_a_line_do_not_wait_in_a_circle():
+def test_sequential_schedule_on_line_does_not_deadlock():
     edges = [("a", "b"), ("b", "c"), ("c", "d")]
     federation = play(to_the_end, NAMES, settings(rounds=8), edges=edges, policy=lambda: Random(schedule="sequential"))
     assert [federation.nodes[name].exchange.expired for name in federation.names] == [0, 0, 0, 0]
 
 
-def test_a_state_that_cannot_be_written_down_is_said(tmp_path):
+def test_policy_state_that_cannot_be_saved_is_reported(tmp_path):
     class Hoarder(Local):
         def state(self):
             return {"array": np.zeros(3)}
@@ -947,7 +947,7 @@ def test_a_state_that_cannot_be_written_down_is_said(tmp_path):
         play(to_the_end, ("a",), settings(), policy=Hoarder, folder=tmp_path)
 
 
-def test_a_policy_that_returns_nothing():
+def test_policy_that_returns_none_ends_node():
     class Forgetful(Local):
         async def round(self, me, peers):
             await me.train()

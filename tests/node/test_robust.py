@@ -1,4 +1,4 @@
-"""Clipping and capping, on numbers; and federations with malicious members, on virtual time."""
+"""Clipping and capping of numbers, and federations with malicious members on virtual time."""
 
 import numpy as np
 import pytest
@@ -46,12 +46,12 @@ def test_clip_moves_far_models_to_the_median_distance():
     assert kept[2].dtype == np.float32
 
 
-def test_clip_moves_outliers_nearer_the_further_they_are():
+def test_clip_shrinks_outliers_by_their_distance():
     kept = MedianClip().clip(ZERO, ZERO, "bcdef", [at(1.0), at(1.0), at(1.0), at(6.0), at(1000.0)])
     assert [distance(model, ZERO) for model in kept] == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.003])
 
 
-def test_clip_gives_a_peer_with_many_samples_no_more_pull():
+def test_clip_limits_pull_of_peer_with_many_samples():
     kept = MedianClip().clip(ZERO, ZERO, "bcd", [at(1.0), at(1.0), at(1.0)], [50, 50, 100])
     assert [distance(model, ZERO) for model in kept] == pytest.approx([1.0, 1.0, 0.5])
 
@@ -61,7 +61,7 @@ def test_clip_of_two_takes_the_lower_distance():
     assert distance(kept[1], ZERO) == pytest.approx(1.0)
 
 
-def test_clip_of_one_is_bounded_by_the_own_movement():
+def test_clip_of_one_is_bounded_by_own_movement():
     kept = MedianClip().clip(at(3.0), ZERO, "b", [at(5.0, 1)])
     assert distance(kept[0], at(3.0)) == pytest.approx(3.0, rel=1e-5)
 
@@ -95,22 +95,22 @@ def test_clip_bounds_fewer_liars_than_honest(honest, lies):
 # Capping
 
 
-def test_samples_of_honest_peers_stay_as_they_are():
+def test_cap_samples_keeps_honest_claims():
     assert cap_samples(100, {"b": 100, "c": 120, "d": 80}) == {"b": 100, "c": 120, "d": 80}
 
 
-def test_samples_of_one_are_cut_to_a_share():
+def test_cap_samples_limits_one_peer_to_a_share():
     capped = cap_samples(100, {"b": 100, "c": 100, "d": 100, "e": 2**32 - 1})
     assert capped == {"b": 100, "c": 100, "d": 100, "e": 266}
     assert 266 / (400 + 266) <= 2 / 5
 
 
-def test_samples_of_the_only_peer_are_cut_to_a_half():
+def test_cap_samples_limits_only_peer_to_half():
     assert cap_samples(50, {"b": 2**32 - 1}) == {"b": 50}
 
 
 @given(st.integers(0, 10**6), st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=12))
-def test_samples_never_give_more_than_the_share(own, claimed):
+def test_cap_samples_never_exceeds_the_share(own, claimed):
     capped = cap_samples(own, {f"n{k}": n for k, n in enumerate(claimed)})
     whole = own + sum(capped.values())
     share = min(0.5, 2 / (len(claimed) + 1))
@@ -119,14 +119,14 @@ def test_samples_never_give_more_than_the_share(own, claimed):
         assert kept <= 1 or kept <= share * whole * 1.000001
 
 
-# What a coordinator makes its step of
+# Submissions to a coordinator
 
 
 def submission(sender, params, n_samples=50):
     return Submission(sender, 1, params, n_samples)
 
 
-def test_submissions_are_clipped_towards_the_coordinators_own():
+def test_protect_submissions_clips_towards_coordinators_model():
     kept = protect_submissions(
         [submission("a", ZERO), submission("b", at(1.0)), submission("c", at(3.0, 1), 2**32 - 1)], "a"
     )
@@ -134,18 +134,18 @@ def test_submissions_are_clipped_towards_the_coordinators_own():
     assert kept[2].n_samples == 100
 
 
-def test_submissions_without_the_coordinators_are_clipped_to_their_centre():
+def test_protect_submissions_without_own_clips_towards_centre():
     models = [at(1.0), at(1.1), at(1.2), at(900.0, 1)]
     kept = protect_submissions([submission(sender, model) for sender, model in zip("bcde", models, strict=True)], "a")
     assert max(distance(s.params, at(1.1)) for s in kept) < 0.2
 
 
-def test_losses_are_told_with_three_digits():
+def test_coarse_keeps_three_significant_digits():
     assert coarse(2.302585) == 2.3
     assert coarse(0.000123456) == 0.000123
 
 
-# Similarities that are lent
+# Lent similarities
 
 
 def lending(similarity):
@@ -153,7 +153,7 @@ def lending(similarity):
     return Update("a", 1, "trained", ZERO, 1, similarity_extras({"b": similarity}))
 
 
-def test_dac_bounds_lent_similarities_by_the_own_one():
+def test_dac_bounds_lent_similarity_by_own_similarity():
     for lent, borrowed in ((3e38, 0.7), (-3e38, 0.0), (0.5, 0.5)):
         policy = Dac()
         policy.met = {"a": 0.7}
@@ -162,18 +162,18 @@ def test_dac_bounds_lent_similarities_by_the_own_one():
 
 
 @pytest.mark.parametrize(("measure", "most"), [("cosine-weights", 1.0), ("l2", 1e6), ("inverse-loss", 1e6)])
-def test_dac_bounds_lent_similarities_by_the_measure(measure, most):
+def test_dac_bounds_lent_similarity_by_range_of_measure(measure, most):
     policy = Dac(similarity=measure)
     policy.met = {"a": 0.7}
     policy.estimate(("a", "b"), [lending(3e38)], "none")
     assert policy.estimated == {"b": most}
 
 
-# Federations with a member that lies
+# Federations with a malicious member
 
 
-def served(make):
-    """Return what a liar does that answers requests for models with `make(own, victim's)`."""
+def answer_with(make):
+    """Return the handler of a liar that answers requests for models with `make(liar, victim)`."""
 
     def on(liar, peer, message, payload):
         if isinstance(message, m.Get):
@@ -198,11 +198,11 @@ ATTACKS = {
 
 
 def mse(attack, policy, robust, rounds=8):
-    """Return the mean test error of four honest nodes beside a liar."""
+    """Return the mean test error of four honest nodes in a federation with a liar, and the federation."""
 
     async def test(federation):
         federation.start(*"abcd")
-        async with Liar(federation, "e", served(ATTACKS[attack])):
+        async with Liar(federation, "e", answer_with(ATTACKS[attack])):
             for name in "abcd":
                 await federation.round(name, rounds)
         await federation.done()
@@ -225,19 +225,19 @@ def test_poison_costs_little_with_median_clip(policy):
 
 
 @pytest.mark.slow
-def test_poison_destroys_the_mean_without_a_rule():
+def test_poison_destroys_mean_without_robust_rule():
     clean, _ = mse("echo", Random, "none")
     destroyed, _ = mse("huge", Random, "none")
     assert destroyed > 100 * clean
 
 
-def test_claimed_samples_give_no_more_than_a_share():
+def test_claimed_samples_give_at_most_a_share():
     def claim(liar, victim):
         return victim.me.params
 
     async def test(federation):
         federation.start(*"abcd")
-        async with Liar(federation, "e", served(claim), n_samples=2**32 - 1):
+        async with Liar(federation, "e", answer_with(claim), n_samples=2**32 - 1):
             await federation.round("a", 3)
         await federation.done()
 
@@ -251,7 +251,7 @@ def test_claimed_samples_give_no_more_than_a_share():
 
 
 class Poisoned(Local):
-    """Gives a model that is not finite in round 2."""
+    """Policy that returns a non-finite model in round 2."""
 
     async def round(self, me, peers):
         trained = await me.train()
@@ -266,7 +266,7 @@ async def to_the_end(federation):
     await federation.done()
 
 
-def test_merge_that_is_not_finite_is_dropped_and_its_senders_counted():
+def test_non_finite_merge_is_dropped_and_its_senders_counted():
     federation = play(to_the_end, ("a", "b"), Settings(rounds=4, deadline=10.0), policy=Poisoned, lenient=True)
     for name, other in (("a", "b"), ("b", "a")):
         assert np.isfinite(federation.nodes[name].me.params).all()
@@ -277,7 +277,7 @@ def test_merge_that_is_not_finite_is_dropped_and_its_senders_counted():
 
 
 class Failing(Local):
-    """Trains to values that are not finite in some rounds."""
+    """Policy whose training diverges in some rounds."""
 
     rounds = (2, 3)
 
@@ -294,13 +294,13 @@ class Failing(Local):
             me.trainer.submit = submit
 
 
-def test_training_that_diverges_keeps_the_model_of_before():
+def test_diverged_training_keeps_previous_model():
     federation = play(to_the_end, ("a",), Settings(rounds=4, deadline=10.0), policy=Failing, lenient=True)
     assert [round for round, _, _ in federation.watch["a"].discards] == [2, 3]
     assert sorted(federation.watch["a"].weights) == [1, 2, 3, 4]
 
 
-def test_training_that_diverges_for_long_ends_the_node():
+def test_repeated_divergence_ends_node():
     class Hopeless(Failing):
         rounds = range(1, 20)
 
@@ -308,12 +308,12 @@ def test_training_that_diverges_for_long_ends_the_node():
         play(to_the_end, ("a",), Settings(rounds=9, deadline=10.0), policy=Hopeless, lenient=True)
 
 
-def test_training_that_diverges_ends_a_simulation():
+def test_divergence_ends_simulation():
     with pytest.raises(DivergenceError, match="a diverged in round 2"):
         play(to_the_end, ("a",), Settings(rounds=9, deadline=10.0), policy=Failing)
 
 
-def test_checkpoint_that_is_not_finite_is_not_taken_up(tmp_path):
+def test_non_finite_checkpoint_is_not_restored(tmp_path):
     restored = []
 
     async def test(federation):
@@ -335,8 +335,8 @@ def test_checkpoint_that_is_not_finite_is_not_taken_up(tmp_path):
 # Losses on a node's data
 
 
-def questions(policy, robust="median-clip", role="participant"):
-    """Return the answers to three questions of a member for the loss of a model, in the same round; and node a."""
+def ask_losses(policy, robust="median-clip", role="participant"):
+    """Run node a while member b asks three times in a round for the loss of a model; return the federation."""
     answers = []
 
     def on(liar, peer, message, payload):
@@ -359,19 +359,19 @@ def questions(policy, robust="median-clip", role="participant"):
     return federation
 
 
-def asking():
+def dac_asking_peers():
     return Dac(similarity="inverse-loss", score_on="peer")
 
 
-@pytest.mark.parametrize(("policy", "role"), [(Random, "participant"), (Dac, "participant"), (asking, "observer")])
-def test_losses_are_told_only_where_the_policy_asks_for_them(policy, role):
-    federation = questions(policy, role=role)
+@pytest.mark.parametrize(("policy", "role"), [(Random, "participant"), (Dac, "participant"), (dac_asking_peers, "observer")])
+def test_losses_are_answered_only_if_policy_asks_for_them(policy, role):
+    federation = ask_losses(policy, role=role)
     exchange = federation.nodes["a"].exchange
     assert exchange.rejected["not allowed"] == 3
     assert exchange.losses.given == {}
 
 
-def test_policy_that_asks_for_losses_must_say_so():
+def test_policy_that_asks_for_losses_must_declare_it():
     class Asking(Local):
         async def round(self, me, peers):
             await peers.remote_losses(peers.ids, me.params)
@@ -380,14 +380,14 @@ def test_policy_that_asks_for_losses_must_say_so():
         play(to_the_end, ("a", "b"), Settings(rounds=1, deadline=10.0), policy=Asking)
 
 
-def test_losses_are_told_once_a_round_and_coarse():
-    exchange = questions(asking).nodes["a"].exchange
+def test_losses_are_answered_once_per_round():
+    exchange = ask_losses(dac_asking_peers).nodes["a"].exchange
     assert exchange.losses.given["b"] <= 2  # the round may have ended in between
     assert exchange.rejected["not allowed"] >= 1
 
 
 @pytest.mark.slow
-def test_coordinator_clips_what_is_submitted():
+def test_coordinator_clips_submissions():
     def poison(liar, peer, message, payload):
         pass
 
@@ -404,7 +404,7 @@ def test_coordinator_clips_what_is_submitted():
 
 
 @pytest.mark.slow
-def test_participants_clip_what_a_coordinator_assigns():
+def test_participants_clip_assigned_models():
     class Lying(CoordinatedFedAvg):
         def step(self, submissions, state, layout):
             assignments, state = super().step(submissions, state, layout)

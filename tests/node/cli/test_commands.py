@@ -32,8 +32,8 @@ SMOKE = ["run", "dac-synthetic", "--set", "form=smoke", "--only", "cosine-weight
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Commands write to the current folder by default."""
+def working_folder(tmp_path, monkeypatch):
+    """Run each test in its own folder; commands write to the current folder by default."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -49,7 +49,7 @@ def node(capsys, *arguments):
     return code, out, err
 
 
-def usage(capsys, main, *arguments):
+def usage_error(capsys, main, *arguments):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
@@ -60,7 +60,7 @@ def usage(capsys, main, *arguments):
 
 
 @pytest.mark.parametrize("main", [node_cli.main, sim_cli.main])
-def test_commands_say_their_version(capsys, main):
+def test_version_option_prints_version(capsys, main):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
@@ -71,7 +71,7 @@ def test_commands_say_their_version(capsys, main):
 
 
 @pytest.mark.slow
-def test_list_names_the_scenarios(capsys):
+def test_list_prints_all_scenarios(capsys):
     code, out, _ = sim(capsys, "list")
     assert code == 0
     assert {"dac-synthetic", "dac-synthetic-default", "digits-gossip"} <= set(shipped_scenarios())
@@ -80,17 +80,17 @@ def test_list_names_the_scenarios(capsys):
 
 
 @pytest.mark.slow
-def test_run_prints_a_table_with_the_papers_figures(capsys, tmp_path):
+def test_run_prints_table_with_values_of_paper(capsys, tmp_path):
     code, out, err = sim(capsys, *SMOKE, "--seeds", "0:2", "--out", "here")
     assert code == 0
     assert "mean over nodes and 2 seeds" in out
     assert "cosine-weights/fedavg" in out
     assert "10.34" in out
-    assert err.count("\n") == 4  # a line for each finished run, as standard error is no terminal here
+    assert err.count("\n") == 4  # a line for each finished run, as standard error is not a terminal here
 
 
 @pytest.mark.slow
-def test_run_leaves_a_folder(capsys, tmp_path):
+def test_run_writes_result_folder(capsys, tmp_path):
     sim(capsys, *SMOKE, "--seeds", "0:2", "--out", "here")
     summary = json.loads((tmp_path / "here/summary.json").read_text())
     assert summary["scenario"] == "dac-synthetic"
@@ -114,7 +114,7 @@ def test_run_leaves_a_folder(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_scenario_left_behind_gives_the_same_run(capsys, tmp_path):
+def test_saved_scenario_reproduces_run(capsys, tmp_path):
     sim(capsys, *SMOKE, "--seeds", "0:2", "--out", "first")
     sim(capsys, "run", "first/scenario.toml", "--engine", "local", "--out", "second")
     traces = [
@@ -125,7 +125,7 @@ def test_the_scenario_left_behind_gives_the_same_run(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_json_is_one_object_and_nothing_else(capsys):
+def test_sim_run_with_json_prints_one_object_only(capsys):
     code, out, err = sim(capsys, *SMOKE, "--json")
     assert code == 0
     assert err == ""
@@ -133,7 +133,7 @@ def test_json_is_one_object_and_nothing_else(capsys):
 
 
 @pytest.mark.slow
-def test_a_run_is_never_overwritten(capsys, tmp_path):
+def test_run_never_overwrites_results(capsys, tmp_path):
     sim(capsys, *SMOKE, "--out", "here")
     before = (tmp_path / "here/summary.json").read_text()
     code, _, err = sim(capsys, *SMOKE, "--out", "here")
@@ -142,7 +142,7 @@ def test_a_run_is_never_overwritten(capsys, tmp_path):
     assert (tmp_path / "here/summary.json").read_text() == before
 
 
-def test_a_folder_that_cannot_be_made_is_said_before_the_run(capsys, tmp_path):
+def test_run_reports_folder_that_cannot_be_created(capsys, tmp_path):
     (tmp_path / "file").touch()
     code, _, err = sim(capsys, *SMOKE, "--out", "file/here")
     assert code == 2
@@ -171,7 +171,7 @@ def test_a_folder_that_cannot_be_made_is_said_before_the_run(capsys, tmp_path):
         ),
     ],
 )
-def test_wrong_configuration_is_one_line_and_exit_code_2(capsys, arguments, message):
+def test_sim_run_with_wrong_configuration_exits_with_code_2(capsys, arguments, message):
     code, out, err = sim(capsys, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith(message)
@@ -189,8 +189,8 @@ def test_wrong_configuration_is_one_line_and_exit_code_2(capsys, arguments, mess
         (node_cli.main, ["run"], "arguments are required: folder"),
     ],
 )
-def test_wrong_usage_is_one_line_and_exit_code_2(capsys, main, arguments, message):
-    assert message in usage(capsys, main, *arguments)
+def test_wrong_usage_exits_with_code_2(capsys, main, arguments, message):
+    assert message in usage_error(capsys, main, *arguments)
 
 
 BREAKING = """
@@ -233,10 +233,8 @@ task.lr = 1e9
         ("process", "diverging", "the training of node-0 diverged in round 1; a lower learning rate may help"),
     ],
 )
-def test_a_run_that_fails_ends_with_one_line_and_code_1_and_leaves_no_folder(
-    capsys, monkeypatch, tmp_path, engine, run, message
-):
-    monkeypatch.delitem(sys.modules, "breaking", raising=False)  # that of another folder
+def test_failed_run_exits_with_code_1_and_leaves_no_folder(capsys, monkeypatch, tmp_path, engine, run, message):
+    monkeypatch.delitem(sys.modules, "breaking", raising=False)  # a module of another test's folder
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "breaking.py").write_text(BREAKING)
     (tmp_path / "breaking.toml").write_text(BREAKING_SCENARIO)
@@ -257,17 +255,17 @@ def test_a_run_that_fails_ends_with_one_line_and_code_1_and_leaves_no_folder(
         ProtocolError("malformed", "a frame"),
     ],
 )
-def test_errors_can_come_from_another_process(error):
+def test_errors_survive_pickling(error):
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
-def test_what_a_run_can_end_with_is_a_failure():
+def test_errors_that_end_a_run_are_run_errors():
     assert all(issubclass(kind, RunError) for kind in (DivergenceError, BudgetExceededError, WorkerLostError))
 
 
 def start_long_run(folder, *options):
-    """A run of some minutes; what it prints on standard error ends when all of its processes have."""
+    """Start a run of several minutes; its standard error closes when all of its processes have ended."""
     process = subprocess.Popen(
         [sys.executable, "-m", "p2pfl.sim", "run", "dac-synthetic", "--seeds", "0:200", "--out", "runs/here", *options],
         stderr=subprocess.PIPE,
@@ -291,7 +289,7 @@ def start_long_run(folder, *options):
         ("process", lambda process: os.killpg(process.pid, signal.SIGINT)),  # as a terminal does
     ],
 )
-def test_an_interrupted_run_ends_with_code_130_and_leaves_no_process_and_says_how_to_go_on(tmp_path, engine, interrupt):
+def test_interrupted_run_exits_with_code_130_and_resume_hint(tmp_path, engine, interrupt):
     process = start_long_run(tmp_path, "--engine", engine)
     try:
         interrupt(process)
@@ -307,13 +305,13 @@ def test_an_interrupted_run_ends_with_code_130_and_leaves_no_process_and_says_ho
 
 
 @pytest.mark.slow
-def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path):
+def test_workers_end_when_parent_process_is_killed(tmp_path):
     process = start_long_run(tmp_path, "--workers", "2")
     process.kill()
-    process.communicate(timeout=PATIENCE)  # ends when the workers have
+    process.communicate(timeout=PATIENCE)  # returns when the workers have ended
 
 
-def test_rows_that_a_change_has_made_alike_are_mentioned(capsys):
+def test_run_mentions_rows_made_equal_by_changes(capsys):
     code, out, _ = sim(capsys, *SMOKE, "--set", "policy.name=local", "--only", "local", "--set", "task.lr=0.001")
     assert code == 0
     assert "note: left out, because the changes make them equal to other runs: random, oracle, " in out
@@ -328,7 +326,7 @@ def init(capsys, name="alice", port=0, *more):
     return out
 
 
-def test_init_makes_a_folder(capsys, tmp_path):
+def test_init_creates_node_folder(capsys, tmp_path):
     out = init(capsys, "alice", 4101, "--part", "1/3")
     assert out == "made alice; next: p2pfl-node federation create, or p2pfl-node join with an invitation\n"
     assert (tmp_path / "alice" / KEY).stat().st_mode & 0o077 == 0
@@ -356,7 +354,7 @@ def test_init_makes_a_folder(capsys, tmp_path):
         ("--name", "a b", "name 'a b' may have letters, digits"),
     ],
 )
-def test_init_writes_nothing_that_run_would_refuse(capsys, option, value, message):
+def test_init_refuses_invalid_options_and_writes_nothing(capsys, option, value, message):
     code, out, err = node(capsys, "init", "alice", f"{option}={value}")
     assert (code, out) == (2, "")
     assert err.startswith(message)
@@ -364,14 +362,14 @@ def test_init_writes_nothing_that_run_would_refuse(capsys, option, value, messag
     assert not Path("alice").exists()
 
 
-def test_a_policy_and_a_task_of_ones_own_need_not_exist_when_a_node_is_made(capsys):
+def test_init_accepts_custom_task_that_does_not_exist_yet(capsys):
     init(capsys, "alice", 0, "--policy", "not.there.yet:Policy", "--task", "nor_this:task")
     code, _, err = node(capsys, "run", "alice")
     assert code == 2
     assert "'nor_this:task' cannot be imported" in err
 
 
-def test_every_setting_is_in_the_file_with_a_comment_and_its_default(capsys):
+def test_init_writes_every_setting_with_comment_and_default(capsys):
     init(capsys)
     text = Path("alice", CONFIG).read_text()
     written = tomllib.loads(text)
@@ -389,7 +387,7 @@ def test_init_does_not_overwrite(capsys):
 
 
 @pytest.mark.slow
-def test_a_node_alone_learns_and_says_so(capsys):
+def test_run_of_single_node_prints_rounds_and_result(capsys):
     init(capsys)
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=3")
     assert code == 0
@@ -401,7 +399,7 @@ def test_a_node_alone_learns_and_says_so(capsys):
     assert out.splitlines()[0] == "alice: finished, round 3 of 3"
 
 
-def test_a_node_without_validation_data_does_not_say_that_a_model_was_best_on_them(capsys):
+def test_run_without_validation_data_reports_last_model(capsys):
     init(capsys, "alice", 0, "--task", "deep-sea-treasure")
     _, out, _ = node(capsys, "run", "alice", "--set", "rounds=2")
     last = out.splitlines()[-1]
@@ -409,7 +407,7 @@ def test_a_node_without_validation_data_does_not_say_that_a_model_was_best_on_th
 
 
 @pytest.mark.slow
-def test_a_node_that_has_finished_has_nothing_more_to_do(capsys):
+def test_run_of_finished_node_ends_at_once(capsys):
     init(capsys)
     node(capsys, "run", "alice", "--set", "rounds=2")
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=2")
@@ -418,7 +416,7 @@ def test_a_node_that_has_finished_has_nothing_more_to_do(capsys):
 
 
 @pytest.mark.slow
-def test_run_with_json_prints_the_status_and_nothing_else(capsys):
+def test_node_run_with_json_prints_status_only(capsys):
     init(capsys)
     code, out, err = node(capsys, "run", "alice", "--set", "rounds=2", "--json")
     assert (code, err) == (0, "")
@@ -427,14 +425,14 @@ def test_run_with_json_prints_the_status_and_nothing_else(capsys):
     assert json.loads(node(capsys, "status", "alice", "--json")[1])["round"] == 2
 
 
-def test_status_of_a_node_that_never_ran(capsys):
+def test_status_of_node_that_never_ran_exits_with_code_1(capsys):
     init(capsys)
     assert node(capsys, "status", "alice") == (1, "", "this node has never run\n")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", '{"state": "running"}', "\xff"])
-def test_a_damaged_status_is_one_line(capsys, text):
+def test_status_reports_damaged_file(capsys, text):
     init(capsys)
     Path("alice", STATUS).write_bytes(text.encode("latin-1"))
     code, out, err = node(capsys, "status", "alice")
@@ -446,8 +444,8 @@ def test_a_damaged_status_is_one_line(capsys, text):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there are no locks")
-def test_a_node_runs_if_a_process_of_its_number_holds_its_lock(capsys):
-    """After a restart of the machine the number may be that of any process: here it is that of this test."""
+def test_status_shows_running_only_while_lock_is_held(capsys):
+    """After a restart of the machine, any process may have the stored process id; here this test's process has it."""
     init(capsys)
     said = {"name": "alice", "state": "running", "pid": os.getpid(), "history": []}
     Path("alice", STATUS).write_text(json.dumps(said))
@@ -492,7 +490,7 @@ def test_a_node_runs_if_a_process_of_its_number_holds_its_lock(capsys):
         ('advertise=["[::1:4"]', "alice/node.toml: address '[::1:4' is not of the form 192.168.1.5:4100"),
     ],
 )
-def test_a_wrong_node_configuration_is_one_line_and_exit_code_2(capsys, change, message):
+def test_node_run_with_wrong_configuration_exits_with_code_2(capsys, change, message):
     init(capsys)
     code, out, err = node(capsys, "run", "alice", "--set", change)
     assert (code, out) == (2, "")
@@ -500,12 +498,12 @@ def test_a_wrong_node_configuration_is_one_line_and_exit_code_2(capsys, change, 
     assert err.count("\n") == 1
 
 
-def test_a_folder_that_is_no_nodes(capsys):
+def test_run_refuses_folder_without_node(capsys):
     code, _, err = node(capsys, "run", "nowhere")
     assert (code, err) == (2, "nowhere is not a node's folder: it has no node.toml; make one with p2pfl-node init\n")
 
 
-def test_a_key_that_others_can_read_is_refused(capsys, tmp_path):
+def test_run_refuses_key_readable_by_others(capsys, tmp_path):
     init(capsys)
     (tmp_path / "alice" / KEY).chmod(0o644)
     code, _, err = node(capsys, "run", "alice")
@@ -513,7 +511,7 @@ def test_a_key_that_others_can_read_is_refused(capsys, tmp_path):
     assert err == "alice/key.pem is readable by others (mode 0644); run: chmod 600 alice/key.pem\n"
 
 
-def test_a_port_in_use_is_said(capsys):
+def test_run_reports_port_in_use(capsys):
     import socket
 
     with socket.socket() as taken:
@@ -528,7 +526,7 @@ def test_a_port_in_use_is_said(capsys):
 
 
 @pytest.mark.slow
-def test_damaged_checkpoints_are_refused_and_left_as_they_are(capsys, tmp_path):
+def test_run_refuses_damaged_checkpoints_and_keeps_them(capsys, tmp_path):
     init(capsys)
     node(capsys, "run", "alice", "--set", "rounds=2")
     names = "checkpoint", "checkpoint.1", "checkpoint.2"
@@ -541,7 +539,7 @@ def test_damaged_checkpoints_are_refused_and_left_as_they_are(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(capsys, tmp_path):
+def test_run_sets_damaged_checkpoint_aside_and_uses_previous(capsys, tmp_path):
     init(capsys)
     node(capsys, "run", "alice", "--set", "rounds=2")
     path = tmp_path / "alice" / "checkpoint"
@@ -554,7 +552,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(capsys, t
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_federation_is_refused(capsys):
+def test_run_refuses_checkpoint_of_another_seed(capsys):
     init(capsys)
     node(capsys, "run", "alice", "--set", "rounds=2")
     code, _, err = node(capsys, "run", "alice", "--set", "rounds=2", "--set", "seed=7")
@@ -562,7 +560,7 @@ def test_a_checkpoint_of_another_federation_is_refused(capsys):
     assert err.startswith("the checkpoint has seed 0, the configuration 7")
 
 
-def test_two_processes_do_not_run_one_node(capsys):
+def test_run_refuses_node_that_already_runs(capsys):
     init(capsys)
     with lock_folder(Path("alice")):
         code, _, err = node(capsys, "run", "alice")
@@ -570,8 +568,8 @@ def test_two_processes_do_not_run_one_node(capsys):
 
 
 @pytest.mark.slow
-def test_help_is_quick_because_nothing_heavy_is_imported():
-    """Measure without torch, whose import takes most of the time; test_imports checks that it is absent."""
+def test_help_of_packages_exits_with_code_0():
+    """The test of imports checks that torch, whose import takes most of the time, is not imported."""
     for module in ("node", "sim"):
         done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True)
         assert done.returncode == 0
@@ -583,15 +581,15 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
     [(node_cli.main, c) for c in ("init", "invite", "join", "run", "status", "doctor", "export", "demo")]
     + [(sim_cli.main, "run")],
 )
-def test_help_says_what_everything_is_and_what_the_default_is(capsys, main, command):
+def test_help_describes_every_option_and_default(capsys, main, command):
     with pytest.raises(SystemExit):
         main([command, "--help"])
     text = capsys.readouterr().out.partition("\n\n")[2]  # after the usage
-    assert not re.search(r"^ +(folder|-\S+( \S+)?)$\n(?! {20})", text, re.M)  # an option without a word
+    assert not re.search(r"^ +(folder|-\S+( \S+)?)$\n(?! {20})", text, re.M)  # an option without a description
     assert all(remark.startswith("default: ") for remark in re.findall(r"\(([^)]*)\)", " ".join(text.split())))
 
 
-def test_help_says_with_how_many_nodes_there_is_a_coordinator(capsys):
+def test_help_explains_majority_and_eligible_members(capsys):
     for command, said in (("init", "2 members tolerate none offline"), ("invite", "only these may be elected")):
         with pytest.raises(SystemExit):
             node_cli.main([command, "--help"])
@@ -609,17 +607,17 @@ def test_help_names_every_policy(capsys, command):
 @pytest.mark.parametrize(
     ("nodes", "rounds", "message"), [(1, 3, "--nodes must be from 2 to 10"), (3, 0, "--rounds must be 1 or more")]
 )
-def test_a_demo_of_nothing(capsys, nodes, rounds, message):
+def test_demo_rejects_too_few_nodes_or_rounds(capsys, nodes, rounds, message):
     code, _, err = node(capsys, "demo", "--nodes", nodes, "--rounds", rounds)
     assert code == 2
     assert err.startswith(message)
 
 
-# Around a node
+# Tools for a node
 
 
 @pytest.mark.slow
-def test_doctor_says_what_is_wrong_and_how_to_mend_it(capsys):
+def test_doctor_reports_problems_and_exits_with_code_1(capsys):
     init(capsys, "alice", 0, "--listen", "127.0.0.1:0")
     code, out, err = node(capsys, "doctor", "alice")
     assert (code, err) == (0, "")
@@ -663,7 +661,7 @@ def test_export_writes_the_best_model(capsys):
 
 
 @pytest.mark.slow
-def test_status_is_shown_again_and_again_until_interrupted(capsys):
+def test_status_watch_repeats_until_interrupted(capsys):
     import signal
 
     init(capsys)
@@ -682,7 +680,7 @@ def test_status_is_shown_again_and_again_until_interrupted(capsys):
     assert (process.returncode, err) == (130, "interrupted\n")
 
 
-def test_a_node_that_is_watched_before_it_runs_is_said_to_have_never_run(capsys, monkeypatch):
+def test_status_watch_waits_for_node_that_never_ran(capsys, monkeypatch):
     init(capsys)
     waits = iter([None, None])
 
@@ -695,7 +693,7 @@ def test_a_node_that_is_watched_before_it_runs_is_said_to_have_never_run(capsys,
 
 
 @pytest.mark.slow
-def test_a_log_for_machines(capsys):
+def test_json_log_has_structured_events(capsys):
     init(capsys)
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=1", "--log-format", "json")
     assert code == 0
@@ -708,10 +706,10 @@ def test_a_log_for_machines(capsys):
     assert finished["metric"] == "accuracy"
     assert events[-1]["event"].startswith("finished; the model of round")
     assert events[-1]["best_round"] == 1
-    assert not logging.getLogger("p2pfl.node").isEnabledFor(logging.INFO)  # it is as it was before
+    assert not logging.getLogger("p2pfl.node").isEnabledFor(logging.INFO)  # the level is restored
 
 
-def test_a_log_of_lines_has_messages_only(capsys):
+def test_text_log_has_messages_only(capsys):
     init(capsys)
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=1")
     assert code == 0
@@ -720,14 +718,14 @@ def test_a_log_of_lines_has_messages_only(capsys):
     assert last.startswith("finished; the model of round")
 
 
-def test_a_status_for_machines_has_no_log_before_it(capsys):
+def test_node_run_with_json_prints_no_log(capsys):
     init(capsys)
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=1", "--json")
     assert code == 0
     assert json.loads(out)["state"] == "finished"
 
 
-def test_a_node_that_is_a_member_does_what_was_agreed(capsys):
+def test_run_of_member_refuses_changes_of_agreed_settings(capsys):
     init(capsys)
     node(capsys, "federation", "create", "alice", "--backup", "backup.pem", "--set", "rounds=3", "--edge", "alice-bob")
     code, out, _ = node(capsys, "federation", "show", "alice")
@@ -747,7 +745,7 @@ def test_a_node_that_is_a_member_does_what_was_agreed(capsys):
         assert "an edge is a pair of two names" in err
 
 
-def test_the_edges_of_a_federation_from_a_file(capsys):
+def test_federation_create_reads_edges_from_file(capsys):
     init(capsys)
     create = ("federation", "create", "alice", "--backup", "backup.pem", "--edges", "edges.txt")
     for content, message in (
@@ -769,12 +767,12 @@ def test_the_edges_of_a_federation_from_a_file(capsys):
     )
 
 
-def test_data_of_ones_own(capsys, tmp_path):
+def test_run_learns_from_own_csv_file(capsys, tmp_path):
     rows = "\n".join(f"{k % 3 + 0.1 * (k % 7)},{k % 5},{k % 3}" for k in range(90))
     (tmp_path / "mine.csv").write_text(f"a,b,label\n{rows}\n")
     init(capsys, "alice", 0, "--data", "mine.csv")
     text = Path("alice", CONFIG).read_text()
-    assert tomllib.loads(text)["data"] == str(tmp_path / "mine.csv")  # wherever the node is started
+    assert tomllib.loads(text)["data"] == str(tmp_path / "mine.csv")  # an absolute path
     Path("alice", CONFIG).write_text(text.replace("[task]", "[task]\nclasses = 3\nfeatures = 2", 1))
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=2", "--set", "policy.name=local")
     assert (code, "round 2 of 2" in out) == (0, True)

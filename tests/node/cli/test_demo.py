@@ -1,4 +1,4 @@
-"""Demo: a federation of processes that learn together and alone, none of which outlives it."""
+"""Demo: processes that learn together and alone, and end with the demo."""
 
 import json
 import os
@@ -25,7 +25,7 @@ pytestmark = [
 
 @contextmanager
 def demo(folder, *options):
-    """A demo in a group of processes of its own, with `folder` for what it writes down."""
+    """Run a demo in its own process group; its temporary files are in `folder`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "p2pfl.node", "demo", *options],
         stdout=subprocess.PIPE,
@@ -43,8 +43,8 @@ def demo(folder, *options):
         process.communicate()
 
 
-def end(process, folder):
-    """Wait for the end, look for anything left behind, and return what was printed."""
+def wait_for_end(process, folder):
+    """Wait for the end, check that no process or file is left, and return the output."""
     out, err = process.communicate(timeout=PATIENCE)
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
@@ -59,15 +59,15 @@ def end(process, folder):
         ("nowhere:Policy", "policy 'nowhere:Policy' cannot be imported: No module named 'nowhere'\n"),
     ],
 )
-def test_a_policy_that_cannot_be_made_is_said_before_anything_is_started(tmp_path, policy, message):
+def test_demo_reports_invalid_policy_before_starting(tmp_path, policy, message):
     with demo(tmp_path, "--policy", policy) as process:
-        out, err = end(process, tmp_path)
+        out, err = wait_for_end(process, tmp_path)
     assert (process.returncode, out, err) == (2, "", message)
 
 
-def test_three_nodes_together_and_alone(tmp_path):
+def test_demo_compares_three_nodes_together_and_alone(tmp_path):
     with demo(tmp_path, "--nodes", "3", "--rounds", "3") as process:
-        out, err = end(process, tmp_path)
+        out, err = wait_for_end(process, tmp_path)
     assert (process.returncode, err) == (0, "")
     names = ("alice", "bob", "carol")
     rounds = re.findall(r"^(together|alone): (\w+), round (\d), accuracy 0\.\d{3}, (\d) peers, (\S+) kB in, ", out, re.M)
@@ -84,9 +84,9 @@ def test_three_nodes_together_and_alone(tmp_path):
     assert re.search(r"node +\W+ +alone +\W+ +together", out)
 
 
-def test_with_json_one_object_says_it_all(tmp_path):
+def test_demo_with_json_prints_one_object(tmp_path):
     with demo(tmp_path, "--nodes", "2", "--rounds", "2", "--policy", "random", "--json") as process:
-        out, err = end(process, tmp_path)
+        out, err = wait_for_end(process, tmp_path)
     assert (process.returncode, err) == (0, "")
     found = json.loads(out)
     assert set(found["accuracy"]) == set(found["nodes"]) == {"alice", "bob"}
@@ -100,15 +100,15 @@ def test_with_json_one_object_says_it_all(tmp_path):
 
 
 @pytest.fixture
-def on_sigterm():
-    """Keep this process's own answer to SIGTERM, in whose place the demo puts another one."""
+def restored_sigterm_handler():
+    """Restore the handler of SIGTERM, which the demo replaces."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("installed", ["Mosquitto", "amqtt"])
-def test_through_a_broker_all_is_the_same(tmp_path, monkeypatch, capsys, on_sigterm, installed):
+def test_demo_through_broker_finishes(tmp_path, monkeypatch, capsys, restored_sigterm_handler, installed):
     if installed == "Mosquitto" and not (shutil.which("mosquitto") or shutil.which("/usr/sbin/mosquitto")):
         pytest.skip("Mosquitto is not installed")
     if installed == "amqtt":
@@ -121,20 +121,20 @@ def test_through_a_broker_all_is_the_same(tmp_path, monkeypatch, capsys, on_sigt
     for state in states.values():
         assert state["state"] == "finished", state["output"]
         assert set(state["history"][-1]["weights"]) == set(states)
-        assert {peer["link"] for peer in state["peers"]} <= {"broker", ""}  # "": it has left
+        assert {peer["link"] for peer in state["peers"]} <= {"broker", ""}  # "": the peer has left
 
 
 @pytest.mark.parametrize(
     ("number", "whom"),
     [(signal.SIGINT, "the demo"), (signal.SIGINT, "everyone, as a terminal does"), (signal.SIGTERM, "the demo")],
 )
-def test_an_interrupted_demo_takes_its_nodes_along(tmp_path, number, whom):
+def test_interrupted_demo_ends_its_nodes(tmp_path, number, whom):
     with demo(tmp_path, "--nodes", "2", "--rounds", "300") as process:
         assert process.stdout.readline().startswith("together: ")
         if whom == "the demo":
             process.send_signal(number)
         else:
             os.killpg(process.pid, number)
-        out, err = end(process, tmp_path)
+        out, err = wait_for_end(process, tmp_path)
     assert (process.returncode, err) == (130, "interrupted\n")
     assert "alone" not in out

@@ -41,7 +41,7 @@ def checkpoint(layout=LAYOUT, params=LAST, best=BEST):
     )
 
 
-def test_the_best_model_is_exported_tensor_by_tensor(tmp_path):
+def test_write_exports_best_model_by_tensor(tmp_path):
     target = tmp_path / "model.safetensors"
     assert write(target, checkpoint(), LAYOUT, "home") == 3
     tensors = load_file(target)
@@ -56,13 +56,13 @@ def test_the_best_model_is_exported_tensor_by_tensor(tmp_path):
         }
 
 
-def test_before_an_evaluation_the_last_model_is_exported(tmp_path):
+def test_write_without_evaluation_exports_last_model(tmp_path):
     target = tmp_path / "model.safetensors"
     assert write(target, checkpoint(best=None), LAYOUT, "home") == 4
     assert np.array_equal(LAYOUT.flatten(load_file(target)), LAST)
 
 
-def test_a_file_is_overwritten_only_where_that_is_asked_for(tmp_path):
+def test_write_overwrites_file_only_with_force(tmp_path):
     target = tmp_path / "model.safetensors"
     target.write_text("mine")
     with pytest.raises(ConfigurationError, match="exists; --force overwrites it"):
@@ -72,7 +72,7 @@ def test_a_file_is_overwritten_only_where_that_is_asked_for(tmp_path):
     assert np.array_equal(LAYOUT.flatten(load_file(target)), BEST)
 
 
-def test_a_model_of_another_task_is_not_exported(tmp_path):
+def test_write_refuses_model_of_another_task(tmp_path):
     with pytest.raises(ConfigurationError, match="the checkpoint of alice is of the layout"):
         write(tmp_path / "model", checkpoint(), Layout((("weight", (9,)),), 9), "home")
     with pytest.raises(ConfigurationError, match=r"cannot write .*: No such file"):
@@ -80,7 +80,7 @@ def test_a_model_of_another_task_is_not_exported(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_node_is_exported_from_its_folder(tmp_path):
+def test_export_reads_model_from_node_folder(tmp_path):
     folder = tmp_path / "alice"
     config.create(folder, "alice")
     with pytest.raises(ConfigurationError, match="has no checkpoint: the node has not learnt anything yet"):
@@ -92,7 +92,7 @@ def test_a_node_is_exported_from_its_folder(tmp_path):
     assert task.layout.flatten(load_file(tmp_path / "model.safetensors")).tobytes() == model.tobytes()
 
 
-def test_the_file_of_a_member_names_its_federation(tmp_path):
+def test_export_of_member_names_its_federation(tmp_path):
     folder, target = tmp_path / "alice", tmp_path / "model.safetensors"
     config.create(folder, "alice")
     task = make_task("digits", {}, Part(0, 1), 0)
@@ -104,7 +104,7 @@ def test_the_file_of_a_member_names_its_federation(tmp_path):
         assert file.metadata()["federation"] == f"home ({federation.id.hex()})"
 
 
-# Figures
+# Metrics
 
 STATE = {
     "name": "alice",
@@ -153,12 +153,12 @@ STATE = {
 
 
 def read(state):
-    """Return {(name, labels): value} of what Prometheus would read."""
+    """Return {(name, labels): value} as Prometheus would read it."""
     families = text_string_to_metric_families(metrics.text(state).decode())
     return {(s.name, tuple(s.labels.values())): s.value for family in families for s in family.samples}
 
 
-def test_nothing_that_a_terminal_obeys_is_in_a_status_in_words():
+def test_describe_prints_no_control_characters():
     peer = {"name": "bob", "state": "suspected", "reason": "\x1b]0;owned\x07", "link": "", "bytes_in": 0, "bytes_out": 0}
     state = {"state": "failed", "reason": "\x1b[2J\u202e", "broker": "\x9b2J", "rejected": {"\x1b": 1}, "history": []}
     lines = describe(state | {"peers": [peer | {"round": 1, "addresses": {}, "staleness": None, "offences": {}}]})
@@ -166,7 +166,7 @@ def test_nothing_that_a_terminal_obeys_is_in_a_status_in_words():
     assert all(line.isprintable() for line in lines)
 
 
-def test_the_figures_are_those_of_the_status():
+def test_metrics_match_status():
     assert read(STATE) == {
         ("p2pfl_info", ("home", "alice", "dac", "digits", "1.0")): 1,
         ("p2pfl_state", ("starting",)): 0,
@@ -227,14 +227,14 @@ def test_the_figures_are_those_of_the_status():
     }
 
 
-def test_figures_that_are_not_there_yet_are_left_out():
+def test_metrics_omit_values_not_yet_known():
     before = read({})
     assert before["p2pfl_round", ()] == before["p2pfl_disk_problem", ()] == before["p2pfl_state", ("running",)] == 0
     assert not [name for name, _ in before if "validation" in name or "rejected" in name or "budget_limit" in name]
     assert read({"peers": [{"name": "bob", "state": "sleeping"}]})["p2pfl_peers", ("sleeping",)] == 1
 
 
-def test_names_from_elsewhere_stay_labels():
+def test_metrics_escape_foreign_names_in_labels():
     name = 'x"} 1\np2pfl_round 99\n\\'
     figures = read({"round": 1, "peers": [{"name": name, "state": "connected"}], "rejected": {name: 2}})
     assert figures["p2pfl_round", ()] == 1

@@ -36,12 +36,13 @@ from tests.support.logs import log_to
 from tests.support.processes import federate
 
 NAMES = ("a", "b", "c", "d", "e")
-FIRST = 3 * TIMING.patience  # seconds until somebody is elected where nothing is lost: a wait of one to two, and answers
+# Seconds until a coordinator is elected without losses: a wait of one to two times the patience, and answers.
+FIRST = 3 * TIMING.patience
 HEALED_WITHIN = 10.0
 
 
 class Preferring(FedPref):
-    """FedPref that splits soon."""
+    """FedPref that splits clusters early."""
 
     def __init__(self):
         super().__init__(epsilon=0.7, relative=True, patience=1)
@@ -51,14 +52,14 @@ def settings(**changes):
     return Settings(**({"rounds": 6, "deadline": 20.0} | changes))
 
 
-def elections(federation, *names):
-    """Return who coordinates in the eyes of some."""
+def known_coordinators(federation, *names):
+    """Return the coordinators that the given nodes know."""
     return {federation.nodes[name].exchange.electing.coordinator for name in names or federation.names}
 
 
-async def elected(federation, *names, but=None):
-    """Wait until some agree on a coordinator, another one than `but`, and return it."""
-    while len(found := elections(federation, *names)) > 1 or found & {None, but}:
+async def wait_for_coordinator(federation, *names, but=None):
+    """Wait until the given nodes agree on a coordinator other than `but`, and return it."""
+    while len(found := known_coordinators(federation, *names)) > 1 or found & {None, but}:
         await asyncio.sleep(0.05)
     (name,) = found
     return name
@@ -73,8 +74,8 @@ def params(federation):
     return {name: node.me.params.tobytes() for name, node in federation.nodes.items()}
 
 
-def together(federation, name):
-    """Return the rounds in which a node went on from what a coordinator has assigned with others in it."""
+def joint_rounds(federation, name):
+    """Return the rounds in which a node continued from an assigned model that includes other nodes."""
     return [round for round, weights in federation.watch[name].weights.items() if len(weights) > 1]
 
 
@@ -82,12 +83,12 @@ def together(federation, name):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
-def test_as_many_as_are_there_elect_one(count):
+def test_members_elect_one_coordinator(count):
     async def test(federation):
         federation.start()
         await federation.round("a", 1)
         assert asyncio.get_running_loop().time() < FIRST
-        assert len(elections(federation)) == 1
+        assert len(known_coordinators(federation)) == 1
         await federation.done()
 
     federation = play(test, NAMES[:count], settings(), policy=CoordinatedFedAvg)
@@ -101,27 +102,27 @@ def test_as_many_as_are_there_elect_one(count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
-def test_half_of_the_members_have_no_coordinator_and_learn_alone(count):
+def test_half_of_members_without_coordinator_learn_alone(count):
     alone = count // 2
     names = NAMES[:count]
     few = names[:alone]
 
     async def test(federation):
         federation.start()
-        await elected(federation)
+        await wait_for_coordinator(federation)
         await federation.round("a", 2)
         federation.cable.sides = dict.fromkeys(few, "few")
-        while elections(federation, *few) != {None}:
+        while known_coordinators(federation, *few) != {None}:
             await asyncio.sleep(0.05)
         lost = federation.nodes["a"].round
         await federation.round("a", lost + 3)
         problem = federation.nodes["a"].exchange.electing.seen.problem
         assert problem == f"no coordinator: {alone} of {count} members are in sight, {count // 2 + 1} are needed"
         if count % 2:
-            await elected(federation, *set(names) - set(few))
+            await wait_for_coordinator(federation, *set(names) - set(few))
         federation.cable.sides = {}
         healed = asyncio.get_running_loop().time()
-        await elected(federation)
+        await wait_for_coordinator(federation)
         assert asyncio.get_running_loop().time() < healed + HEALED_WITHIN
         back = max(node.round for node in federation.nodes.values())
         await federation.round("a", back + 8)
@@ -131,12 +132,12 @@ def test_half_of_the_members_have_no_coordinator_and_learn_alone(count):
 
     federation = play(test, names, settings(rounds=500), policy=CoordinatedFedAvg, period=1.0)
     assert any(weights == {"a": 1.0} for weights in federation.watch["a"].weights.values())
-    for name in few:  # and none says the same twice
+    for name in few:  # no problem is reported twice
         said = [seen.problem for _, seen in federation.watch[name].elected_at if "in sight" in seen.problem]
         assert len(said) == len(set(said)) > 0
 
 
-def test_who_elects_and_who_may_be_elected_is_a_matter_of_roles():
+def test_electorate_follows_roles():
     def members(**roles):
         return [Member(name, b"", role.replace("_", "-")) for name, role in roles.items()]
 
@@ -146,8 +147,8 @@ def test_who_elects_and_who_may_be_elected_is_a_matter_of_roles():
     assert some == Electorate(4, frozenset("abc"), ("b", "c"))
 
 
-class Address:
-    """A peer manager that only notes with whom it is to be in touch."""
+class RecordingPeerManager:
+    """Peer manager that only records its peers."""
 
     def __init__(self, names):
         self.peers = names
@@ -159,7 +160,7 @@ class Address:
     def gossip_membership(self): ...
 
 
-def test_a_node_is_in_touch_with_all_members_whatever_the_topology_is_and_elections_follow_the_log(tmp_path):
+def test_coordinated_node_contacts_all_members_and_follows_log(tmp_path):
     for name in "abc":
         config.create(tmp_path / name, name, task="concept-shift", policy="coordinated-fedavg")
     federate(tmp_path, ["a", "b", "c"], [["a", "b"]])
@@ -169,9 +170,9 @@ def test_a_node_is_in_touch_with_all_members_whatever_the_topology_is_and_electi
     assert set(around) == {"b", "c"}
     assert [name for name in around if neighbourhood.may_learn_from(name)] == ["b"]
     assert neighbourhood.askers() == {"b"}
-    assert set(Neighbourhood(ready, ()).members()) == {"b"}  # where nobody coordinates
+    assert set(Neighbourhood(ready, ()).members()) == {"b"}  # without a coordinator
     electing = ElectionRunner("a", neighbourhood.electorate(), MemoryVotes(), incarnation=1, seed=0)
-    contacts = Address(around)
+    contacts = RecordingPeerManager(around)
     MembershipSync(ready, key, neighbourhood, contacts, electing)
     assert electing.votes("c")
     admission.revoke(tmp_path / "a", "c")
@@ -182,29 +183,29 @@ def test_a_node_is_in_touch_with_all_members_whatever_the_topology_is_and_electi
 
 
 @pytest.mark.slow
-def test_only_who_may_coordinates_and_an_observer_counts_in_nobodys_model():
+def test_only_eligible_member_coordinates_without_observer():
     async def test(federation):
         federation.start()
-        assert await elected(federation, "a", "b", "c", "d") == "c"
+        assert await wait_for_coordinator(federation, "a", "b", "c", "d") == "c"
         await federation.done()
 
     roles = {"c": "coordinator-eligible", "e": "observer"}
     federation = play(test, NAMES, settings(), policy=CoordinatedFedAvg, roles=roles)
     for name in "abcd":
         assert all(set(weights) == set("abcd") for weights in federation.watch[name].weights.values())
-    assert together(federation, "e") == []
+    assert joint_rounds(federation, "e") == []
     assert "this node has no vote" in federation.nodes["e"].exchange.electing.seen.problem
 
 
 @pytest.mark.slow
-def test_observers_who_learn_alone_and_run_ahead_take_no_voter_along():
+def test_observers_running_ahead_do_not_move_voters():
     roles, speeds = dict.fromkeys("cde", "observer"), dict.fromkeys("cde", 0.5)
     federation = play(to_the_end, NAMES, settings(rounds=30), policy=CoordinatedFedAvg, roles=roles, speeds=speeds)
     for name in "ab":
-        assert together(federation, name) == list(range(1, 31))
+        assert joint_rounds(federation, name) == list(range(1, 31))
 
 
-def test_nodes_that_take_part_agree_on_what_an_election_is():
+def test_terms_include_election_timing():
     layout, own = Layout((("w", (2,)),), 2), Settings(rounds=1)
     without, with_one = terms(layout, own, ""), terms(layout, own, "", timing=TIMING)
     assert without["coordinator"] == "none"
@@ -214,7 +215,7 @@ def test_nodes_that_take_part_agree_on_what_an_election_is():
     assert without.keys() == with_one.keys()
 
 
-def test_elections_are_slower_where_models_take_long():
+def test_election_timing_slows_down_for_large_models():
     assert timing_of(1, 30.0) == timing_of(60_000, 30.0) == timing_of(10**9, 3.0) == TIMING
     assert timing_of(10_000_000, 100.0).lease == 50.0
     slow = timing_of(10_000_000, inf)  # 40 MB
@@ -239,8 +240,8 @@ name = "coordinated-fedavg"
 
 
 @pytest.mark.slow
-def test_models_that_hold_up_what_a_coordinator_says_do_not_depose_it():
-    """A model of 1.5 MB takes 1.5 s on its way, and three submissions of two models 9 s where they come together."""
+def test_large_models_that_delay_beats_do_not_depose_coordinator():
+    """A model of 1.5 MB takes 1.5 s to transfer, and three submissions of two models at one receiver take 9 s."""
     result = run(resolve(tomllib.loads(LARGE), [], "large", ".").runs[0])
     elections = result.recorder.elections()["elections"]
     assert len(elections["time"]) == 4
@@ -248,7 +249,7 @@ def test_models_that_hold_up_what_a_coordinator_says_do_not_depose_it():
     assert not any(node.exchange.rejected for node in result.nodes.values())
 
 
-def test_a_nodes_status_says_who_coordinates_or_why_nobody_does():
+def test_status_shows_coordinator_or_reason_for_none():
     state = {"name": "a", "state": "running", "round": 3, "rounds": 9, "history": []}
     led = state | {"election": {"coordinator": "b", "term": "5.2", "problem": ""}}
     assert describe(led)[1:] == ["  coordinator: b, in term 5.2"]
@@ -256,7 +257,7 @@ def test_a_nodes_status_says_who_coordinates_or_why_nobody_does():
     alone = state | {"election": {"coordinator": None, "term": "5.2", "problem": problem}}
     assert describe(alone)[1:] == [f"  degraded: {problem}; it learns alone, as long as that lasts"]
     assert describe(led | {"state": "serving"})[1:] == ["  coordinator: b, in term 5.2"]
-    for state_of, over in [(alone, "serving"), (alone, "finished"), (led, "stopped"), (led, "gone")]:  # it learns no more
+    for state_of, over in [(alone, "serving"), (alone, "finished"), (led, "stopped"), (led, "gone")]:  # it no longer learns
         assert len(describe(state_of | {"state": over})) == 1
     shown = metrics.text(led).decode()
     assert 'p2pfl_coordinator{name="b"} 1.0' in shown
@@ -267,7 +268,7 @@ def test_a_nodes_status_says_who_coordinates_or_why_nobody_does():
     assert "coordinator" not in metrics.text(state).decode()
 
 
-def test_a_federation_without_a_coordinator_has_no_elections():
+def test_federation_without_coordinator_has_no_elections():
     async def test(federation):
         federation.start()
         await federation.round("a", 1)
@@ -280,19 +281,19 @@ def test_a_federation_without_a_coordinator_has_no_elections():
     assert federation.watch["a"].elected_at == []
 
 
-# A coordinator that is lost
+# Loss of the coordinator
 
 
 @pytest.mark.slow
-def test_a_lost_coordinator_costs_the_others_no_round():
+def test_lost_coordinator_costs_others_no_round():
     async def test(federation):
         federation.start()
-        first = await elected(federation)
+        first = await wait_for_coordinator(federation)
         await federation.round(first, 2)
         await asyncio.sleep(0.5)  # in the middle of the training of round 3
         await federation.kill(first)
         others = [name for name in NAMES if name != first]
-        second = await elected(federation, *others, but=first)
+        second = await wait_for_coordinator(federation, *others, but=first)
         await federation.round(second, 4)
         federation.start(first)
         await federation.done()
@@ -310,20 +311,20 @@ def test_a_lost_coordinator_costs_the_others_no_round():
 
 
 @pytest.mark.slow
-def test_a_successor_rebuilds_the_state_from_what_the_others_hold_bit_for_bit():
-    """Each change of the membership lets another one coordinate; the one before stays as a participant."""
+def test_successor_rebuilds_policy_state_bit_for_bit():
+    """Each change of the membership selects another coordinator; the previous one remains a participant."""
 
     async def changing(federation):
         federation.start()
         leaders = []
         for membership_version, round in ((2, 2), (3, 4)):
             await federation.round("a", round)
-            leaders.append(await elected(federation))
+            leaders.append(await wait_for_coordinator(federation))
             may = tuple(name for name in NAMES if name not in leaders)
             for node in federation.nodes.values():
                 node.exchange.electing.change(Electorate(membership_version, frozenset(NAMES), may))
         await federation.done()
-        federation.leaders = [*leaders, elections(federation, "a").pop()]
+        federation.leaders = [*leaders, known_coordinators(federation, "a").pop()]
 
     undisturbed = play(to_the_end, NAMES, settings(rounds=8), policy=Preferring)
     changed = play(changing, NAMES, settings(rounds=8), policy=Preferring)
@@ -338,17 +339,17 @@ def test_a_successor_rebuilds_the_state_from_what_the_others_hold_bit_for_bit():
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_is_cut_off_assigns_nothing_any_more_not_even_to_itself():
-    """The others' submissions are with it when it is cut off. Its lease ends before it has trained itself."""
+def test_isolated_coordinator_assigns_nothing():
+    """It holds the submissions of the others when it is cut off. Its lease ends before its own training does."""
 
     async def test(federation):
         federation.start()
-        first = await elected(federation)
+        first = await wait_for_coordinator(federation)
         others = [name for name in NAMES if name != first]
         await federation.round(first, 2)
         await asyncio.sleep(2)
         federation.cable.cut.add(first)
-        federation.second = await elected(federation, *others, but=first)
+        federation.second = await wait_for_coordinator(federation, *others, but=first)
         await federation.round(federation.second, 4)
         await federation.round(first, 3)
         federation.cable.cut.discard(first)
@@ -367,13 +368,13 @@ def test_a_coordinator_that_is_cut_off_assigns_nothing_any_more_not_even_to_itse
 
 
 @pytest.mark.slow
-def test_what_belongs_to_a_lower_term_is_refused_and_counted():
+def test_messages_of_lower_term_are_rejected_and_counted():
     async def test(federation):
         federation.start()
         await federation.round("a", 1)
         for node in federation.nodes.values():
             node.exchange.electing.change(Electorate(2, frozenset(NAMES), ("b",)))
-        while elections(federation) != {"b"}:
+        while known_coordinators(federation) != {"b"}:
             await asyncio.sleep(0.05)
         size = federation.tasks["a"].layout.size
         model = Payload.of(np.zeros(size, np.float32).data.cast("B"))
@@ -389,10 +390,10 @@ def test_what_belongs_to_a_lower_term_is_refused_and_counted():
     assert all(len(weights) == 5 for weights in federation.watch["a"].weights.values())
 
 
-def test_an_assignment_that_nobody_has_asked_for_is_refused():
+def test_unsolicited_assignment_is_rejected():
     async def test(federation):
         federation.start()
-        coordinator = await elected(federation)
+        coordinator = await wait_for_coordinator(federation)
         one, other = (name for name in ("a", "b", "c") if name != coordinator)
         await federation.round(one, 1)
         exchange = federation.nodes[one].exchange
@@ -409,11 +410,11 @@ def test_an_assignment_that_nobody_has_asked_for_is_refused():
     assert all(len(weights) == 3 for weights in federation.watch[federation.one].weights.values())
 
 
-# Submissions with which no step can be made
+# Invalid submissions
 
 
-class Nonsense(Preferring):
-    """A policy one of whose nodes says nonsense from the third round on."""
+class SendsBadSubmissions(Preferring):
+    """Policy in which node e sends invalid submissions from the third round on."""
 
     def __init__(self, said=None, factor=1.0):
         super().__init__()
@@ -432,16 +433,16 @@ def alone(me, trained):
 
 
 NONSENSE = {
-    "submission": lambda: Nonsense({"cluster": np.array([7]), "figures": np.zeros(4)}),
-    "not finite": lambda: Nonsense(factor=np.nan),
-    "too large": lambda: Nonsense(factor=1e30),
+    "submission": lambda: SendsBadSubmissions({"cluster": np.array([7]), "figures": np.zeros(4)}),
+    "not finite": lambda: SendsBadSubmissions(factor=np.nan),
+    "too large": lambda: SendsBadSubmissions(factor=1e30),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cause", NONSENSE)
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
-def test_a_bad_submission_costs_the_others_nothing(cause):
+def test_bad_submission_does_not_affect_others(cause):
     async def test(federation):
         federation.electorate = lambda: Electorate(1, frozenset(NAMES), ("a",))
         federation.start()
@@ -463,12 +464,12 @@ class Broken(CoordinatedFedAvg):
         raise RuntimeError("this policy has a fault")
 
 
-def test_a_policy_whose_step_has_a_fault_ends_the_node_with_it():
+def test_error_in_policy_step_ends_node():
     with pytest.raises(RuntimeError, match="this policy has a fault"):
         play(to_the_end, ("a",), settings(), policy=Broken)
 
 
-def test_joint_is_for_coordinated_policies():
+def test_submit_is_only_for_coordinated_policies():
     class Alone:
         reported_stage = "merged"
 
@@ -490,7 +491,7 @@ def test_joint_is_for_coordinated_policies():
 @pytest.mark.parametrize(
     ("changes", "said"), [({"mode": "asynchronous"}, "synchronous"), ({"codec": {"name": "int8"}}, "float32")]
 )
-def test_what_a_coordinated_federation_cannot_do_is_said_before_it_is_made(tmp_path, changes, said):
+def test_coordinated_policy_refuses_async_mode_and_codec(tmp_path, changes, said):
     config.create(tmp_path / "a", "a", task="concept-shift", policy="fedpref")
     with pytest.raises(ConfigurationError, match=said):
         own = msgspec.structs.replace(config.load(tmp_path / "a"), **changes)
@@ -500,13 +501,13 @@ def test_what_a_coordinated_federation_cannot_do_is_said_before_it_is_made(tmp_p
 # The vote
 
 
-def test_a_vote_is_on_the_disk_and_is_kept_through_a_restart(tmp_path):
+def test_vote_is_saved_and_survives_restart(tmp_path):
     votes = FileVotes(tmp_path / "vote")
     assert votes.load(1) == Ballot()
 
     async def test(federation):
         federation.start()
-        first = await elected(federation)
+        first = await wait_for_coordinator(federation)
         kept = {name: federation.ballots(name).load(1) for name in NAMES}
         assert {ballot.term for ballot in kept.values()} == {Term(1, 1)}
         assert list({ballot.vote for ballot in kept.values()} - {""}) == [first]
@@ -514,7 +515,7 @@ def test_a_vote_is_on_the_disk_and_is_kept_through_a_restart(tmp_path):
         await federation.kill(voter)
         federation.start(voter)
         await federation.round(voter, 2)
-        assert federation.nodes[voter].exchange.electing.term == Term(1, 1)  # it has not begun anew
+        assert federation.nodes[voter].exchange.electing.term == Term(1, 1)  # it did not start a new term
         assert federation.ballots(voter).load(1) == kept[voter]
         for task in federation.running.values():
             task.cancel()
@@ -522,7 +523,7 @@ def test_a_vote_is_on_the_disk_and_is_kept_through_a_restart(tmp_path):
     play(test, NAMES, settings(rounds=50), policy=CoordinatedFedAvg, folder=tmp_path, period=1.0)
 
 
-def test_a_vote_is_written_before_anything_is_said_that_follows_from_it():
+def test_vote_is_saved_before_dependent_messages_are_sent():
     log = []
 
     class Written(MemoryVotes):
@@ -539,7 +540,7 @@ def test_a_vote_is_written_before_anything_is_said_that_follows_from_it():
         task = asyncio.create_task(electing.run())
         while not log:
             await asyncio.sleep(0.1)
-        assert log[:2] == [("b", m.Vote(1, 1, True)), ("c", m.Vote(1, 1, True))]  # a trial binds nobody
+        assert log[:2] == [("b", m.Vote(1, 1, True)), ("c", m.Vote(1, 1, True))]  # a pre-vote is not binding
         log.clear()
         electing.receive("b", m.Voted(1, 1, True, True))
         assert log == [Ballot(Term(1, 1), "a"), ("b", m.Vote(1, 1, False)), ("c", m.Vote(1, 1, False))]
@@ -551,7 +552,7 @@ def test_a_vote_is_written_before_anything_is_said_that_follows_from_it():
     clock_run(main())
 
 
-def test_where_the_vote_is_damaged_a_node_votes_no_more_in_that_epoch(tmp_path):
+def test_damaged_vote_prevents_votes_in_its_membership_version(tmp_path):
     said = []
     votes = FileVotes(tmp_path / "vote", log_to(said))
     votes.save(Ballot(Term(3, 7), "b"))
@@ -567,17 +568,17 @@ def test_where_the_vote_is_damaged_a_node_votes_no_more_in_that_epoch(tmp_path):
 
 
 @pytest.mark.slow
-def test_others_elect_without_a_node_whose_vote_is_damaged_and_it_learns_with_them_in_the_next_epoch(tmp_path):
+def test_node_with_damaged_vote_returns_in_next_version(tmp_path):
     (tmp_path / "a.vote").write_bytes(b"nonsense")
 
     async def test(federation):
         federation.start()
-        assert await elected(federation, "b", "c") in ("b", "c")
+        assert await wait_for_coordinator(federation, "b", "c") in ("b", "c")
         await federation.round("b", 2)
-        assert elections(federation, "a") == {None}
+        assert known_coordinators(federation, "a") == {None}
         for node in federation.nodes.values():
             node.exchange.electing.change(Electorate(2, frozenset("abc"), ("a",)))
-        while elections(federation) != {"a"}:
+        while known_coordinators(federation) != {"a"}:
             await asyncio.sleep(0.05)
         back = max(node.round for node in federation.nodes.values()) + 2
         await federation.round("a", back)
@@ -590,7 +591,7 @@ def test_others_elect_without_a_node_whose_vote_is_damaged_and_it_learns_with_th
 
 
 @pytest.mark.slow
-def test_a_vote_that_cannot_be_written_is_not_given(tmp_path):
+def test_vote_that_cannot_be_saved_is_not_given(tmp_path):
     class Full(FileVotes):
         def save(self, ballot):
             raise OSError(28, "No space left on device")
@@ -600,7 +601,7 @@ def test_a_vote_that_cannot_be_written_is_not_given(tmp_path):
         federation.ballots = lambda name: full if name == "b" else kept(name)
         federation.start()
         await asyncio.sleep(20)
-        assert elections(federation) == {None}  # a's own vote is not enough
+        assert known_coordinators(federation) == {None}  # a's own vote is not enough
         for task in federation.running.values():
             task.cancel()
 

@@ -28,7 +28,7 @@ def mean(round, names=HONEST):
 
 
 def assert_joint(here, round, names=HONEST):
-    """Hold that everyone was assigned the mean of the honest nodes' models of a round."""
+    """Check that every honest node was assigned the mean of the honest nodes' models of a round."""
     for name in HONEST:
         assignment = here.assigned[name][round]
         assert assignment is not None, (name, round)
@@ -37,12 +37,12 @@ def assert_joint(here, round, names=HONEST):
 
 
 def attack(policy, *attacks, cause="", times=None, **options):
-    """Run rounds 1, 2 and 3, of which an attack is made before each; the honest nodes' steps are as without mallory."""
+    """Run a round without attack, then one round per attack; check that the honest nodes' steps are as without mallory."""
 
     async def main():
         async with council(policy, **options) as (here, mallory):
             leader, term = here.leader(), here.term
-            await here.round(1)  # mallory says nothing, and is not waited for afterwards
+            await here.round(1)  # mallory is silent, so later rounds do not wait for it
             for round, attack in enumerate(attacks, 2):
                 attack(here, mallory, round)
                 began = asyncio.get_running_loop().time()
@@ -77,7 +77,7 @@ def attack(policy, *attacks, cause="", times=None, **options):
         ({"membership_version": 2}, "not the coordinator"),
     ],
 )
-def test_a_submission_that_no_step_can_be_made_with_is_dropped(said, cause):
+def test_coordinator_drops_invalid_submission(said, cause):
     def submit(here, mallory, round):
         mallory.submit(round, **said)
 
@@ -96,7 +96,7 @@ CLUSTERS = [
 
 
 @pytest.mark.parametrize("previous", CLUSTERS)
-def test_a_policy_cannot_be_made_to_fail_by_what_a_submission_says_of_the_last_assignment(previous):
+def test_policy_survives_forged_previous_assignment(previous):
     async def main():
         async with council(FedPref()) as (here, mallory):
             for round in (1, 2):
@@ -110,20 +110,22 @@ def test_a_policy_cannot_be_made_to_fail_by_what_a_submission_says_of_the_last_a
 
 
 @pytest.mark.parametrize("policy", [FedPref(epsilon=1e9, patience=1), Cfl(epsilon_1=1e9, epsilon_2=0.0)])
-def test_who_claims_the_deepest_cluster_leaves_no_cluster_that_a_successor_refuses(policy):
-    """It draws the others there; were that cluster split, their next submissions would be those of nobody who keeps to the
-    rules, the coordinator's own as well: that would end its node.
+def test_claimed_deepest_cluster_is_never_split_further(policy):
+    """The claim pulls other members into that cluster.
+
+    If the cluster were split again, their next submissions would break the rules. That includes the submission of the
+    coordinator itself, whose node would end.
     """
     deepest = {"cluster": np.zeros(MOST_SPLITS, np.int64), "figures": np.array([0.0, 100.0, 0.0, 0.0])}
     held = {name: {} for name in HONEST} | {"mallory": deepest}
     for round in (1, 2):
         there = [Submission(n, round, own(n, round), 10, {}, held[n], own(n, 0)) for n in NAMES]
-        assignments, _ = policy.step(there, {}, LAYOUT)  # in a new term each
+        assignments, _ = policy.step(there, {}, LAYOUT)  # each time as in a new term
         held = {name: assignment.extras for name, assignment in assignments.items()}
     assert all(said["cluster"].size <= MOST_SPLITS for said in held.values())
 
 
-def test_a_submission_without_the_model_that_the_step_asks_for_is_left_out():
+def test_coordinator_drops_submission_without_required_model():
     async def main():
         async with council(FedPref()) as (here, mallory):
             mallory.submit(1)
@@ -134,7 +136,7 @@ def test_a_submission_without_the_model_that_the_step_asks_for_is_left_out():
     clock.run(main())
 
 
-def test_who_submits_for_rounds_to_come_does_not_lead_the_others_there():
+def test_submissions_for_future_rounds_move_no_participant():
     def far(here, mallory, round):
         mallory.submit(2**32 - 1)
         mallory.submit(round + 5)
@@ -148,16 +150,16 @@ def test_submissions_for_many_rounds_take_bounded_memory():
             for round in range(1, 100):
                 mallory.submit(round)
             await asyncio.sleep(0.01)
-            desk = here.nodes[here.leader()].coordination.coordinator
-            assert desk.waiting == AT_ONCE
+            coordinator = here.nodes[here.leader()].coordination.coordinator
+            assert coordinator.waiting == AT_ONCE
             await here.round(1)
             assert_joint(here, 1)
 
     clock.run(main())
 
 
-class CoordinatorBackend:
-    """Backend of a coordinator with the participants a, b and c, which makes steps at once."""
+class FakeBackend:
+    """Backend of a coordinator with participants a, b and c; it completes each step immediately."""
 
     def __init__(self):
         self.timers, self.here = [], 0
@@ -181,43 +183,45 @@ class CoordinatorBackend:
         there = sorted(s.sender for s in submissions)
         then(StepResult(dict.fromkeys(there, there), {}, {}))
 
-    def submit(self, desk, sender, round):
+    def submit(self, coordinator, sender, round):
         entry = Submission(sender, round, GOOD, 1)
-        desk.take(Term(1, 1), PendingSubmission(entry, lambda answer: self.answers.__setitem__((sender, round), answer)))
+        coordinator.take(
+            Term(1, 1), PendingSubmission(entry, lambda answer: self.answers.__setitem__((sender, round), answer))
+        )
 
 
-def test_a_round_that_was_opened_too_early_and_given_up_has_its_whole_time_when_the_others_come():
-    office = CoordinatorBackend()
-    desk = Coordinator(office, DEADLINE)
+def test_round_opened_early_gets_full_deadline_later():
+    backend = FakeBackend()
+    coordinator = Coordinator(backend, DEADLINE)
     for round in (1, 5, 6):
-        office.submit(desk, "c", round)
-    assert office.answers == {("c", 1): None}
-    (early,) = office.timers
-    office.submit(desk, "a", 1)
+        backend.submit(coordinator, "c", round)
+    assert backend.answers == {("c", 1): None}
+    (early,) = backend.timers
+    backend.submit(coordinator, "a", 1)
     early()
-    assert ("a", 1) not in office.answers  # b may still come
-    early, whole = office.timers
+    assert ("a", 1) not in backend.answers  # b may still come
+    early, whole = backend.timers
     whole()
-    assert office.answers["a", 1] == ["a"]
-    assert desk.away == {"b"}
+    assert backend.answers["a", 1] == ["a"]
+    assert coordinator.away == {"b"}
 
 
-def test_who_is_far_ahead_waits_for_the_others():
-    office = CoordinatorBackend()
-    desk = Coordinator(office, DEADLINE)
-    office.submit(desk, "c", 9)
-    for office.here in range(8):
+def test_participant_far_ahead_waits_for_others():
+    backend = FakeBackend()
+    coordinator = Coordinator(backend, DEADLINE)
+    backend.submit(coordinator, "c", 9)
+    for backend.here in range(8):
         for name in "ab":
-            office.submit(desk, name, office.here + 1)
-        assert office.answers["a", office.here + 1] == ["a", "b"]
-    assert ("c", 9) not in office.answers
-    office.here = 8
+            backend.submit(coordinator, name, backend.here + 1)
+        assert backend.answers["a", backend.here + 1] == ["a", "b"]
+    assert ("c", 9) not in backend.answers
+    backend.here = 8
     for name in "ab":
-        office.submit(desk, name, 9)
-    assert office.answers["c", 9] == ["a", "b", "c"]
+        backend.submit(coordinator, name, 9)
+    assert backend.answers["c", 9] == ["a", "b", "c"]
 
 
-def test_who_submits_often_counts_once():
+def test_repeated_submissions_count_once():
     async def main():
         async with council(CoordinatedFedAvg()) as (here, mallory):
             for _ in range(100):
@@ -228,7 +232,7 @@ def test_who_submits_often_counts_once():
     clock.run(main())
 
 
-def test_a_submission_that_is_sent_again_is_a_replay():
+def test_submission_sent_again_is_rejected_as_replay():
     async def main():
         async with council(CoordinatedFedAvg()) as (here, mallory):
             frame = mallory.submit(1)
@@ -253,7 +257,7 @@ def assignment(params, weights=None, extras=None):
 @pytest.mark.parametrize(
     ("term", "cause"), [({}, "not asked for"), ({"term": 0}, "lower term"), ({"term": LAST}, "not asked for")]
 )
-def test_who_does_not_coordinate_cannot_assign(term, cause):
+def test_assignment_of_non_coordinator_is_rejected(term, cause):
     async def main():
         async with council(CoordinatedFedAvg()) as (here, mallory):
             now = here.term
@@ -285,7 +289,7 @@ def test_who_does_not_coordinate_cannot_assign(term, cause):
         (Payload.of(np.zeros(SIZE, "<f4").tobytes(), b"\x92\xdf\xff\xff\xff\xff"), "wrong length"),
     ],
 )
-def test_nonsense_of_a_coordinator_costs_the_round_and_nothing_else(said, cause):
+def test_invalid_assignment_costs_only_its_round(said, cause):
     async def main():
         async with council(CoordinatedFedAvg()) as (here, mallory):
             number = here.term.number + 1
@@ -302,7 +306,7 @@ def test_nonsense_of_a_coordinator_costs_the_round_and_nothing_else(said, cause)
             await here.round(1)
             assert set(here.assigned["alice"].values()) == {None}
             assert here.rejected(cause) == len(HONEST)
-            await here.until(lambda: here.leader() in HONEST)  # mallory is not heard any more
+            await here.until(lambda: here.leader() in HONEST)  # mallory's lease has expired
             await here.round(2)
             assert_joint(here, 2)
 
@@ -312,7 +316,7 @@ def test_nonsense_of_a_coordinator_costs_the_round_and_nothing_else(said, cause)
 # Elections
 
 
-def test_who_is_not_eligible_cannot_lead_or_stand():
+def test_ineligible_member_cannot_lead_or_stand():
     def lead(here, mallory, round):
         for term in (here.term.number, here.term.number + 1, LAST):
             mallory.tell_all(m.Leading(1, term, 10**6))
@@ -322,7 +326,7 @@ def test_who_is_not_eligible_cannot_lead_or_stand():
     attack(CoordinatedFedAvg(), lead, lead, cause="election", eligible=HONEST)
 
 
-def test_a_second_coordinator_of_a_term_is_a_lie_and_not_followed():
+def test_second_coordinator_of_term_is_rejected():
     def lead(here, mallory, round):
         for beat in (1, 2**32 - 1):
             mallory.tell_all(m.Leading(1, here.term.number, beat))
@@ -330,14 +334,14 @@ def test_a_second_coordinator_of_a_term_is_a_lie_and_not_followed():
     attack(CoordinatedFedAvg(), lead, lead, cause="election")
 
 
-def test_an_answer_to_a_beat_that_was_never_sent_does_not_prolong_a_lease():
+def test_answer_to_unsent_beat_does_not_prolong_lease():
     def follow(here, mallory, round):
         mallory.send(here.leader(), m.Following(1, here.term.number, 2**32 - 1))
 
     attack(CoordinatedFedAvg(), follow, follow, cause="election")
 
 
-def test_votes_for_late_terms_do_not_unseat_a_coordinator():
+def test_votes_for_last_term_do_not_depose_coordinator():
     def stand(here, mallory, round):
         for trial in (True, False):
             mallory.tell_all(m.Vote(1, LAST, trial))
@@ -351,7 +355,7 @@ def test_votes_for_late_terms_do_not_unseat_a_coordinator():
 
 
 @pytest.mark.parametrize("number", [LAST, 2000])
-def test_claimed_far_term_moves_nobody(number):
+def test_claimed_far_term_is_rejected_by_all(number):
     async def main():
         async with council(CoordinatedFedAvg()) as (here, mallory):
             await here.until(lambda: here.leader() in HONEST)
@@ -369,7 +373,7 @@ def test_claimed_far_term_moves_nobody(number):
 
 
 @pytest.mark.slow
-def test_a_node_whose_vote_was_damaged_says_nothing_and_costs_the_others_nothing():
+def test_node_with_damaged_vote_is_silent_and_others_elect():
     async def main():
         async with council(CoordinatedFedAvg(), damaged=("dave",)) as (here, _):
             *others, dave = (node.electing for node in here.nodes.values())

@@ -24,7 +24,7 @@ def free_port():
         return one.getsockname()[1]
 
 
-def test_a_finding_is_one_line_with_what_to_do():
+def test_report_prints_one_line_per_finding_with_remedy():
     findings = [
         Finding("key", True, "whole"),
         Finding("clock", None, "not synchronised yet", "set it"),
@@ -37,14 +37,14 @@ def test_a_finding_is_one_line_with_what_to_do():
     ]
 
 
-def test_a_whole_key_is_shown_by_its_public_half(tmp_path):
+def test_check_key_shows_public_key_of_valid_file(tmp_path):
     identity = Identity.create(tmp_path / "key.pem")
     found = check_key(tmp_path)
     assert found.ok
     assert identity.public.hex() in found.said
 
 
-def test_a_missing_a_broken_and_an_open_key_are_told_apart(tmp_path):
+def test_check_key_distinguishes_missing_damaged_and_open_key(tmp_path):
     missing = check_key(tmp_path)
     assert (missing.ok, "No such file" in missing.said) == (False, True)
     assert "p2pfl-node init" in missing.mend
@@ -61,7 +61,7 @@ def test_a_missing_a_broken_and_an_open_key_are_told_apart(tmp_path):
     assert content.splitlines()[1].decode() not in report([broken])[0]
 
 
-def test_the_disk_needs_room_for_some_checkpoints(tmp_path):
+def test_check_disk_fails_without_room_for_checkpoints(tmp_path):
     assert check_disk(tmp_path).ok
     full = check_disk(tmp_path, needed=10**18)
     assert not full.ok
@@ -69,14 +69,14 @@ def test_the_disk_needs_room_for_some_checkpoints(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_large_checkpoint_needs_more_room(tmp_path):
+def test_check_disk_needs_more_room_for_large_checkpoint(tmp_path):
     size = shutil.disk_usage(tmp_path).free // 2
     with (tmp_path / "checkpoint").open("wb") as file:
-        file.truncate(size)  # takes no room
+        file.truncate(size)  # a sparse file, which uses no disk space
     assert not check_disk(tmp_path).ok
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+def test_check_disk_reports_folder_that_cannot_be_written(tmp_path):
     found = check_disk(tmp_path / "none")
     assert not found.ok
     assert "cannot be written: No such file" in found.said
@@ -85,7 +85,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path):
 LAYOUT = Layout((("weight", (2, 3)),), 6)
 
 
-def test_a_task_is_compared_with_what_is_agreed():
+def test_check_layout_compares_task_with_federation():
     assert check_layout(lambda: LAYOUT, LAYOUT.fingerprint.hex()).ok
     other = check_layout(lambda: LAYOUT, "00" * 16)
     assert not other.ok
@@ -93,7 +93,7 @@ def test_a_task_is_compared_with_what_is_agreed():
     assert "00" * 16 in other.said
 
 
-def test_a_task_that_cannot_be_made_is_said():
+def test_check_layout_reports_task_that_cannot_be_created():
     def make():
         raise ConfigurationError("rows.csv, line 3: b is 'x', and must be a number")
 
@@ -104,23 +104,23 @@ def test_a_task_that_cannot_be_made_is_said():
 # The federation
 
 
-def make_one(root, name="alice"):
+def create_node(root, name="alice"):
     folder = root / name
     config.create(folder, name)
     return folder
 
 
-def test_a_node_alone_belongs_to_no_federation(tmp_path):
-    found = check_federation(make_one(tmp_path))
+def test_check_federation_notes_node_without_federation(tmp_path):
+    found = check_federation(create_node(tmp_path))
     assert (found.ok, found.said) == (None, "this node belongs to none")
     assert "federation create" in found.mend
 
 
-def test_a_member_a_stranger_and_a_removed_member_are_told_apart(tmp_path):
-    folder = make_one(tmp_path)
+def test_check_federation_distinguishes_member_and_stranger(tmp_path):
+    folder = create_node(tmp_path)
     admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
     assert check_federation(folder) == Finding("federation", True, "home, members: 1, membership version: 1")
-    stranger = make_one(tmp_path, "mallory")
+    stranger = create_node(tmp_path, "mallory")
     for name in ("federation.toml", "membership"):
         shutil.copy(folder / name, stranger / name)
     found = check_federation(stranger)
@@ -131,8 +131,8 @@ def test_a_member_a_stranger_and_a_removed_member_are_told_apart(tmp_path):
     assert "p2pfl-node request" in found.mend
 
 
-def test_a_damaged_federation_file_and_a_missing_key_are_said(tmp_path):
-    folder = make_one(tmp_path)
+def test_check_federation_handles_damaged_file_and_missing_key(tmp_path):
+    folder = create_node(tmp_path)
     admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
     path = folder / "federation.toml"
     whole = path.read_bytes()
@@ -149,7 +149,7 @@ def test_a_damaged_federation_file_and_a_missing_key_are_said(tmp_path):
 
 
 class Clocks:
-    """Two clocks that nobody waits for; the wall clock jumps by `jump` seconds while one waits."""
+    """Two simulated clocks; the wall clock jumps by `jump` seconds during a pause."""
 
     def __init__(self, year=2030, jump=0.0):
         self.now, self.passed, self.jump = datetime(year, 5, 1, 12, tzinfo=UTC).timestamp(), 1000.0, jump
@@ -162,7 +162,7 @@ class Clocks:
         return check_clock(lambda: self.now, lambda: self.passed, self.pause, timesync)
 
 
-def test_a_clock_is_asked_for_its_year_its_pace_and_its_synchronisation(tmp_path):
+def test_check_clock_tests_year_jumps_and_synchronisation(tmp_path):
     nowhere = tmp_path / "none"
     assert Clocks().check(nowhere) == Finding("clock", True, "plausible: 2030-05-01 12:00 UTC")
     for year in (1970, 2025, 2099):
@@ -176,14 +176,14 @@ def test_a_clock_is_asked_for_its_year_its_pace_and_its_synchronisation(tmp_path
 
 
 @pytest.mark.slow
-def test_the_clock_of_this_machine_goes_right():
+def test_check_clock_passes_on_this_machine():
     assert check_clock().ok is not False
 
 
 # The port
 
 
-def test_a_free_port_on_loopback_is_for_this_machine_only():
+def test_check_port_on_loopback_notes_local_access_only():
     port = free_port()
     found = check_port(f"127.0.0.1:{port}")
     assert found.ok is None
@@ -191,13 +191,13 @@ def test_a_free_port_on_loopback_is_for_this_machine_only():
     assert f'listen = ":{port}"' in found.mend
 
 
-def test_a_free_port_of_all_interfaces_is_right():
+def test_check_port_free_on_all_interfaces_passes():
     port = free_port()
     assert check_port(f"0.0.0.0:{port}") == Finding("port", True, f"0.0.0.0:{port} is free")
     assert check_port(f"tcp://:{port}").ok
 
 
-def test_a_port_that_is_taken_is_wrong_unless_this_node_has_it():
+def test_check_port_in_use_fails_unless_this_node_uses_it():
     with socket.create_server(("127.0.0.1", 0)) as server:
         listen = f"127.0.0.1:{server.getsockname()[1]}"
         taken = check_port(listen)
@@ -213,7 +213,7 @@ def test_a_port_that_is_taken_is_wrong_unless_this_node_has_it():
         ("[::1:4100", "is not of the form", "change listen"),
     ],
 )
-def test_addresses_that_cannot_be_listened_at_are_said(listen, said, mend):
+def test_check_port_rejects_unusable_address(listen, said, mend):
     found = check_port(listen)
     assert found.ok is False
     assert said in found.said
@@ -223,13 +223,13 @@ def test_addresses_that_cannot_be_listened_at_are_said(listen, said, mend):
 # Multicast
 
 
-def test_multicast_on_loopback_only_is_for_this_machine():
+def test_check_multicast_on_loopback_notes_local_access_only():
     found = check_multicast(["127.0.0.1"])
     assert found.ok is None
     assert "works on loopback only" in found.said
 
 
-def test_multicast_where_no_interface_has_the_address_does_not_work():
+def test_check_multicast_reports_address_of_no_interface():
     found = check_multicast(["203.0.113.9"])
     assert found.ok is False
     assert "203.0.113.9: " in found.said
@@ -240,7 +240,7 @@ def test_multicast_where_no_interface_has_the_address_does_not_work():
     assert "203.0.113.9: " in both.said
 
 
-def test_the_interfaces_of_this_machine_are_tried_by_themselves():
+def test_check_multicast_tries_own_interfaces_by_default():
     assert "127.0.0.1" in network.own_addresses()
     assert check_multicast().check == "multicast"
 
@@ -249,20 +249,20 @@ def test_the_interfaces_of_this_machine_are_tried_by_themselves():
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:1883", "http://host", "mqtt://", "mqtt://host:port", "mqtt://[::1", ""])
-def test_what_is_no_address_of_a_broker_is_said_without_repeating_it(url):
+def test_check_broker_rejects_malformed_url(url):
     found = check_broker(url)
     assert found.ok is False
     assert "mqtt://host:1883" in found.mend
 
 
-def test_a_broker_that_is_not_there_is_said_without_the_password():
+def test_check_broker_reports_unreachable_without_password():
     found = check_broker(f"mqtt://alice:secret@127.0.0.1:{free_port()}")
     assert found.ok is False
     assert "does not answer: Connection refused" in found.said
     assert "secret" not in report([found])[0]
 
 
-def test_without_the_client_only_the_connection_is_tried(monkeypatch):
+def test_check_broker_without_client_tests_connection_only(monkeypatch):
     monkeypatch.setitem(sys.modules, "aiomqtt", None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         found = check_broker(f"mqtt://127.0.0.1:{server.getsockname()[1]}")
@@ -270,7 +270,7 @@ def test_without_the_client_only_the_connection_is_tried(monkeypatch):
     assert "pip install 'p2pfl-node[mqtt]'" in found.mend
 
 
-def test_a_broker_that_delivers_is_right(tmp_path):
+def test_check_broker_that_delivers_passes(tmp_path):
     port = free_port()
     with mosquitto(tmp_path, port):
         assert check_broker(f"mqtt://127.0.0.1:{port}") == Finding(
@@ -278,7 +278,7 @@ def test_a_broker_that_delivers_is_right(tmp_path):
         )
 
 
-def test_a_broker_that_wants_a_password_is_said(tmp_path):
+def test_check_broker_reports_refused_password(tmp_path):
     port = free_port()
     with mosquitto(tmp_path, port, "allow_anonymous false"):
         found = check_broker(f"mqtt://alice:secret@127.0.0.1:{port}")
@@ -289,7 +289,7 @@ def test_a_broker_that_wants_a_password_is_said(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_broker_that_denies_publishing_is_said(tmp_path):
+def test_check_broker_reports_denied_publishing(tmp_path):
     port, rules = free_port(), tmp_path / "acl"
     rules.write_text("topic read #\n")
     rules.chmod(0o700)

@@ -11,7 +11,7 @@ from p2pfl.node.exchange.rounds.adaptive_timeout import AdaptiveTimeout
 SECONDS = st.floats(0.001, 100)
 
 
-def test_mean_and_deviation_are_those_of_rfc_6298():
+def test_timeout_uses_mean_and_deviation_of_rfc_6298():
     deadlines = AdaptiveTimeout(600, adaptive=True)
     deadlines.record_answer("a", 40)
     assert deadlines.wait(["a"]) == 2 * (40 + 4 * 20)
@@ -19,14 +19,14 @@ def test_mean_and_deviation_are_those_of_rfc_6298():
     assert deadlines.wait(["a"]) == 2 * (41 + 4 * 17)
 
 
-def test_the_slowest_is_waited_for():
+def test_timeout_is_that_of_slowest_peer():
     deadlines = AdaptiveTimeout(600, adaptive=True)
     deadlines.record_answer("a", 40)
     deadlines.record_answer("b", 60)
     assert deadlines.wait(["a", "b"]) == deadlines.wait(["b"]) > deadlines.wait(["a"])
 
 
-def test_who_was_never_measured_is_granted_the_ceiling():
+def test_timeout_of_unmeasured_peer_is_maximum():
     deadlines = AdaptiveTimeout(60, adaptive=True)
     deadlines.record_answer("a", 1)
     deadlines.record_timeout("b")
@@ -35,14 +35,14 @@ def test_who_was_never_measured_is_granted_the_ceiling():
 
 
 @pytest.mark.parametrize(("ceiling", "adaptive"), [(60, False), (inf, True), (inf, False)])
-def test_a_fixed_or_endless_deadline_does_not_learn(ceiling, adaptive):
+def test_timeout_with_fixed_or_infinite_deadline_never_adapts(ceiling, adaptive):
     deadlines = AdaptiveTimeout(ceiling, adaptive)
     deadlines.record_answer("a", 0.1)
     deadlines.record_timeout("a")
     assert deadlines.wait(["a"]) == ceiling
 
 
-def test_a_sixth_of_the_ceiling_is_waited_for_at_least():
+def test_timeout_is_at_least_a_sixth_of_maximum():
     deadlines = AdaptiveTimeout(60, adaptive=True)
     for _ in range(100):
         deadlines.record_answer("a", 0.01)
@@ -50,7 +50,7 @@ def test_a_sixth_of_the_ceiling_is_waited_for_at_least():
     assert deadlines.wait([]) == 10
 
 
-def test_a_miss_doubles_what_a_peer_is_granted_until_it_answers():
+def test_timeout_doubles_with_each_miss_until_peer_answers():
     deadlines = AdaptiveTimeout(600, adaptive=True)
     for _ in range(100):
         deadlines.record_answer("a", 50)
@@ -65,7 +65,7 @@ def test_a_miss_doubles_what_a_peer_is_granted_until_it_answers():
     assert deadlines.wait(["a"]) == pytest.approx(100)
 
 
-def test_a_peer_that_has_become_slower_is_missed_a_few_times_and_then_waited_for():
+def test_timeout_adapts_to_slower_peer_after_few_misses():
     deadlines = AdaptiveTimeout(600, adaptive=True)
     for _ in range(100):
         deadlines.record_answer("a", 20)
@@ -79,7 +79,7 @@ def test_a_peer_that_has_become_slower_is_missed_a_few_times_and_then_waited_for
     assert 1 <= missed <= 4
 
 
-def test_a_silent_peer_costs_a_few_of_its_own_usual_times_at_first():
+def test_timeout_of_steady_peer_is_twice_its_usual_time():
     deadlines = AdaptiveTimeout(600, adaptive=True)
     for _ in range(100):
         deadlines.record_answer("a", 60)
@@ -87,7 +87,7 @@ def test_a_silent_peer_costs_a_few_of_its_own_usual_times_at_first():
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.one_of(st.none(), SECONDS))), st.floats(0.1, 1000), st.booleans())
-def test_the_deadline_stays_between_a_sixth_of_the_ceiling_and_the_ceiling(events, ceiling, adaptive):
+def test_timeout_stays_between_a_sixth_and_maximum(events, ceiling, adaptive):
     deadlines = AdaptiveTimeout(ceiling, adaptive)
     for name, seconds in events:
         if seconds is None:
@@ -99,7 +99,7 @@ def test_the_deadline_stays_between_a_sixth_of_the_ceiling_and_the_ceiling(event
 
 
 @given(st.lists(SECONDS, min_size=1), SECONDS)
-def test_waiting_for_more_peers_is_never_shorter(times, other):
+def test_timeout_for_two_peers_is_the_longer_one(times, other):
     deadlines = AdaptiveTimeout(300, adaptive=True)
     for seconds in times:
         deadlines.record_answer("a", seconds)

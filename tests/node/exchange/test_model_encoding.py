@@ -44,7 +44,7 @@ async def to_the_end(federation):
     await federation.done()
 
 
-class Noting:
+class RecordingPeers:
     """Record of a policy's calls to its peers."""
 
     def __init__(self, peers, own, given):
@@ -64,19 +64,19 @@ class Noting:
         return updates
 
 
-class Witness(Random):
+class RecordingRandom(Random):
     def __init__(self):
         super().__init__()
         self.own, self.given = [], []
 
     async def round(self, me, peers):
-        return await super().round(me, Noting(peers, self.own, self.given))
+        return await super().round(me, RecordingPeers(peers, self.own, self.given))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", CODEC_TABLES, ids=lambda table: table["name"])
-def test_peers_get_what_the_codec_makes_of_a_model_and_the_node_goes_on_with_its_own(table):
-    federation = play(to_the_end, NAMES, settings(table), policy=Witness)
+def test_peers_receive_encoded_model_and_node_keeps_its_own(table):
+    federation = play(to_the_end, NAMES, settings(table), policy=RecordingRandom)
     layout, start = federation.tasks["a"].layout, federation.tasks["a"].initial(0)
     witness = {name: node.policy for name, node in federation.nodes.items()}
     for name in NAMES:
@@ -90,7 +90,7 @@ def test_peers_get_what_the_codec_makes_of_a_model_and_the_node_goes_on_with_its
 
 
 @pytest.mark.slow
-def test_a_difference_takes_the_bytes_of_its_entries_and_the_whole_model_all_of_them():
+def test_traffic_of_differences_and_whole_models_is_exact():
     exchange = play(to_the_end, NAMES, settings(TOP_K)).nodes["a"].exchange
     # Each of 3 peers sends 3 entries 6 times: the count, a bit for each of 11 values, and the values.
     assert exchange.traffic.received_update == 3 * 6 * (OVERHEAD + 4 + 2 + 4 * 3)
@@ -99,7 +99,7 @@ def test_a_difference_takes_the_bytes_of_its_entries_and_the_whole_model_all_of_
 
 
 @pytest.mark.slow
-def test_a_run_in_two_halves_equals_one_in_one_piece(tmp_path):
+def test_stopped_and_resumed_run_equals_uninterrupted_run(tmp_path):
     async def in_two(federation):
         federation.start()
         await asyncio.gather(*(federation.round(name, 3) for name in NAMES))
@@ -119,7 +119,7 @@ def test_a_run_in_two_halves_equals_one_in_one_piece(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", CODEC_TABLES, ids=lambda table: table["name"])
-def test_what_was_served_before_a_crash_is_served_after_it_byte_by_byte(tmp_path, table):
+def test_node_serves_same_bytes_after_crash(tmp_path, table):
     def served(node, known):
         coding, outbox = node.exchange.coding, node.exchange.outbox
         return {
@@ -139,7 +139,7 @@ def test_what_was_served_before_a_crash_is_served_after_it_byte_by_byte(tmp_path
         assert (len(set(map(len, before.values()))) > 1) == (table is TOP_K)
         await federation.kill("d")
         federation.start("d")
-        await asyncio.sleep(0.5)  # it has begun round 4 again, and trains
+        await asyncio.sleep(0.5)  # it has started round 4 again and trains
         assert served(federation.nodes["d"], known) == before
         await federation.done()
         assert not any(node.exchange.rejected for node in federation.nodes.values())
@@ -148,7 +148,7 @@ def test_what_was_served_before_a_crash_is_served_after_it_byte_by_byte(tmp_path
 
 
 @pytest.mark.slow
-def test_one_that_has_lost_its_disk_is_sent_and_sends_models_that_are_understood(tmp_path):
+def test_node_that_lost_its_disk_exchanges_valid_models(tmp_path):
     async def test(federation):
         federation.start()
         await federation.round("a", 4)
@@ -163,7 +163,7 @@ def test_one_that_has_lost_its_disk_is_sent_and_sends_models_that_are_understood
     assert not any(node.exchange.rejected for node in federation.nodes.values())
 
 
-def test_the_codec_is_agreed_on_and_both_are_named_where_it_differs():
+def test_nodes_with_different_codecs_refuse_each_other():
     async def test(federation):
         federation.start("a")
         federation.settings = replace(federation.settings, codec={"name": "float16"})
@@ -175,24 +175,24 @@ def test_the_codec_is_agreed_on_and_both_are_named_where_it_differs():
         play(test, ("a", "b"), settings({"name": "int8"}))
 
 
-def test_a_checkpoint_of_another_codec_is_refused(tmp_path):
+def test_node_refuses_checkpoint_of_another_codec(tmp_path):
     play(to_the_end, ("a",), settings(TOP_K), folder=tmp_path)
     with pytest.raises(ConfigurationError, match=r"^the checkpoint has codec .*top-k.*, the configuration .*int8"):
         play(to_the_end, ("a",), settings({"name": "int8"}), folder=tmp_path)
 
 
-# A member that lies
+# A malicious member
 
 
 def hostile(answer, table=TOP_K):
-    """Run nodes a and c with b, who answers to a's requests with what `answer` makes of them; return a's exchange."""
+    """Run nodes a and c, and b, which answers a's requests with `answer(request)`; return the federation."""
 
     async def test(federation):
         federation.start("a", "c")
         peer, key = federation.make("b").exchange.contacts, federation.keys["a"].public
         transport = federation.network.transport("b")
 
-        class Ear:
+        class Listener:
             def received(self, link, frame):
                 opened = peer.door.open(frame)
                 message = opened.message
@@ -202,7 +202,7 @@ def hostile(answer, table=TOP_K):
                     base, payload = answer(message)
                     said = m.ModelUpdate(message.request, message.round, message.stage, 50, False, 0.0, base)
                     say(link, said, payload)
-                if isinstance(message, m.RoundReached):  # keep up, so as not to be left out for being slow
+                if isinstance(message, m.RoundReached):  # keep up, so that a does not drop b as slow
                     say(link, message)
 
             def lost(self, link, reason): ...
@@ -210,13 +210,13 @@ def hostile(answer, table=TOP_K):
         def say(link, message, payload=b""):
             link.send(peer.sealer.seal(message, key, Payload.of(payload)))
 
-        await transport.listen(Ear())
+        await transport.listen(Listener())
         await asyncio.sleep(0.01)
         link = await transport.dial("memory:a", key)
         say(link, m.Hello(), peer.introducer.parameters().parts[0])
         while federation.watch["a"].result is None:
             await asyncio.sleep(0.1)
-        for name in ("a", "c"):  # they would serve b for ever
+        for name in ("a", "c"):  # they would serve b forever
             await federation.kill(name)
 
     return play(test, ("a", "b", "c"), settings(table))
@@ -240,7 +240,7 @@ ENTRIES = encode_entries(ONES, np.array([1, 4], np.uint32))
         (lambda get: (get.known, ENTRIES[:-4] + np.array([1e38], np.float32).tobytes()), "too large"),
     ],
 )
-def test_differences_that_cannot_be_used_are_counted_and_left_out(answer, cause):
+def test_invalid_differences_are_counted_and_dropped(answer, cause):
     federation = hostile(answer)
     exchange = federation.nodes["a"].exchange
     assert exchange.rejected == {cause: exchange.rejected[cause]}
@@ -248,12 +248,12 @@ def test_differences_that_cannot_be_used_are_counted_and_left_out(answer, cause)
     assert all(federation.partners("a", round) == {"c"} for round in range(1, 7))
 
 
-def test_a_difference_where_there_are_none_is_counted_and_left_out():
+def test_difference_with_dense_codec_is_counted_and_dropped():
     federation = hostile(lambda get: (b"12345678", ENTRIES), {"name": "int8"})
     assert federation.nodes["a"].exchange.rejected["not asked for"] >= 4
 
 
-def test_what_a_peer_has_sent_is_what_the_next_difference_starts_from():
+def test_next_difference_starts_from_last_received_model():
     known, expected = [], []
 
     def answer(get):
@@ -269,7 +269,7 @@ def test_what_a_peer_has_sent_is_what_the_next_difference_starts_from():
     assert federation.partners("a", 6) == {"b", "c"}
 
 
-# One by one
+# Encoder alone
 
 LAYOUT = Layout((("model", (100,)),), 100)
 START = np.zeros(100, np.float32)
@@ -280,7 +280,7 @@ def published(coding, params):
     return Published(Update("me", 1, "trained", public, 10), 0.0, name)
 
 
-def test_the_expected_bytes_are_those_of_the_codec_and_grow_with_what_was_missed():
+def test_expected_bytes_follow_codec_and_missed_rounds():
     dense = {
         name: ModelEncoder(make_codec(name, {}), LAYOUT).expected_bytes("x", 7) - OVERHEAD
         for name in CODECS
@@ -288,7 +288,7 @@ def test_the_expected_bytes_are_those_of_the_codec_and_grow_with_what_was_missed
     }
     assert dense == {"float32": 400, "float16": 200, "bfloat16": 200, "int8": 104}
     coding = ModelEncoder(TopK(0.1), LAYOUT, START)
-    # The count, and then 13 bytes of marks and 4 for each of 10 values a round; the whole model after 8 rounds.
+    # The count, then per round 13 bytes of bitmap and 4 for each of 10 values; the whole model after 8 rounds.
     assert [coding.expected_bytes("x", round) - OVERHEAD for round in (1, 2, 8, 9)] == [57, 97, 337, 400]
     coding.ask(["x"])
     coding.keep("x", 9, START, b"12345678")
@@ -296,7 +296,7 @@ def test_the_expected_bytes_are_those_of_the_codec_and_grow_with_what_was_missed
     assert ModelEncoder(TopK(1.0), LAYOUT, START).expected_bytes("x", 1) - OVERHEAD == 400
 
 
-def test_no_more_bytes_come_than_were_expected_of_a_peer_that_publishes_once_a_round():
+def test_expected_bytes_bound_received_bytes():
     rng = np.random.default_rng(0)
     sender, receiver = ModelEncoder(TopK(0.1), LAYOUT, START), ModelEncoder(TopK(0.1), LAYOUT, START)
     for round in range(1, 40):
@@ -313,14 +313,14 @@ def test_no_more_bytes_come_than_were_expected_of_a_peer_that_publishes_once_a_r
             receiver.keep("me", round, params)
 
 
-def test_a_difference_from_what_is_not_known_is_none():
+def test_decode_rejects_difference_from_unknown_model():
     coding = ModelEncoder(TopK(0.1), LAYOUT, START)
     for copy in (None, Copy(b"87654321", START, 0)):
         with pytest.raises(ProtocolError, match="a difference from a model that is not known"):
             coding.decode(memoryview(bytes(4)), b"12345678", copy)
 
 
-def test_steps_without_their_model_are_not_taken_up():
+def test_restore_ignores_steps_without_their_model():
     coding = ModelEncoder(TopK(0.1), LAYOUT, START)
     before = coding.state()
     coding.restore([Step(b"12345678", np.zeros(0, np.uint32))], [])
@@ -329,13 +329,13 @@ def test_steps_without_their_model_are_not_taken_up():
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "top-k"])
-def test_a_model_that_is_not_finite_is_not_published(name):
+def test_publish_refuses_model_that_is_not_finite(name):
     coding = ModelEncoder(make_codec(name, {}), LAYOUT, START)
     with pytest.raises(RunError, match="values that are not finite"):
         coding.publish(START * np.nan)
 
 
-def test_top_k_does_not_start_without_the_common_model():
+def test_top_k_requires_common_initial_model():
     with pytest.raises(ConfigurationError, match="needs the common initial model"):
         ModelEncoder(TopK(), LAYOUT)
 
@@ -344,7 +344,7 @@ def test_top_k_does_not_start_without_the_common_model():
 
 
 @pytest.mark.slow
-def test_with_fewer_bytes_for_a_model_more_peers_are_heard_and_the_budget_holds():
+def test_smaller_models_allow_more_peers_within_byte_budget():
     models = {}
     for table in (*CODEC_TABLES, {"name": "top-k", "share": 1.0}):
         budget = {"bytes": 3 * (OVERHEAD + 2 * P)}
@@ -364,7 +364,7 @@ def test_with_fewer_bytes_for_a_model_more_peers_are_heard_and_the_budget_holds(
 
 
 @pytest.mark.slow
-def test_the_table_says_what_was_sent_where_codecs_are_compared(tmp_path, capsys):
+def test_table_shows_bytes_only_where_codecs_are_compared(tmp_path, capsys):
     command = ["run", "codecs-one-byte-budget", "--set", "form=smoke", "--engine", "local", "--no-report"]
 
     def table(*options):
@@ -381,7 +381,7 @@ def test_the_table_says_what_was_sent_where_codecs_are_compared(tmp_path, capsys
     assert all("bytes" not in row for row in summary["table"])
 
 
-def test_which_peers_fit_is_drawn_and_every_one_has_its_turn():
+def test_fitting_draws_peers_uniformly():
     rng = np.random.default_rng(0)
     counts = Counter(id for _ in range(3000) for id in fitting(rng, list("abcde"), [1, 1, 1, 1, 1], 2, 5))
     assert sum(counts.values()) == 6000
@@ -389,7 +389,7 @@ def test_which_peers_fit_is_drawn_and_every_one_has_its_turn():
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(-1, 30), st.integers(0, 9))
-def test_those_that_fit_leave_no_room_for_another(sizes, limit, most):
+def test_fitting_leaves_no_room_for_another_peer(sizes, limit, most):
     ids = list(range(len(sizes)))
     taken = fitting(np.random.default_rng(1), ids, sizes, limit, most)
     assert taken == sorted(set(taken))

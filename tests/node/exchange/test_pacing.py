@@ -14,7 +14,7 @@ from p2pfl.node.exchange.rounds.pacing import LONGEST_HOLD, Pacing, common_round
     ("rounds", "common"),
     [([7], 7), ([7, 3], 3), ([7, 7, 3], 7), ([9, 3, 3], 3), ([9, 9, 3, 3], 9), ([9, 3, 3, 3], 3), ([9, 9, 9, 3, 3, 3], 9)],
 )
-def test_common_round_is_that_of_at_least_half(rounds, common):
+def test_common_round_is_reached_by_at_least_half(rounds, common):
     assert common_round(rounds) == common
 
 
@@ -22,7 +22,7 @@ rounds = st.integers(0, 2**32 - 1)
 
 
 @given(st.lists(st.integers(100, 101), min_size=2, max_size=9), st.lists(rounds, max_size=8))
-def test_fewer_liars_than_honest_move_nobody(honest, lies):
+def test_common_round_resists_minority_of_liars(honest, lies):
     lies = lies[: len(honest) - 1]
     assert 100 <= common_round([*honest, *lies]) <= 101
     for finished in honest:
@@ -31,33 +31,33 @@ def test_fewer_liars_than_honest_move_nobody(honest, lies):
         assert Pacing(10**9).following(finished, finished, others) == finished + 1
 
 
-def test_pacing_alone_does_the_next_round():
+def test_pacing_without_peers_takes_next_round():
     assert Pacing(10).following(3, 3, []) == 4
 
 
-def test_pacing_behind_most_skips_to_them():
+def test_pacing_behind_most_skips_to_their_round():
     assert Pacing(100).following(3, 3, [50, 50, 3]) == 50
 
 
-def test_pacing_ahead_of_most_goes_back_to_them():
-    assert Pacing(100).following(50, 50, [3, 3, 50]) == 51  # two of four are there
+def test_pacing_ahead_of_most_returns_to_their_round():
+    assert Pacing(100).following(50, 50, [3, 3, 50]) == 51  # two of four are at its round
     assert Pacing(100).following(50, 50, [3, 3, 3]) == 4
 
 
-def test_pacing_one_round_apart_is_in_step():
+def test_pacing_one_round_apart_takes_next_round():
     assert Pacing(100).following(50, 50, [49, 49, 49]) == 51
     assert Pacing(100).following(49, 49, [50, 50, 50]) == 50
 
 
-def test_pacing_of_an_observer_follows_the_participants_alone():
+def test_pacing_of_observer_follows_participants():
     assert Pacing(100, voice=False).following(0, 0, [50]) == 50
     assert Pacing(100, voice=False).following(60, 60, [50, 50]) == 51
 
 
-def test_pacing_held_back_in_vain_holds_longer_each_time():
+def test_pacing_returns_ever_less_often_to_stalled_peer():
     pacing, finished, returns = Pacing(10**6), 0, []
     for done in range(2000):
-        following = pacing.following(finished, finished, [0])  # one that stands still
+        following = pacing.following(finished, finished, [0])  # the peer stays at round 0
         if following <= finished:
             pacing.enter(following, finished, finished, Outbox(synchronous=True))
             returns.append(done)
@@ -67,7 +67,7 @@ def test_pacing_held_back_in_vain_holds_longer_each_time():
     assert LONGEST_HOLD <= gaps[-1] <= LONGEST_HOLD + 2
 
 
-def test_pacing_goes_back_at_once_after_an_exchange():
+def test_pacing_returns_at_once_after_an_exchange():
     pacing = Pacing(100)
     pacing.enter(pacing.following(50, 50, [3, 3, 3]), 50, 50, Outbox(synchronous=True))
     assert pacing.following(5, 5, [3, 3, 3]) == 6

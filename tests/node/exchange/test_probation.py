@@ -11,7 +11,7 @@ from tests.support.liars import Liar
 NAMES = ("a", "b", "c", "d")
 
 
-def test_probation_doubles_what_a_peer_owes_with_each_miss():
+def test_probation_doubles_owed_answers_with_each_miss():
     probation, owed = Probation(), []
     for _ in range(8):
         probation.record_timeout("a", 3)
@@ -45,11 +45,11 @@ def test_probation_owes_more_in_large_federations():
 
 
 ROUNDS, DEADLINE = 60, 5.0  # of a second each, without liars
-SLOWEST = ROUNDS * 1.1 + 3 * 4 * DEADLINE  # four misses at each of three nodes; then it owes a lot
+SLOWEST = ROUNDS * 1.1 + 3 * 4 * DEADLINE  # four misses at each of three nodes; then it owes many answers
 
 
 def play_with(liar, on, rounds=ROUNDS):
-    """Return a federation of three honest nodes and a liar, after all rounds."""
+    """Run three honest nodes and a liar for all rounds; return the federation."""
 
     async def test(federation):
         federation.start("a", "b", "c")
@@ -61,7 +61,7 @@ def play_with(liar, on, rounds=ROUNDS):
     return play(test, NAMES, Settings(rounds=rounds, deadline=DEADLINE, adaptive=True), period=1.0)
 
 
-def seconds(federation):
+def duration(federation):
     times = federation.watch["a"].times
     return times[max(times)] - times[min(times)]
 
@@ -74,13 +74,13 @@ def answer(liar, peer, message, payload):
 @pytest.mark.slow
 def test_member_that_answers_pings_only_costs_one_deadline():
     federation = play_with(Liar, lambda *said: None)
-    assert seconds(federation) < ROUNDS * 1.1 + DEADLINE
+    assert duration(federation) < ROUNDS * 1.1 + DEADLINE
     assert all(federation.nodes[name].exchange.expired <= 2 for name in "abc")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [2, 10])
-def test_member_that_answers_now_and_then_costs_little(every):
+def test_member_that_answers_sometimes_costs_little(every):
     asked = []
 
     def on(*said):
@@ -88,7 +88,7 @@ def test_member_that_answers_now_and_then_costs_little(every):
         if len(asked) % every:
             answer(*said)
 
-    assert seconds(play_with(Liar, on)) < SLOWEST
+    assert duration(play_with(Liar, on)) < SLOWEST
 
 
 @pytest.mark.slow
@@ -114,4 +114,4 @@ def test_member_that_lags_a_round_costs_little():
                 for said in (round - 2, round - 1):
                     self.contacts.tell(peer, m.RoundReached(max(0, said)))
 
-    assert seconds(play_with(Lagging, answer)) < SLOWEST
+    assert duration(play_with(Lagging, answer)) < SLOWEST

@@ -23,8 +23,8 @@ def outbox(*models, synchronous=True, final=False):
     return box
 
 
-def after(rounds, prepared=True, synchronous=True, stages=STAGES):
-    """The outbox of a node that has published so many rounds."""
+def outbox_after(rounds, prepared=True, synchronous=True, stages=STAGES):
+    """Return the outbox of a node that has published the given number of rounds."""
     models = [model(round, stage) for round in range(1, rounds + 1) for stage in stages]
     return outbox(*([model(0, "prepared")] if prepared else []), *models, synchronous=synchronous)
 
@@ -32,20 +32,20 @@ def after(rounds, prepared=True, synchronous=True, stages=STAGES):
 # Synchronous
 
 
-def test_the_round_and_the_stage_that_are_asked_for_are_served():
-    box = after(2)
+def test_find_returns_requested_round_and_stage():
+    box = outbox_after(2)
     for round in (1, 2):
         for stage in STAGES:
             found = box.find(round, stage).update
             assert (found.round, found.stage) == (round, stage)
 
 
-def test_what_is_served_is_what_was_published():
+def test_find_returns_published_object():
     published = model(1)
     assert outbox(published).find(1, "trained") is published
 
 
-def test_nothing_was_published_yet():
+def test_find_in_empty_outbox_waits():
     box = outbox()
     assert box.round == -1
     assert box.find(0, "prepared") == "wait"
@@ -53,31 +53,31 @@ def test_nothing_was_published_yet():
     assert box.find(7, "merged") == "wait"
 
 
-def test_who_asks_for_what_is_still_to_come_waits():
+def test_find_future_model_waits():
     box = outbox(model(1), model(1, "merged"), model(2))
     assert box.find(2, "merged") == "wait"
     assert box.find(3, "trained") == "wait"
     assert box.find(3, "merged") == "wait"
 
 
-def test_a_stage_that_an_earlier_round_did_not_have_is_gone():
+def test_find_missing_stage_of_earlier_round_is_gone():
     assert outbox(model(1), model(2)).find(1, "merged") == "gone"
 
 
-def test_rounds_that_were_skipped_are_gone():
+def test_find_skipped_round_is_gone():
     box = outbox(model(8), model(10))
     assert box.find(8, "trained") == box.find(9, "trained") == "gone"
     assert outbox(model(9), model(10)).find(9, "trained").update.round == 9
 
 
-def test_the_last_two_rounds_are_kept_and_older_ones_are_gone():
-    box = after(10)
+def test_outbox_keeps_last_two_rounds():
+    box = outbox_after(10)
     assert set(box.models) == {(0, "prepared")} | {(round, stage) for round in (9, 10) for stage in STAGES}
     assert box.find(8, "trained") == box.find(8, "merged") == box.find(1, "trained") == "gone"
 
 
-def test_the_round_before_is_kept_while_the_next_has_begun():
-    box = after(9)
+def test_outbox_keeps_previous_round_during_next():
+    box = outbox_after(9)
     box.add(model(10))
     assert box.find(9, "merged").update.round == 9
     assert box.find(10, "trained").update.round == 10
@@ -85,28 +85,28 @@ def test_the_round_before_is_kept_while_the_next_has_begun():
     assert box.find(8, "merged") == "gone"
 
 
-def test_who_jumps_ahead_forgets_the_rounds_before():
-    box = after(3)
+def test_outbox_after_skip_drops_earlier_rounds():
+    box = outbox_after(3)
     box.add(model(20))
     assert set(box.models) == {(0, "prepared"), (20, "trained")}
     assert box.find(3, "merged") == "gone"
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_the_model_of_the_preparation_is_kept_for_the_whole_run(synchronous):
-    box = after(1000, synchronous=synchronous)
+def test_outbox_keeps_prepared_model_for_whole_run(synchronous):
+    box = outbox_after(1000, synchronous=synchronous)
     found = box.find(0, "prepared").update
     assert (found.round, found.stage) == (0, "prepared")
 
 
-def test_a_model_published_again_takes_the_place_of_the_first():
+def test_outbox_replaces_model_published_again():
     first, again = model(3), model(3)
     box = outbox(first, again)
     assert box.find(3, "trained") is again
     assert len(box.models) == 1
 
 
-def test_an_older_model_does_not_turn_the_round_back():
+def test_outbox_round_never_decreases():
     box = outbox(model(5), model(4))
     assert box.round == 5
     assert box.find(4, "trained").update.round == 4
@@ -118,7 +118,7 @@ def test_an_older_model_does_not_turn_the_round_back():
     st.booleans(),
     st.booleans(),
 )
-def test_at_any_time_the_models_of_the_last_two_rounds_are_held_and_no_others(steps, prepared, synchronous):
+def test_outbox_always_holds_exactly_last_two_rounds(steps, prepared, synchronous):
     box = outbox(*([model(0, "prepared")] if prepared else []), synchronous=synchronous)
     kept, published, round = set(box.models), set(), 0
     for step, stages in steps:
@@ -131,8 +131,8 @@ def test_at_any_time_the_models_of_the_last_two_rounds_are_held_and_no_others(st
 
 
 @given(st.integers(1, 12), st.integers(1, 14), st.sampled_from(STAGES))
-def test_a_synchronous_node_never_serves_another_round(rounds, asked, stage):
-    found = after(rounds).find(asked, stage)
+def test_synchronous_outbox_serves_only_requested_round(rounds, asked, stage):
+    found = outbox_after(rounds).find(asked, stage)
     if isinstance(found, Published):
         assert (found.update.round, found.update.stage) == (asked, stage)
     else:
@@ -142,21 +142,21 @@ def test_a_synchronous_node_never_serves_another_round(rounds, asked, stage):
 # Asynchronous
 
 
-def test_an_asynchronous_node_serves_its_newest_whatever_round_is_asked_for():
-    box = after(6, synchronous=False)
+def test_asynchronous_outbox_serves_newest_for_any_round():
+    box = outbox_after(6, synchronous=False)
     for round in (1, 5, 6, 7, 1000):
         for stage in STAGES:
             found = box.find(round, stage).update
             assert (found.round, found.stage) == (6, stage)
 
 
-def test_an_asynchronous_node_serves_the_newest_of_the_stage():
+def test_asynchronous_outbox_serves_newest_of_stage():
     box = outbox(model(1), model(1, "merged"), model(2), synchronous=False)
     assert box.find(2, "merged").update.round == 1
     assert box.find(1, "trained").update.round == 2
 
 
-def test_an_asynchronous_node_that_has_published_nothing_keeps_nobody_waiting():
+def test_empty_asynchronous_outbox_does_not_wait():
     box = outbox(model(0, "prepared"), synchronous=False)
     assert box.find(1, "trained") == "nothing yet"
     box.add(model(1))
@@ -164,7 +164,7 @@ def test_an_asynchronous_node_that_has_published_nothing_keeps_nobody_waiting():
     assert box.find(1, "trained").update.round == 1
 
 
-def test_preparation_waits_in_asynchronous_runs_too():
+def test_asynchronous_outbox_waits_for_prepared_model():
     box = outbox(synchronous=False)
     assert box.find(0, "prepared") == "wait"
     prepared = model(0, "prepared")
@@ -173,16 +173,16 @@ def test_preparation_waits_in_asynchronous_runs_too():
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_a_preparation_that_was_left_out_is_gone_once_rounds_have_begun(synchronous):
-    assert after(1, prepared=False, synchronous=synchronous).find(0, "prepared") == "gone"
+def test_missing_prepared_model_is_gone_after_first_round(synchronous):
+    assert outbox_after(1, prepared=False, synchronous=synchronous).find(0, "prepared") == "gone"
 
 
 # Stopped
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_a_stopped_node_serves_its_last_model_for_every_later_round(synchronous):
-    box = after(3, synchronous=synchronous)
+def test_final_outbox_serves_last_model_for_later_rounds(synchronous):
+    box = outbox_after(3, synchronous=synchronous)
     box.final = True
     for round in (4, 50):
         for stage in STAGES:
@@ -191,14 +191,14 @@ def test_a_stopped_node_serves_its_last_model_for_every_later_round(synchronous)
     assert box.find(0, "prepared").update.stage == "prepared"
 
 
-def test_a_stopped_node_still_serves_the_round_before_its_last_to_who_asks_for_it():
-    box = after(3)
+def test_final_outbox_still_serves_previous_round():
+    box = outbox_after(3)
     box.final = True
     assert box.find(2, "trained").update.round == 2
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_a_stopped_node_keeps_nobody_waiting_for_what_it_never_had(synchronous):
+def test_final_outbox_never_waits(synchronous):
     empty = outbox(synchronous=synchronous, final=True)
     assert empty.find(0, "prepared") == empty.find(1, "trained") == empty.find(1, "merged") == "gone"
     trained_only = outbox(model(1), synchronous=synchronous, final=True)

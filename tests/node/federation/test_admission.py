@@ -1,4 +1,4 @@
-"""Admission to a federation, by token and by hand, and its traces in the folders of nodes."""
+"""Admission to a federation by token and by hand, and the resulting files in node folders."""
 
 import asyncio
 import base64
@@ -44,7 +44,7 @@ def digits():
 
 
 class Home:
-    """The folders of some nodes, of which alice has made a federation."""
+    """Node folders, among them that of alice, who has created a federation."""
 
     def __init__(self, root, digits):
         self.root = root
@@ -67,7 +67,7 @@ class Home:
         return invite(self.alice, name, ["10.0.0.1:4100"], role, minutes, now, **options)
 
     def bundle(self, folder, role="participant", new_key=False, **options):
-        """Admit a node by hand; return what it joins with."""
+        """Admit a node by hand; return the bundle with which it joins."""
         line = admission.request(folder, new_key)
         admission.admit(self.alice, line, role, self.root / "bundle", **options)
         return (self.root / "bundle").read_text()
@@ -82,18 +82,18 @@ def home(tmp_path, digits):
 
 
 class Clock:
-    """The clocks of a machine: `now` may be set, `booted` goes forward only."""
+    """Clocks of a machine: `now` may be set, `booted` only advances."""
 
     def __init__(self):
         self.now, self.booted = NOW, BOOTED
 
-    def passes(self, seconds):
+    def advance(self, seconds):
         self.now += seconds
         self.booted += seconds
 
 
-class FrameVerifier:
-    """Alice's running node, as far as it answers those who bring a token."""
+class Inviter:
+    """The part of alice's running node that answers newcomers with a token."""
 
     def __init__(self, home, clock=None, file=None):
         self.clock = clock or Clock()
@@ -104,9 +104,9 @@ class FrameVerifier:
         self.refusals = []
 
     def ask(self, key, secret, name="bob", host="10.0.0.1"):
-        return self.say(key, encode_join(Join(secret, name)), host)
+        return self.send(key, encode_join(Join(secret, name)), host)
 
-    def say(self, key, frame, host="10.0.0.1"):
+    def send(self, key, frame, host="10.0.0.1"):
         reply = asyncio.run(self.service.answer(key.public, frame, host))
         if reply.cause:
             self.causes.append(reply.cause)
@@ -115,15 +115,15 @@ class FrameVerifier:
 
 
 @pytest.fixture
-def door(home):
-    return FrameVerifier(home)
+def inviter(home):
+    return Inviter(home)
 
 
 def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def everything(folder):
+def folder_contents(folder):
     """Return the names and contents of a folder's files as one string of bytes."""
     return b"\n".join(
         str(path.relative_to(folder)).encode() + b"\n" + (path.read_bytes() if path.is_file() else b"")
@@ -131,16 +131,16 @@ def everything(folder):
     )
 
 
-def forms(secret):
-    """A secret, and how it could be written."""
+def encodings_of(secret):
+    """Return a secret in all forms in which it could be written."""
     plain, safe = base64.b64encode(secret).rstrip(b"="), base64.urlsafe_b64encode(secret).rstrip(b"=")
     return [secret, secret.hex().encode(), secret.hex().upper().encode(), plain, safe, repr(secret)[2:-1].encode()]
 
 
-# Making a federation
+# Creation of a federation
 
 
-def test_who_makes_a_federation_is_its_first_member_and_has_its_admission_key(home):
+def test_create_federation_makes_creator_member_with_key(home):
     log = home.log()
     own = Identity.load(home.alice / config.KEY)
     assert log.file == home.file
@@ -150,12 +150,12 @@ def test_who_makes_a_federation_is_its_first_member_and_has_its_admission_key(ho
     assert home.admission_key().public != own.public
 
 
-def test_the_copy_of_the_admission_key_is_a_key_file_too(home):
+def test_create_federation_writes_backup_as_key_file(home):
     assert Identity.load(home.backup).public == home.file.admission
     assert mode(home.backup) == mode(home.alice / admission_key.ADMISSION) == 0o600
 
 
-def test_a_copy_overwrites_nothing_and_without_it_nothing_is_made(tmp_path, digits):
+def test_create_federation_without_backup_writes_nothing(tmp_path, digits):
     folder = tmp_path / "alice"
     config.create(folder, "alice")
     before = sorted(folder.iterdir())
@@ -172,12 +172,12 @@ def test_a_copy_overwrites_nothing_and_without_it_nothing_is_made(tmp_path, digi
     admission.create_federation(folder, tables, tmp_path / "backup.pem")
 
 
-def test_a_node_belongs_to_one_federation(home):
+def test_create_federation_refuses_second_federation_of_node(home):
     with pytest.raises(ConfigurationError, match="belongs to a federation already"):
         admission.create_federation(home.alice, home.tables, home.root / "other.pem")
 
 
-def test_a_node_of_no_federation_has_no_membership_and_can_do_nothing(home):
+def test_commands_of_node_without_federation_are_refused(home):
     bob = home.node("bob")
     assert load_federation(bob) is None
     for act in (
@@ -190,7 +190,7 @@ def test_a_node_of_no_federation_has_no_membership_and_can_do_nothing(home):
             act()
 
 
-def test_a_federation_is_described_without_secrets(home):
+def test_describe_shows_federation_without_secrets(home):
     shown = admission.describe(home.alice)
     assert (shown["federation"], shown["id"], shown["membership_version"]) == ("home", home.file.id.hex(), 1)
     assert [member["name"] for member in shown["members"]] == ["alice"]
@@ -202,7 +202,7 @@ def test_a_federation_is_described_without_secrets(home):
 
 
 @pytest.mark.slow
-def test_every_flipped_bit_of_both_files_is_noticed(home):
+def test_load_federation_detects_every_flipped_bit(home):
     for name in (FEDERATION, MEMBERSHIP):
         path = home.alice / name
         whole = path.read_bytes()
@@ -216,7 +216,7 @@ def test_every_flipped_bit_of_both_files_is_noticed(home):
     assert home.log().membership_version == 1
 
 
-def test_a_log_that_is_missing_cut_or_of_another_federation_is_said(home, tmp_path, digits):
+def test_load_federation_reports_missing_cut_or_foreign_log(home, tmp_path, digits):
     path = home.alice / MEMBERSHIP
     whole = path.read_bytes()
     for content in (b"", whole[:-1], whole + b"\0", whole[:20]):
@@ -232,20 +232,20 @@ def test_a_log_that_is_missing_cut_or_of_another_federation_is_said(home, tmp_pa
         load_federation(home.alice)
 
 
-def test_the_epoch_on_the_disk_never_goes_back(home):
+def test_saved_membership_version_never_decreases(home):
     old = home.log()
     home.bundle(home.node("bob"))
     MembershipFile(home.alice).save(old)
     assert home.log().membership_version == old.membership_version == 2
 
 
-def test_a_running_node_and_commands_lose_nothing_of_each_other(home):
+def test_node_and_commands_keep_entries_of_each_other(home):
     running, file = home.log(), MembershipFile(home.alice)
     running.on_change.append(lambda: file.save(running.copy()))
     file.merge(running)
     for name in ("bob", "carol"):
         home.bundle(home.node(name))
-    # A peer tells of bob before the node has looked at the file, where carol is too.
+    # A peer sends bob's entry before the node has read the file, which also holds carol's.
     running.extend(home.log().after(1, 300))
     assert list(running.members) == ["alice", "bob"]
     assert list(home.log().members) == ["alice", "bob", "carol"]
@@ -255,14 +255,14 @@ def test_a_running_node_and_commands_lose_nothing_of_each_other(home):
     assert not file.has_changed()
 
 
-def test_saving_verifies_only_what_other_processes_have_added(home, monkeypatch):
+def test_save_verifies_only_entries_of_other_processes(home, monkeypatch):
     running, file = home.log(), MembershipFile(home.alice)
     file.merge(running)
     checked, valid = [], Verifier.valid
     monkeypatch.setattr(Verifier, "valid", lambda self, *args: checked.append(1) or valid(self, *args))
     running.append(home.admission_key(), "add", "dave", EVE.public)
     file.save(running)
-    assert len(checked) == 1  # of the new entry, when it was appended
+    assert len(checked) == 1  # the new entry, when it was appended
     home.bundle(home.node("bob"))
     checked.clear()
     file.save(running)
@@ -270,7 +270,7 @@ def test_saving_verifies_only_what_other_processes_have_added(home, monkeypatch)
     assert home.log().encode() == running.encode()
 
 
-def test_a_node_sees_what_was_written_before_it_began_to_look(home):
+def test_membership_file_detects_change_before_first_merge(home):
     running = home.log()
     home.bundle(home.node("bob"))
     file = MembershipFile(home.alice)
@@ -280,7 +280,7 @@ def test_a_node_sees_what_was_written_before_it_began_to_look(home):
     assert not file.has_changed()
 
 
-def test_a_log_on_the_disk_that_differs_is_said_and_left(home):
+def test_save_reports_fork_and_keeps_file(home):
     running = home.log()
     running.append(home.admission_key(), "add", "carol", CAROL.public)
     home.bundle(home.node("bob"))
@@ -289,8 +289,8 @@ def test_a_log_on_the_disk_that_differs_is_said_and_left(home):
     assert "bob" in home.log().members
 
 
-def at_once(*works):
-    """Do things in threads that begin together; return what they return, or raise, in order."""
+def run_concurrently(*works):
+    """Run callables in threads that start together; return their results or exceptions in order."""
     results, start = [None] * len(works), threading.Barrier(len(works))
 
     def do(k, work):
@@ -308,12 +308,12 @@ def at_once(*works):
     return results
 
 
-def test_commands_that_run_together_all_count(home):
+def test_concurrent_admissions_are_all_kept(home):
     lines = [admission.request(home.node(f"node-{k}")) for k in range(8)]
     works = [
         partial(admission.admit, home.alice, line, "participant", home.root / f"bundle-{k}") for k, line in enumerate(lines)
     ]
-    assert at_once(*works) == [f"node-{k}" for k in range(8)]
+    assert run_concurrently(*works) == [f"node-{k}" for k in range(8)]
     assert home.log().membership_version == 9
     assert len(home.log().members) == 9
 
@@ -321,123 +321,123 @@ def test_commands_that_run_together_all_count(home):
 # By token
 
 
-def test_a_token_makes_a_member_with_its_role(home, door):
+def test_token_admits_member_with_its_role(home, inviter):
     token = home.token(role="observer")
     assert (token.federation, token.name, token.admission) == (home.file.id, "home", home.file.admission)
     assert token.inviter == Identity.load(home.alice / config.KEY).public
     assert token.addresses == ("10.0.0.1:4100",)
     assert token.expires == NOW + 15 * 60
-    answer = door.ask(BOB, token.secret)
-    assert answer == Joined(home.file.data, door.log.encode())
+    answer = inviter.ask(BOB, token.secret)
+    assert answer == Joined(home.file.data, inviter.log.encode())
     assert Membership(home.file, answer.log).members["bob"].role == "observer"
-    assert home.log().members == door.log.members
+    assert home.log().members == inviter.log.members
 
 
-def test_a_token_is_only_known_by_who_holds_it(home, door, monkeypatch):
+def test_token_secret_is_neither_stored_nor_reported(home, inviter, monkeypatch):
     answers = []
     tokens = [home.token(name) for name in ("bob", "carol", "dave")]
     for token, seconds in zip(tokens, (0, 0, 3600), strict=True):
-        door.clock.passes(seconds)
+        inviter.clock.advance(seconds)
         for key in (BOB, CAROL):
-            answers.append(door.ask(key, token.secret, token.member))
+            answers.append(inviter.ask(key, token.secret, token.member))
     guess = os.urandom(16)
-    answers.append(door.ask(EVE, guess))
-    shown = everything(home.root) + repr((tokens, door.refusals, answers)).encode()
+    answers.append(inviter.ask(EVE, guess))
+    shown = folder_contents(home.root) + repr((tokens, inviter.refusals, answers)).encode()
     for secret in (*(token.secret for token in tokens), guess):
-        for form in forms(secret):
+        for form in encodings_of(secret):
             assert form not in shown
 
 
-def test_what_is_kept_of_a_token_is_for_its_owner_only(home):
+def test_invitation_files_are_private(home):
     home.token()
     folder = home.alice / INVITATIONS
     assert mode(folder) == 0o700
     assert [mode(path) for path in folder.iterdir()] == [0o600]
 
 
-def refusals(door, *asked):
-    """The causes of refusals; nobody came in."""
-    before = door.log.membership_version
+def refusals(inviter, *asked):
+    """Ask for each key, check that all are refused, and return the causes."""
+    before = inviter.log.membership_version
     for key, secret, *name in asked:
-        assert isinstance(door.ask(key, secret, *name), JoinRefused)
-    assert door.log.membership_version == before
-    return door.causes
+        assert isinstance(inviter.ask(key, secret, *name), JoinRefused)
+    assert inviter.log.membership_version == before
+    return inviter.causes
 
 
-def test_a_token_is_good_for_one_node(home, door):
+def test_token_admits_only_one_node(home, inviter):
     token = home.token()
-    assert isinstance(door.ask(BOB, token.secret), Joined)
-    assert refusals(door, (EVE, token.secret, "eve"), (EVE, token.secret, "bob")) == ["invitation used"] * 2
+    assert isinstance(inviter.ask(BOB, token.secret), Joined)
+    assert refusals(inviter, (EVE, token.secret, "eve"), (EVE, token.secret, "bob")) == ["invitation used"] * 2
 
 
-def test_one_who_has_lost_the_answer_gets_it_again(home, door):
+def test_token_gives_same_node_same_answer_again(home, inviter):
     token = home.token()
-    first = door.ask(BOB, token.secret)
-    door.clock.passes(3600)
-    assert door.ask(BOB, token.secret) == first
-    assert FrameVerifier(home).ask(BOB, token.secret) == first  # also of a node that was started again
+    first = inviter.ask(BOB, token.secret)
+    inviter.clock.advance(3600)
+    assert inviter.ask(BOB, token.secret) == first
+    assert Inviter(home).ask(BOB, token.secret) == first  # also from a restarted node
     assert home.log().membership_version == 2
 
 
-def test_a_token_is_good_until_it_expires(home, door):
+def test_token_is_valid_until_it_expires(home, inviter):
     first, second = home.token(minutes=15), home.token("carol", minutes=15)
-    door.clock.passes(15 * 60)
-    assert isinstance(door.ask(BOB, first.secret), Joined)
-    door.clock.passes(1)
-    assert refusals(door, (CAROL, second.secret, "carol")) == ["invitation expired"]
+    inviter.clock.advance(15 * 60)
+    assert isinstance(inviter.ask(BOB, first.secret), Joined)
+    inviter.clock.advance(1)
+    assert refusals(inviter, (CAROL, second.secret, "carol")) == ["invitation expired"]
 
 
-def test_token_that_was_seen_expired_stays_so_if_the_clock_is_set_back(home, door):
+def test_expired_token_stays_expired_when_clock_is_set_back(home, inviter):
     token = home.token(minutes=15)
-    door.clock.now += 3600
-    assert refusals(door, (BOB, token.secret)) == ["invitation expired"]
-    door.clock.now -= 3600
-    assert refusals(door, (BOB, token.secret)) == ["invitation expired"] * 2
-    assert refusals(FrameVerifier(home, door.clock), (BOB, token.secret)) == ["invitation expired"]  # started again
+    inviter.clock.now += 3600
+    assert refusals(inviter, (BOB, token.secret)) == ["invitation expired"]
+    inviter.clock.now -= 3600
+    assert refusals(inviter, (BOB, token.secret)) == ["invitation expired"] * 2
+    assert refusals(Inviter(home, inviter.clock), (BOB, token.secret)) == ["invitation expired"]  # after a restart
 
 
-def test_token_expires_though_the_clock_is_set_back(home, door):
+def test_token_expires_although_clock_is_set_back(home, inviter):
     token = home.token(minutes=15)
-    door.clock.passes(3600)
-    door.clock.now -= 3600
-    assert refusals(door, (BOB, token.secret)) == ["invitation expired"]
+    inviter.clock.advance(3600)
+    inviter.clock.now -= 3600
+    assert refusals(inviter, (BOB, token.secret)) == ["invitation expired"]
 
 
-def test_clock_that_was_wrong_and_is_set_back_locks_nothing(home, door):
-    door.clock.now += 30 * 24 * 3600
+def test_inviter_accepts_tokens_after_clock_is_set_back(home, inviter):
+    inviter.clock.now += 30 * 24 * 3600
     for _ in range(3):
-        refusals(door, (EVE, os.urandom(16)))
-    door.clock.now -= 30 * 24 * 3600
-    assert isinstance(door.ask(BOB, home.token().secret), Joined)
+        refusals(inviter, (EVE, os.urandom(16)))
+    inviter.clock.now -= 30 * 24 * 3600
+    assert isinstance(inviter.ask(BOB, home.token().secret), Joined)
 
 
-def test_token_of_before_a_restart_of_the_machine_is_good_until_it_expires(home, door):
+def test_token_survives_machine_restart_until_it_expires(home, inviter):
     token, other = home.token(minutes=15), home.token("carol", minutes=15)
-    door.clock.now, door.clock.booted = NOW + 60, 1.0
-    assert isinstance(door.ask(BOB, token.secret), Joined)
-    door.clock.passes(15 * 60)
-    assert refusals(door, (CAROL, other.secret, "carol")) == ["invitation expired"]
+    inviter.clock.now, inviter.clock.booted = NOW + 60, 1.0
+    assert isinstance(inviter.ask(BOB, token.secret), Joined)
+    inviter.clock.advance(15 * 60)
+    assert refusals(inviter, (CAROL, other.secret, "carol")) == ["invitation expired"]
 
 
-def test_a_token_that_was_never_given_is_unknown(home, door):
-    assert refusals(door, (BOB, bytes(16))) == ["invitation unknown"]
+def test_token_never_issued_is_unknown(home, inviter):
+    assert refusals(inviter, (BOB, bytes(16))) == ["invitation unknown"]
     home.token()
-    assert refusals(door, (BOB, bytes(16))) == ["invitation unknown"] * 2
+    assert refusals(inviter, (BOB, bytes(16))) == ["invitation unknown"] * 2
 
 
-def test_the_token_of_another_node_is_unknown(home, door, tmp_path, digits):
+def test_token_of_another_node_is_unknown(home, inviter, tmp_path, digits):
     (tmp_path / "other").mkdir()
     token = Home(tmp_path / "other", digits).token()
-    assert refusals(door, (BOB, token.secret)) == ["invitation unknown"]
+    assert refusals(inviter, (BOB, token.secret)) == ["invitation unknown"]
 
 
-def test_refusals_of_one_host_are_limited_and_others_are_answered(home, door):
+def test_refusals_are_limited_per_host(home, inviter):
     token, more = home.token(minutes=60), REFUSALS + 5
-    causes = refusals(door, *[(EVE, os.urandom(16)) for _ in range(more)])
+    causes = refusals(inviter, *[(EVE, os.urandom(16)) for _ in range(more)])
     assert causes == ["invitation unknown"] * REFUSALS + ["busy"] * 5
-    assert isinstance(door.ask(BOB, token.secret, host="10.0.0.2"), Joined)
-    door.clock.passes(1 / RECOVERY)
-    assert isinstance(door.ask(CAROL, home.token("carol").secret, "carol"), Joined)
+    assert isinstance(inviter.ask(BOB, token.secret, host="10.0.0.2"), Joined)
+    inviter.clock.advance(1 / RECOVERY)
+    assert isinstance(inviter.ask(CAROL, home.token("carol").secret, "carol"), Joined)
 
 
 @pytest.mark.parametrize(
@@ -452,35 +452,37 @@ def test_refusals_of_one_host_are_limited_and_others_are_answered(home, door):
         ("broker", "10.0.0.1", False),
     ],
 )
-def test_hosts_that_share_a_limit(home, door, one, other, same):
+def test_hosts_of_one_network_share_refusal_limit(home, inviter, one, other, same):
     for _ in range(REFUSALS):
-        door.ask(EVE, os.urandom(16), host=one)
-    door.ask(EVE, os.urandom(16), host=other)
-    assert (door.causes[-1] == "busy") == same
+        inviter.ask(EVE, os.urandom(16), host=one)
+    inviter.ask(EVE, os.urandom(16), host=other)
+    assert (inviter.causes[-1] == "busy") == same
 
 
-def test_refusals_of_a_used_token_are_limited_too(home, door):
+def test_refusals_of_used_token_are_limited(home, inviter):
     token = home.token()
-    door.ask(BOB, token.secret)
+    inviter.ask(BOB, token.secret)
     for _ in range(2 * REFUSALS):
-        assert isinstance(door.ask(EVE, token.secret), JoinRefused)
-    assert door.causes == ["invitation used"] * REFUSALS + ["busy"] * REFUSALS
+        assert isinstance(inviter.ask(EVE, token.secret), JoinRefused)
+    assert inviter.causes == ["invitation used"] * REFUSALS + ["busy"] * REFUSALS
 
 
 @pytest.mark.slow
-def test_newcomers_who_are_let_in_cost_nothing(home, door):
+def test_admitted_newcomers_do_not_count_as_refusals(home, inviter):
     for k in range(2 * REFUSALS):
         key = Identity.from_seed(bytes([100 + k]) * 32)
-        assert isinstance(door.ask(key, home.token(f"node-{k}").secret, f"node-{k}"), Joined)
+        assert isinstance(inviter.ask(key, home.token(f"node-{k}").secret, f"node-{k}"), Joined)
 
 
-def test_questions_at_once_beyond_a_few_are_refused_as_busy(home, door):
-    """Another process holds the lock, so that all of them wait; the node's loop goes on."""
+def test_concurrent_questions_beyond_limit_are_refused_as_busy(home, inviter):
+    """Another process holds the lock, so all questions wait; the node's event loop continues."""
     tokens, keys = [home.token(f"node-{k}") for k in range(6)], [Identity.from_seed(os.urandom(32)).public for _ in range(6)]
 
     async def main():
         asked = [
-            asyncio.create_task(door.service.answer(keys[k], encode_join(Join(token.secret, token.member)), f"10.0.0.{k}"))
+            asyncio.create_task(
+                inviter.service.answer(keys[k], encode_join(Join(token.secret, token.member)), f"10.0.0.{k}")
+            )
             for k, token in enumerate(tokens)
         ]
         while not all(task.done() for task in asked[4:]):
@@ -498,47 +500,47 @@ def test_questions_at_once_beyond_a_few_are_refused_as_busy(home, door):
     assert [reply.cause for reply in replies] == [""] * 4 + ["busy"] * 2
 
 
-def test_lock_that_is_never_given_back_is_said_and_the_token_stays_good(home):
-    door = FrameVerifier(home, file=MembershipFile(home.alice, patience=0.05))
+def test_lock_never_released_is_reported_and_token_stays_valid(home):
+    inviter = Inviter(home, file=MembershipFile(home.alice, patience=0.05))
     token = home.token()
     with exclusive(home.alice / "membership.lock"):
-        assert isinstance(door.ask(BOB, token.secret), JoinRefused)
+        assert isinstance(inviter.ask(BOB, token.secret), JoinRefused)
     path = home.alice / "membership.lock"
-    assert door.refusals == [("join failed", f"cannot write {path}: another process has held its lock for 0.05 s")]
-    assert isinstance(door.ask(BOB, token.secret), Joined)
+    assert inviter.refusals == [("join failed", f"cannot write {path}: another process has held its lock for 0.05 s")]
+    assert isinstance(inviter.ask(BOB, token.secret), Joined)
 
 
-def test_refusal_reads_neither_the_log_nor_its_lock(home, door):
-    """A refused stranger costs the same, however long the log is and whatever process holds the lock."""
+def test_refusal_reads_neither_log_nor_lock(home, inviter):
+    """The cost of a refusal depends neither on the length of the log nor on its lock."""
     used = home.token()
-    door.ask(BOB, used.secret)
+    inviter.ask(BOB, used.secret)
     (home.alice / MEMBERSHIP).unlink()
     with exclusive(home.alice / "membership.lock"):
-        assert refusals(door, (EVE, os.urandom(16)), (EVE, used.secret)) == ["invitation unknown", "invitation used"]
+        assert refusals(inviter, (EVE, os.urandom(16)), (EVE, used.secret)) == ["invitation unknown", "invitation used"]
 
 
-def test_a_token_is_for_one_name(home, door):
+def test_token_is_valid_for_one_name(home, inviter):
     token = home.token("bob")
-    assert refusals(door, (BOB, token.secret, "robert"), (BOB, token.secret, "../bob")) == ["other name", "malformed"]
-    assert isinstance(door.ask(BOB, token.secret, "bob"), Joined)
+    assert refusals(inviter, (BOB, token.secret, "robert"), (BOB, token.secret, "../bob")) == ["other name", "malformed"]
+    assert isinstance(inviter.ask(BOB, token.secret, "bob"), Joined)
 
 
-def test_name_that_is_taken_does_not_use_up_the_token(home, door):
+def test_taken_name_does_not_use_up_token(home, inviter):
     token = home.token("carol")
     home.bundle(home.node("carol"))
-    assert isinstance(door.ask(CAROL, token.secret, "carol"), JoinRefused)
-    assert door.causes == ["name taken"]
+    assert isinstance(inviter.ask(CAROL, token.secret, "carol"), JoinRefused)
+    assert inviter.causes == ["name taken"]
     assert invitations.read_note(home.alice, token.secret).used_by == b""
 
 
-def test_token_for_a_name_that_is_taken_is_not_made(home):
+def test_invite_refuses_taken_or_invalid_name(home):
     with pytest.raises(ConfigurationError, match="there is a member named alice already"):
         home.token("alice")
     with pytest.raises(ConfigurationError, match="may have letters, digits"):
         home.token("../bob")
 
 
-def test_token_for_a_former_members_name_is_made_if_asked_for(home, door):
+def test_invite_reuses_name_of_former_member_only_on_request(home, inviter):
     home.bundle(home.node("carol"))
     early = home.token("bob")
     home.bundle(home.node("bob"))
@@ -546,55 +548,55 @@ def test_token_for_a_former_members_name_is_made_if_asked_for(home, door):
         admission.revoke(home.alice, name)
     with pytest.raises(ConfigurationError, match=r"carol is the name of a former member.*--reuse-name"):
         home.token("carol")
-    assert isinstance(door.ask(CAROL, home.token("carol", reuse_name=True).secret, "carol"), Joined)
-    assert refusals(door, (BOB, early.secret)) == ["name taken"]  # it was free when the token was made
+    assert isinstance(inviter.ask(CAROL, home.token("carol", reuse_name=True).secret, "carol"), Joined)
+    assert refusals(inviter, (BOB, early.secret)) == ["name taken"]  # the name was free when the token was made
 
 
-def test_a_key_that_is_or_was_a_members_does_not_come_in_again(home, door):
+def test_token_refuses_key_of_current_or_former_member(home, inviter):
     first, second = home.token(), home.token("robert")
-    door.ask(BOB, first.secret)
-    assert refusals(door, (BOB, second.secret, "robert")) == ["known key"]
+    inviter.ask(BOB, first.secret)
+    assert refusals(inviter, (BOB, second.secret, "robert")) == ["known key"]
     admission.revoke(home.alice, "bob")
-    door.causes.clear()
+    inviter.causes.clear()
     for token in (first, second):
-        assert isinstance(door.ask(BOB, token.secret, token.member), JoinRefused)
-    assert door.causes == ["name taken", "known key"]
+        assert isinstance(inviter.ask(BOB, token.secret, token.member), JoinRefused)
+    assert inviter.causes == ["name taken", "known key"]
 
 
-def test_noise_is_answered_with_a_refusal(door):
-    assert isinstance(door.say(EVE, b"\xff" * 100), JoinRefused)
-    assert door.causes == ["malformed"]
+def test_inviter_refuses_malformed_question(inviter):
+    assert isinstance(inviter.send(EVE, b"\xff" * 100), JoinRefused)
+    assert inviter.causes == ["malformed"]
 
 
-def test_of_two_who_come_at_once_with_a_token_one_is_let_in(home):
+def test_token_used_by_two_nodes_at_once_admits_one(home):
     for k in range(5):
-        token, doors = home.token(f"node-{k}"), [FrameVerifier(home), FrameVerifier(home)]
-        keys = [Identity.from_seed(os.urandom(32)) for _ in doors]
-        answers = at_once(
-            *(partial(door.ask, key, token.secret, token.member) for door, key in zip(doors, keys, strict=True))
+        token, inviters = home.token(f"node-{k}"), [Inviter(home), Inviter(home)]
+        keys = [Identity.from_seed(os.urandom(32)) for _ in inviters]
+        answers = run_concurrently(
+            *(partial(inviter.ask, key, token.secret, token.member) for inviter, key in zip(inviters, keys, strict=True))
         )
         assert sorted(type(answer).__name__ for answer in answers) == ["JoinRefused", "Joined"]
-        assert doors[0].causes + doors[1].causes in (["invitation used"], ["name taken"])  # by who has written what first
+        assert inviters[0].causes + inviters[1].causes in (["invitation used"], ["name taken"])  # in either order of writes
         assert home.log().membership_version == k + 2
 
 
-def test_inviter_sees_what_commands_have_added(home, door):
+def test_inviter_sees_entries_added_by_commands(home, inviter):
     token = home.token()
     home.bundle(home.node("carol"))
-    assert isinstance(door.ask(BOB, token.secret), Joined)
-    assert list(door.log.members) == ["alice", "bob", "carol"]
+    assert isinstance(inviter.ask(BOB, token.secret), Joined)
+    assert list(inviter.log.members) == ["alice", "bob", "carol"]
 
 
-def test_an_inviter_keeps_what_was_heard_but_could_not_be_written(home, door):
-    door.log.append(home.admission_key(), "add", "carol", CAROL.public)
-    assert isinstance(door.ask(BOB, home.token().secret), Joined)
-    assert list(home.log().members) == list(door.log.members) == ["alice", "bob", "carol"]
+def test_inviter_saves_entries_not_yet_on_disk(home, inviter):
+    inviter.log.append(home.admission_key(), "add", "carol", CAROL.public)
+    assert isinstance(inviter.ask(BOB, home.token().secret), Joined)
+    assert list(home.log().members) == list(inviter.log.members) == ["alice", "bob", "carol"]
 
 
-def test_a_member_is_on_the_disk_before_anyone_is_told(home, door):
+def test_new_member_is_on_disk_before_change_is_announced(home, inviter):
     on_disk = []
-    door.log.on_change.append(lambda: on_disk.append(list(home.log().members)))
-    door.ask(BOB, home.token().secret)
+    inviter.log.on_change.append(lambda: on_disk.append(list(home.log().members)))
+    inviter.ask(BOB, home.token().secret)
     assert on_disk == [["alice", "bob"]]
 
 
@@ -602,7 +604,7 @@ class Killed(BaseException):
     pass
 
 
-def test_a_node_that_was_killed_while_it_let_one_in_lets_in_that_one_only(home, door, monkeypatch):
+def test_inviter_killed_during_admission_admits_same_node_only(home, inviter, monkeypatch):
     token = home.token()
 
     def kill(point):
@@ -611,24 +613,24 @@ def test_a_node_that_was_killed_while_it_let_one_in_lets_in_that_one_only(home, 
     with monkeypatch.context() as patch:
         patch.setattr("p2pfl.node.federation.token_redeemer.failpoint", kill)
         with pytest.raises(Killed):
-            door.ask(BOB, token.secret)
+            inviter.ask(BOB, token.secret)
     assert home.log().membership_version == 1
-    door = FrameVerifier(home)
-    assert refusals(door, (EVE, token.secret, "eve")) == ["invitation used"]
-    assert isinstance(door.ask(BOB, token.secret), Joined)
+    inviter = Inviter(home)
+    assert refusals(inviter, (EVE, token.secret, "eve")) == ["invitation used"]
+    assert isinstance(inviter.ask(BOB, token.secret), Joined)
 
 
-def test_where_the_disk_is_full_nobody_is_let_in_and_the_token_stays_good(home, door):
+def test_full_disk_refuses_newcomer_and_keeps_token_valid(home, inviter):
     token = home.token()
-    for size in (10, 300):  # too little for the token's file; enough for it, too little for the log
+    for size in (10, 300):  # too small for the token's file; large enough for it, too small for the log
         with limited(size):
-            assert set(refusals(door, (BOB, token.secret))) == {"join failed"}
+            assert set(refusals(inviter, (BOB, token.secret))) == {"join failed"}
         assert home.log().membership_version == 1
-    assert isinstance(door.ask(BOB, token.secret), Joined)
+    assert isinstance(inviter.ask(BOB, token.secret), Joined)
     assert home.log().membership_version == 2
 
 
-def test_tokens_are_made_only_where_the_admission_key_in_force_is(home):
+def test_invite_requires_current_admission_key(home):
     bob = home.node("bob")
     home.accept(bob, home.bundle(bob))
     with pytest.raises(ConfigurationError, match=r"has no admission\.pem"):
@@ -641,12 +643,12 @@ def test_tokens_are_made_only_where_the_admission_key_in_force_is(home):
 
 
 @pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf"), 1e9])
-def test_a_token_is_good_for_a_sensible_time(home, minutes):
+def test_invite_rejects_unreasonable_validity(home, minutes):
     with pytest.raises(ConfigurationError, match="a token is good for up to"):
         home.token(minutes=minutes)
 
 
-def test_a_token_that_could_not_be_read_is_not_made(home):
+def test_invite_rejects_too_many_or_too_long_addresses(home):
     for addresses in (["x:1"] * 9, ["x" * 300]):
         with pytest.raises(ConfigurationError, match="8 addresses of 256 characters at most"):
             invite(home.alice, "bob", addresses)
@@ -654,10 +656,10 @@ def test_a_token_that_could_not_be_read_is_not_made(home):
     assert Invitation.parse(longest.encode()) == longest
 
 
-# How a newcomer asks
+# Questions of a newcomer
 
 
-def test_join_with_a_token_for_another_name_is_refused_before_it_dials(home):
+def test_join_refuses_token_for_another_name_before_dialling(home):
     token = home.token("carol", minutes=60)
     bob = home.node("bob")
     with pytest.raises(ConfigurationError) as caught:
@@ -665,7 +667,7 @@ def test_join_with_a_token_for_another_name_is_refused_before_it_dials(home):
     assert str(caught.value) == f"the token is for a node named carol; {bob / 'node.toml'} names this one bob"
 
 
-def test_join_asks_again_while_the_inviter_is_busy(tmp_path, monkeypatch):
+def test_join_retries_while_inviter_is_busy(tmp_path, monkeypatch):
     monkeypatch.setattr(joining, "PAUSE", 0.01)
     alice_folder = folders(tmp_path, "alice", "carol")["alice"]
     config.create(tmp_path / "bob", "bob", "127.0.0.1:0", task="concept-shift")
@@ -687,24 +689,24 @@ def test_join_asks_again_while_the_inviter_is_busy(tmp_path, monkeypatch):
     assert busy == []
 
 
-# What a newcomer takes
+# Answers that a newcomer accepts
 
 
 class Newcomer:
-    """Bob, who has used a token and holds the answer."""
+    """Bob, after he has used a token and received the answer."""
 
     def __init__(self, home, **options):
         self.folder = home.node("bob", **options)
         self.key = Identity.load(self.folder / config.KEY)
         self.token = home.token()
-        self.answer = FrameVerifier(home).ask(self.key, self.token.secret)
+        self.answer = Inviter(home).ask(self.key, self.token.secret)
 
     def accept(self, **changes):
         given = {"joined": self.answer, "invitation": self.token, "own": config.load(self.folder), "key": self.key.public}
         return admission.accept(self.folder, **{**given, **changes})
 
     def refuses(self, **changes):
-        """Why it takes nothing; nothing of it is kept."""
+        """Check that the answer is refused and nothing is saved; return the error message."""
         with pytest.raises(ConfigurationError) as caught:
             self.accept(**changes)
         assert load_federation(self.folder) is None
@@ -713,7 +715,7 @@ class Newcomer:
         return str(caught.value)
 
 
-def test_a_newcomer_keeps_what_it_was_given(home):
+def test_accept_saves_federation_and_log(home):
     bob = Newcomer(home)
     assert bob.accept() == "home"
     kept = load_federation(bob.folder)
@@ -722,7 +724,7 @@ def test_a_newcomer_keeps_what_it_was_given(home):
     assert not (bob.folder / admission_key.ADMISSION).exists()
 
 
-def test_a_newcomer_takes_the_federation_of_its_token_only(home, tmp_path, digits):
+def test_accept_refuses_other_federation_than_that_of_token(home, tmp_path, digits):
     bob = Newcomer(home)
     other = Federation.sign(home.tables, home.admission_key())
     log = Membership(other)
@@ -732,7 +734,7 @@ def test_a_newcomer_takes_the_federation_of_its_token_only(home, tmp_path, digit
     assert "admission key is another one than the token names" in bob.refuses(invitation=token)
 
 
-def test_a_newcomer_takes_no_log_without_itself_in_it(home):
+def test_accept_refuses_log_without_own_key(home):
     bob = Newcomer(home)
     log = home.log()
     without = Membership(home.file, log.after(0, 250))
@@ -743,7 +745,7 @@ def test_a_newcomer_takes_no_log_without_itself_in_it(home):
     assert "not among the members" in bob.refuses(joined=Joined(home.file.data, home.log().encode()))
 
 
-def test_a_newcomer_takes_nothing_that_was_changed(home):
+def test_accept_refuses_altered_file_or_log(home):
     bob = Newcomer(home)
     file, log = bob.answer.file, bob.answer.log
     assert "damaged or forged" in bob.refuses(joined=Joined(file.replace(b"rounds = 10", b"rounds = 99"), log))
@@ -751,22 +753,22 @@ def test_a_newcomer_takes_nothing_that_was_changed(home):
     assert "membership" in bob.refuses(joined=Joined(file, b"nonsense"))
 
 
-def test_a_hand_over_between_token_and_answer_does_no_harm(home):
+def test_accept_works_after_rotation_of_admission_key(home):
     bob = Newcomer(home)
     admission.rotate(home.alice, home.root / "second.pem")
     admission.rotate(home.alice, home.root / "third.pem")
     assert bob.accept(joined=Joined(home.file.data, home.log().encode())) == "home"
 
 
-def federation_that_names(home, **changes):
-    """A federation like home, which names other things."""
+def federation_with(home, **changes):
+    """Create a federation like home with changed settings; return its folder and its file."""
     folder = home.node("mallory")
     return folder, admission.create_federation(folder, home.tables | changes, home.root / "mallory.pem")
 
 
 @pytest.mark.parametrize("kind", ["task", "policy"])
-def test_what_a_federation_names_is_not_imported_unless_the_owner_has_named_it(home, tmp_path, monkeypatch, kind):
-    folder, _ = federation_that_names(home, **{kind: {"name": "evil:make"}})
+def test_accept_imports_no_module_that_owner_did_not_name(home, tmp_path, monkeypatch, kind):
+    folder, _ = federation_with(home, **{kind: {"name": "evil:make"}})
     bob = home.node("bob")
     for place in (bob, tmp_path / "modules"):
         place.mkdir(exist_ok=True)
@@ -782,8 +784,8 @@ def test_what_a_federation_names_is_not_imported_unless_the_owner_has_named_it(h
     assert load_federation(bob) is None
 
 
-def test_a_federation_without_sense_is_refused(home):
-    folder, _ = federation_that_names(home, rounds=-1)
+def test_accept_refuses_federation_with_invalid_settings(home):
+    folder, _ = federation_with(home, rounds=-1)
     bob = home.node("bob")
     admission.admit(folder, admission.request(bob), "participant", home.root / "bundle")
     with pytest.raises(ConfigurationError, match="rounds"):
@@ -794,39 +796,39 @@ def test_a_federation_without_sense_is_refused(home):
 # By hand
 
 
-def test_a_node_is_admitted_by_hand(home):
+def test_admit_by_bundle_adds_member_with_role(home):
     bob = home.node("bob")
     assert home.accept(bob, home.bundle(bob, role="coordinator-eligible")) == "home"
     assert load_federation(bob).members["bob"].role == "coordinator-eligible"
 
 
-def test_the_same_request_again_gives_the_same_admission(home):
+def test_admit_same_request_twice_returns_same_bundle(home):
     bob = home.node("bob")
     assert home.bundle(bob) == home.bundle(bob)
     assert home.log().membership_version == 2
 
 
-def test_a_name_that_is_taken_is_not_given_to_another_key(home, tmp_path):
+def test_admit_refuses_taken_name_for_another_key(home, tmp_path):
     home.bundle(home.node("bob"))
     config.create(tmp_path / "impostor", "bob")
     with pytest.raises(ConfigurationError, match="there is a member named bob already"):
         home.bundle(tmp_path / "impostor")
 
 
-def test_a_bundle_is_for_the_node_that_has_asked(home):
+def test_bundle_is_valid_only_for_requesting_node(home):
     bob, carol = home.node("bob"), home.node("carol")
     with pytest.raises(ConfigurationError, match="carol, is not among the members"):
         home.accept(carol, home.bundle(bob))
 
 
 @pytest.mark.parametrize("line", ["", "nonsense", "p2pfl-request-AAAA"])
-def test_a_request_that_is_none_is_refused(home, line):
+def test_admit_refuses_malformed_request(home, line):
     with pytest.raises(ConfigurationError, match="a request"):
         admission.admit(home.alice, line, "participant", home.root / "bundle")
     assert not (home.root / "bundle").exists()
 
 
-def test_only_the_admission_key_admits_and_revokes(home):
+def test_admit_revoke_and_rotate_require_admission_key(home):
     bob = home.node("bob")
     home.accept(bob, home.bundle(bob))
     line = admission.request(home.node("carol"))
@@ -839,7 +841,7 @@ def test_only_the_admission_key_admits_and_revokes(home):
             act()
 
 
-def test_who_is_revoked_is_no_member_and_its_key_never_is_again(home):
+def test_revoked_key_is_never_admitted_again(home):
     bob = home.node("bob")
     line = admission.request(bob)
     home.accept(bob, home.bundle(bob))
@@ -852,7 +854,7 @@ def test_who_is_revoked_is_no_member_and_its_key_never_is_again(home):
         admission.revoke(home.alice, "bob")
 
 
-def test_a_node_gets_another_key_and_keeps_its_name_and_role(home):
+def test_new_key_keeps_name_and_role_of_node(home):
     bob = home.node("bob")
     home.accept(bob, home.bundle(bob, role="observer"))
     old = Identity.load(bob / config.KEY).public
@@ -864,7 +866,7 @@ def test_a_node_gets_another_key_and_keeps_its_name_and_role(home):
     assert Identity.load(bob / "key.pem.old").public == old
 
 
-def test_a_revoked_node_comes_back_with_another_key(home):
+def test_revoked_node_returns_with_new_key(home):
     bob = home.node("bob")
     home.accept(bob, home.bundle(bob))
     admission.revoke(home.alice, "bob")
@@ -875,7 +877,7 @@ def test_a_revoked_node_comes_back_with_another_key(home):
     assert load_federation(bob).refusal(Identity.load(bob / config.KEY).public) == ""
 
 
-def test_a_node_that_runs_or_has_an_older_key_beside_it_keeps_its_key(home):
+def test_request_new_key_refused_while_running_or_with_old_key(home):
     bob = home.node("bob")
     before = (bob / config.KEY).read_bytes()
     with lock_folder(bob), pytest.raises(ConfigurationError, match="stop the node"):
@@ -886,10 +888,10 @@ def test_a_node_that_runs_or_has_an_older_key_beside_it_keeps_its_key(home):
     assert (bob / config.KEY).read_bytes() == before
 
 
-# Handing over
+# Rotation of the admission key
 
 
-def test_after_a_hand_over_the_new_key_decides(home):
+def test_rotate_makes_new_admission_key_decide(home):
     old = home.admission_key()
     admission.rotate(home.alice, home.root / "second.pem")
     new = home.admission_key()
@@ -902,7 +904,7 @@ def test_after_a_hand_over_the_new_key_decides(home):
         home.bundle(home.node("carol"))
 
 
-def test_a_hand_over_without_a_copy_does_not_happen(home):
+def test_rotate_without_backup_changes_nothing(home):
     with pytest.raises(ConfigurationError, match="exists"):
         admission.rotate(home.alice, home.backup)
     assert home.log().membership_version == 1
@@ -910,7 +912,7 @@ def test_a_hand_over_without_a_copy_does_not_happen(home):
     home.bundle(home.node("bob"))
 
 
-def test_a_hand_over_that_was_interrupted_after_it_was_signed_is_ended(home):
+def test_rotation_interrupted_after_signing_is_completed(home):
     old = (home.alice / admission_key.ADMISSION).read_bytes()
     admission.rotate(home.alice, home.root / "second.pem")
     (home.alice / admission_key.ADMISSION).replace(home.alice / "admission.pem.new")
@@ -923,14 +925,14 @@ def test_a_hand_over_that_was_interrupted_after_it_was_signed_is_ended(home):
     assert not (home.alice / "admission.pem.new").exists()
 
 
-def test_a_hand_over_that_was_interrupted_before_it_was_signed_is_done_anew(home):
+def test_rotation_interrupted_before_signing_is_repeated(home):
     stray = Identity.create(home.alice / "admission.pem.new").public
     admission.rotate(home.alice, home.root / "second.pem")
     assert home.log().admission == home.admission_key().public != stray
 
 
-def test_private_keys_are_nowhere_but_in_their_files(home):
-    """Not in what is printed, sent or written for others."""
+def test_private_keys_appear_only_in_their_files(home):
+    """They are not in anything that is printed, sent or written for others."""
     bob = home.node("bob")
     text = home.bundle(bob)
     shown = "\n".join([admission.request(bob), text, str(admission.describe(home.alice)), home.token("carol").encode()])
@@ -938,5 +940,5 @@ def test_private_keys_are_nowhere_but_in_their_files(home):
         lines = path.read_text().splitlines()
         secret = lines[lines.index("-----BEGIN PRIVATE KEY-----") + 1]
         seed = base64.b64decode(secret)[-32:]
-        for form in (secret.encode(), *forms(seed)):
+        for form in (secret.encode(), *encodings_of(seed)):
             assert form not in shown.encode()

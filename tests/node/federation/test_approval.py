@@ -16,7 +16,7 @@ from p2pfl.task import Part, make_task
 
 
 class Terminal(io.StringIO):
-    """Standard input that a person types into."""
+    """Standard input connected to a terminal."""
 
     def isatty(self):
         return True
@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def home(tmp_path):
-    """Alice makes a federation by her options; bob has a bundle to join it with, and his own node.toml."""
+    """Alice creates a federation with her options; bob has a bundle for joining it and his own node.toml."""
 
     def make(options="", own="", policy=""):
         for name, text in (("alice", options), ("bob", own)):
@@ -52,11 +52,11 @@ def test_approval_of_equal_options_finds_no_difference(home):
     assert differences(home("samples = 40\nlr = 0.1", "lr = 0.1\nsamples = 40")) == []
 
 
-def test_approval_of_options_with_their_default_finds_no_difference(home):
+def test_approval_of_default_options_finds_no_difference(home):
     assert differences(home("hidden = 64", 'judged_on = "own"', "neighbours = 5")) == []
 
 
-def test_approval_says_each_difference_with_both_values(home):
+def test_approval_lists_each_difference_with_both_values(home):
     assert differences(home("samples = 40\nhidden = 16", "lr = 0.1", "tau = 3.0")) == [
         Difference("task.hidden", "16", "64"),
         Difference("task.lr", "0.05", "0.1"),
@@ -65,7 +65,7 @@ def test_approval_says_each_difference_with_both_values(home):
     ]
 
 
-def test_approval_of_a_task_that_cannot_be_imported_finds_every_option_different(home):
+def test_approval_of_task_not_importable_lists_every_option(home):
     root = home("hidden = 64", "lr = 0.1")
     agreed = agreement.read(load_federation(root / "alice").file)
     other = {"name": "nowhere:task", "hidden": 64}
@@ -77,7 +77,7 @@ def test_approval_of_a_task_that_cannot_be_imported_finds_every_option_different
     ]
 
 
-def test_summary_is_fit_for_a_terminal(home):
+def test_summary_has_only_printable_characters(home):
     agreed = agreement.read(load_federation(home() / "alice").file)
     lines = approval.summary(msgspec.structs.replace(agreed, task={"name": "a:\x1b[2J", "k\x1b\u202e": "v\x1b"}))
     assert all(line.isprintable() for line in lines)
@@ -87,11 +87,11 @@ def join(root, *options):
     return main(["join", str(root / "bob"), str(root / "bundle"), *options])
 
 
-def join_all(root):
+def has_joined(root):
     return load_federation(root / "bob") is not None
 
 
-def test_join_without_a_terminal_takes_options_that_are_the_same(home, capsys, monkeypatch):
+def test_join_without_terminal_accepts_equal_options(home, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     root = home("samples = 40", "samples = 40")
     assert join(root) == 0
@@ -101,10 +101,10 @@ def test_join_without_a_terminal_takes_options_that_are_the_same(home, capsys, m
         "  policy dac",
         "  a model of 4,810 values (0.02 MB), 10 rounds",
     ]
-    assert join_all(root)
+    assert has_joined(root)
 
 
-def test_join_without_a_terminal_refuses_other_options_and_names_yes(home, capsys, monkeypatch):
+def test_join_without_terminal_refuses_other_options(home, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     root = home("samples = 40")
     assert join(root) == 2
@@ -112,27 +112,27 @@ def test_join_without_a_terminal_refuses_other_options_and_names_yes(home, capsy
     assert "  task.samples is 40 there; this node's is 0" in lines
     assert lines[-1].startswith("not joined: the federation has other options than node.toml (task.samples = 40); ")
     assert "--yes" in lines[-1]
-    assert not join_all(root)
+    assert not has_joined(root)
     assert join(root, "--yes") == 0
-    assert join_all(root)
+    assert has_joined(root)
 
 
 @pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("yes\n", 0), ("\n", 2), ("no\n", 2), ("", 2)])
-def test_join_on_a_terminal_asks(home, capsys, monkeypatch, typed, code):
+def test_join_on_terminal_asks_for_approval(home, capsys, monkeypatch, typed, code):
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
     root = home()
     assert join(root) == code
     assert "join with these options? [y/N]" in capsys.readouterr().err
-    assert join_all(root) == (code == 0)
+    assert has_joined(root) == (code == 0)
 
 
-def test_join_with_yes_asks_nothing(home, capsys, monkeypatch):
+def test_join_with_yes_does_not_ask(home, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Terminal())
     assert join(home("samples = 40"), "--yes") == 0
     assert "[y/N]" not in capsys.readouterr().err
 
 
-def test_join_that_is_not_approved_keeps_nothing(home):
+def test_join_not_approved_saves_nothing(home):
     root = home()
 
     def refuse(own, agreed):
@@ -141,4 +141,4 @@ def test_join_that_is_not_approved_keeps_nothing(home):
     key = admission.Identity.load(root / "bob" / config.KEY).public
     with pytest.raises(ConfigurationError, match="no"):
         admission.accept_bundle(root / "bob", (root / "bundle").read_text(), config.load(root / "bob"), key, approve=refuse)
-    assert not join_all(root)
+    assert not has_joined(root)

@@ -30,7 +30,7 @@ def make(root, task="digits", policy="dac"):
     return root / "alice"
 
 
-def test_setup_finds_own_modules_in_the_folder_of_the_node(tmp_path, path):
+def test_loading_finds_module_in_node_folder(tmp_path, path):
     folder = make(tmp_path, task="mine_in_folder:make")
     (folder / "mine_in_folder.py").write_text(TASK % 7)
     before = list(path)
@@ -38,7 +38,7 @@ def test_setup_finds_own_modules_in_the_folder_of_the_node(tmp_path, path):
     assert path == [*before, str(folder)]
 
 
-def test_setup_does_not_look_in_the_current_folder(tmp_path, path, monkeypatch):
+def test_loading_ignores_current_folder(tmp_path, path, monkeypatch):
     folder = make(tmp_path, task="mine_in_cwd:make")
     (tmp_path / "mine_in_cwd.py").write_text(TASK % 7)
     monkeypatch.chdir(tmp_path)
@@ -47,7 +47,7 @@ def test_setup_does_not_look_in_the_current_folder(tmp_path, path, monkeypatch):
         loading.task_of(loading.load(folder))
 
 
-def test_setup_of_a_task_that_comes_with_p2pfl_looks_in_no_folder(tmp_path, path):
+def test_loading_built_in_task_keeps_import_path(tmp_path, path):
     folder, before = make(tmp_path), list(path)
     ready = loading.load(folder)
     loading.task_of(ready)
@@ -55,7 +55,7 @@ def test_setup_of_a_task_that_comes_with_p2pfl_looks_in_no_folder(tmp_path, path
     assert path == before
 
 
-def test_setup_finds_a_policy_of_ones_own_without_its_task(tmp_path, path):
+def test_loading_finds_custom_policy_without_custom_task(tmp_path, path):
     folder = make(tmp_path, policy="own_policy:Mine")
     (folder / "own_policy.py").write_text("from p2pfl.policies.local import Local\n\n\nclass Mine(Local):\n    pass\n")
     assert type(loading.policy_of(loading.load(folder))).__name__ == "Mine"
@@ -63,8 +63,8 @@ def test_setup_finds_a_policy_of_ones_own_without_its_task(tmp_path, path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["digits", "mine:make"])
-def test_run_imports_no_library_from_the_current_folder_or_the_nodes(tmp_path, task):
-    """Modules there have names that the node, or a library of it, imports or tries to import."""
+def test_run_imports_no_library_from_current_or_node_folder(tmp_path, task):
+    """Both folders hold modules with names that the node or one of its libraries imports or tries to import."""
     folder = make(tmp_path, task=task)
     (folder / "mine.py").write_text(TASK % 7)
     for place in (tmp_path, folder):

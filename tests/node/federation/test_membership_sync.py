@@ -18,7 +18,7 @@ from tests.support.logs import log_to
 
 
 class Peers:
-    """A peer manager, as far as a change of the membership is concerned."""
+    """The part of a peer manager that membership changes use."""
 
     def __init__(self, around):
         self.peers, self.told = dict(around), 0
@@ -34,7 +34,7 @@ class Peers:
 
 
 class Node:
-    """Bob's, of a federation of alice, bob and carol."""
+    """Bob's node in a federation of alice, bob and carol."""
 
     def __init__(self, root, monkeypatch, **options):
         monkeypatch.setattr(membership_sync, "LOOKING", 0.01)
@@ -47,8 +47,8 @@ class Node:
         self.file = MembershipFile(self.folder, **options)
         self.members = MembershipSync(ready, key, neighbourhood, self.contacts, file=self.file, log=log_to(self.said))
 
-    def news(self, name):
-        """Entries that say that somebody was revoked, as a peer has them."""
+    def revoke(self, name):
+        """Revoke a member at alice; return the log that a peer would send."""
         admission.revoke(self.folders["alice"], name)
         return load_federation(self.folders["alice"]).encode()
 
@@ -72,20 +72,20 @@ def bob(tmp_path, monkeypatch):
     return Node(tmp_path, monkeypatch)
 
 
-def test_members_write_down_what_peers_tell(bob):
-    news = bob.news("carol")
+def test_membership_sync_saves_entries_of_peers(bob):
+    news = bob.revoke("carol")
 
     async def test():
         bob.log.extend(news)
-        assert list(bob.contacts.peers) == ["alice"]  # acted on at once
+        assert list(bob.contacts.peers) == ["alice"]  # the change takes effect at once
         await until(lambda: bob.on_disk() == ["alice", "bob"])
 
     bob.run(test)
     assert bob.contacts.told == 1
 
 
-def test_members_write_a_change_when_the_disk_has_room_again(bob):
-    news, path = bob.news("carol"), bob.folder / "membership"
+def test_membership_sync_saves_after_disk_was_full(bob):
+    news, path = bob.revoke("carol"), bob.folder / "membership"
 
     async def test():
         with limited(100):
@@ -98,12 +98,12 @@ def test_members_write_a_change_when_the_disk_has_room_again(bob):
 
     bob.run(test)
     about_disk = [line for line in bob.said if "write" in line]
-    assert len(about_disk) == 2  # each is said once, however often it is tried
+    assert len(about_disk) == 2  # each message appears once, although the write is retried
 
 
-def test_members_wait_for_a_lock_and_the_node_does_not(tmp_path, monkeypatch):
+def test_membership_sync_waits_for_lock_without_blocking_node(tmp_path, monkeypatch):
     bob = Node(tmp_path, monkeypatch, patience=0.02)
-    news, path = bob.news("carol"), bob.folder / "membership"
+    news, path = bob.revoke("carol"), bob.folder / "membership"
 
     async def test():
         with exclusive(bob.folder / "membership.lock"):
@@ -116,8 +116,8 @@ def test_members_wait_for_a_lock_and_the_node_does_not(tmp_path, monkeypatch):
     bob.run(test)
 
 
-def test_members_take_in_what_commands_write(bob):
-    news = bob.news("carol")
+def test_membership_sync_reads_entries_of_commands(bob):
+    news = bob.revoke("carol")
 
     async def test():
         other = load_federation(bob.folder)
@@ -129,10 +129,10 @@ def test_members_take_in_what_commands_write(bob):
     bob.run(test)
 
 
-def test_members_lose_nothing_that_comes_from_both_sides(bob):
-    """A peer tells of one entry, and a command has written one more, while the disk was full."""
+def test_membership_sync_merges_entries_of_peers_and_commands(bob):
+    """While the disk was full, a peer sent one entry and a command wrote one more."""
     alice = bob.folders["alice"]
-    first = bob.news("carol")
+    first = bob.revoke("carol")
     admission.admit(alice, _request(), "participant", alice / "bundle")
     second = load_federation(alice)
 
@@ -151,10 +151,10 @@ def _request():
     return Request.make(Identity.from_seed(os.urandom(32)), "dave")
 
 
-def test_members_end_a_node_that_is_revoked_itself(bob):
+def test_membership_sync_ends_revoked_node(bob):
     async def test():
         running = asyncio.create_task(bob.members.run())
-        bob.log.extend(bob.news("bob"))
+        bob.log.extend(bob.revoke("bob"))
         with pytest.raises(RevokedError, match="this node was revoked"):
             await running
         assert bob.on_disk() == ["alice", "carol"]

@@ -32,8 +32,8 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(key_files, "ITERATIONS", 1000)  # fewer, for speed: the file says how many
+def fast_key_derivation(monkeypatch):
+    monkeypatch.setattr(key_files, "ITERATIONS", 1000)  # fewer, for speed; the file states their number
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     monkeypatch.delenv(passphrases.VARIABLE, raising=False)
 
@@ -77,14 +77,14 @@ def home(tmp_path):
     return Home(tmp_path, "--passphrase-file", str(tmp_path / "words"))
 
 
-def test_create_encrypts_the_admission_key_and_its_backup(home):
+def test_create_encrypts_admission_key_and_backup(home):
     for path in (home.alice / "admission.pem", home.root / "backup.pem"):
         assert key_files.is_encrypted(path)
         assert Identity.load(path, WORDS.encode()).public == load_federation(home.alice).admission
-    assert not key_files.is_encrypted(home.alice / "key.pem")  # the node must start without anyone
+    assert not key_files.is_encrypted(home.alice / "key.pem")  # the node must start unattended
 
 
-def test_create_asks_twice_for_a_passphrase(tmp_path, typed, capsys):
+def test_create_asks_twice_for_passphrase(tmp_path, typed, capsys):
     typed += [WORDS, WORDS]
     home = Home(tmp_path, "--passphrase")
     assert "the admission key, encrypted, decides who is a member" in capsys.readouterr().out
@@ -94,7 +94,7 @@ def test_create_asks_twice_for_a_passphrase(tmp_path, typed, capsys):
 @pytest.mark.parametrize(
     ("lines", "said"), [([WORDS, MORE], "the two passphrases differ"), (["short", "short"], "8 characters at least")]
 )
-def test_create_with_a_bad_passphrase_makes_nothing(tmp_path, typed, capsys, lines, said):
+def test_create_with_bad_passphrase_writes_nothing(tmp_path, typed, capsys, lines, said):
     typed += lines
     config.create(tmp_path / "alice", "alice")
     command = ["federation", "create", str(tmp_path / "alice"), "--backup", str(tmp_path / "backup.pem"), "--passphrase"]
@@ -104,7 +104,7 @@ def test_create_with_a_bad_passphrase_makes_nothing(tmp_path, typed, capsys, lin
     assert not (tmp_path / "backup.pem").exists()
 
 
-def test_admit_takes_the_passphrase_from_a_file_the_environment_or_a_terminal(home, monkeypatch, typed):
+def test_admit_reads_passphrase_from_every_source(home, monkeypatch, typed):
     assert home.admit("bob", "--passphrase-file", home.file) == 0
     typed.append(WORDS)
     assert home.admit("carol") == 0
@@ -117,7 +117,7 @@ def test_admit_takes_the_passphrase_from_a_file_the_environment_or_a_terminal(ho
     assert home.members() == ["alice", "bob", "carol", "dave", "erin"]
 
 
-def test_commands_without_the_passphrase_do_nothing_and_say_why_in_one_line(home, capsys):
+def test_commands_without_passphrase_change_nothing(home, capsys):
     backup = str(home.root / "second.pem")
     for command in (
         ["invite", str(home.alice), "bob", "--address", "x:1"],
@@ -133,7 +133,7 @@ def test_commands_without_the_passphrase_do_nothing_and_say_why_in_one_line(home
     assert not (home.alice / "invitations").exists()
 
 
-def test_commands_with_a_wrong_passphrase_do_nothing_and_do_not_show_it(home, capsys, monkeypatch):
+def test_commands_with_wrong_passphrase_change_nothing(home, capsys, monkeypatch):
     monkeypatch.setenv(passphrases.VARIABLE, MORE)
     assert home.admit("bob") == 2
     said = capsys.readouterr().err
@@ -143,7 +143,7 @@ def test_commands_with_a_wrong_passphrase_do_nothing_and_do_not_show_it(home, ca
 
 
 @pytest.mark.parametrize(("content", "said"), [(None, "No such file"), ("", "its first line is empty"), ("\nx", "is empty")])
-def test_passphrase_file_that_holds_none_is_said(home, capsys, content, said):
+def test_admit_reports_missing_or_empty_passphrase_file(home, capsys, content, said):
     path = home.root / "none"
     if content is not None:
         path.write_text(content)
@@ -157,7 +157,7 @@ def rotate(home, *options):
     return code, home.alice / "admission.pem", backup
 
 
-def test_rotate_keeps_the_passphrase_unless_told_otherwise(home):
+def test_rotate_keeps_passphrase_by_default(home):
     code, key, backup = rotate(home, "--old-passphrase-file", home.file)
     assert code == 0
     assert Identity.load(key, WORDS.encode()).public == Identity.load(backup, WORDS.encode()).public
@@ -170,13 +170,13 @@ def test_rotate_keeps_the_passphrase_unless_told_otherwise(home):
     assert home.admit("bob") == 0
 
 
-def test_rotate_encrypts_a_key_that_was_not(tmp_path):
+def test_rotate_encrypts_plain_admission_key(tmp_path):
     home = Home(tmp_path)
     assert rotate(home, "--passphrase-file", home.file)[0] == 0
     assert key_files.is_encrypted(home.alice / "admission.pem")
 
 
-def test_rotate_that_was_interrupted_is_ended_with_the_new_passphrase(home):
+def test_interrupted_rotation_completes_with_new_passphrase(home):
     old = (home.alice / "admission.pem").read_bytes()
     assert rotate(home, "--old-passphrase-file", home.file, "--passphrase-file", str(home.root / "more"))[0] == 0
     (home.alice / "admission.pem").replace(home.alice / "admission.pem.new")
@@ -190,7 +190,7 @@ def test_rotate_that_was_interrupted_is_ended_with_the_new_passphrase(home):
 
 
 def serve(home, **changes):
-    """Have alice's node answer tokens, if it can; return what it says, and what answers."""
+    """Open the invitation service of alice's node; return its log lines and the service, if there is one."""
     said = []
     own = msgspec.structs.replace(config.load(home.alice), **changes)
     log = load_federation(home.alice)
@@ -210,7 +210,7 @@ def token(home, name):
     return invitations.invite(home.alice, name, [], "participant", 15, now=now, passphrase=WORDS.encode()).secret
 
 
-def test_node_answers_tokens_with_the_passphrase(home):
+def test_node_with_passphrase_answers_tokens(home):
     said, service = serve(home, passphrase_file=home.file)
     assert said == []
     frame = encode_join(Join(token(home, "bob"), "bob"))
@@ -220,7 +220,7 @@ def test_node_answers_tokens_with_the_passphrase(home):
 
 
 @pytest.mark.parametrize(("words", "why"), [("", "is encrypted; give its passphrase"), (MORE, "the passphrase of")])
-def test_node_without_the_passphrase_says_that_it_answers_no_tokens(home, monkeypatch, words, why):
+def test_node_without_passphrase_reports_it_answers_no_tokens(home, monkeypatch, words, why):
     monkeypatch.setenv(passphrases.VARIABLE, words)
     ((line,), service) = serve(home)
     assert line.startswith("this node cannot answer tokens: ")
@@ -229,7 +229,7 @@ def test_node_without_the_passphrase_says_that_it_answers_no_tokens(home, monkey
     assert service is None
 
 
-def test_node_takes_the_key_after_a_hand_over_while_it_runs(home):
+def test_running_node_uses_rotated_admission_key(home):
     log = load_federation(home.alice)
     service = InvitationService(TokenRedeemer(home.alice, WORDS.encode()), log)
     for name in ("bob", "carol"):
@@ -240,7 +240,7 @@ def test_node_takes_the_key_after_a_hand_over_while_it_runs(home):
 
 
 @pytest.mark.slow
-def test_run_with_an_encrypted_key_says_whether_it_answers_tokens(tmp_path):
+def test_run_with_encrypted_key_reports_if_tokens_unanswered(tmp_path):
     with processes(tmp_path, ["alice"], "rounds = 1\n") as federation:
         ready = loading.load(federation.folders["alice"])
         tables = agreement.draft("test", ready.config, loading.task_of(ready))
@@ -252,6 +252,6 @@ def test_run_with_an_encrypted_key_says_whether_it_answers_tokens(tmp_path):
         assert "tokens" not in federation.wait()["alice"]
 
 
-def test_chosen_without_a_terminal_says_so():
+def test_choose_passphrase_without_terminal_is_refused():
     with pytest.raises(ConfigurationError, match="asks on a terminal, and there is none"):
         passphrases.choose(None, asked=True)

@@ -19,28 +19,28 @@ FEDERATION, LAYOUT, SESSION = bytes(range(16)), bytes(16), bytes([7]) * 16
 ALICE, BOB = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
 
 
-def frame(sealer, session=SESSION):
-    return b"".join(bytes(part) for part in sealer.seal(m.Ping(1), BOB.public, session=session))
+def frame(signer, session=SESSION):
+    return b"".join(bytes(part) for part in signer.seal(m.Ping(1), BOB.public, session=session))
 
 
-def sealer(incarnation):
+def signer(incarnation):
     return FrameSigner(ALICE, FEDERATION, LAYOUT, incarnation)
 
 
-def test_sealer_knows_frames_of_a_later_start():
-    later = frame(sealer(9))[:OVERHEAD]
-    assert sealer(5).foreign(later) == 9
-    assert sealer(10).foreign(later) is None
+def test_signer_detects_own_frame_of_later_incarnation():
+    later = frame(signer(9))[:OVERHEAD]
+    assert signer(5).foreign(later) == 9
+    assert signer(10).foreign(later) is None
 
 
-def test_sealer_knows_its_own_frames_from_those_of_a_copy():
-    original, copy = sealer(5), sealer(5)
+def test_signer_detects_frame_of_concurrent_copy():
+    original, copy = signer(5), signer(5)
     assert original.foreign(frame(original)[:OVERHEAD]) is None
     assert copy.foreign(frame(original)[:OVERHEAD]) == 5
 
 
-def test_sealer_that_forgot_sessions_blames_no_copy():
-    original = sealer(5)
+def test_signer_ignores_frames_of_forgotten_sessions():
+    original = signer(5)
     first = frame(original)[:OVERHEAD]
     for k in range(SESSIONS):
         frame(original, k.to_bytes(16, "big"))
@@ -48,27 +48,27 @@ def test_sealer_that_forgot_sessions_blames_no_copy():
 
 
 @pytest.mark.parametrize("change", ["another key", "another byte", "another federation", "shorter"])
-def test_sealer_refuses_evidence_that_it_has_not_signed(change):
+def test_signer_rejects_evidence_it_did_not_sign(change):
     evidence = {
         "another key": frame(FrameSigner(BOB, FEDERATION, LAYOUT, 9))[:OVERHEAD],
-        "another byte": frame(sealer(9))[:HEADER_SIZE] + bytes(64),
+        "another byte": frame(signer(9))[:HEADER_SIZE] + bytes(64),
         "another federation": frame(FrameSigner(ALICE, bytes(16), LAYOUT, 9))[:OVERHEAD],
-        "shorter": frame(sealer(9))[:-1],
+        "shorter": frame(signer(9))[:-1],
     }[change]
     with pytest.raises(ProtocolError):
-        sealer(5).foreign(evidence)
+        signer(5).foreign(evidence)
 
 
-def test_door_keeps_the_newest_frame_of_a_sender():
-    door, one = FrameVerifier({"alice": ALICE.public}, BOB.public, FEDERATION, 1000), sealer(3)
-    assert door.newest(ALICE.public) == b""
+def test_verifier_keeps_newest_frame_of_sender():
+    verifier, one = FrameVerifier({"alice": ALICE.public}, BOB.public, FEDERATION, 1000), signer(3)
+    assert verifier.newest(ALICE.public) == b""
     first, second = frame(one), frame(one)
-    door.open(second, SESSION)
-    door.open(first, SESSION)
-    assert door.newest(ALICE.public) == second[:OVERHEAD]
+    verifier.open(second, SESSION)
+    verifier.open(first, SESSION)
+    assert verifier.newest(ALICE.public) == second[:OVERHEAD]
 
 
-def test_node_of_a_restored_folder_learns_of_its_later_start(tmp_path):
+def test_node_of_restored_folder_detects_its_later_incarnation(tmp_path):
     members = folders(tmp_path, "alice", "bob")
     old = tmp_path / "backup"
     shutil.copytree(members["bob"], old)
@@ -92,7 +92,7 @@ def test_node_of_a_restored_folder_learns_of_its_later_start(tmp_path):
 
 
 @pytest.mark.slow
-def test_restored_folder_learns_on_and_of_two_copies_one_ends(tmp_path):
+def test_restored_folder_continues_and_one_of_two_copies_ends(tmp_path):
     toml = 'rounds = 1000000\ndeadline = 5.0\ntask = {name = "concept-shift"}\npolicy = {name = "random"}\n'
     with processes(tmp_path, ("alice", "bob"), toml) as federation:
         bob, old, copy = federation.folders["bob"], tmp_path / "backup", tmp_path / "copy"

@@ -38,9 +38,9 @@ def alice(tmp_path, open_umask):
 
 
 @pytest.mark.slow
-def test_folder_and_every_file_of_a_node_are_private(alice, capsys):
+def test_node_folder_and_files_are_private(alice, capsys):
     invitations.invite(alice, "bob", ["x:1"], "participant", 15, now=time.time())
-    admission.request(alice, new_key=True)  # it belongs to no federation then, and runs alone
+    admission.request(alice, new_key=True)  # afterwards it belongs to no federation and runs alone
     assert main(["run", str(alice), "--set", "rounds=2"]) == 0
     assert (mode(alice), mode(alice / "invitations")) == (0o700, 0o700)
     files = {path.name: mode(path) for path in alice.rglob("*") if path.is_file()}
@@ -57,7 +57,7 @@ def test_folder_and_every_file_of_a_node_are_private(alice, capsys):
     assert "warning" not in capsys.readouterr().err
 
 
-def test_folder_that_was_there_keeps_its_mode(tmp_path, open_umask):
+def test_create_keeps_mode_of_existing_folder(tmp_path, open_umask):
     (tmp_path / "alice").mkdir(mode=0o755)
     config.create(tmp_path / "alice", "alice")
     assert mode(tmp_path / "alice") == 0o755
@@ -65,7 +65,7 @@ def test_folder_that_was_there_keeps_its_mode(tmp_path, open_umask):
 
 
 @pytest.mark.slow
-def test_run_warns_of_an_open_folder_in_one_line(alice, capsys):
+def test_run_warns_of_folder_open_to_others(alice, capsys):
     config.create(alice.parent / "bob", "bob")
     bob = alice.parent / "bob"
     bob.chmod(0o755)
@@ -76,7 +76,7 @@ def test_run_warns_of_an_open_folder_in_one_line(alice, capsys):
     assert config.open_to_others(bob) == ""
 
 
-def test_doctor_says_that_locks_of_an_open_folder_can_be_held(alice):
+def test_check_folder_warns_of_locks_in_open_folder(alice):
     assert check_folder(alice).ok
     assert "no other user can read it or hold its locks" in check_folder(alice).said
     alice.chmod(0o711)
@@ -86,7 +86,7 @@ def test_doctor_says_that_locks_of_an_open_folder_can_be_held(alice):
     assert found.mend == f"run: chmod -R go= {alice}"
 
 
-def test_lock_that_another_process_holds_is_one_line_after_a_while(alice):
+def test_save_fails_while_another_process_holds_lock(alice):
     log = load_federation(alice)
     held = pytest.raises(OSError, match=r"another process has held its lock for 0\.05 s")
     with exclusive(alice / "membership.lock"), held:
@@ -94,13 +94,13 @@ def test_lock_that_another_process_holds_is_one_line_after_a_while(alice):
     MembershipFile(alice, patience=0.05).save(log)
 
 
-def test_revoke_while_another_process_holds_the_lock_is_one_line(alice, monkeypatch):
+def test_revoke_fails_while_another_process_holds_lock(alice, monkeypatch):
     monkeypatch.setattr(MembershipFile.__init__, "__defaults__", (0.05,))
     with exclusive(alice / "membership.lock"), pytest.raises(ConfigurationError, match="another process has held its lock"):
         admission.revoke(alice, "bob")
 
 
-def test_file_that_is_replaced_has_the_mode_it_is_given(tmp_path, open_umask):
+def test_replace_file_applies_given_mode(tmp_path, open_umask):
     replace_file(tmp_path / "shown", [b"x"])
     replace_file(tmp_path / "own", [b"x"], mode=0o600)
     assert (mode(tmp_path / "shown"), mode(tmp_path / "own")) == (0o666, 0o600)

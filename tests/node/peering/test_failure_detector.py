@@ -13,7 +13,7 @@ from p2pfl.node.peering.failure_detector import MAX_HEALTH, AskOthers, Dead, Fai
 
 @dataclass
 class Peer:
-    """Answers `latency` seconds after it was pinged, from when it wakes until it dies; only others if it is cut off."""
+    """Peer that answers `latency` seconds after a ping, from `wakes` until `dies`; if cut off, it answers only others."""
 
     latency: float = 0.1
     wakes: float = -inf
@@ -26,14 +26,14 @@ class Peer:
 
 @dataclass
 class DisturbedWorld:
-    """A detector among peers on a line of time. Ticks can come late; what arrives meanwhile is read after them."""
+    """Detector and its peers on simulated time. Ticks can be late; the detector reads messages of the delay afterwards."""
 
     peers: dict[str, Peer]
     seed: int = 0
     now: float = 0.0
     arrivals: list = field(default_factory=list)  # (time, method of the detector, name)
     log: list = field(default_factory=list)  # (time, step)
-    back: list = field(default_factory=list)  # (time, name) of those who were suspected or dead, and were heard again
+    back: list = field(default_factory=list)  # (time, name) of suspected or dead peers that were heard again
 
     def __post_init__(self):
         self.detector = FailureDetector(np.random.default_rng(self.seed))
@@ -76,10 +76,10 @@ class DisturbedWorld:
         while self.now < end:
             self.tick()
 
-    def when(self, kind, name):
+    def time_of(self, kind, name):
         return next((time for time, step in self.log if isinstance(step, kind) and step.name == name), None)
 
-    def of(self, *kinds):
+    def steps_of(self, *kinds):
         return [step for _, step in self.log if isinstance(step, kinds)]
 
 
@@ -87,11 +87,11 @@ def peers(n, **others):
     return {f"peer-{i}": Peer(**others) for i in range(n)}
 
 
-def suspicion(n):
+def suspicion_time(n):
     return max(3.0, 4 * log10(n + 1))
 
 
-def test_a_peer_that_was_heard_within_the_last_period_is_not_probed():
+def test_detector_does_not_probe_recently_heard_peer():
     world = DisturbedWorld(peers(5))
     for _ in range(50):
         for name in world.peers:
@@ -99,64 +99,64 @@ def test_a_peer_that_was_heard_within_the_last_period_is_not_probed():
         assert world.tick() == []
 
 
-def test_an_idle_federation_of_fifty_costs_a_ping_a_period():
+def test_detector_of_fifty_idle_peers_sends_one_ping_per_period():
     world = DisturbedWorld(peers(50))
     world.run(500)
-    pings = world.of(Ping)
+    pings = world.steps_of(Ping)
     assert len(pings) == len(world.log)
     assert 490 <= len(pings) <= 500
     counts = [sum(step.name == name for step in pings) for name in world.peers]
-    assert max(counts) - min(counts) <= 2  # everybody in turn
+    assert max(counts) - min(counts) <= 2  # each peer in turn
 
 
-def test_two_idle_nodes_ping_each_other_less_than_once_a_period():
+def test_detector_pings_single_idle_peer_every_second_period():
     world = DisturbedWorld(peers(1))
     world.run(100)
-    assert 45 <= len(world.of(Ping)) <= 50
+    assert 45 <= len(world.steps_of(Ping)) <= 50
 
 
-def test_the_order_of_probes_is_drawn_and_replays_from_its_seed():
+def test_probe_order_is_random_and_reproducible_from_seed():
     orders = []
     for seed in (1, 1, 2):
         world = DisturbedWorld(peers(20), seed)
         world.run(21)
-        orders.append([step.name for step in world.of(Ping)])
+        orders.append([step.name for step in world.steps_of(Ping)])
     assert orders[0] == orders[1] != orders[2]
     assert set(orders[0]) == set(world.peers)
 
 
-def test_who_does_not_answer_is_probed_by_others_then_suspected_then_dead():
+def test_silent_peer_is_probed_then_suspected_then_dead():
     world = DisturbedWorld(peers(4) | {"gone": Peer(dies=0.0)})
     world.run(30)
     about = [(time, step) for time, step in world.log if "gone" in (getattr(step, "name", ""), getattr(step, "about", ""))]
     assert [type(step) for _, step in about] == [Ping, AskOthers, Suspect, Ping, Dead]
     times = [time for time, _ in about]
     assert times[1] - times[0] == times[2] - times[1] == 1.0
-    assert suspicion(5) <= times[4] - times[2] <= suspicion(5) + 1.0
+    assert suspicion_time(5) <= times[4] - times[2] <= suspicion_time(5) + 1.0
     assert "silent for" in about[2][1].reason
 
 
-def test_the_dead_are_probed_no_more_and_come_back_when_heard():
+def test_dead_peer_is_not_probed_and_returns_when_heard():
     world = DisturbedWorld(peers(3) | {"gone": Peer(dies=0.0)})
     world.run(30)
-    death = world.when(Dead, "gone")
+    death = world.time_of(Dead, "gone")
     world.run(50)
     assert [time for time, step in world.log if step == Ping("gone") and time > death] == []
-    assert world.detector.record_indirect_ack("gone", world.now) is False  # out of reach for this node
+    assert world.detector.record_indirect_ack("gone", world.now) is False  # this node itself cannot reach it
     assert world.detector.heard("gone", world.now) is True
     assert world.detector.heard("gone", world.now) is False
     world.run(30)
-    assert [step.name for step in world.of(Dead)] == ["gone", "gone"]
+    assert [step.name for step in world.steps_of(Dead)] == ["gone", "gone"]
 
 
-def test_a_peer_that_only_others_can_reach_is_not_suspected():
+def test_peer_reachable_only_by_others_is_not_suspected():
     world = DisturbedWorld(peers(4) | {"far": Peer(cut_off=True)})
     world.run(100)
-    assert [step for step in world.of(AskOthers) if step.about == "far"]
-    assert world.of(Suspect, Dead) == []
+    assert [step for step in world.steps_of(AskOthers) if step.about == "far"]
+    assert world.steps_of(Suspect, Dead) == []
 
 
-def test_helpers_are_those_heard_last_and_none_who_is_in_doubt():
+def test_helpers_are_last_heard_peers_without_doubtful_ones():
     detector = FailureDetector(np.random.default_rng(0))
     for name in ("a", "b", "c", "d", "e", "mute", "also mute"):
         detector.watch(name, 0.0)
@@ -169,64 +169,64 @@ def test_helpers_are_those_heard_last_and_none_who_is_in_doubt():
     assert {step.helpers for step in asked} == {("a", "b", "c")}
 
 
-def test_without_helpers_the_peer_itself_is_asked_again():
+def test_detector_without_helpers_pings_peer_again():
     world = DisturbedWorld({"only": Peer(dies=0.0)})
     world.run(12)
-    assert [type(step) for step in world.of(Ping, AskOthers, Suspect, Dead)] == [Ping, Ping, Suspect, Ping, Dead]
+    assert [type(step) for step in world.steps_of(Ping, AskOthers, Suspect, Dead)] == [Ping, Ping, Suspect, Ping, Dead]
 
 
-def test_a_suspicion_is_refuted_by_an_answer_to_the_ping_that_comes_with_it():
+def test_answer_to_ping_of_suspicion_ends_suspicion():
     world = DisturbedWorld(peers(3) | {"asleep": Peer(wakes=inf)})
     world.run(30)
-    suspected = world.when(Suspect, "asleep")
+    suspected = world.time_of(Suspect, "asleep")
     world = DisturbedWorld(peers(3) | {"asleep": Peer(wakes=suspected)})
     world.run(100)
-    assert [step.name for step in world.of(Suspect)] == ["asleep"]
+    assert [step.name for step in world.steps_of(Suspect)] == ["asleep"]
     assert world.back == [(suspected + 0.1, "asleep")]
-    assert world.of(Dead) == []
+    assert world.steps_of(Dead) == []
 
 
-def test_who_is_forgotten_is_judged_no_more_and_strangers_are_ignored():
+def test_detector_ignores_unwatched_and_unknown_peers():
     world = DisturbedWorld(peers(3) | {"gone": Peer(dies=0.0)})
-    while not world.of(Suspect):
+    while not world.steps_of(Suspect):
         world.tick()
     world.detector.unwatch("gone")
     world.detector.unwatch("gone")
     world.log.clear()
     world.run(30)
-    assert "gone" not in {step.name for step in world.of(Ping, Dead)}
-    assert world.of(Dead, AskOthers) == []
+    assert "gone" not in {step.name for step in world.steps_of(Ping, Dead)}
+    assert world.steps_of(Dead, AskOthers) == []
     assert world.detector.heard("nobody", world.now) is False
     assert world.detector.record_indirect_ack("nobody", world.now) is False
 
 
-def test_watching_twice_is_no_sign_of_life():
+def test_watching_again_does_not_count_as_heard():
     detector = FailureDetector(np.random.default_rng(0))
     detector.watch("a", 0.0)
     detector.watch("a", 5.0)
     assert detector.tick(5.1) == [Ping("a")]
 
 
-def test_with_nobody_to_watch_nothing_is_done():
+def test_detector_without_peers_does_nothing():
     world = DisturbedWorld({})
     world.run(10)
     assert world.log == []
     assert world.now == 10
 
 
-def test_a_late_tick_blames_nobody_and_makes_waits_longer():
+def test_late_tick_suspects_no_peer_and_extends_waits():
     world = DisturbedWorld({"gone": Peer(dies=0.0)})
-    while not world.of(Ping):
+    while not world.steps_of(Ping):
         world.tick()
     assert world.tick(lag=30.0) == []
     assert world.detector.health == 2
-    assert world.tick() == []  # two periods are waited for now
+    assert world.tick() == []  # it now waits two periods
     assert world.detector.health == 1
     assert [type(step) for step in world.tick()] == [Ping]
     assert [type(step) for step in world.tick()] == [Suspect, Ping]
 
 
-def test_local_health_has_bounds_and_recovers():
+def test_local_health_is_bounded_and_recovers():
     world = DisturbedWorld(peers(3))
     for _ in range(20):
         world.tick(lag=0.5)
@@ -236,11 +236,11 @@ def test_local_health_has_bounds_and_recovers():
     assert world.detector.health == 1
 
 
-def test_a_node_whose_own_loop_always_lags_accuses_nobody():
+def test_detector_on_lagging_event_loop_suspects_no_peer():
     world = DisturbedWorld(peers(5, dies=0.0))
     for _ in range(500):
         world.tick(lag=0.3)
-    assert world.of(Suspect, Dead) == []
+    assert world.steps_of(Suspect, Dead) == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -249,11 +249,11 @@ def test_a_node_whose_own_loop_always_lags_accuses_nobody():
     latencies=st.lists(st.floats(0, 0.99), min_size=1, max_size=20),
     lags=st.lists(st.sampled_from([0.0, 0.0, 0.0, 0.05, 0.19, 0.3, 1.5, 60.0]), min_size=1, max_size=30),
 )
-def test_a_peer_that_answers_every_ping_in_time_is_never_suspected(seed, latencies, lags):
+def test_peer_that_answers_in_time_is_never_suspected(seed, latencies, lags):
     world = DisturbedWorld({f"peer-{i}": Peer(latency) for i, latency in enumerate(latencies)}, seed)
     for i in range(150):
         world.tick(lags[i % len(lags)])
-    assert world.of(AskOthers, Suspect, Dead) == []
+    assert world.steps_of(AskOthers, Suspect, Dead) == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -264,7 +264,7 @@ def test_a_peer_that_answers_every_ping_in_time_is_never_suspected(seed, latenci
     when=st.floats(0, 30),
     busy=st.sets(st.integers(0, 19)),
 )
-def test_a_silent_peer_is_suspected_and_dead_within_a_bound(seed, n, silent, when, busy):
+def test_silent_peer_is_suspected_and_dead_within_bounds(seed, n, silent, when, busy):
     gone = {f"peer-{i % n}" for i in silent}
     talking = {f"peer-{i % n}" for i in busy} - gone
     world = DisturbedWorld(peers(n), seed)
@@ -275,10 +275,10 @@ def test_a_silent_peer_is_suspected_and_dead_within_a_bound(seed, n, silent, whe
         for name in talking:
             world.detector.heard(name, world.now)
     for name in gone:
-        suspected, dead = world.when(Suspect, name), world.when(Dead, name)
-        assert when <= suspected <= when + 2 * n + 4  # its turn in the next round, and two periods of probing
-        assert suspicion(n) <= dead - suspected <= suspicion(n) + 1
-    assert {step.name for step in world.of(Suspect)} == gone
+        suspected, dead = world.time_of(Suspect, name), world.time_of(Dead, name)
+        assert when <= suspected <= when + 2 * n + 4  # its turn in the next cycle, and two periods of probing
+        assert suspicion_time(n) <= dead - suspected <= suspicion_time(n) + 1
+    assert {step.name for step in world.steps_of(Suspect)} == gone
 
 
 @settings(max_examples=60, deadline=None)
@@ -291,7 +291,7 @@ def test_a_silent_peer_is_suspected_and_dead_within_a_bound(seed, n, silent, whe
         max_size=200,
     ),
 )
-def test_steps_always_come_in_order_and_only_against_those_who_are_watched(seed, events):
+def test_steps_come_in_order_and_only_for_watched_peers(seed, events):
     detector, now = FailureDetector(np.random.default_rng(seed)), 0.0
     stage, heard = {}, {}
     before = {Ping: None, AskOthers: Ping, Suspect: AskOthers, Dead: Suspect}
@@ -305,9 +305,9 @@ def test_steps_always_come_in_order_and_only_against_those_who_are_watched(seed,
                 assert about in stage
                 match step:
                     case Ping() if stage[about] is Suspect:
-                        continue  # the one that comes with the suspicion
+                        continue  # the ping that accompanies the suspicion
                     case Ping() if stage[about] is Ping:
-                        stage[about] = AskOthers  # there is nobody else to ask
+                        stage[about] = AskOthers  # there is no other peer to ask
                     case _:
                         assert stage[about] is before[type(step)]
                         assert not isinstance(step, AskOthers) or {*step.helpers} <= {*stage} - {about}
@@ -329,7 +329,7 @@ def test_steps_always_come_in_order_and_only_against_those_who_are_watched(seed,
 
 
 @pytest.mark.parametrize("period", [0.25, 5.0])
-def test_all_waits_are_measured_in_periods(period):
+def test_all_waits_scale_with_period(period):
     detector, now, log = FailureDetector(np.random.default_rng(0), period), 0.0, []
     detector.watch("gone", now)
     while not any(isinstance(step, Dead) for _, step in log):

@@ -1,4 +1,4 @@
-"""Sanctions against members that send nonsense."""
+"""Temporary exclusion of members that send garbage."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from tests.support.fortress import Intruder, folders, honest, until
 KEY, OTHER = bytes(32), bytes([1]) * 32
 
 
-class Everyone:
+class OpenAccessControl:
     federation, invites, membership_version = bytes(16), False, 3
 
     def refusal(self, key):
@@ -34,10 +34,10 @@ class Clock:
 
 def guard():
     clock = Clock()
-    return Guard(Everyone(), clock), clock
+    return Guard(OpenAccessControl(), clock), clock
 
 
-def test_guard_keeps_a_member_out_after_many_offences():
+def test_guard_excludes_member_after_many_offences():
     gate, clock = guard()
     assert [gate.offend(KEY, "malformed") for _ in range(TOLERATED + 1)] == [False] * TOLERATED + [True]
     assert gate.refusal(KEY) == CAUSE
@@ -46,7 +46,7 @@ def test_guard_keeps_a_member_out_after_many_offences():
     assert gate.refusal(KEY) == ""
 
 
-def test_guard_keeps_an_offender_out_twice_as_long_each_time():
+def test_guard_doubles_exclusion_at_each_repeat():
     gate, clock = guard()
     pauses = []
     for _ in range(10):
@@ -58,7 +58,7 @@ def test_guard_keeps_an_offender_out_twice_as_long_each_time():
     assert pauses[-1] == LONGEST
 
 
-def test_guard_tolerates_as_many_offences_after_a_pause():
+def test_guard_tolerates_same_number_after_exclusion():
     gate, clock = guard()
     for _ in range(3):
         assert [gate.offend(KEY, "malformed") for _ in range(TOLERATED + 1)] == [False] * TOLERATED + [True]
@@ -72,12 +72,12 @@ def test_guard_forgives_rare_offences():
         clock.now += 1 / FORGIVEN
 
 
-def test_guard_does_not_mind_what_honest_members_may_send():
+def test_guard_ignores_causes_that_honest_members_produce():
     gate, _ = guard()
     assert not any(gate.offend(KEY, cause) for cause in ("replay", "lower term", "differs", "not introduced") * 100)
 
 
-def test_guard_is_the_gate_that_it_guards():
+def test_guard_delegates_to_access_control():
     gate, _ = guard()
     assert (gate.federation, gate.invites, gate.membership_version) == (bytes(16), False, 3)
     assert gate.refusal(OTHER) == "stranger"
@@ -85,7 +85,7 @@ def test_guard_is_the_gate_that_it_guards():
     assert gate.extend(b"two") == 3
 
 
-def test_member_that_sends_nonsense_is_named_and_kept_out(tmp_path):
+def test_member_that_sends_garbage_is_reported_and_excluded(tmp_path):
     members = folders(tmp_path, "alice", "bob", "mallory")
 
     async def main():
@@ -108,7 +108,7 @@ def test_member_that_sends_nonsense_is_named_and_kept_out(tmp_path):
     asyncio.run(main())
 
 
-def test_member_is_sent_the_log_a_few_times_only(tmp_path):
+def test_membership_log_is_sent_to_member_few_times_only(tmp_path):
     members = folders(tmp_path, "alice", "mallory")
 
     async def main():

@@ -1,4 +1,4 @@
-"""Floods, and members that do not read: honest nodes continue, at bounded cost."""
+"""Floods, and members that do not read: honest nodes continue at bounded cost."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 HALF_OPEN = 500
 
 
-def open_files():
+def count_open_files():
     try:
         return sum(1 for _ in Path("/proc/self/fd").iterdir())
     except OSError:
@@ -31,7 +31,7 @@ def open_files():
 
 
 async def half_open(node, tls):
-    """Connect, and neither say nor hear anything."""
+    """Connect, and neither send nor read."""
     with suppress(OSError):
         _, writer = await asyncio.open_connection(*split_address(node.transport.address), ssl=tls)
         writer.transport.pause_reading()
@@ -41,14 +41,14 @@ async def half_open(node, tls):
             writer.transport.abort()
 
 
-async def served(asker, node):
+async def assert_served(asker, node):
     (update,) = await asker.exchange.fetch([node.name], 1, "trained")
     assert update.params.tobytes() == node.model.tobytes()
 
 
 @pytest.mark.slow
-def test_half_open_connections_do_not_keep_a_node_from_its_peers(tmp_path, monkeypatch):
-    for limit in ("HOST_BURST", "BURST"):  # so that all of them are strangers, whom the node waits for
+def test_half_open_connections_do_not_block_peers(tmp_path, monkeypatch):
+    for limit in ("HOST_BURST", "BURST"):  # so that all of them count as strangers, for which the node waits
         monkeypatch.setattr(f"p2pfl.protocols.transports.listener.{limit}", 10 * HALF_OPEN)
     members = folders(tmp_path, "alice", "bob", "carol")
 
@@ -57,32 +57,32 @@ def test_half_open_connections_do_not_keep_a_node_from_its_peers(tmp_path, monke
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
         async with honest(members["alice"]) as alice, honest(members["bob"]) as bob:
             await until(lambda: bob.exchange.peers["alice"].introduced and alice.exchange.peers["bob"].introduced)
-            before, link, context = open_files(), alice.exchange.peers["bob"].link, client_context()
+            before, link, context = count_open_files(), alice.exchange.peers["bob"].link, client_context()
             flood = [asyncio.create_task(half_open(alice, context if k % 2 else None)) for k in range(HALF_OPEN)]
             await until(lambda: len(alice.transport.strangers) > STRANGERS // 2)
-            async with honest(members["carol"]) as carol:  # one who comes in the middle of it
+            async with honest(members["carol"]) as carol:  # a peer that connects during the flood
                 while alice.rejected.get("not proven", 0) < HALF_OPEN // 2:
-                    await served(bob, alice)
+                    await assert_served(bob, alice)
                     await asyncio.sleep(0)
-                    assert len(alice.transport.strangers) <= STRANGERS + 2  # and those that alice dials
+                    assert len(alice.transport.strangers) <= STRANGERS + 2  # plus the links that alice dials
                     assert len(asyncio.all_tasks() - set(flood)) <= 4 * STRANGERS
-                    assert open_files() <= before + HALF_OPEN + 2 * STRANGERS
+                    assert count_open_files() <= before + HALF_OPEN + 2 * STRANGERS
                 await until(lambda: carol.exchange.peers["alice"].introduced)
-                await served(carol, alice)
+                await assert_served(carol, alice)
                 assert alice.exchange.peers["bob"].link is link
                 assert "bob" in alice.exchange.roster.ids
                 assert set(alice.rejected) <= {"not proven", "no TLS"}
             for task in flood:
                 task.cancel()
             await asyncio.gather(*flood, return_exceptions=True)
-            await until(lambda: not alice.transport.strangers and open_files() <= before)
+            await until(lambda: not alice.transport.strangers and count_open_files() <= before)
             assert faults == []
 
     asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_a_member_that_never_reads_costs_bounded_memory_and_nobody_else_a_model(tmp_path, monkeypatch):
+def test_member_that_never_reads_uses_bounded_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("p2pfl.protocols.transports.tls_link.STALLED", 0.5)
     members, size = folders(tmp_path, "alice", "bob", "mallory"), 2_000_000
 
@@ -98,7 +98,7 @@ def test_a_member_that_never_reads_costs_bounded_memory_and_nobody_else_a_model(
                 await until(lambda: alice.exchange.traffic.received_get)
                 deaf = alice.exchange.peers["mallory"]
                 while deaf.introduced:
-                    await served(bob, alice)
+                    await assert_served(bob, alice)
                     assert deaf.link is None or deaf.link.backlog < 3 * 4 * size
                 assert "mallory" not in alice.exchange.roster.ids
                 assert "bob" in alice.exchange.roster.ids
@@ -107,7 +107,7 @@ def test_a_member_that_never_reads_costs_bounded_memory_and_nobody_else_a_model(
     asyncio.run(main())
 
 
-def test_frames_that_are_cut_end_their_link_only(tmp_path):
+def test_truncated_frame_closes_only_its_link(tmp_path):
     members = folders(tmp_path, "alice", "bob", "mallory")
 
     async def main():
@@ -121,14 +121,14 @@ def test_frames_that_are_cut_end_their_link_only(tmp_path):
                     link.connection.write((len(frame).to_bytes(4, "big") + frame)[:kept])
                     link.close()
                 await until(lambda: not alice.exchange.peers["mallory"].introduced)
-                await served(bob, alice)
+                await assert_served(bob, alice)
             assert alice.exchange.traffic.received_score == 0
             assert "bob" in alice.exchange.roster.ids
 
     asyncio.run(main())
 
 
-def test_a_member_has_only_so_many_links(tmp_path):
+def test_links_per_member_are_limited(tmp_path):
     members = folders(tmp_path, "alice", "bob", "mallory")
 
     async def main():
@@ -141,14 +141,14 @@ def test_a_member_has_only_so_many_links(tmp_path):
                 await until(lambda: len(mallory.lost_links) == 2 * LINKS_PER_KEY)
                 assert sum(one.key == mallory.key for one in alice.transport.links) == LINKS_PER_KEY
                 await mallory.settled(link, alice)
-                await served(bob, alice)
+                await assert_served(bob, alice)
 
     asyncio.run(main())
 
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_three_processes_go_on_while_one_of_them_is_attacked(tmp_path):
+def test_processes_continue_while_one_is_attacked(tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "hostile.py"), "--quick", "--json", "figures.json"],
         cwd=tmp_path,
@@ -166,7 +166,7 @@ def test_three_processes_go_on_while_one_of_them_is_attacked(tmp_path):
     assert "attack to control" in done.stdout
 
 
-def test_a_log_longer_than_a_message_is_told_whole(tmp_path, monkeypatch):
+def test_membership_log_longer_than_message_is_sent_in_full(tmp_path, monkeypatch):
     monkeypatch.setattr(m.Entries, "LIMIT", 600)  # two or three entries
     members = folders(tmp_path, "alice", "bob")
     known = (members["bob"] / "membership").read_bytes()

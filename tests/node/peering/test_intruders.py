@@ -23,7 +23,7 @@ from tests.support.fortress import Intruder, Relay, folders, honest, somebody, u
 
 @pytest.fixture
 def members(tmp_path):
-    """The folders of alice, who has the admission key, carol, and mallory, who cheats."""
+    """Folders of alice, who has the admission key, carol, and mallory, who is malicious."""
     return folders(tmp_path, "alice", "carol", "mallory")
 
 
@@ -35,8 +35,8 @@ def gate(node):
     return Membership(node.log.file, node.log.encode())
 
 
-def unharmed(node, before, intruder, rejected):
-    """Nothing has changed but the count of what was refused, and nothing of a model was heard."""
+def assert_unchanged(node, before, intruder, rejected):
+    """Check that only the counts of rejected messages changed, and that the intruder received no model data."""
     assert node.rejected == rejected
     assert node.state() == before
     assert node.model.tobytes()[:64] not in intruder.everything()
@@ -46,7 +46,7 @@ def ask(number=1):
     return m.Get(number, 1, "trained")
 
 
-# Before there is a link
+# Before a link exists
 
 
 def stranger(node, members):
@@ -71,8 +71,8 @@ def of_another_federation(node, members):
     return Intruder(own, log)
 
 
-def with_a_log_of_its_own(node, members):
-    """It brings an entry that follows the node's log, but that it has signed itself."""
+def with_forged_log(node, members):
+    """Return an intruder with an entry that follows the node's log, but carries the intruder's own signature."""
     forger, log = somebody(), gate(node)
     last = msgspec.msgpack.decode(log.encode(), type=list[msgspec.Raw])[-1]
     entry = Entry(
@@ -96,10 +96,10 @@ def with_a_log_of_its_own(node, members):
         (stranger, "stranger"),
         (claims_a_members_key, "wrong proof"),
         (of_another_federation, "other federation"),
-        (with_a_log_of_its_own, "membership"),
+        (with_forged_log, "membership"),
     ],
 )
-def test_who_is_no_member_is_kept_out(members, make, cause):
+def test_node_refuses_link_of_non_member(members, make, cause):
     async def main():
         async with honest(members["alice"]) as alice:
             before = alice.state()
@@ -107,13 +107,13 @@ def test_who_is_no_member_is_kept_out(members, make, cause):
                 with pytest.raises(TransportError, match=f"keeps this node out: {cause}"):
                     await intruder.dial(alice)
                 assert not alice.transport.links
-                unharmed(alice, before, intruder, {cause: 1})
+                assert_unchanged(alice, before, intruder, {cause: 1})
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("version", [2, 66])
-def test_the_right_address_with_another_key_is_told_nothing(members, version):
+def test_dialler_sends_nothing_to_server_with_wrong_key(members, version):
     async def main():
         eve = somebody()
         certificate = make_certificate(eve).replace(b"\xa0\x03\x02\x01\x02", bytes([0xA0, 3, 2, 1, version]))
@@ -130,8 +130,8 @@ def test_the_right_address_with_another_key_is_told_nothing(members, version):
     asyncio.run(main())
 
 
-def test_a_handshake_that_a_member_relays_is_worth_nothing(members):
-    """Mallory lets carol prove herself to alice, whom mallory has dialled meanwhile."""
+def test_handshake_relayed_by_member_is_rejected(members):
+    """Carol dials mallory, who relays her proof to alice."""
 
     async def main():
         mallory = key(members, "mallory")
@@ -151,7 +151,7 @@ def test_a_handshake_that_a_member_relays_is_worth_nothing(members):
     asyncio.run(main())
 
 
-def test_a_recorded_session_says_nothing_to_anybody(members):
+def test_recorded_session_sent_again_is_rejected(members):
     async def main():
         async with honest(members["alice"], addresses={}) as alice, Relay(alice) as relay:
             async with honest(members["carol"], addresses={"alice": relay.address}) as carol:
@@ -172,33 +172,33 @@ def test_a_recorded_session_says_nothing_to_anybody(members):
     asyncio.run(main())
 
 
-# Frames of a member that cheats
+# Frames of a malicious member
 
 
-class Stage:
-    """Alice and carol know each other, and mallory has a link with each."""
+class Scene:
+    """Alice and carol have a link, and mallory has a link to each of them."""
 
     def __init__(self, alice, carol, mallory, to_alice, to_carol):
         self.alice, self.carol, self.mallory = alice, carol, mallory
         self.to_alice, self.to_carol = to_alice, to_carol
 
-    def carols(self, message, to=None):
-        """A frame that carol has signed, as good as one can be for mallory's link with alice."""
+    def signed_by_carol(self, message, to=None):
+        """Return a frame that carol has signed for the session of mallory's link to alice."""
         parts = self.carol.contacts.sealer.seal(message, to or self.alice.key, session=self.to_alice.session)
         return b"".join(parts)
 
-    def own(self, message=None, **options):
+    def own_frame(self, message=None, **options):
         return self.mallory.seal(self.to_alice, message or ask(), **options)
 
 
-def on_stage(members, test):
+def run_scene(members, test):
     async def main():
         async with honest(members["alice"]) as alice, honest(members["carol"]) as carol:
             await until(lambda: carol.exchange.peers["alice"].introduced and alice.exchange.peers["carol"].introduced)
             async with Intruder(key(members, "mallory"), gate(alice)) as mallory:
                 to_carol = await mallory.introduce(carol)
                 to_alice = await mallory.introduce(alice)
-                await test(Stage(alice, carol, mallory, to_alice, to_carol))
+                await test(Scene(alice, carol, mallory, to_alice, to_carol))
 
     asyncio.run(main())
 
@@ -213,11 +213,11 @@ def flipped(frame, position):
     return bytes(changed)
 
 
-def of_a_stranger(stage):
+def stranger_frame(stage):
     return Intruder(somebody(), stage.mallory.gate).seal(stage.to_alice, ask())
 
 
-def of_another_federation_in_a_link(stage):
+def other_federation_frame(stage):
     class AccessControl:
         federation = bytes(16)
 
@@ -227,25 +227,25 @@ def of_another_federation_in_a_link(stage):
 FRAMES = {
     "what carol has said to mallory": ("other recipient", lambda s: s.mallory.heard[s.to_carol][0]),
     "what alice herself has said": ("other recipient", lambda s: s.mallory.heard[s.to_alice][0]),
-    "what carol asks mallory for": ("other recipient", lambda s: s.carols(ask(), s.mallory.key)),
-    "what carol asks alice for": ("other sender", lambda s: s.carols(ask())),
-    "what carol says when she leaves": ("other sender", lambda s: s.carols(m.Bye(9, True))),
-    "what was said over another link": ("other session", lambda s: s.own(session=s.to_carol.session)),
-    "what was said over no link": ("other session", lambda s: s.own(session=bytes(16))),
+    "what carol asks mallory for": ("other recipient", lambda s: s.signed_by_carol(ask(), s.mallory.key)),
+    "what carol asks alice for": ("other sender", lambda s: s.signed_by_carol(ask())),
+    "what carol says when she leaves": ("other sender", lambda s: s.signed_by_carol(m.Bye(9, True))),
+    "what was said over another link": ("other session", lambda s: s.own_frame(session=s.to_carol.session)),
+    "what was said over no link": ("other session", lambda s: s.own_frame(session=bytes(16))),
     "what was said before": ("replay", lambda s: s.mallory.said[s.to_alice][-1]),
-    "of another federation": ("other federation", of_another_federation_in_a_link),
-    "of a stranger": ("stranger", of_a_stranger),
-    "a changed signature": ("wrong signature", lambda s: flipped(s.own(), HEADER_SIZE)),
-    "a changed payload": ("wrong signature", lambda s: flipped(s.own(m.Score(1, 1), payload=bytes(9)), -1)),
-    "cut": ("wrong length", lambda s: s.own(m.Score(1, 1), payload=bytes(9))[:-1]),
-    "continued": ("wrong length", lambda s: s.own() + b"x"),
+    "of another federation": ("other federation", other_federation_frame),
+    "of a stranger": ("stranger", stranger_frame),
+    "a changed signature": ("wrong signature", lambda s: flipped(s.own_frame(), HEADER_SIZE)),
+    "a changed payload": ("wrong signature", lambda s: flipped(s.own_frame(m.Score(1, 1), payload=bytes(9)), -1)),
+    "cut": ("wrong length", lambda s: s.own_frame(m.Score(1, 1), payload=bytes(9))[:-1]),
+    "continued": ("wrong length", lambda s: s.own_frame() + b"x"),
     "noise": ("malformed", lambda s: bytes(500)),
-    "entries that nobody has signed": ("membership", lambda s: s.own(m.Entries(9), payload=b"\x91\x92\xa0\xa0")),
+    "entries that nobody has signed": ("membership", lambda s: s.own_frame(m.Entries(9), payload=b"\x91\x92\xa0\xa0")),
 }
 
 
 @pytest.mark.parametrize("what", FRAMES)
-def test_a_frame_that_is_not_its_senders_own_and_fresh_is_refused(members, what):
+def test_node_rejects_forged_or_replayed_frame(members, what):
     cause, make = FRAMES[what]
 
     async def test(stage):
@@ -253,12 +253,12 @@ def test_a_frame_that_is_not_its_senders_own_and_fresh_is_refused(members, what)
         stage.to_alice.send([make(stage)])
         answers = await stage.mallory.settled(stage.to_alice, stage.alice)
         assert kinds(answers) == (["conflict"] if cause == "replay" else [])
-        unharmed(stage.alice, before, stage.mallory, {cause: 1})
+        assert_unchanged(stage.alice, before, stage.mallory, {cause: 1})
 
-    on_stage(members, test)
+    run_scene(members, test)
 
 
-def test_who_was_not_introduced_gets_no_answer(members):
+def test_node_rejects_messages_of_peer_not_introduced(members):
     async def main():
         async with honest(members["alice"]) as alice, Intruder(key(members, "mallory"), gate(alice)) as mallory:
             before = alice.state()
@@ -271,7 +271,7 @@ def test_who_was_not_introduced_gets_no_answer(members):
             await until(lambda: alice.rejected == {"not introduced": 5, "differs": 2})
             before["peers"]["mallory"] = 0, False, "size differs: ours is 1000, theirs 7"
             before["ids"] = ("carol",)
-            unharmed(alice, before, mallory, alice.rejected)
+            assert_unchanged(alice, before, mallory, alice.rejected)
 
     asyncio.run(main())
 
@@ -293,7 +293,7 @@ async def sender_restarted(stage, again):
 
 @pytest.mark.parametrize("clock", [0, -7200])
 @pytest.mark.parametrize("where", [same_link, another_link, sender_restarted])
-def test_what_was_said_before_is_refused_whatever_the_clock_says(members, monkeypatch, where, clock):
+def test_node_rejects_replayed_frames_despite_clock_jump(members, monkeypatch, where, clock):
     async def test(stage):
         mallory, alice = stage.mallory, stage.alice
         for message in (
@@ -313,18 +313,18 @@ def test_what_was_said_before_is_refused_whatever_the_clock_says(members, monkey
         before, heard = alice.state(), len(mallory.heard[link])
         for frame in again:
             link.send([frame])
-        answers = ["conflict"] if cause == "replay" else []  # once a link
+        answers = ["conflict"] if cause == "replay" else []  # once per link
         assert kinds(await mallory.settled(link, alice)) == answers
-        assert len(mallory.heard[link]) == heard + len(answers) + 1  # and the pong
+        assert len(mallory.heard[link]) == heard + len(answers) + 1  # plus the pong
         assert alice.rejected == {cause: len(again)}
         assert alice.state() == before
-        (update,) = await stage.carol.exchange.fetch(["alice"], 1, "trained")  # honest ones go on
+        (update,) = await stage.carol.exchange.fetch(["alice"], 1, "trained")  # honest nodes continue
         assert update.params.tobytes() == alice.model.tobytes()
 
-    on_stage(members, test)
+    run_scene(members, test)
 
 
-def test_what_was_said_before_the_receiver_restarted_is_refused(members):
+def test_node_rejects_frames_recorded_before_its_restart(members):
     async def main():
         async with Intruder(key(members, "mallory"), Membership(Federation.parse(file_of(members)))) as mallory:
             async with honest(members["alice"], addresses={}) as alice:
@@ -349,11 +349,11 @@ def file_of(members):
     return (members["alice"] / "federation.toml").read_bytes()
 
 
-# Members that are none any more
+# Revoked members
 
 
 @pytest.mark.slow
-def test_a_member_that_is_revoked_in_the_middle_of_a_transfer_never_gets_the_rest(members):
+def test_member_revoked_during_transfer_never_receives_rest(members):
     async def main():
         size = 8_000_000
         async with (
@@ -367,7 +367,7 @@ def test_a_member_that_is_revoked_in_the_middle_of_a_transfer_never_gets_the_res
             link.connection.pause_reading()
             mallory.send(link, ask())
             await until(lambda: alice.exchange.traffic.sent_models == 1)
-            assert alice.exchange.peers["mallory"].link.backlog > 1_000_000  # it is on its way
+            assert alice.exchange.peers["mallory"].link.backlog > 1_000_000  # the model is in transit
             alice.log.append(Identity.load(members["alice"] / "admission.pem"), "remove", "mallory", mallory.key)
             assert alice.rejected == {"revoked": 1}
             assert "mallory" not in alice.exchange.peers
@@ -380,7 +380,7 @@ def test_a_member_that_is_revoked_in_the_middle_of_a_transfer_never_gets_the_res
             assert alice.rejected == {"revoked": 2}
             assert alice.exchange.traffic.sent_models == 1
             assert alice.exchange.roster.ids == ("carol",)
-            await until(lambda: "mallory" not in carol.exchange.peers)  # alice has told her
+            await until(lambda: "mallory" not in carol.exchange.peers)  # alice has sent her the entry
             with pytest.raises(TransportError, match="keeps this node out: revoked"):
                 await mallory.dial(carol)
 
@@ -391,7 +391,7 @@ def test_a_member_that_is_revoked_in_the_middle_of_a_transfer_never_gets_the_res
 
 
 class Inviter:
-    """Alice. Mallory, who is a member, and newcomers ask her."""
+    """Alice, who answers mallory, a member, and newcomers."""
 
     def __init__(self, alice, members):
         self.alice, self.members = alice, members
@@ -402,7 +402,7 @@ class Inviter:
         return invitations.invite(self.alice.folder, name, [], "participant", 10, now=now, booted=now).secret
 
     async def answer(self, join, identity=None):
-        """Return what somebody is answered who shows that it has a key, and asks."""
+        """Ask with a proven key; return the answer."""
         async with Intruder(identity or somebody(), gate(self.alice)) as newcomer:
             link = await newcomer.dial(self.alice, joining=True)
             link.send([join if isinstance(join, bytes) else encode_join(join)])
@@ -424,7 +424,7 @@ def expired(inviter):
 
 
 def taken(inviter):
-    """The name was free when the token was given."""
+    """Return a question whose name was free when the token was issued."""
     note = invitations.read_note(inviter.alice.folder, inviter.token)
     invitations.write_note(inviter.alice.folder, inviter.token, msgspec.structs.replace(note, name="carol"))
     return Join(inviter.token, "carol")
@@ -442,7 +442,7 @@ BAD_TOKENS = {
 
 
 @pytest.mark.parametrize("what", BAD_TOKENS)
-def test_who_brings_a_token_that_is_no_good_is_told_so_and_learns_nothing(members, what):
+def test_inviter_refuses_invalid_token_with_reason(members, what):
     cause, make = BAD_TOKENS[what]
 
     async def main():
@@ -457,7 +457,7 @@ def test_who_brings_a_token_that_is_no_good_is_told_so_and_learns_nothing(member
     asyncio.run(main())
 
 
-def test_a_key_that_is_known_does_not_get_in_a_second_time(members):
+def test_inviter_refuses_known_key(members):
     async def main():
         async with honest(members["alice"]) as alice:
             inviter, before = Inviter(alice, members), alice.state()
@@ -469,7 +469,7 @@ def test_a_key_that_is_known_does_not_get_in_a_second_time(members):
     asyncio.run(main())
 
 
-def test_a_token_is_good_for_one_node(members):
+def test_token_admits_only_one_node(members):
     async def main():
         async with honest(members["alice"]) as alice:
             inviter = Inviter(alice, members)
@@ -482,8 +482,8 @@ def test_a_token_is_good_for_one_node(members):
     asyncio.run(main())
 
 
-def test_joining_after_many_guesses_of_others_works_elsewhere(members):
-    """Wrong secrets lock nothing: their sender has to wait, and the right token is good at once from another host."""
+def test_valid_token_works_from_other_host_after_guessing(members):
+    """Wrong secrets delay only the host that sent them; the valid token works at once from another host."""
 
     async def main():
         async with honest(members["alice"]) as alice:
@@ -500,7 +500,7 @@ def test_joining_after_many_guesses_of_others_works_elsewhere(members):
     asyncio.run(main())
 
 
-def test_joining_host_that_was_refused_may_ask_again_later(members):
+def test_refused_host_may_ask_again_later(members):
     async def main():
         async with honest(members["alice"]) as alice:
             inviter = Inviter(alice, members)
@@ -512,7 +512,7 @@ def test_joining_host_that_was_refused_may_ask_again_later(members):
     asyncio.run(main())
 
 
-def test_joining_link_takes_one_question_and_closes_at_the_second(members):
+def test_joining_link_closes_at_second_question(members):
     async def main():
         async with honest(members["alice"]) as alice, Intruder(somebody(), gate(alice)) as eve:
             before = alice.state()
@@ -527,7 +527,7 @@ def test_joining_link_takes_one_question_and_closes_at_the_second(members):
     asyncio.run(main())
 
 
-def test_who_joins_may_do_nothing_else(members):
+def test_joining_link_rejects_other_messages(members):
     async def main():
         async with honest(members["alice"]) as alice, Intruder(somebody(), gate(alice)) as eve:
             before = alice.state()
@@ -535,6 +535,6 @@ def test_who_joins_may_do_nothing_else(members):
             eve.send(link, ask())
             await until(lambda: link in eve.heard)
             assert msgspec.msgpack.decode(eve.heard[link][0])[0] == "refused"
-            unharmed(alice, before, eve, {"malformed": 1})
+            assert_unchanged(alice, before, eve, {"malformed": 1})
 
     asyncio.run(main())

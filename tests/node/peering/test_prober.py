@@ -20,15 +20,15 @@ NAMES = ("bob", "carol", "dave")
 KEYS = {name: bytes([k]) * 32 for k, name in enumerate(NAMES)}
 
 
-class Plain:
-    """Seals nothing: a frame is its message."""
+class PlainSigner:
+    """Signer that leaves messages as they are."""
 
     def seal(self, message, recipient, payload, session):
         return [message]
 
 
-class Wire:
-    """A link that keeps what is sent over it."""
+class RecordingLink:
+    """Link that records all sent frames."""
 
     session, progress = bytes(16), 0
 
@@ -44,8 +44,8 @@ class Wire:
         self.closed = True
 
 
-class Quiet:
-    """An exchange to which nothing matters."""
+class IdleExchange:
+    """Exchange that ignores all events."""
 
     def may_return(self, peer):
         return True
@@ -54,7 +54,7 @@ class Quiet:
 
 
 class Alice:
-    """A node that is introduced to bob, carol and dave."""
+    """Node with links to bob, carol and dave."""
 
     def __init__(self):
         config = PeeringConfig(
@@ -62,19 +62,19 @@ class Alice:
             key=bytes([9]) * 32,
             neighbours={name: Member(key) for name, key in KEYS.items()},
             transport=InProcessNetwork().transport("alice"),
-            sealer=Plain(),
+            sealer=PlainSigner(),
             door=None,
             agreed={},
             public_info={},
         )
         self.local = LocalState("alice", {})
-        self.table = PeerTable(config, self.local, Quiet())
-        self.prober = Prober(self.local, self.table, Messenger(Plain(), self.table.roster, Traffic()))
+        self.table = PeerTable(config, self.local, IdleExchange())
+        self.prober = Prober(self.local, self.table, Messenger(PlainSigner(), self.table.roster, Traffic()))
         for peer in self.table.peers.values():
-            peer.link = Wire()
+            peer.link = RecordingLink()
             self.table.watch(peer)
 
-    def hears(self, name, message):
+    def receive(self, name, message):
         self.prober.receive(self.table.peers[name], message)
 
     def sent(self, name):
@@ -88,55 +88,55 @@ def play(test):
     run(main())
 
 
-def test_a_ping_is_answered_with_the_round_of_the_node():
+def test_prober_answers_ping_with_own_round():
     async def test(alice):
         alice.local.round = 7
-        alice.hears("bob", m.Ping(3))
+        alice.receive("bob", m.Ping(3))
         assert alice.sent("bob") == [m.Pong(3, 7)]
 
     play(test)
 
 
-def test_a_probe_is_answered_when_its_subject_has_answered():
+def test_ping_request_is_acknowledged_after_subject_answers():
     async def test(alice):
-        alice.hears("bob", m.PingRequest(7, KEYS["carol"]))
+        alice.receive("bob", m.PingRequest(7, KEYS["carol"]))
         (ping,) = alice.sent("carol")
         assert isinstance(ping, m.Ping)
         assert alice.sent("bob") == []
-        alice.hears("carol", m.Pong(ping.request, 1))
-        alice.hears("carol", m.Pong(ping.request, 1))  # a second time says nothing new
+        alice.receive("carol", m.Pong(ping.request, 1))
+        alice.receive("carol", m.Pong(ping.request, 1))  # a repeated pong changes nothing
         assert alice.sent("bob") == [m.IndirectAck(7, KEYS["carol"])]
 
     play(test)
 
 
-def test_a_member_cannot_answer_a_probe_in_the_name_of_another():
+def test_ping_request_ignores_pongs_of_other_members():
     async def test(alice):
-        alice.hears("bob", m.PingRequest(7, KEYS["carol"]))
+        alice.receive("bob", m.PingRequest(7, KEYS["carol"]))
         (ping,) = alice.sent("carol")
         for name in ("bob", "dave"):
-            alice.hears(name, m.Pong(ping.request, 1))
+            alice.receive(name, m.Pong(ping.request, 1))
         assert alice.sent("bob") == []
 
     play(test)
 
 
-def test_an_answer_that_comes_too_late_is_passed_on_to_nobody():
+def test_ping_request_ignores_late_pong():
     async def test(alice):
-        alice.hears("bob", m.PingRequest(7, KEYS["carol"]))
+        alice.receive("bob", m.PingRequest(7, KEYS["carol"]))
         (ping,) = alice.sent("carol")
         await asyncio.sleep(REMEMBERED + 1)
-        alice.hears("carol", m.Pong(ping.request, 1))
+        alice.receive("carol", m.Pong(ping.request, 1))
         assert alice.sent("bob") == []
 
     play(test)
 
 
-def test_a_member_has_only_a_few_probes_pending():
+def test_pending_ping_requests_are_limited_per_member():
     async def test(alice):
         for number in range(3 * PENDING_PROBES):
-            alice.hears("bob", m.PingRequest(number, KEYS["carol"]))
-        alice.hears("dave", m.PingRequest(1, KEYS["carol"]))  # it has probes of its own
+            alice.receive("bob", m.PingRequest(number, KEYS["carol"]))
+        alice.receive("dave", m.PingRequest(1, KEYS["carol"]))  # its limit is separate
         assert len(alice.sent("carol")) == PENDING_PROBES + 1
 
     play(test)
@@ -147,26 +147,26 @@ def test_a_member_has_only_a_few_probes_pending():
     [("carol", 0, "carol"), ("bob", 1, "carol"), ("bob", 0, "dave")],
     ids=["not asked", "other request", "other subject"],
 )
-def test_a_vouch_that_was_not_asked_for_ends_no_suspicion(sender, other_request, subject):
+def test_unsolicited_indirect_ack_does_not_end_suspicion(sender, other_request, subject):
     async def test(alice):
-        probe = await suspicion(alice)
-        alice.hears(sender, m.IndirectAck(probe.request + other_request, KEYS[subject]))
+        probe = await suspect_carol(alice)
+        alice.receive(sender, m.IndirectAck(probe.request + other_request, KEYS[subject]))
         assert next_step(alice) is Dead
 
     play(test)
 
 
-def test_a_vouch_of_the_one_that_was_asked_ends_a_suspicion():
+def test_requested_indirect_ack_ends_suspicion():
     async def test(alice):
-        probe = await suspicion(alice)
-        alice.hears("bob", m.IndirectAck(probe.request, KEYS["carol"]))
+        probe = await suspect_carol(alice)
+        alice.receive("bob", m.IndirectAck(probe.request, KEYS["carol"]))
         assert next_step(alice) is Ping
 
     play(test)
 
 
-async def suspicion(alice):
-    """Have carol suspected, as she answers nobody; return the newest probe about her that bob was sent."""
+async def suspect_carol(alice):
+    """Wait until carol, who answers no ping, is suspected; return the last ping request about her that bob received."""
     loop, detector = asyncio.get_running_loop(), alice.table.detector
     for _ in range(100):
         await asyncio.sleep(detector.next_tick(loop.time()) - loop.time())
@@ -182,7 +182,7 @@ async def suspicion(alice):
 
 
 def next_step(alice):
-    """Return the next step against carol, while bob and dave are heard: of one who stays suspected, that she is dead."""
+    """Return the kind of the next step about carol, while bob and dave are heard; `Dead` if she is still suspected."""
     detector, now = alice.table.detector, asyncio.get_running_loop().time()
     while True:
         now = detector.next_tick(now)
@@ -192,7 +192,7 @@ def next_step(alice):
             return type(step)
 
 
-def test_a_link_with_a_peer_that_answers_no_ping_is_given_up():
+def test_prober_closes_link_after_unanswered_pings():
     async def test(alice):
         peer, link = alice.table.peers["carol"], alice.table.peers["carol"].link
         for _ in range(DEAF):
@@ -206,14 +206,14 @@ def test_a_link_with_a_peer_that_answers_no_ping_is_given_up():
     play(test)
 
 
-def test_a_check_ends_with_the_answer_to_it():
+def test_check_ends_with_matching_pong():
     async def test(alice):
         peer = alice.table.peers["bob"]
         alice.prober.check(peer)
         (ping,) = alice.sent("bob")
-        alice.hears("bob", m.Pong(ping.request + 1, 4))
+        alice.receive("bob", m.Pong(ping.request + 1, 4))
         assert peer.checking == ping.request
-        alice.hears("bob", m.Pong(ping.request, 4))
+        alice.receive("bob", m.Pong(ping.request, 4))
         assert peer.checking == 0
 
     play(test)

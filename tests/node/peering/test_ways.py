@@ -1,4 +1,4 @@
-"""Several links to a peer: choice of the link, dialling again, and events that do not count as silence."""
+"""Several links to a peer: choice of the link, new dials, and events that do not count as silence."""
 
 import asyncio
 from collections import Counter
@@ -15,8 +15,8 @@ from p2pfl.sim.simulation.clock import run
 from tests.support.federation import Federation
 
 
-class Way:
-    """A link that keeps what is said over it."""
+class RecordingLink:
+    """Link that records all sent frames."""
 
     dialled, joining, remote, backlog, progress = True, False, "b", 0, 0
     numbers = count(1)
@@ -35,16 +35,16 @@ class Way:
 
 
 class Pair:
-    """Peer b as node a knows it; b can send to a over any link."""
+    """Peer b in the table of node a; b can send to a over any link."""
 
     def __init__(self, federation):
         self.a, self.b = (federation.make(name).exchange.contacts for name in "ab")
         self.peer = self.a.peers["b"]
 
-    def way(self, direct):
-        return Way(self.peer.key, direct)
+    def make_link(self, direct):
+        return RecordingLink(self.peer.key, direct)
 
-    def hears(self, link, message):
+    def receive(self, link, message):
         parts = self.b.sealer.seal(message, self.b.peers["a"].key, self.b.introducer.parameters(), link.session)
         self.a.links.received(link, memoryview(b"".join(parts)))
 
@@ -58,13 +58,13 @@ def play(test, **options):
     run(main())
 
 
-def test_a_direct_link_takes_the_place_of_the_broker_which_is_left_when_nothing_is_on_its_way():
+def test_direct_link_replaces_broker_link_and_closes_it_later():
     async def test(federation):
         pair = Pair(federation)
-        broker, direct = pair.way(False), pair.way(True)
-        pair.hears(broker, m.Welcome())
+        broker, direct = pair.make_link(False), pair.make_link(True)
+        pair.receive(broker, m.Welcome())
         assert pair.peer.link is broker
-        pair.hears(direct, m.Hello())
+        pair.receive(direct, m.Hello())
         assert pair.peer.link is direct
         assert not broker.closed
         await asyncio.sleep(10)
@@ -73,12 +73,12 @@ def test_a_direct_link_takes_the_place_of_the_broker_which_is_left_when_nothing_
     play(test)
 
 
-def test_an_answer_through_the_broker_that_comes_late_does_not_replace_a_direct_link():
+def test_late_broker_answer_does_not_replace_direct_link():
     async def test(federation):
         pair = Pair(federation)
-        broker, direct = pair.way(False), pair.way(True)
-        pair.hears(direct, m.Hello())
-        pair.hears(broker, m.Welcome())
+        broker, direct = pair.make_link(False), pair.make_link(True)
+        pair.receive(direct, m.Hello())
+        pair.receive(broker, m.Welcome())
         assert pair.peer.link is direct
         await asyncio.sleep(10)
         assert not broker.closed  # the other side may use it
@@ -86,13 +86,13 @@ def test_an_answer_through_the_broker_that_comes_late_does_not_replace_a_direct_
     play(test)
 
 
-def test_who_comes_through_the_broker_although_there_was_a_direct_link_is_dialled_directly_again():
+def test_hello_through_broker_triggers_new_direct_dial():
     async def test(federation):
         pair = Pair(federation)
-        broker, direct = pair.way(False), pair.way(True)
-        pair.hears(direct, m.Hello())
+        broker, direct = pair.make_link(False), pair.make_link(True)
+        pair.receive(direct, m.Hello())
         pair.peer.trouble.clear()
-        pair.hears(broker, m.Hello())
+        pair.receive(broker, m.Hello())
         assert pair.peer.link is broker
         assert pair.peer.trouble.is_set()
 
@@ -100,7 +100,7 @@ def test_who_comes_through_the_broker_although_there_was_a_direct_link_is_dialle
 
 
 @pytest.mark.parametrize("address", ["mqtt:", "memory:b"])
-def test_who_says_at_the_broker_that_it_is_there_is_dialled_at_once(address):
+def test_repeated_broker_presence_triggers_immediate_dial(address):
     async def test(federation):
         node = federation.make("a")
         contacts, dialled = node.exchange.contacts, []
@@ -126,7 +126,7 @@ def test_who_says_at_the_broker_that_it_is_there_is_dialled_at_once(address):
 
 
 async def dials_in_a_flood_of_hints(federation, seconds):
-    """Return the addresses that are dialled while twenty hints come in each second."""
+    """Return the addresses that are dialled while twenty hints arrive per second."""
     contacts, dialled = federation.make("a").exchange.contacts, []
     dial = contacts.transport.dial
 
@@ -144,7 +144,7 @@ async def dials_in_a_flood_of_hints(federation, seconds):
     return dialled
 
 
-def test_hints_are_dialled_once_a_second_at_most_and_do_not_keep_from_what_the_owner_has_configured():
+def test_hint_flood_is_limited_and_spares_configured_address():
     async def test(federation):
         dialled = await dials_in_a_flood_of_hints(federation, 100)
         assert 100 <= sum(address != "memory:b" for address in dialled) <= HINT_BURST + 100
@@ -153,7 +153,7 @@ def test_hints_are_dialled_once_a_second_at_most_and_do_not_keep_from_what_the_o
     play(test)
 
 
-def test_a_hint_pushes_out_neither_an_address_that_has_worked_nor_what_others_have_said():
+def test_hints_evict_no_proven_address_and_no_other_source():
     peer = Peer("b", Member(bytes(32), ("configured",)))
     peer.hint("proven", "mdns")
     peer.record_proof("proven")
@@ -165,7 +165,7 @@ def test_a_hint_pushes_out_neither_an_address_that_has_worked_nor_what_others_ha
     assert "mdns-99" in peer.addresses
 
 
-def test_addresses_that_have_worked_leave_room_for_others():
+def test_proven_addresses_leave_room_for_others():
     peer = Peer("b", Member(bytes(32)))
     for k in range(100):
         assert peer.hint(f"{k}", "mdns")
@@ -176,7 +176,7 @@ def test_addresses_that_have_worked_leave_room_for_others():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moving", [True, False])
-def test_a_frame_that_takes_long_is_no_silence(moving):
+def test_slow_frame_with_progress_is_not_silence(moving):
     async def test(federation):
         federation.start("a", "b")
         contacts = federation.nodes["a"].exchange.contacts

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Inviter:
-    """Alice, who may be killed at a crash point and run again."""
+    """Alice's node, which can be killed at a failpoint and started again."""
 
     def __init__(self, root):
         self.folder = root / "alice"
@@ -48,12 +48,12 @@ class Inviter:
             text=True,
         )
         deadline = time.monotonic() + PATIENCE
-        while not self.listens():
+        while not self.is_listening():
             assert self.process.poll() is None, self.process.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.02)  # of real time: this is a real process
 
-    def listens(self):
+    def is_listening(self):
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
             return True
         return False
@@ -80,14 +80,14 @@ def alice(tmp_path):
     inviter.stop()
 
 
-def bob(root):
+def create_bob(root):
     config.create(root / "bob", "bob", "127.0.0.1:0")
     return root / "bob"
 
 
 @pytest.mark.parametrize(("point", "member"), [("invitation-used", False), ("membership-saved", True)])
-def test_who_has_invited_may_be_killed_while_a_node_joins(tmp_path, capsys, alice, point, member):
-    folder, token = bob(tmp_path), alice.token(capsys)
+def test_join_succeeds_after_inviter_was_killed(tmp_path, capsys, alice, point, member):
+    folder, token = create_bob(tmp_path), alice.token(capsys)
     alice.start(crash=point)
     with pytest.raises(ConfigurationError, match="cannot join"):
         joining.join(folder, token)
@@ -96,7 +96,7 @@ def test_who_has_invited_may_be_killed_while_a_node_joins(tmp_path, capsys, alic
     assert ("bob" in load_federation(alice.folder).members) == member
     assert load_federation(folder) is None
     alice.start()
-    assert joining.join(folder, token) == "test"  # the one who has used the token may finish
+    assert joining.join(folder, token) == "test"  # the node that used the token may complete its admission
     with pytest.raises(ConfigurationError, match="belongs to a federation already"):
         joining.join(folder, token)
     config.create(tmp_path / "other", "bob", "127.0.0.1:0")
@@ -106,8 +106,8 @@ def test_who_has_invited_may_be_killed_while_a_node_joins(tmp_path, capsys, alic
     assert (log.membership_version, set(log.members)) == (2, {"alice", "bob"})
 
 
-def test_a_token_on_standard_input_and_one_whose_giver_does_not_run(tmp_path, capsys, monkeypatch, alice):
-    folder, token = bob(tmp_path), alice.token(capsys)
+def test_join_reads_token_from_stdin_and_needs_running_inviter(tmp_path, capsys, monkeypatch, alice):
+    folder, token = create_bob(tmp_path), alice.token(capsys)
     monkeypatch.setattr("sys.stdin", io.StringIO(token))
     assert main(["join", str(folder)]) == 2
     said = capsys.readouterr().err
@@ -124,7 +124,7 @@ def test_a_token_on_standard_input_and_one_whose_giver_does_not_run(tmp_path, ca
     assert out == f"joined the federation test; next: p2pfl-node run {folder}\n"
     assert main(["revoke", str(alice.folder), "bob"]) == 0
     deadline = time.monotonic() + PATIENCE
-    while alice.status()["peers"]:  # the running node notices what the command has written
+    while alice.status()["peers"]:  # the running node detects the entry that the command has written
         assert time.monotonic() < deadline
         time.sleep(0.05)
     capsys.readouterr()

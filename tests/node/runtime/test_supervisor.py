@@ -36,7 +36,7 @@ def fail(*args, **options):
 # On virtual time
 
 
-def test_a_part_that_fails_starts_again_after_pauses_that_grow():
+def test_supervisor_restarts_failed_part_after_growing_pauses():
     said, starts = [], []
 
     async def main():
@@ -45,7 +45,7 @@ def test_a_part_that_fails_starts_again_after_pauses_that_grow():
         async def work():
             starts.append(loop.time())
             if len(starts) == 10:
-                await asyncio.sleep(2 * LONGEST_PAUSE)  # it has worked
+                await asyncio.sleep(2 * LONGEST_PAUSE)  # the part runs without error for a while
             if len(starts) < 13:
                 fail()
 
@@ -63,7 +63,7 @@ def test_a_part_that_fails_starts_again_after_pauses_that_grow():
     assert said[0].isprintable()
 
 
-def test_a_part_that_fails_as_it_is_ended_ends():
+def test_supervisor_ends_part_that_fails_during_cancellation():
     async def main():
         async def work():
             try:
@@ -95,8 +95,8 @@ policy = {{ name = "random" }}
 """
 
 
-class Live:
-    """A node that runs on this event loop, and what it shows of itself."""
+class LiveNode:
+    """Node that runs on this event loop, with its status and its log lines."""
 
     def __init__(self, root, port=1, changes=()):
         self.folder = Processes(root, ("alice", "bob"), TOML.format(port=port)).folders["alice"]
@@ -129,13 +129,13 @@ class Live:
                     raise AssertionError(self.said)
                 await asyncio.sleep(0.02)  # of real time: this is a real node
 
-    async def goes_on(self):
+    async def makes_progress(self):
         round = self.status()["round"]
         await self.until(lambda status: status["round"] >= round + 3)
 
 
-class Breaking:
-    """Makes a function of somebody else's fail a number of times, and work again then; `broken` is how often it failed."""
+class FailingFunction:
+    """Replaces a function so that it fails `times` times and then works again; `broken` counts the failures."""
 
     def __init__(self, monkeypatch, owner, name, times=2):
         self.real, self.broken = getattr(owner, name), 0
@@ -165,19 +165,19 @@ PARTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "loop"), list(zip(PARTS, cycle(LOOPS), strict=False)))
-def test_an_error_in_a_part_costs_a_live_node_this_part_and_for_a_moment(tmp_path, monkeypatch, what, loop):
+def test_node_restarts_failed_part_and_continues(tmp_path, monkeypatch, what, loop):
     part, owner, name = PARTS[what]
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(runtime, "FRESH", 0.2)
     monkeypatch.setattr(pages, "LONGEST", 0.1)
 
     async def main(port):
-        breaking = Breaking(monkeypatch, owner, name)
-        async with Live(tmp_path, port, ["mdns=true"] if part == "mdns" else []) as live:
+        breaking = FailingFunction(monkeypatch, owner, name)
+        async with LiveNode(tmp_path, port, ["mdns=true"] if part == "mdns" else []) as live:
             async with asyncio.timeout(60):
                 await breaking.worked.wait()
             await live.until(lambda status: status["faults"] == {part: 2} and not status["broker"])
-            await live.goes_on()
+            await live.makes_progress()
         assert len([line for line in live.said if "fault" in line]) == 1
         assert live.status()["reason"] == ""
 
@@ -186,21 +186,21 @@ def test_an_error_in_a_part_costs_a_live_node_this_part_and_for_a_moment(tmp_pat
 
 
 @pytest.mark.slow
-def test_an_error_that_nobody_waits_for_is_counted_and_ends_nothing(tmp_path, monkeypatch, on_loop):
+def test_node_counts_unawaited_errors_and_continues(tmp_path, monkeypatch, on_loop):
     monkeypatch.setattr(runtime, "FRESH", 0.2)
 
-    async def nobody_waits():
+    async def unawaited():
         fail()
 
     async def main():
-        async with Live(tmp_path) as live:
+        async with LiveNode(tmp_path) as live:
             asyncio.get_running_loop().call_soon(fail)
-            task = asyncio.create_task(nobody_waits())
+            task = asyncio.create_task(unawaited())
             await asyncio.wait([task])
             del task
             gc.collect()
             await live.until(lambda status: status["faults"] == {STRAY: 2})
-            await live.goes_on()
+            await live.makes_progress()
         assert [line.partition(":")[0] for line in live.said if "fault" in line] == [
             f"fault of {STRAY}, which the node survives"
         ]
@@ -210,15 +210,15 @@ def test_an_error_that_nobody_waits_for_is_counted_and_ends_nothing(tmp_path, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trick", "loop"), list(zip(brokers.TRICKS, cycle(LOOPS), strict=False)))
-def test_a_broker_that_talks_nonsense_costs_a_live_node_nothing(tmp_path, monkeypatch, trick, loop):
+def test_node_survives_broker_that_sends_garbage(tmp_path, monkeypatch, trick, loop):
     monkeypatch.setattr("p2pfl.protocols.mqtt.broker_client.CONNECTING", 0.3)
 
     async def main():
-        async with brokers.tricking(trick) as (url, ended), Live(tmp_path, url.rpartition(":")[2]) as live:
+        async with brokers.tricking(trick) as (url, ended), LiveNode(tmp_path, url.rpartition(":")[2]) as live:
             async with asyncio.timeout(60):
                 await ended.wait()
             gc.collect()
-            await live.goes_on()
+            await live.makes_progress()
             assert live.status()["faults"] == {}
             assert live.status()["broker"]
 
@@ -226,7 +226,7 @@ def test_a_broker_that_talks_nonsense_costs_a_live_node_nothing(tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_the_reason_of_an_end_is_the_first_error_not_one_of_the_cleaning_up(tmp_path, monkeypatch, on_loop):
+def test_node_reports_first_error_not_errors_of_cleanup(tmp_path, monkeypatch, on_loop):
     async def broken(self, me, peers):
         if me.round == 3:
             raise RuntimeError("the first error")
@@ -241,8 +241,8 @@ def test_the_reason_of_an_end_is_the_first_error_not_one_of_the_cleaning_up(tmp_
 
     async def main():
         with pytest.raises(RuntimeError, match="the first error"):
-            async with Live(tmp_path) as live:
-                await live.goes_on()
+            async with LiveNode(tmp_path) as live:
+                await live.makes_progress()
         return live
 
     real = Random.round
@@ -257,7 +257,7 @@ def test_the_reason_of_an_end_is_the_first_error_not_one_of_the_cleaning_up(tmp_
 
 
 @pytest.mark.slow
-def test_a_fault_at_a_message_costs_its_link_and_no_more():
+def test_error_in_message_handler_closes_only_its_link():
     watched = Supervisor()
 
     async def main(federation):

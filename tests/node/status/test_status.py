@@ -36,8 +36,8 @@ NAMES = ("a", "b", "c")
 SETTINGS = Settings(rounds=6, deadline=10.0)
 
 
-def watched(federation, name, path, said, **clocks):
-    """Start a node that a board watches; return the board."""
+def start_watched(federation, name, path, said, **clocks):
+    """Start a node with a status observer; return the observer."""
     exchange = federation.exchange(name)
     board = StatusObserver(path, exchange, log_to(said), clock=asyncio.get_running_loop().time, **clocks)
     node = federation.make(name, exchange=exchange, observer=board)
@@ -46,11 +46,11 @@ def watched(federation, name, path, said, **clocks):
     return board
 
 
-# Peers that come and go
+# Peers that leave and return
 
 
 class Agenda:
-    """Calls that are due later, on a clock of their own."""
+    """Scheduled calls on a simulated clock."""
 
     def __init__(self):
         self.now, self.calls = 0.0, []
@@ -72,7 +72,7 @@ def agenda():
     return Agenda()
 
 
-def test_a_missing_peer_is_a_warning_and_one_that_is_back_is_none(agenda):
+def test_missing_peer_is_warning_and_return_is_info(agenda):
     records = []
     changes = PeerChanges(log_records_to(records), agenda.later)
     changes.left("bob", "no answer")
@@ -88,7 +88,7 @@ def flap(changes, agenda, name, seconds, per_second):
         agenda.until(agenda.now + 1 / per_second)
 
 
-def test_peer_that_leaves_is_said_at_once_and_its_return_too(agenda):
+def test_peer_leaving_and_returning_is_logged_at_once(agenda):
     said = []
     changes = PeerChanges(log_to(said), agenda.later)
     changes.left("bob", "no answer")
@@ -98,7 +98,7 @@ def test_peer_that_leaves_is_said_at_once_and_its_return_too(agenda):
     assert said[1:] == ["with bob again"]
 
 
-def test_peer_that_returns_within_a_second_is_said_after_it(agenda):
+def test_peer_returning_within_a_second_is_logged_after_it(agenda):
     said = []
     changes = PeerChanges(log_to(said), agenda.later)
     changes.left("bob", "no answer")
@@ -108,7 +108,7 @@ def test_peer_that_returns_within_a_second_is_said_after_it(agenda):
     assert said[1:] == ["with bob again"]
 
 
-def test_peer_that_flaps_is_summed_up_ever_more_rarely(agenda):
+def test_flapping_peer_is_summarised_ever_less_often(agenda):
     said = []
     changes = PeerChanges(log_to(said), agenda.later)
     flap(changes, agenda, "bob", 300, 100)
@@ -118,13 +118,13 @@ def test_peer_that_flaps_is_summed_up_ever_more_rarely(agenda):
     assert len(said) <= 1 + 6 + 300 / 60
     agenda.until(agenda.now + 120)
     before = len(said)
-    changes.left("bob", "no answer")  # once it was quiet, at once
+    changes.left("bob", "no answer")  # logged at once, as the peer was quiet before
     assert said[before:] == ["without bob: no answer"]
     agenda.until(agenda.now + 120)
     assert agenda.calls == []
 
 
-def test_peer_that_is_missing_after_flapping_is_said_so(agenda):
+def test_peer_missing_after_flapping_is_logged(agenda):
     said = []
     changes = PeerChanges(log_to(said), agenda.later)
     flap(changes, agenda, "bob", 1, 2)
@@ -134,7 +134,7 @@ def test_peer_that_is_missing_after_flapping_is_said_so(agenda):
     assert "no answer" in said[-1]
 
 
-def test_peers_that_flap_do_not_keep_each_other_quiet(agenda):
+def test_flapping_peer_does_not_mute_others(agenda):
     said = []
     changes = PeerChanges(log_to(said), agenda.later)
     flap(changes, agenda, "bob", 5, 100)
@@ -151,7 +151,7 @@ def test_flapping_peer_costs_few_lines_and_writes(tmp_path):
 
     async def test(federation):
         federation.start("b")
-        watched(federation, "a", path, said)
+        start_watched(federation, "a", path, said)
         await federation.done()
         roster, last = federation.nodes["a"].exchange.roster, version()
         for _ in range(1000):  # ten seconds
@@ -168,11 +168,11 @@ def test_flapping_peer_costs_few_lines_and_writes(tmp_path):
     assert 10 <= len(written) <= 12
 
 
-def test_member_that_is_removed_while_it_is_missing_is_not_said_to_be_back(tmp_path):
+def test_member_removed_while_missing_is_not_logged_as_back(tmp_path):
     said = []
 
     async def test(federation):
-        watched(federation, "a", tmp_path / "status.json", said)
+        start_watched(federation, "a", tmp_path / "status.json", said)
         await asyncio.sleep(0.1)
         exchange = federation.nodes["a"].exchange
         roster = exchange.roster
@@ -190,7 +190,7 @@ def test_member_that_is_removed_while_it_is_missing_is_not_said_to_be_back(tmp_p
 # The file
 
 
-def test_file_is_written_at_once_and_then_after_a_pause(tmp_path):
+def test_status_file_is_written_at_once_then_after_pauses(tmp_path):
     times = []
 
     async def main():
@@ -200,7 +200,7 @@ def test_file_is_written_at_once_and_then_after_a_pause(tmp_path):
         for _ in range(25):
             file.write(1.0)
             await asyncio.sleep(0.1)
-        file.write(0.1)  # sooner than what was to come
+        file.write(0.1)  # sooner than the scheduled write
         await asyncio.sleep(5)
         file.write()
         file.write()
@@ -209,16 +209,16 @@ def test_file_is_written_at_once_and_then_after_a_pause(tmp_path):
     assert times == pytest.approx([0.0, 1.0, 2.0, 2.5, 7.5, 7.5])
 
 
-def test_file_holds_the_newest_rounds(tmp_path):
+def test_status_file_holds_newest_rounds(tmp_path):
     history = [{"round": k} for k in range(1, 2 * SHOWN)]
     StatusFile(tmp_path / "status.json", LOG, lambda: 0.0, lambda: {"state": "running", "history": history}).write(1.0)
     kept = json.loads((tmp_path / "status.json").read_text())["history"]
     assert kept == history[-SHOWN:]
 
 
-def test_last_word_is_in_the_file_whatever_was_to_be_written(tmp_path):
+def test_status_file_holds_final_state(tmp_path):
     async def test(federation):
-        board = watched(federation, "a", tmp_path / "status.json", [])
+        board = start_watched(federation, "a", tmp_path / "status.json", [])
         federation.start("b", "c")
         await federation.done()
         federation.nodes["a"].exchange.roster.suspect("b", "gone")
@@ -232,12 +232,12 @@ def test_last_word_is_in_the_file_whatever_was_to_be_written(tmp_path):
 # Clocks
 
 
-def test_durations_do_not_follow_a_wall_clock_that_jumps(tmp_path):
+def test_durations_ignore_jumps_of_wall_clock(tmp_path):
     moments = iter([1e9, *[1e9 + jump for jump in (86_400.0, -7200.0, 3e8, -1e9) for _ in range(50)]] * 50)
 
     async def test(federation):
         federation.start("b", "c")
-        board = watched(federation, "a", tmp_path / "status.json", [], wall=lambda: next(moments))
+        board = start_watched(federation, "a", tmp_path / "status.json", [], wall=lambda: next(moments))
         await federation.done()
         rows = board.state["history"]
         assert [row["round"] for row in rows] == [1, 2, 3, 4, 5, 6]
@@ -246,18 +246,18 @@ def test_durations_do_not_follow_a_wall_clock_that_jumps(tmp_path):
     play(test, NAMES, SETTINGS)
 
 
-def test_age_is_never_negative(tmp_path):
+def test_status_age_is_never_negative(tmp_path):
     folder = tmp_path
     (folder / config.STATUS).write_text(json.dumps({"state": "stopped", "pid": 1, "history": [], "updated": 5000.0}))
     assert current(folder, wall=lambda: 5010.0)["age"] == 10
     assert current(folder, wall=lambda: 4000.0)["age"] == 0
 
 
-# Rounds in memory, and on the disk
+# Rounds in memory and on disk
 
 
 class Fast(Random):
-    """Learns with nobody, and remembers much: its checkpoints are larger than its status."""
+    """Policy with a large state, so that its checkpoints are larger than its status."""
 
     def state(self):
         return {"much": bytes(50_000)}
@@ -266,13 +266,13 @@ class Fast(Random):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2**14, 50])  # enough for the status, and not even for that
-def test_round_that_could_not_be_stored_is_shown_as_in_memory_only(tmp_path, size):
+@pytest.mark.parametrize("size", [2**14, 50])  # enough for the status; too small even for that
+def test_unsaved_round_is_shown_as_in_memory(tmp_path, size):
     said, shown = [], []
 
     async def test(federation):
         federation.start("b", "c")
-        board = watched(federation, "a", tmp_path / "status.json", said)
+        board = start_watched(federation, "a", tmp_path / "status.json", said)
         while board.state["round"] < 2:
             await asyncio.sleep(0.01)
         with limited(size):
@@ -294,13 +294,13 @@ def test_round_that_could_not_be_stored_is_shown_as_in_memory_only(tmp_path, siz
 
 
 @pytest.mark.slow
-def test_shown_round_is_on_the_disk_at_every_moment(tmp_path):
-    """However it is ended: what was shown as done and stored is in the checkpoint."""
+def test_shown_round_is_always_on_disk(tmp_path):
+    """A round that the status shows as done and stored is in the checkpoint, whenever the node ends."""
     seen = []
 
     async def test(federation):
         federation.start("b", "c")
-        board = watched(federation, "a", tmp_path / "status.json", [])
+        board = start_watched(federation, "a", tmp_path / "status.json", [])
         while not federation.running["a"].done():
             state = board.fresh()
             stored = FileStore(tmp_path / "a").load()
@@ -314,7 +314,7 @@ def test_shown_round_is_on_the_disk_at_every_moment(tmp_path):
 
 
 @pytest.mark.slow
-def test_checkpoints_saved_at_the_same_time_are_whole(tmp_path):
+def test_concurrently_saved_checkpoints_are_intact(tmp_path):
     async def main(federation):
         federation.start()
         await federation.done()
@@ -340,7 +340,7 @@ def test_checkpoints_saved_at_the_same_time_are_whole(tmp_path):
     assert list(tmp_path.glob("*.damaged")) == list(tmp_path.glob("*.new")) == []
 
 
-# The node itself is asked
+# Status from the running node
 
 
 @pytest.fixture
@@ -353,8 +353,8 @@ def folder():
 STATE = {"name": "alice", "state": "running", "pid": os.getpid(), "round": 7, "rounds": 9, "history": []}
 
 
-def answered(folder):
-    """Read an answer to its end, so that the node waits for the next one who asks."""
+def gets_answer(folder):
+    """Read an answer completely, so that the node waits for the next client."""
     with socket.socket(socket.AF_UNIX) as link, suppress(OSError):
         link.connect(str(folder / status_socket.NAME))
         while link.recv(2**20):
@@ -365,13 +365,13 @@ def answered(folder):
 
 @contextmanager
 def answering(folder, make):
-    """A node that answers, in a thread of its own."""
+    """Run the status socket of a node in its own thread."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(status_socket.answer(folder, make))
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
     thread.start()
     try:
-        while not answered(folder) and thread.is_alive():
+        while not gets_answer(folder) and thread.is_alive():
             time.sleep(0.001)
         yield
     finally:
@@ -384,7 +384,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="there are no Unix sockets
 
 
 @posix
-def test_running_node_is_asked_and_not_its_file(folder):
+def test_status_of_running_node_comes_from_its_socket(folder):
     (folder / config.STATUS).write_text(json.dumps(STATE | {"round": 2, "updated": 0.0}))
     with lock_folder(folder), answering(folder, lambda: json.dumps(STATE).encode()):
         assert current(folder) == STATE
@@ -395,14 +395,14 @@ def test_running_node_is_asked_and_not_its_file(folder):
 
 @posix
 @pytest.mark.parametrize("said", [b"", b"{", b"[" * 100_000, b'{"state": 3}', bytes(10)])
-def test_answer_that_makes_no_sense_leaves_the_file(folder, said):
+def test_invalid_socket_answer_falls_back_to_file(folder, said):
     (folder / config.STATUS).write_text(json.dumps(STATE | {"updated": 100.0}))
     with lock_folder(folder), answering(folder, lambda: said):
         assert current(folder, wall=lambda: 130.0) == STATE | {"updated": 100.0, "age": 30.0}
 
 
 @posix
-def test_socket_that_a_crash_has_left_is_made_anew(folder):
+def test_stale_socket_of_crash_is_replaced(folder):
     with answering(folder, lambda: b"{}"):
         (folder / "kept").hardlink_to(folder / status_socket.NAME)
     (folder / "kept").rename(folder / status_socket.NAME)
@@ -412,7 +412,7 @@ def test_socket_that_a_crash_has_left_is_made_anew(folder):
 
 
 @posix
-def test_folder_whose_path_is_too_long_for_a_socket_has_its_file(tmp_path):
+def test_folder_path_too_long_for_socket_falls_back_to_file(tmp_path):
     long = tmp_path / ("x" * 120)
     long.mkdir()
     (long / config.STATUS).write_text(json.dumps(STATE | {"updated": 100.0}))
@@ -423,7 +423,7 @@ def test_folder_whose_path_is_too_long_for_a_socket_has_its_file(tmp_path):
 
 @pytest.mark.slow
 @posix
-def test_who_connects_and_does_not_read_is_let_go(folder):
+def test_socket_drops_client_that_does_not_read(folder):
     state = STATE | {"reason": "x" * 2**22}
     with answering(folder, lambda: json.dumps(state).encode()), socket.socket(socket.AF_UNIX) as idle:
         idle.connect(str(folder / status_socket.NAME))
@@ -431,7 +431,7 @@ def test_who_connects_and_does_not_read_is_let_go(folder):
     assert not (folder / status_socket.NAME).exists()
 
 
-# In words
+# As text
 
 
 @pytest.mark.parametrize(
@@ -447,22 +447,22 @@ def test_who_connects_and_does_not_read_is_let_go(folder):
         ({"state": "finished", "age": 400_000.0}, "  as of 5 days ago"),
     ],
 )
-def test_status_from_the_file_says_how_old_it_is(state, line):
+def test_status_from_file_shows_its_age(state, line):
     assert describe(STATE | state)[1] == line
 
 
-def test_status_from_the_node_is_as_of_now():
+def test_status_from_node_shows_no_age():
     assert not any(re.search("as of|in memory", line) for line in describe(STATE | {"stored": 7}))
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.2, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (172_800, "2 days")]
 )
-def test_durations_in_words(seconds, words):
+def test_duration_is_formatted_in_words(seconds, words):
     assert duration(seconds) == words
 
 
-def test_deeply_nested_status_is_damaged(tmp_path):
+def test_deeply_nested_status_file_is_damaged(tmp_path):
     (tmp_path / config.STATUS).write_text("[" * 100_000)
     with pytest.raises(ConfigurationError, match="is damaged"):
         current(tmp_path)

@@ -23,7 +23,7 @@ from tests.support.browser import PHONE, browser, needs_chromium
 from tests.support.browser import page as new_page
 from tests.support.processes import free_ports, processes
 
-TIMEOUT = 60_000  # milliseconds after which something has gone wrong
+TIMEOUT = 60_000  # milliseconds before a test fails
 
 
 # Over HTTP
@@ -44,7 +44,7 @@ async def ask(address, request):
 
 
 async def until_shown(address):
-    """Wait until there is room for one more connection."""
+    """Wait until the page accepts one more connection."""
     while True:
         with suppress(OSError):
             if (await ask(address, get()))[2] == b"hello":
@@ -69,7 +69,7 @@ async def showing(shown, host="127.0.0.1"):
 HELLO = {"/": Resource("text/plain", lambda: b"hello")}
 
 
-def test_a_page_is_shown_with_what_keeps_other_sites_out(on_loop):
+def test_page_has_security_headers(on_loop):
     async def main():
         async with showing(HELLO) as address:
             status, headers, body = await ask(address, get())
@@ -86,7 +86,7 @@ def test_a_page_is_shown_with_what_keeps_other_sites_out(on_loop):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8080", "localhost:1", "LOCALHOST", "[::1]:80", "192.168.1.5"])
-def test_a_page_is_shown_to_who_names_this_machine_by_an_address(host, on_loop):
+def test_page_accepts_host_that_is_address_or_localhost(host, on_loop):
     async def main():
         async with showing(HELLO) as address:
             assert (await ask(address, get(host=host)))[2] == b"hello"
@@ -95,7 +95,7 @@ def test_a_page_is_shown_to_who_names_this_machine_by_an_address(host, on_loop):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "", "[::1", "a@b"])
-def test_a_name_that_its_owner_points_here_is_refused(host, on_loop):
+def test_page_refuses_foreign_host_names(host, on_loop):
     async def main():
         async with showing(HELLO) as address:
             status, _, body = await ask(address, get(host=host))
@@ -122,7 +122,7 @@ def test_a_name_that_its_owner_points_here_is_refused(host, on_loop):
         (b"GET / HTTP/9.9\r\n\r\n", 400),
     ],
 )
-def test_whatever_else_is_asked_is_refused_and_the_page_goes_on(request_, status, caplog, on_loop):
+def test_page_refuses_other_requests_and_continues(request_, status, caplog, on_loop):
     async def main():
         faults = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
@@ -132,10 +132,10 @@ def test_whatever_else_is_asked_is_refused_and_the_page_goes_on(request_, status
         assert faults == []
 
     on_loop(main())
-    assert caplog.records == []  # nobody fills a node's log from here
+    assert caplog.records == []  # requests cannot fill a node's log
 
 
-def test_a_fault_in_what_is_shown_is_the_asker_s_loss_only(caplog, on_loop):
+def test_page_error_affects_only_its_request(caplog, on_loop):
     async def main():
         async with showing(HELLO | {"/bad": Resource("text/plain", lambda: b"%d" % (1 // 0))}) as address:
             assert (await ask(address, get("/bad")))[0].split()[1] == "500"
@@ -146,7 +146,7 @@ def test_a_fault_in_what_is_shown_is_the_asker_s_loss_only(caplog, on_loop):
 
 
 @pytest.mark.slow
-def test_what_is_shown_is_made_a_few_times_a_second_at_most(on_loop):
+def test_page_content_is_cached_briefly(on_loop):
     made = []
 
     async def main():
@@ -160,7 +160,7 @@ def test_what_is_shown_is_made_a_few_times_a_second_at_most(on_loop):
 
 
 @pytest.mark.slow
-def test_connections_are_limited_and_those_who_only_hold_one_lose_it(monkeypatch, on_loop):
+def test_page_limits_connections_and_closes_idle_ones(monkeypatch, on_loop):
     monkeypatch.setattr(pages, "CONNECTIONS", 4)
     monkeypatch.setattr(pages, "LONGEST", 0.3)
 
@@ -187,11 +187,11 @@ def test_connections_are_limited_and_those_who_only_hold_one_lose_it(monkeypatch
 
 
 @pytest.mark.slow
-def test_who_does_not_read_what_it_asked_for_keeps_neither_its_place_nor_the_program(monkeypatch, on_loop):
+def test_page_closes_connection_of_client_that_does_not_read(monkeypatch, on_loop):
     monkeypatch.setattr(pages, "CONNECTIONS", 2)
     monkeypatch.setattr(pages, "LONGEST", 0.3)
     asked = []
-    large = b"x" * 30_000_000  # more than the system takes from the page while nobody reads
+    large = b"x" * 30_000_000  # more than the operating system buffers
 
     async def main():
         page = PageServer(HELLO | {"/large": Resource("text/plain", lambda: asked.append(1) or large)}, "127.0.0.1", 0)
@@ -221,7 +221,7 @@ def test_who_does_not_read_what_it_asked_for_keeps_neither_its_place_nor_the_pro
     on_loop(main())
 
 
-def test_a_port_in_use_and_a_missing_package_are_one_line(monkeypatch, on_loop):
+def test_page_reports_port_in_use_and_missing_package(monkeypatch, on_loop):
     async def main():
         async with showing(HELLO) as address:
             where = address.removeprefix("http://").strip("/")
@@ -240,7 +240,7 @@ def test_a_port_in_use_and_a_missing_package_are_one_line(monkeypatch, on_loop):
 
 
 class Board:
-    """A node's board, with whatever state a test wants to be shown."""
+    """Status observer with a state that the test sets."""
 
     def __init__(self, state):
         self.state = {"state": "running", "history": []} | state
@@ -249,7 +249,7 @@ class Board:
         return self.state
 
 
-def test_the_json_is_fit_for_a_browser_and_can_be_had_in_short(on_loop):
+def test_status_json_replaces_nan_and_can_be_shortened(on_loop):
     history = [{"round": k, "validation": float("nan")} for k in range(1, 2 * NEWEST)]
 
     async def main():
@@ -270,7 +270,7 @@ def test_the_json_is_fit_for_a_browser_and_can_be_had_in_short(on_loop):
 # As a command
 
 
-def test_a_taken_port_is_exit_code_2_and_a_page_for_others_is_warned_of(tmp_path, monkeypatch, capsys):
+def test_run_refuses_taken_status_port_and_warns_of_public_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (port,) = free_ports(1)
     assert main(["init", "alice"]) == 0
@@ -297,14 +297,14 @@ def test_a_taken_port_is_exit_code_2_and_a_page_for_others_is_warned_of(tmp_path
 
 @pytest.fixture
 def chromium():
-    """For one test only: as long as it is open, its event loop runs, and other tests of this module need one themselves."""
+    """Browser for one test; its event loop must end before other tests of this module, which need their own."""
     with browser() as opened:
         yield opened
 
 
 @contextmanager
 def shown_to_browsers(state):
-    """Show the page of a made-up state, beside the test's thread, in which a browser's calls wait."""
+    """Serve the page of the given state in another thread, as calls to the browser block this one."""
     board = Board(state)
     with in_thread(status_page(board, "127.0.0.1", 0)) as address:
         yield SimpleNamespace(address=address, board=board)
@@ -314,14 +314,14 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 def hostile(k):
-    """Text of a peer that would like to be markup."""
+    """Return text of a peer that attempts to inject markup."""
     return [HOSTILE, '"><script>alert(2)</script>', "</td><svg onload=alert(3)>", "'`${alert(4)}", "javascript:alert(5)"][
         k % 5
     ]
 
 
 def state_of(names, rounds=12):
-    """A status with the given names, and hostile text wherever text may come from elsewhere."""
+    """Return a status with the given peers, and hostile text in every field that can come from another node."""
     weights = {"alice": 0.5} | dict.fromkeys(names[:2], 0.25)
     stages = {"merged": {"validation": 0.5, "test": 0.25}}
     row = {"models": 2, "bytes_in": 80_000, "bytes_out": 40_000, "seconds": 1.5, "weights": weights, "budget_bytes": 70_000}
@@ -366,7 +366,7 @@ def state_of(names, rounds=12):
 
 
 @needs_chromium
-def test_text_from_elsewhere_is_shown_as_text(chromium):
+def test_page_shows_foreign_text_as_text(chromium):
     names = [hostile(k) for k in range(5)] + ["bob"]
     with shown_to_browsers(state_of(names)) as shown, new_page(chromium) as (opened, seen):
         opened.on("dialog", lambda dialog: pytest.fail(f"the page ran a peer's script: {dialog.message}"))
@@ -386,7 +386,7 @@ def test_text_from_elsewhere_is_shown_as_text(chromium):
 
 
 @needs_chromium
-def test_even_markup_that_came_into_the_page_could_not_run_or_load_anything(chromium):
+def test_page_policy_blocks_injected_scripts_and_requests(chromium):
     with shown_to_browsers(state_of(["bob"])) as shown, new_page(chromium) as (opened, _):
         opened.on("dialog", lambda dialog: pytest.fail("a script of the page's text has run"))
         opened.goto(shown.address)
@@ -401,7 +401,7 @@ def test_even_markup_that_came_into_the_page_could_not_run_or_load_anything(chro
 @needs_chromium
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("peers", [0, 4, 60])
-def test_the_page_fits_a_phone(chromium, peers, dark):
+def test_page_fits_a_phone(chromium, peers, dark):
     with (
         shown_to_browsers(state_of([f"peer-{k}-{'x' * 50}" for k in range(peers)])) as shown,
         new_page(chromium, PHONE, dark) as (opened, seen),
@@ -414,7 +414,7 @@ def test_the_page_fits_a_phone(chromium, peers, dark):
 
 
 @needs_chromium
-def test_a_page_that_missed_rounds_asks_for_all_of_them(chromium):
+def test_page_that_missed_rounds_fetches_full_status(chromium):
     with shown_to_browsers(state_of(["bob"], rounds=2)) as shown, new_page(chromium) as (opened, _):
         opened.goto(shown.address)
         opened.get_by_text("2 of 20").wait_for(timeout=TIMEOUT)
@@ -425,13 +425,13 @@ def test_a_page_that_missed_rounds_asks_for_all_of_them(chromium):
             pass
 
 
-# Figures for a dashboard
+# Metrics of the dashboard
 
 GRAFANA = Path(__file__).parents[3] / "examples" / "grafana"
 
 
-def asked_for():
-    """Return the figures that the dashboard and its page ask for, and the patterns of those that are named by the task."""
+def dashboard_metrics():
+    """Return the metrics that the dashboard and its README use, and the patterns for those named after the task."""
     dashboard = json.loads((GRAFANA / "p2pfl.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     queries += [variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable]
@@ -440,24 +440,24 @@ def asked_for():
     return set(re.findall(r"\bp2pfl_\w+", re.sub(r'__name__=~"[^"]+"', "", text))), patterns
 
 
-def lacking(figures):
-    """Return what the dashboard asks for and is not in the text that Prometheus reads."""
+def missing_metrics(figures):
+    """Return the metrics of the dashboard that are missing in a text for Prometheus."""
     there = set(re.findall(r"^# TYPE (\w+)", figures, re.MULTILINE))
-    names, patterns = asked_for()
+    names, patterns = dashboard_metrics()
     return {name for name in names if name not in there} | {
         pattern for pattern in patterns if not any(re.fullmatch(pattern, name) for name in there)
     }
 
 
-def test_the_dashboard_asks_for_figures_that_there_are():
-    names, patterns = asked_for()
+def test_dashboard_queries_only_existing_metrics():
+    names, patterns = dashboard_metrics()
     assert len(names) > 15
     assert len(patterns) == 2
-    assert lacking(metrics.text(state_of(["bob"])).decode()) == set()
-    assert "p2pfl_round" in lacking("")
+    assert missing_metrics(metrics.text(state_of(["bob"])).decode()) == set()
+    assert "p2pfl_round" in missing_metrics("")
 
 
-def test_the_dashboard_s_panels_do_not_overlap():
+def test_dashboard_panels_do_not_overlap():
     panels = [panel["gridPos"] for panel in json.loads((GRAFANA / "p2pfl.json").read_text())["panels"]]
     places = [(p["x"] + x, p["y"] + y) for p in panels for x in range(p["w"]) for y in range(p["h"])]
     assert len(places) == len(set(places))
@@ -481,7 +481,7 @@ models = 4
 
 
 @needs_chromium
-def test_a_killed_peer_is_shown_as_suspected_and_a_revived_one_as_back(tmp_path, chromium):
+def test_page_shows_killed_peer_suspected_until_restarted(tmp_path, chromium):
     names = ("alice", "bob", "carol")
     with processes(tmp_path, names, TOML) as federation, new_page(chromium) as (opened, seen):
         (port,) = free_ports(1)
@@ -518,11 +518,11 @@ def test_a_killed_peer_is_shown_as_suspected_and_a_revived_one_as_back(tmp_path,
         assert all(asked.startswith(address) for asked in seen.requests)
         assert seen.problems == []
         with urllib.request.urlopen(f"{address}metrics", timeout=60) as figures:
-            assert lacking(figures.read().decode()) == {"p2pfl_coordinator_problem"}  # this policy has no coordinator
+            assert missing_metrics(figures.read().decode()) == {"p2pfl_coordinator_problem"}  # without a coordinator
 
         federation.signal("alice", signal.SIGKILL)
         opened.get_by_text("disconnected since").wait_for(timeout=TIMEOUT)
-        assert row("bob", "connected")  # what was known last stays to be read
+        assert row("bob", "connected")  # the last known state remains visible
         federation.wait("alice")
         federation.start("alice", changes=[f"status_port={port}"])
         opened.locator("#link").get_by_text("live").wait_for(timeout=TIMEOUT)
