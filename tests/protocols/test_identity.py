@@ -15,7 +15,7 @@ from tests.support.weak_keys import NOT_CANONICAL, SMALL_ORDER, TWINS, WEAK, for
 PASSPHRASE = b"correct horse battery"
 
 
-def holds_for_the_library(public, signature, data):
+def valid_for_library(public, signature, data):
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
     except InvalidSignature:
@@ -24,9 +24,9 @@ def holds_for_the_library(public, signature, data):
 
 
 @pytest.mark.parametrize("public", SMALL_ORDER, ids=bytes.hex)
-def test_key_of_small_order_signs_nothing(public):
+def test_key_of_small_order_verifies_nothing(public):
     data, signature = forged(public)
-    assert holds_for_the_library(public, signature, data)
+    assert valid_for_library(public, signature, data)
     assert is_weak(public)
     assert not verify(public, signature, data)
     with pytest.raises(IdentityError, match="without a secret"):
@@ -34,27 +34,27 @@ def test_key_of_small_order_signs_nothing(public):
 
 
 @pytest.mark.parametrize("public", NOT_CANONICAL, ids=bytes.hex)
-def test_key_that_is_not_canonical_is_refused(public):
+def test_non_canonical_key_is_refused(public):
     assert is_weak(public)
     with pytest.raises(IdentityError, match="without a secret"):
         Verifier(public)
 
 
-def test_weak_keys_of_the_tests_are_all_there_are():
+def test_list_of_weak_keys_is_complete():
     assert len(SMALL_ORDER) == 8
     assert len(NOT_CANONICAL) == 38 + 2  # 19 values of y from p on, with both signs; x = 0 with a sign
     assert len(set(WEAK)) == 48
     assert set(TWINS) < set(NOT_CANONICAL)
 
 
-def test_keys_of_secrets_are_not_weak():
+def test_generated_keys_are_not_weak():
     identities = [Identity.from_seed(os.urandom(32)) for _ in range(100)]
     assert not any(is_weak(identity.public) for identity in identities)
     assert all(verify(identity.public, identity.sign(b"x"), b"x") for identity in identities)
 
 
 @pytest.mark.parametrize("public", [b"", bytes(31), b"\2" * 33])
-def test_verify_with_bytes_that_are_no_key_is_false(public):
+def test_verify_with_malformed_key_is_false(public):
     assert not verify(public, bytes(64), b"x")
 
 
@@ -63,12 +63,12 @@ def test_verify_with_bytes_that_are_no_key_is_false(public):
 
 @pytest.fixture
 def encrypted(tmp_path, monkeypatch):
-    monkeypatch.setattr(key_files, "ITERATIONS", 1000)  # fewer, for speed: the file says how many
+    monkeypatch.setattr(key_files, "ITERATIONS", 1000)  # fewer, for speed; the file states their number
     path = tmp_path / "admission.pem"
     return path, Identity.create(path, PASSPHRASE)
 
 
-def test_encrypted_key_is_read_with_its_passphrase_only(encrypted):
+def test_encrypted_key_loads_only_with_its_passphrase(encrypted):
     path, identity = encrypted
     assert key_files.is_encrypted(path)
     assert Identity.load(path, PASSPHRASE).public == identity.public
@@ -78,14 +78,14 @@ def test_encrypted_key_is_read_with_its_passphrase_only(encrypted):
         Identity.load(path, b"correct horse batterz")
 
 
-def test_encrypted_key_does_not_hold_the_plain_one(encrypted):
+def test_encrypted_key_file_does_not_contain_plain_key(encrypted):
     path, identity = encrypted
     secret = identity.private_pem().splitlines()[1]
     assert secret not in path.read_bytes()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_encrypted_key_with_a_changed_byte_is_damaged(encrypted):
+def test_encrypted_key_with_changed_byte_is_damaged(encrypted):
     path, _ = encrypted
     whole = path.read_bytes()
     for position in range(len(whole)):
@@ -107,14 +107,14 @@ def test_encrypted_key_is_read_by_openssl(encrypted):
     assert done.stdout == identity.private_pem()
 
 
-def test_plain_key_is_read_whatever_the_passphrase(tmp_path):
+def test_plain_key_loads_with_any_passphrase(tmp_path):
     path = tmp_path / "key.pem"
     identity = Identity.create(path)
     assert not key_files.is_encrypted(path)
     assert Identity.load(path, PASSPHRASE).public == identity.public
 
 
-def test_short_passphrase_makes_no_file(tmp_path):
+def test_short_passphrase_is_refused_and_writes_no_file(tmp_path):
     with pytest.raises(IdentityError, match="8 characters at least"):
         Identity.create(tmp_path / "key.pem", b"secret")
     assert not (tmp_path / "key.pem").exists()

@@ -1,4 +1,4 @@
-"""Limits on the messages of one member."""
+"""Limits on the messages that one member may send."""
 
 import pytest
 
@@ -19,19 +19,19 @@ def reception():
     return Reception(MOST, clock), clock
 
 
-def test_two_largest_frames_may_be_incomplete_and_a_third_ends_the_first():
+def test_third_incomplete_largest_frame_ends_first():
     member, _ = reception()
     assert [member.begin(link, MOST) for link in "abc"] == [[], [], ["a"]]
 
 
-def test_small_frames_may_be_incomplete_on_many_links():
+def test_many_small_frames_may_be_incomplete():
     member, _ = reception()
     for link in range(100):
         assert member.begin(link, INCOMPLETE * MOST // 100) == []
     assert member.begin("large", MOST) == list(range(50))
 
 
-def test_the_frame_that_begins_is_never_the_one_to_go():
+def test_new_frame_is_never_the_one_that_ends():
     member, _ = reception()
     member.begin("a", MOST)
     member.begin("b", MOST)
@@ -40,7 +40,7 @@ def test_the_frame_that_begins_is_never_the_one_to_go():
     assert member.begin("c", 1) == ["a"]
 
 
-def test_complete_frames_count_no_more():
+def test_complete_frames_no_longer_count():
     member, _ = reception()
     for link in "abcdef":
         assert member.begin(link, MOST) == []
@@ -49,7 +49,7 @@ def test_complete_frames_count_no_more():
 
 
 @pytest.mark.parametrize("size", [1, MOST])
-def test_a_frame_must_be_complete_in_a_time_that_its_size_allows(size):
+def test_frame_is_overdue_after_time_for_its_size(size):
     member, clock = reception()
     member.begin("a", size)
     clock.now = GRACE + size / SLOWEST - 0.001
@@ -61,7 +61,7 @@ def test_a_frame_must_be_complete_in_a_time_that_its_size_allows(size):
     assert member.overdue() == []
 
 
-def test_frames_beyond_the_burst_are_delayed_to_the_rate_over_all_links():
+def test_frames_beyond_burst_are_delayed_across_links():
     member, clock = reception()
     assert {member.complete(k % 3) for k in range(int(BURST))} == {0.0}
     assert [member.complete("a"), member.complete("b")] == [1 / RATE, 2 / RATE]
@@ -70,7 +70,7 @@ def test_frames_beyond_the_burst_are_delayed_to_the_rate_over_all_links():
     assert member.complete("a") > 0
 
 
-def test_a_pause_gives_no_more_than_the_burst_back():
+def test_pause_restores_at_most_the_burst():
     member, clock = reception()
     clock.now = 1e6
     assert sum(member.complete("a") == 0 for _ in range(5000)) == BURST

@@ -50,7 +50,7 @@ EVERY_MESSAGE = [
 # Identity
 
 
-def test_a_key_is_kept_in_a_file_for_its_owner_only(tmp_path):
+def test_key_file_is_private_and_round_trips(tmp_path):
     path = tmp_path / "key.pem"
     identity = Identity.create(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -60,7 +60,7 @@ def test_a_key_is_kept_in_a_file_for_its_owner_only(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes")
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
-def test_a_key_that_others_can_read_is_refused(tmp_path, mode):
+def test_key_file_readable_by_others_is_refused(tmp_path, mode):
     path = tmp_path / "key.pem"
     Identity.create(path)
     path.chmod(mode)
@@ -68,7 +68,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path, mode):
         Identity.load(path)
 
 
-def test_a_key_is_never_overwritten(tmp_path):
+def test_key_file_is_never_overwritten(tmp_path):
     path = tmp_path / "key.pem"
     Identity.create(path)
     before = path.read_bytes()
@@ -78,7 +78,7 @@ def test_a_key_is_never_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"secret", b"-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n"])
-def test_a_file_that_is_no_key_is_refused_without_being_quoted(tmp_path, content):
+def test_load_refuses_other_file_without_quoting_it(tmp_path, content):
     path = tmp_path / "key.pem"
     path.write_bytes(content)
     path.chmod(0o600)
@@ -88,12 +88,12 @@ def test_a_file_that_is_no_key_is_refused_without_being_quoted(tmp_path, content
     assert "c2VjcmV0" not in str(refused.value)
 
 
-def test_a_missing_key_is_said_to_be_missing(tmp_path):
+def test_load_reports_missing_key_file(tmp_path):
     with pytest.raises(IdentityError, match="No such file"):
         Identity.load(tmp_path / "key.pem")
 
 
-def test_signatures():
+def test_signature_is_valid_for_its_key_and_data_only():
     identity = Identity.from_seed(bytes(32))
     verifier = Verifier(identity.public)
     assert verifier.valid(identity.sign(b"x"), b"x")
@@ -101,7 +101,7 @@ def test_signatures():
     assert not Verifier(Identity.from_seed(b"1" * 32).public).valid(identity.sign(b"x"), b"x")
 
 
-# Messages: msgpack, as another implementation reads and writes it
+# Messages, compared with another implementation of msgpack
 
 
 @pytest.mark.parametrize("message", EVERY_MESSAGE, ids=lambda message: type(message).__name__)
@@ -112,7 +112,7 @@ def test_messages_are_plain_msgpack(message):
     assert msgspec.msgpack.decode(msgpack.packb(fields), type=m.Message) == message
 
 
-def test_every_kind_has_been_tried():
+def test_list_of_messages_is_complete():
     assert {type(message) for message in EVERY_MESSAGE} == set(m.Message.__args__)
 
 
@@ -134,12 +134,12 @@ def test_every_kind_has_been_tried():
         None,
     ],
 )
-def test_what_is_not_a_message_is_refused(fields):
+def test_message_decoder_rejects_invalid_fields(fields):
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgpack.packb(fields), type=m.Message)
 
 
-def test_terms_survive_the_wire():
+def test_hello_parameters_round_trip():
     terms = m.HelloParameters({"layout": "abc", "policy.tau": "3.0"}, {"group": 2, "share": 0.5, "name": "x"}, 7, False)
     assert m.decode_hello_parameters(terms.encode()) == terms
     assert msgpack.unpackb(terms.encode())["agreed"]["policy.tau"] == "3.0"
@@ -160,7 +160,7 @@ def test_terms_survive_the_wire():
         b"\x91" * 70_000,
     ],
 )
-def test_terms_have_limits(payload):
+def test_hello_parameters_beyond_limits_are_rejected(payload):
     with pytest.raises(ProtocolError):
         m.decode_hello_parameters(payload)
 
@@ -168,7 +168,7 @@ def test_terms_have_limits(payload):
 # Payloads
 
 
-def test_a_model_travels_as_raw_floats_then_extras():
+def test_payload_is_raw_floats_then_extras():
     params = np.array([1, 2, 3], np.float32)
     extras = {"peers": np.array([7, 8], np.uint64), "similarities": np.array([[0.5]], np.float32)}
     payload = params.tobytes() + encode_extras(extras)
@@ -179,20 +179,20 @@ def test_a_model_travels_as_raw_floats_then_extras():
     assert not found.flags.writeable
 
 
-def test_without_extras_there_is_nothing_after_the_model():
+def test_payload_without_extras_ends_after_model():
     assert encode_extras({}) == b""
     assert decode(np.zeros(2, np.float32).tobytes(), 2)[1] == {}
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_model_with_a_value_that_is_not_finite_is_refused(value):
+def test_payload_with_non_finite_value_is_rejected(value):
     with pytest.raises(ProtocolError) as refused:
         decode(np.array([0, value, 1], np.float32).tobytes(), 3)
     assert refused.value.cause == "not finite"
 
 
 @pytest.mark.parametrize("size", [0, 4, 11, 13, 16])
-def test_a_model_of_the_wrong_length_is_refused(size):
+def test_payload_of_wrong_length_is_rejected(size):
     with pytest.raises(ProtocolError) as refused:
         decode(bytes(size), 3)
     assert refused.value.cause == "wrong length"
@@ -219,12 +219,12 @@ def pack_value(name="a", dtype="f4", shape=(1,), data=bytes(4)):
         bytes(EXTRAS_LIMIT + 1),
     ],
 )
-def test_malformed_extras_are_refused(extras):
+def test_malformed_extras_are_rejected(extras):
     with pytest.raises(ProtocolError):
         decode(bytes(12) + extras, 3)
 
 
-def test_extras_that_cannot_travel_are_the_callers_fault():
+def test_encode_extras_rejects_unsupported_or_large_arrays():
     with pytest.raises(ValueError, match="known: float32"):
         encode_extras({"a": np.array(["x"])})
     with pytest.raises(ValueError, match="at most"):
@@ -239,7 +239,7 @@ EXTRAS = {"cluster": np.array([0, 1])}
 
 @pytest.mark.parametrize("start", [None, -MODEL])
 @pytest.mark.parametrize(("extras", "previous"), [({}, {}), (EXTRAS, {}), ({"cluster": np.zeros(2)}, EXTRAS)])
-def test_a_submission_is_one_or_two_models_and_what_is_said_with_them(start, extras, previous):
+def test_submission_round_trips_models_and_extras(start, extras, previous):
     models = MODEL.tobytes() + (b"" if start is None else start.tobytes())
     payload = models + encode_submission(extras, previous)
     assert (payload == models) == (not extras and not previous)
@@ -250,7 +250,7 @@ def test_a_submission_is_one_or_two_models_and_what_is_said_with_them(start, ext
         assert {name: array.tolist() for name, array in found.items()} == {k: v.tolist() for k, v in said.items()}
 
 
-def test_an_assignment_is_a_model_and_who_counted_in_it():
+def test_assignment_round_trips_model_and_weights():
     given = decode_assignment(MODEL.tobytes() + encode_assignment({"bob": 0.25, "alice": 0.75}, EXTRAS), 3)
     assert given.params.tolist() == MODEL.tolist()
     assert given.weights == {"bob": 0.25, "alice": 0.75}
@@ -276,7 +276,7 @@ TWO = msgpack.packb([[], []])
         (MODEL.tobytes() + np.full(3, np.nan, np.float32).tobytes(), True, "not finite"),
     ],
 )
-def test_a_malformed_submission_is_refused_with_its_cause(payload, start, cause):
+def test_malformed_submission_is_rejected_with_cause(payload, start, cause):
     with pytest.raises(ProtocolError) as refused:
         decode_submission(payload, 3, start)
     assert refused.value.cause == cause
@@ -293,13 +293,13 @@ def test_a_malformed_submission_is_refused_with_its_cause(payload, start, cause)
         (np.full(3, np.inf, np.float32).tobytes() + TWO, "not finite"),
     ],
 )
-def test_a_malformed_assignment_is_refused_with_its_cause(payload, cause):
+def test_malformed_assignment_is_rejected_with_cause(payload, cause):
     with pytest.raises(ProtocolError) as refused:
         decode_assignment(payload, 3)
     assert refused.value.cause == cause
 
 
-def test_what_cannot_travel_with_a_submission_is_the_callers_fault():
+def test_encode_submission_rejects_extras_that_are_too_large():
     half = {"a": np.zeros(EXTRAS_LIMIT // 16 + 1)}
     assert encode_submission(half, {})
     with pytest.raises(ValueError, match="at most"):
@@ -313,7 +313,7 @@ def test_what_cannot_travel_with_a_submission_is_the_callers_fault():
 
 @dataclass
 class Pair:
-    """Alice, who seals, and Bob's door."""
+    """Alice's frame signer and Bob's frame verifier."""
 
     alice: Identity
     bob: Identity
@@ -343,7 +343,7 @@ def cause(door, frame):
 
 @pytest.mark.parametrize("message", EVERY_MESSAGE, ids=lambda message: type(message).__name__)
 @pytest.mark.parametrize("size", [0, 1000])
-def test_what_is_sealed_can_be_opened_and_its_size_is_known(pair, message, size):
+def test_frame_round_trips_and_has_expected_size(pair, message, size):
     payload = b"p" * size if isinstance(message, m.WithPayload) else b""
     frame = pair.frame(message, Payload.of(payload))
     assert len(frame) == OVERHEAD + len(payload)
@@ -351,13 +351,13 @@ def test_what_is_sealed_can_be_opened_and_its_size_is_known(pair, message, size)
     assert (opened.sender, opened.message, bytes(opened.payload), opened.incarnation) == ("alice", message, payload, 1)
 
 
-def test_the_header_is_plain_msgpack(pair):
+def test_frame_header_is_plain_msgpack(pair):
     header = msgpack.unpackb(pair.frame()[:HEADER_SIZE])
     assert header[:6] == [6, FEDERATION, pair.alice.public, pair.bob.public, bytes(16), 1]
     assert header[11] == ["get", BIG, BIG, "prepared", b""]
 
 
-def test_what_was_said_over_one_link_is_refused_on_another(pair):
+def test_frame_of_another_session_is_rejected(pair):
     frame = b"".join(pair.sealer.seal(m.Ping(1), pair.bob.public, session=b"1" * 16))
     for session in (b"2" * 16, bytes(16)):
         with pytest.raises(ProtocolError, match="other session"):
@@ -365,13 +365,13 @@ def test_what_was_said_over_one_link_is_refused_on_another(pair):
     assert pair.door.open(frame, b"1" * 16).sender == "alice"
 
 
-def test_a_member_cannot_pass_on_what_another_has_said(pair):
+def test_frame_relayed_by_another_member_is_rejected(pair):
     with pytest.raises(ProtocolError, match="other sender"):
         pair.door.open(pair.frame(), key=pair.bob.public)
     assert pair.door.open(pair.frame(), key=pair.alice.public).sender == "alice"
 
 
-def test_members_come_and_go(pair):
+def test_verifier_admits_and_expels_members(pair):
     carol = Identity.from_seed(b"c" * 32)
     sealer = FrameSigner(carol, FEDERATION, b"l" * 16, 1)
 
@@ -385,10 +385,10 @@ def test_members_come_and_go(pair):
     pair.door.expel(carol.public)
     assert cause(pair.door, describe()) == "stranger"
     pair.door.admit("carol", carol.public)
-    assert cause(pair.door, once) == "replay"  # what was seen before stays known
+    assert cause(pair.door, once) == "replay"  # earlier frames stay known
 
 
-def test_every_changed_byte_is_noticed(pair):
+def test_verifier_detects_every_changed_byte(pair):
     frame = pair.frame(m.Score(1, 1), Payload.of(b"payload"))
     for position in range(len(frame)):
         changed = bytearray(frame)
@@ -399,7 +399,7 @@ def test_every_changed_byte_is_noticed(pair):
 
 
 @pytest.mark.parametrize("message", EVERY_MESSAGE, ids=lambda message: type(message).__name__)
-def test_only_some_messages_have_a_payload(pair, message):
+def test_payload_on_message_without_one_is_rejected(pair, message):
     if isinstance(message, m.WithPayload):
         return
     assert cause(pair.door, pair.frame(message, Payload.of(b"p"))) == "wrong length"
@@ -407,7 +407,7 @@ def test_only_some_messages_have_a_payload(pair, message):
 
 
 @pytest.mark.parametrize("fields", [12, 13, 14])
-def test_another_version_is_known_as_one_even_where_its_header_has_other_fields(pair, fields):
+def test_frame_of_another_version_is_recognised(pair, fields):
     frame = pair.frame()
     frame[:2] = bytes([0x90 | fields, 4])
     assert cause(pair.door, frame) == "version"
@@ -415,26 +415,26 @@ def test_another_version_is_known_as_one_even_where_its_header_has_other_fields(
     assert cause(pair.door, frame) == "malformed"
 
 
-def test_a_wrong_signature_has_its_own_cause(pair):
+def test_frame_with_wrong_signature_is_rejected(pair):
     frame = pair.frame()
     frame[HEADER_SIZE] ^= 1
     assert cause(pair.door, frame) == "wrong signature"
 
 
-def test_another_payload_than_the_signed_one(pair):
+def test_frame_with_altered_payload_is_rejected(pair):
     frame = pair.frame(m.Score(1, 1), Payload.of(b"payload"))
     frame[-1] ^= 1
     assert cause(pair.door, frame) == "wrong signature"
 
 
-def test_frames_of_strangers_others_and_other_federations(pair):
+def test_frames_of_strangers_or_other_federations_are_rejected(pair):
     stranger = FrameSigner(Identity.from_seed(b"s" * 32), FEDERATION, LAYOUT, 1)
     assert cause(pair.door, b"".join(stranger.seal(m.Hello(), pair.bob.public))) == "stranger"
     assert cause(pair.door, b"".join(pair.sealer.seal(m.Hello(), pair.alice.public))) == "other recipient"
     assert cause(pair.door, make_pair(federation=b"g" * 16).frame()) == "other federation"
 
 
-def test_sizes_are_checked_first(pair):
+def test_frame_of_wrong_size_is_rejected_first(pair):
     assert cause(pair.door, b"") == "wrong length"
     assert cause(pair.door, pair.frame()[: OVERHEAD - 1]) == "wrong length"
     assert cause(pair.door, pair.frame(m.Score(1, 1), Payload.of(bytes(1001)))) == "wrong length"
@@ -442,14 +442,14 @@ def test_sizes_are_checked_first(pair):
     assert cause(pair.door, b"\xdd\xff\xff\xff\xff" + bytes(OVERHEAD)) == "malformed"
 
 
-def test_a_frame_is_taken_once(pair):
+def test_frame_is_accepted_only_once(pair):
     first, second = pair.frame(), pair.frame()
     pair.door.open(second)
     pair.door.open(first)  # frames may overtake each other
     assert cause(pair.door, first) == cause(pair.door, second) == "replay"
 
 
-def test_after_a_restart_old_frames_are_still_refused(pair):
+def test_old_frames_are_rejected_after_sender_restarts(pair):
     old, unseen = pair.frame(), pair.frame()
     pair.door.open(old)
     pair.door.open(make_pair(incarnation=2).frame())
@@ -459,7 +459,7 @@ def test_after_a_restart_old_frames_are_still_refused(pair):
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(st.binary(max_size=700))
-def test_whatever_comes_only_the_documented_error_is_raised(data):
+def test_random_frames_raise_only_documented_error(data):
     with pytest.raises(ProtocolError):
         make_pair().door.open(data)
 
@@ -467,7 +467,7 @@ def test_whatever_comes_only_the_documented_error_is_raised(data):
 @pytest.mark.slow
 @settings(max_examples=500)
 @given(st.data())
-def test_mutated_frames_raise_only_the_documented_error(data):
+def test_mutated_frames_raise_only_documented_error(data):
     pair = make_pair()
     frame = pair.frame(data.draw(st.sampled_from(EVERY_MESSAGE)))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -481,7 +481,7 @@ def test_mutated_frames_raise_only_the_documented_error(data):
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 60)), max_size=80))
-def test_the_window_is_a_set_of_what_was_seen(frames):
+def test_replay_window_behaves_like_set_of_seen_frames(frames):
     window, seen, newest = ReplayWindow(), set(), -1
     for incarnation, sequence in frames:
         fresh = incarnation >= newest and (incarnation, sequence) not in seen
@@ -496,12 +496,12 @@ def test_the_window_is_a_set_of_what_was_seen(frames):
             newest = max(newest, incarnation)
 
 
-def test_the_window_is_as_wide_as_stated():
+def test_replay_window_has_stated_width():
     window = ReplayWindow()
     window.commit(0, 5000)
     window.check(0, 5000 - WIDTH + 1)
     with pytest.raises(ProtocolError):
         window.check(0, 5000 - WIDTH)
-    window.commit(0, BIG)  # a leap takes no memory
+    window.commit(0, BIG)  # a leap needs no memory
     with pytest.raises(ProtocolError):
         window.check(0, 5001)

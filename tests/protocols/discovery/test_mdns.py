@@ -24,7 +24,7 @@ from p2pfl.protocols.discovery.mdns import (
     service_name,
 )
 
-FEDERATION = os.urandom(16)  # others may be testing on this machine
+FEDERATION = os.urandom(16)  # other test runs may use this machine
 HERE = ["127.0.0.1"]
 EVERYWHERE = [ip_network("0.0.0.0/0"), ip_network("::/0")]
 GROUP = ("224.0.0.251", 5353)
@@ -37,7 +37,7 @@ def key(number):
 
 
 class Node:
-    """A finder and what it has found."""
+    """Finder with its results."""
 
     def __init__(self, number, federation=FEDERATION, port=None, interfaces=HERE, **options):
         self.finder = MdnsFinder(key(number), federation, port or 4000 + number, HERE, interfaces=interfaces, **options)
@@ -49,7 +49,7 @@ class Node:
         self.news.set()
 
     async def until(self, *addresses):
-        """Wait until these have been found, each as (number, port)."""
+        """Wait until these nodes, each as (number, port), have been found."""
         wanted = {(number, f"tcp://127.0.0.1:{port}") for number, port in addresses}
         async with asyncio.timeout(30):
             while not wanted <= self.found:
@@ -75,7 +75,7 @@ def labels(*names):
 
 
 def record(name, kind, data):
-    kind_and_class = kind, 0x0001 if kind == PTR else 0x8001  # what replaces what was said before (RFC 6762, section 10.2)
+    kind_and_class = kind, 0x0001 if kind == PTR else 0x8001  # the cache-flush bit (RFC 6762, section 10.2)
     return labels(*name) + struct.pack(">HHIH", *kind_and_class, 4500, len(data)) + data
 
 
@@ -83,7 +83,7 @@ def strings(*texts):
     return b"".join(bytes([len(text)]) + text for text in texts)
 
 
-def of_node(number, federation=FEDERATION):
+def node_text(number, federation=FEDERATION):
     return strings(b"id=" + key(number).hex().encode(), b"fed=" + federation.hex().encode())
 
 
@@ -99,14 +99,14 @@ def service(name, text, port=4000, host="127.0.0.1"):
     ]
 
 
-def name_of(number, federation=FEDERATION):
+def service_label(number, federation=FEDERATION):
     """Return the label of the service of a node."""
     return service_name(key(number), federation).partition(".")[0].encode()
 
 
 @contextlib.contextmanager
 def stranger():
-    """Somebody on the network who announces what it likes."""
+    """Send arbitrary announcements to the network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
         udp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "SO_REUSEPORT"):
@@ -122,7 +122,7 @@ def stranger():
 
 
 @pytest.mark.slow
-def test_nodes_of_a_federation_find_each_other_and_nobody_else(on_loop):
+def test_mdns_finds_nodes_of_own_federation_only(on_loop):
     async def main():
         async with Node(1) as a, Node(2) as b, Node(3) as c, Node(4, federation=os.urandom(16)) as other:
             await asyncio.gather(a.until((2, 4002), (3, 4003)), b.until((1, 4001), (3, 4003)), c.until((1, 4001), (2, 4002)))
@@ -133,7 +133,7 @@ def test_nodes_of_a_federation_find_each_other_and_nobody_else(on_loop):
 
 
 @pytest.mark.slow
-def test_one_who_starts_late_is_told_at_once_and_one_who_comes_back_elsewhere_is_found_there(on_loop):
+def test_mdns_finds_late_and_moved_nodes(on_loop):
     async def main():
         async with Node(1) as a:
             async with Node(2) as b:
@@ -141,7 +141,7 @@ def test_one_who_starts_late_is_told_at_once_and_one_who_comes_back_elsewhere_is
             found = set(a.found)
             async with Node(3) as c:
                 await asyncio.gather(a.until((3, 4003)), c.until((1, 4001)))
-                assert a.found == found | {(3, "tcp://127.0.0.1:4003")}  # a goodbye is no news
+                assert a.found == found | {(3, "tcp://127.0.0.1:4003")}  # a goodbye is not reported
             async with Node(2, port=4022) as b:
                 await asyncio.gather(a.until((2, 4022)), b.until((1, 4001)))
 
@@ -149,7 +149,7 @@ def test_one_who_starts_late_is_told_at_once_and_one_who_comes_back_elsewhere_is
 
 
 @pytest.mark.slow
-def test_nodes_that_started_apart_find_each_other_when_the_network_heals(monkeypatch, on_loop):
+def test_mdns_finds_nodes_after_network_heals(monkeypatch, on_loop):
     sent, cut = [], True
     send = Zeroconf.async_send
 
@@ -164,8 +164,8 @@ def test_nodes_that_started_apart_find_each_other_when_the_network_heals(monkeyp
     async def main():
         nonlocal cut
         async with Node(1) as a, Node(2) as b:
-            # Both have announced themselves three times, and browsed as often as one browser does, four times each.
-            await until(lambda: sent.count(False) >= 6 and sent.count(True) > 8)  # more, if others on this machine ask
+            # Each has announced itself three times and sent the four queries of one browser.
+            await until(lambda: sent.count(False) >= 6 and sent.count(True) > 8)  # others on this machine may ask
             assert a.found == b.found == set()
             cut = False
             await asyncio.gather(a.until((2, 4002)), b.until((1, 4001)))
@@ -174,7 +174,7 @@ def test_nodes_that_started_apart_find_each_other_when_the_network_heals(monkeyp
 
 
 @pytest.mark.slow
-def test_without_a_network_the_problem_is_told_and_it_is_tried_again(monkeypatch, on_loop):
+def test_mdns_without_network_reports_problem_and_retries(monkeypatch, on_loop):
     monkeypatch.setattr(mdns, "RETRY", 0.05)
     interfaces = ["203.0.113.1"]
 
@@ -191,7 +191,7 @@ def test_without_a_network_the_problem_is_told_and_it_is_tried_again(monkeypatch
     on_loop(main())
 
 
-def test_errors_of_the_operating_system_are_told_in_one_line(monkeypatch, on_loop):
+def test_mdns_reports_errors_of_operating_system(monkeypatch, on_loop):
     def no_route(*_, **__):
         raise OSError(101, "Network is unreachable")
 
@@ -205,7 +205,7 @@ def test_errors_of_the_operating_system_are_told_in_one_line(monkeypatch, on_loo
     on_loop(main())
 
 
-def test_closing_twice_or_before_the_start_does_nothing(on_loop):
+def test_mdns_close_twice_or_before_start_does_nothing(on_loop):
     async def main():
         finder = MdnsFinder(key(1), FEDERATION, 4001, HERE)
         await finder.close()
@@ -217,7 +217,7 @@ def test_closing_twice_or_before_the_start_does_nothing(on_loop):
 
 
 @pytest.mark.slow
-def test_an_error_of_who_is_told_is_not_swallowed(on_loop):
+def test_mdns_raises_error_of_callback_at_close(on_loop):
     def fail(key, address):
         failed.append(key)
         raise KeyError("a bug")
@@ -237,15 +237,15 @@ def test_an_error_of_who_is_told_is_not_swallowed(on_loop):
 
 
 @pytest.mark.slow
-def test_what_strangers_announce_is_left_out_and_does_not_hide_the_nodes(on_loop):
+def test_mdns_ignores_hostile_announcements(on_loop):
     hostile = [
         b"",
         b"\xff",
         b"\0" * 300,
-        of_node(9, os.urandom(16)),
-        of_node(1),  # the node's own key
-        of_node(9)[:-1],
-        of_node(9) + strings(b"x" * 200, b"y" * 200, b"z" * 200),
+        node_text(9, os.urandom(16)),
+        node_text(1),  # the node's own key
+        node_text(9)[:-1],
+        node_text(9) + strings(b"x" * 200, b"y" * 200, b"z" * 200),
         strings(b"id=", b"fed="),
         strings(b"id=" + b"zz" * 32, b"fed=" + FEDERATION.hex().encode()),
         strings(b"id=" + b"\xff" * 64, b"fed=" + FEDERATION.hex().encode()),
@@ -260,17 +260,17 @@ def test_what_strangers_announce_is_left_out_and_does_not_hide_the_nodes(on_loop
                     await asyncio.gather(a.until((2, 4002)), b.until((1, 4001)))
                 for i, text in enumerate(hostile):
                     await announce(service(b"%032x-%s" % (i, FEDERATION.hex()[:16].encode()), text))
-                    await announce(service(name_of(20 + i), text))
-                await announce(service(name_of(9), of_node(9), host="224.0.0.1"))
-                await announce(service(name_of(10), of_node(10), port=0))
-                await announce(service(name_of(11), of_node(11), host="192.0.2.1"))  # on no network of this machine
+                    await announce(service(service_label(20 + i), text))
+                await announce(service(service_label(9), node_text(9), host="224.0.0.1"))
+                await announce(service(service_label(10), node_text(10), port=0))
+                await announce(service(service_label(11), node_text(11), host="192.0.2.1"))  # on no network of this machine
                 for name in (b"\xff" * 63, b"somebody", b"a.b\0c", *(b"%d" % i for i in range(500))):
                     await announce([record(SERVICE, PTR, labels(name, *SERVICE))])
-                name = name_of(12), *SERVICE  # its host has a name that cannot be asked for
+                name = service_label(12), *SERVICE  # its host has a name that cannot be queried
                 await announce([record(SERVICE, PTR, labels(*name)), record(name, SRV, b"\0" * 6 + labels(b"\xff" * 63))])
                 await announce([record(SERVICE, PTR, labels(b"elsewhere", b"_http", b"_tcp", b"local"))])
-                await announce(service(name_of(8), of_node(8)))
-                await a.until((8, 4000))  # all that was announced before has been read
+                await announce(service(service_label(8), node_text(8)))
+                await a.until((8, 4000))  # all earlier announcements have been read
                 async with Node(3) as c:
                     await asyncio.gather(a.until((3, 4003)), c.until((1, 4001)))
                 assert {number for number, _ in a.found} == {2, 3, 8}
@@ -279,8 +279,8 @@ def test_what_strangers_announce_is_left_out_and_does_not_hide_the_nodes(on_loop
 
 
 @pytest.mark.slow
-def test_a_name_that_cannot_be_sent_again_does_not_silence_a_node(monkeypatch, on_loop):
-    """zeroconf repeats what it has cached in its questions, and fails at a name of 63 bytes that are not UTF-8."""
+def test_mdns_survives_name_that_cannot_be_repeated(monkeypatch, on_loop):
+    """zeroconf repeats cached names in its queries, and fails at a name of 63 bytes that are not UTF-8."""
     monkeypatch.setattr(mdns, "AGAIN", 0.3)
     poison = record(SERVICE, PTR, labels(b"\xff" * 63, *SERVICE))
 
@@ -299,7 +299,7 @@ def test_a_name_that_cannot_be_sent_again_does_not_silence_a_node(monkeypatch, o
             async with Node(1) as a:
                 await until(lambda: asked)
                 await announce([poison])
-                await announce(service(name_of(8), of_node(8)))
+                await announce(service(service_label(8), node_text(8)))
                 await a.until((8, 4000))
                 before = len(asked)
                 await until(lambda: len(asked) > before + 3)
@@ -309,7 +309,7 @@ def test_a_name_that_cannot_be_sent_again_does_not_silence_a_node(monkeypatch, o
 
 
 @pytest.mark.slow
-def test_so_many_services_are_kept_and_no_more(monkeypatch, on_loop):
+def test_mdns_limits_number_of_services(monkeypatch, on_loop):
     monkeypatch.setattr(mdns, "MAX_SERVICES", 20)
 
     async def main():
@@ -317,17 +317,17 @@ def test_so_many_services_are_kept_and_no_more(monkeypatch, on_loop):
             async with Node(1) as a:
                 while len(a.found) < 20:  # datagrams may be lost
                     for number in range(10, 60):
-                        await announce(service(name_of(number), of_node(number)))
+                        await announce(service(service_label(number), node_text(number)))
                 known = min(a.found)[0]
-                await announce(service(name_of(known), of_node(known), port=5000))
-                await a.until((known, 5000))  # those that are known are still listened to
+                await announce(service(service_label(known), node_text(known), port=5000))
+                await a.until((known, 5000))  # updates of known services are still accepted
                 assert len({number for number, _ in a.found}) == 20
 
     on_loop(main())
 
 
 @pytest.mark.slow
-def test_services_of_other_federations_and_of_those_who_are_no_members_take_no_place(monkeypatch, on_loop):
+def test_mdns_foreign_services_do_not_count_towards_limit(monkeypatch, on_loop):
     monkeypatch.setattr(mdns, "MAX_SERVICES", 1)
 
     async def main():
@@ -335,9 +335,9 @@ def test_services_of_other_federations_and_of_those_who_are_no_members_take_no_p
             async with Node(1, expected=lambda beginning: beginning == key(8)[:16]) as a:
                 for number in range(20, 60):
                     federation = os.urandom(16)
-                    await announce(service(name_of(number, federation), of_node(number, federation)))
-                    await announce(service(name_of(number), of_node(number)))
-                await announce(service(name_of(8), of_node(8)))
+                    await announce(service(service_label(number, federation), node_text(number, federation)))
+                    await announce(service(service_label(number), node_text(number)))
+                await announce(service(service_label(8), node_text(8)))
                 await a.until((8, 4000))
                 assert a.found == {(8, "tcp://127.0.0.1:4000")}
 
@@ -345,13 +345,13 @@ def test_services_of_other_federations_and_of_those_who_are_no_members_take_no_p
 
 
 @pytest.mark.slow
-def test_a_node_is_believed_under_its_own_name_only(on_loop):
+def test_mdns_accepts_node_only_under_its_own_name(on_loop):
     async def main():
         with stranger() as announce:
             async with Node(1) as a:
                 for number in range(20, 60):
-                    await announce(service(name_of(number), of_node(8), port=5000 + number))
-                await announce(service(name_of(8), of_node(8)))
+                    await announce(service(service_label(number), node_text(8), port=5000 + number))
+                await announce(service(service_label(8), node_text(8)))
                 await a.until((8, 4000))
                 assert a.found == {(8, "tcp://127.0.0.1:4000")}
 
@@ -368,21 +368,21 @@ ITEMS = st.binary(max_size=80) | st.sampled_from(
 @example(b"\xff" * 600)
 @example(strings(b"id=" + b"0 " * 32, b"fed=" + b"66" * 16))
 @example(strings(b"id=" + b"\xc2\xb2" * 32, b"fed=" + b"66" * 16))
-def test_a_hostile_text_is_a_nodes_or_nothing(text):
+def test_read_text_of_any_bytes_returns_node_or_none(text):
     node = read_text(text)
     assert node is None or (len(node[0]), len(node[1])) == (32, 16)
 
 
 @given(KEYS, FEDERATIONS, st.lists(st.binary(max_size=40), max_size=4))
-def test_the_text_of_a_node_is_read_whatever_else_it_says(key, federation, others):
+def test_read_text_ignores_other_entries(key, federation, others):
     own = [b"Id=" + key.hex().encode(), b"fed=" + federation.hex().upper().encode()]
     others = [other for other in others if other.partition(b"=")[0].lower() not in (b"id", b"fed")]
     assert read_text(strings(*own, *others)) == (key, federation)
     assert read_text(strings(*others, *own, b"id=later", b"fed")) == (key, federation)
 
 
-def test_a_text_of_more_than_512_bytes_is_not_looked_at():
-    text = of_node(1)
+def test_read_text_rejects_more_than_512_bytes():
+    text = node_text(1)
     padding = strings(b"x" * 200, b"x" * (512 - len(text) - 202))
     assert read_text(text + padding) == (key(1), FEDERATION)
     assert read_text(text + padding + b"\0") is None
@@ -395,7 +395,7 @@ def test_a_text_of_more_than_512_bytes_is_not_looked_at():
         ("169.254.3.4", "tcp://169.254.3.4:4100"),
         ("2001:db8::1", "tcp://[2001:db8::1]:4100"),
         ("fe80::1%2", "tcp://[fe80::1%2]:4100"),
-        ("fe80::1", None),  # of which link?
+        ("fe80::1", None),  # without a scope
         ("0.0.0.0", None),
         ("::", None),
         ("224.0.0.251", None),
@@ -404,7 +404,7 @@ def test_a_text_of_more_than_512_bytes_is_not_looked_at():
         ("::ffff:127.0.0.1", None),
     ],
 )
-def test_addresses_are_as_they_are_dialled(host, address):
+def test_dialable_formats_addresses_and_drops_unusable_hosts(host, address):
     assert dialable([host], 4100, EVERYWHERE) == ([address] if address else [])
     if address:
         assert split_address(address) == (host, 4100)
@@ -422,22 +422,22 @@ def test_addresses_are_as_they_are_dialled(host, address):
         ([], []),
     ],
 )
-def test_what_is_listened_on_is_announced_and_loopback_only_alone(listening, hosts):
+def test_addresses_to_announce_follow_listening_hosts(listening, hosts):
     assert addresses_to_announce(listening, ["10.0.0.7", "127.0.0.1", "192.168.1.5", "::1", "fe80::1"]) == hosts
 
 
-def test_nodes_on_loopback_are_told_of_others_there():
+def test_dialable_on_loopback_keeps_loopback_addresses():
     assert dialable(["127.0.0.1", "::1"], 4100, LOOPBACK) == ["tcp://127.0.0.1:4100", "tcp://[::1]:4100"]
 
 
-def test_addresses_on_other_networks_are_not_dialled():
+def test_dialable_drops_addresses_of_other_networks():
     networks = [ip_network("192.168.1.0/24"), ip_network("fe80::/64")]
     here = ["192.168.1.5", "fe80::1%2"]
     others = ["192.168.2.5", "10.0.0.7", "127.0.0.1", "::1", "169.254.169.254", "2001:db8::1", "fe80::1"]
     assert dialable([*others, *here], 4100, networks) == ["tcp://192.168.1.5:4100", "tcp://[fe80::1%2]:4100"]
 
 
-def test_the_networks_of_this_machine_are_those_of_its_addresses_without_loopback():
+def test_interface_networks_cover_all_hosts_but_loopback():
     networks = interface_networks()
     for host in mdns.interface_hosts():
         assert any(ip_address(host) in network for network in networks) != ip_address(host).is_loopback
@@ -445,7 +445,7 @@ def test_the_networks_of_this_machine_are_those_of_its_addresses_without_loopbac
 
 @pytest.mark.slow
 @given(st.lists(st.ip_addresses().map(str), max_size=30), st.integers(0, 65535))
-def test_any_announced_address_can_be_split_again_and_they_are_few(hosts, port):
+def test_dialable_addresses_can_be_split_and_are_limited(hosts, port):
     addresses = dialable(hosts, port, EVERYWHERE)
     assert len(addresses) <= 8
     for address in addresses:

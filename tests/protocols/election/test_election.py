@@ -1,4 +1,4 @@
-"""Elections: every rule by hand, then all rules in a disturbed world (see tests/support/elections.py)."""
+"""Elections: each rule alone, then all rules in a disturbed world (see tests/support/elections.py)."""
 
 import os
 from collections import Counter
@@ -30,13 +30,13 @@ def sent(step, kind=object):
     return [(name, message) for name, message in step.send if isinstance(message, kind)]
 
 
-def yes(message, **changes):
-    """The answer of one who grants what was asked."""
+def grant_of(message, **changes):
+    """Return the answer that grants a vote."""
     return msgspec.structs.replace(m.Voted(message.membership_version, message.term, message.trial, True), **changes)
 
 
 def candidate(names="abc", others="b", **options):
-    """A member that stands when its first wait is over, and is told by `others` that it would be elected."""
+    """Return a candidate: a member whose first wait is over and whose pre-vote `others` grant, and its last step."""
     a = member("a", names, **options)
     step = a.tick(PATIENCE)
     for name in others:
@@ -46,7 +46,7 @@ def candidate(names="abc", others="b", **options):
 
 
 def coordinator(names="abc", others="b", now=PATIENCE):
-    """One that was elected, and whose first beat was answered by `others` at once."""
+    """Return an elected coordinator whose first beat `others` have answered."""
     a, _ = candidate(names, others)
     for name in others:
         a.receive(name, m.Voted(1, 1, False, True), now)
@@ -63,10 +63,10 @@ def follower(me="c", of="a", now=10.0, term=1, **options):
     return c
 
 
-# How many
+# Majorities
 
 
-def test_one_node_coordinates_alone_after_its_first_wait():
+def test_single_member_coordinates_after_first_wait():
     a = member("a", "a")
     assert a.next_tick() == PATIENCE
     assert a.tick(PATIENCE - 0.01) == (None, ())
@@ -78,7 +78,7 @@ def test_one_node_coordinates_alone_after_its_first_wait():
         assert a.problem(now) == ""
 
 
-def test_two_nodes_have_a_coordinator_while_both_are_there():
+def test_two_members_lose_coordinator_when_one_is_silent():
     a = coordinator("ab")
     assert a.coordinator(2.1) == "a"
     assert a.coordinator(PATIENCE + LEASE) is None
@@ -92,7 +92,7 @@ def test_two_nodes_have_a_coordinator_while_both_are_there():
 
 
 @pytest.mark.parametrize(("n", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4)])
-def test_a_majority_is_more_than_half_of_all_members(n, needed):
+def test_majority_is_more_than_half_of_all_members(n, needed):
     names = "abcdef"[:n]
     assert electorate(names).majority == needed
     a = member("a", names)
@@ -111,19 +111,19 @@ def test_a_majority_is_more_than_half_of_all_members(n, needed):
     assert a.leads(PATIENCE)
 
 
-def test_a_minority_has_no_coordinator_and_says_so():
+def test_minority_has_no_coordinator_and_reports_it():
     a = member("a", "abcde")
     for _ in range(20):
         step = a.tick(a.next_tick())
         for name, message in sent(step, m.Vote):
             if name == "b":
-                a.receive("b", yes(message), a.next_tick() - 0.3)
+                a.receive("b", grant_of(message), a.next_tick() - 0.3)
     assert a.coordinator(1000.0) is None
     assert a.problem(1000.0) == "no coordinator: 2 of 5 members are in sight, 3 are needed"
     assert a.term == Term(1, 0)
 
 
-def test_one_member_counts_once_however_often_it_answers():
+def test_repeated_grants_of_one_member_count_once():
     a = member("a", "abcde")
     a.tick(PATIENCE)
     for _ in range(5):
@@ -134,27 +134,27 @@ def test_one_member_counts_once_however_often_it_answers():
 # Pre-vote
 
 
-def test_who_is_cut_off_raises_no_term():
+def test_isolated_member_does_not_raise_term():
     a = member(names="abcde", draw=0.5)
     for _ in range(200):
         assert a.tick(a.next_tick()).write is None
     assert a.term == Term(1, 0)
 
 
-def test_a_trial_binds_nobody():
+def test_pre_vote_is_not_binding():
     c = member("c")
     for name in "ab":
         assert c.receive(name, m.Vote(1, 1, True), 3.0) == (None, ((name, m.Voted(1, 1, True, True)),))
 
 
 @pytest.mark.parametrize("number", [0, 6, 7])
-def test_a_trial_is_refused_for_a_term_that_is_not_later(number):
+def test_pre_vote_for_term_not_later_is_refused(number):
     c = member("c", ballot=Ballot(Term(1, 7)))
     assert c.receive("a", m.Vote(1, number, True), 3.0) == (None, (("a", m.Voted(1, 7, True, False)),))
     assert sent(c.receive("a", m.Vote(1, 8, True), 3.0)) == [("a", m.Voted(1, 8, True, True))]
 
 
-def test_who_hears_a_coordinator_supports_no_other():
+def test_follower_of_live_coordinator_grants_no_vote():
     c = follower(now=10.0)
     asked = (m.Vote(1, 2, True), m.Vote(1, 2, False))
     for question in asked:
@@ -163,10 +163,10 @@ def test_who_hears_a_coordinator_supports_no_other():
     assert c.coordinator(10.0 + PATIENCE - 0.01) == "a"
     assert c.coordinator(10.0 + PATIENCE) is None
     for question in asked:
-        assert sent(c.receive("b", question, 10.0 + PATIENCE)) == [("b", yes(question))]
+        assert sent(c.receive("b", question, 10.0 + PATIENCE)) == [("b", grant_of(question))]
 
 
-def test_a_coordinator_supports_no_other_while_it_has_the_lease():
+def test_coordinator_with_lease_grants_no_vote():
     a = coordinator()
     until = PATIENCE + LEASE
     assert sent(a.receive("b", m.Vote(1, 2, False), until - 0.01)) == [("b", m.Voted(1, 1, False, False))]
@@ -174,7 +174,7 @@ def test_a_coordinator_supports_no_other_while_it_has_the_lease():
     assert not a.leads(until)
 
 
-def test_a_refused_trial_tells_the_later_term():
+def test_refused_pre_vote_reports_later_term():
     a = member()
     a.tick(PATIENCE)
     assert a.receive("b", m.Voted(1, 9, True, False), PATIENCE).write == Ballot(Term(1, 9))
@@ -182,7 +182,7 @@ def test_a_refused_trial_tells_the_later_term():
     assert sent(a.tick(a.next_tick()))[0] == ("b", m.Vote(1, 10, True))
 
 
-def test_who_was_asked_and_has_not_answered_is_asked_again():
+def test_standing_member_asks_silent_members_again():
     a = member(names="abcd")
     assert [name for name, _ in a.tick(PATIENCE).send] == ["b", "c", "d"]
     a.receive("c", m.Voted(1, 0, True, False), PATIENCE)
@@ -193,17 +193,17 @@ def test_who_was_asked_and_has_not_answered_is_asked_again():
 # Votes
 
 
-def test_a_vote_is_to_be_written_before_it_is_sent():
+def test_vote_is_written_before_it_is_sent():
     c = member("c")
     assert c.receive("a", m.Vote(1, 1, False), 3.0) == (Ballot(Term(1, 1), "a"), (("a", m.Voted(1, 1, False, True)),))
 
 
-def test_a_candidate_writes_its_own_vote_before_it_asks_for_others():
+def test_candidate_writes_own_vote_before_asking_others():
     _, step = candidate()
     assert step == (Ballot(Term(1, 1), "a"), (("b", m.Vote(1, 1, False)), ("c", m.Vote(1, 1, False))))
 
 
-def test_there_is_one_vote_in_a_term():
+def test_member_votes_once_per_term():
     c = member("c")
     c.receive("a", m.Vote(1, 1, False), 3.0)
     assert c.receive("b", m.Vote(1, 1, False), 3.0) == (None, (("b", m.Voted(1, 1, False, False)),))
@@ -211,25 +211,25 @@ def test_there_is_one_vote_in_a_term():
     assert c.receive("b", m.Vote(1, 2, False), 3.0).write == Ballot(Term(1, 2), "b")
 
 
-def test_a_candidate_votes_for_no_other():
+def test_candidate_votes_for_no_other_member():
     a, _ = candidate()
     assert sent(a.receive("b", m.Vote(1, 1, False), PATIENCE)) == [("b", m.Voted(1, 1, False, False))]
 
 
-def test_a_vote_outlives_a_crash():
+def test_vote_survives_crash():
     c = member("c", ballot=Ballot(Term(1, 1), "a"), now=100.0)
     assert sent(c.receive("b", m.Vote(1, 1, False), 103.0)) == [("b", m.Voted(1, 1, False, False))]
     assert sent(c.receive("a", m.Vote(1, 1, False), 103.0)) == [("a", m.Voted(1, 1, False, True))]
 
 
-def test_who_has_just_started_supports_nobody_because_it_may_have_promised_to():
+def test_restarted_member_grants_no_vote_until_promise_expires():
     c = member("c", ballot=Ballot(Term(1, 1), "a"), now=100.0)
     for trial in (True, False):
         assert sent(c.receive("b", m.Vote(1, 2, trial), 101.99)) == [("b", m.Voted(1, 1, trial, False))]
     assert sent(c.receive("b", m.Vote(1, 2, False), 102.0)) == [("b", m.Voted(1, 2, False, True))]
 
 
-def test_a_coordinator_that_starts_again_does_not_go_on():
+def test_restarted_coordinator_does_not_continue():
     a = member("a", ballot=Ballot(Term(1, 1), "a"), now=100.0)
     a.receive("b", m.Following(1, 1, 0), 100.0)
     a.receive("b", m.Voted(1, 1, False, True), 100.0)
@@ -238,9 +238,9 @@ def test_a_coordinator_that_starts_again_does_not_go_on():
 
 
 @pytest.mark.parametrize(("trial", "term"), [(True, 1), (False, 1), (False, 2)])
-def test_a_grant_of_another_question_does_not_count(trial, term):
+def test_grant_of_another_question_does_not_count(trial, term):
     a, _ = candidate("abcde", "bc")
-    while a.role == "candidate":  # then it stands again, for term 2
+    while a.role == "candidate":  # then it stands again for term 2
         a.tick(a.next_tick())
     assert (a.role, a.term) == ("standing", Term(1, 1))
     for name in "bcde":
@@ -248,7 +248,7 @@ def test_a_grant_of_another_question_does_not_count(trial, term):
     assert (a.role, a.term) == ("standing", Term(1, 1))
 
 
-def test_who_loses_a_split_vote_follows_the_winner_at_once():
+def test_loser_of_split_vote_follows_winner_at_once():
     a = follower("a", "b", now=10.0)
     for beat in range(2, 30):
         a.receive("b", m.Leading(1, 1, beat), 10.0)
@@ -262,7 +262,7 @@ def test_who_loses_a_split_vote_follows_the_winner_at_once():
 # Terms
 
 
-def test_lower_terms_are_refused_and_told_of_the_later_one():
+def test_message_of_lower_term_is_refused_with_later_term():
     c = member("c", ballot=Ballot(Term(1, 7)))
     assert c.receive("a", m.Vote(1, 6, False), 3.0) == (None, (("a", m.Voted(1, 7, False, False)),))
     assert c.receive("a", m.Leading(1, 6, 5), 3.0) == (None, (("a", m.Following(1, 7, 0)),))
@@ -270,20 +270,20 @@ def test_lower_terms_are_refused_and_told_of_the_later_one():
     assert not c.obeys("a", Term(1, 6))
 
 
-def test_a_later_term_is_written_before_its_coordinator_is_answered():
+def test_later_term_is_written_before_coordinator_is_answered():
     c = member("c", ballot=Ballot(Term(1, 7), "b"))
     assert c.receive("a", m.Leading(1, 9, 1), 1.0) == (Ballot(Term(1, 9)), (("a", m.Following(1, 9, 1)),))
 
 
 @pytest.mark.parametrize("message", [m.Following(1, 2, 0), m.Leading(1, 2, 1)])
-def test_a_coordinator_steps_down_when_it_hears_of_a_later_term(message):
+def test_coordinator_steps_down_at_later_term(message):
     a = coordinator()
     assert a.receive("c", message, 2.1).write == Ballot(Term(1, 2))
     assert a.role == "follower"
     assert not a.leads(2.1)
 
 
-def test_only_the_coordinator_of_the_own_term_is_obeyed():
+def test_obeys_accepts_only_coordinator_of_own_term():
     c = follower(term=3)
     assert c.obeys("a", Term(1, 3))
     assert not c.obeys("b", Term(1, 3))
@@ -294,7 +294,7 @@ def test_only_the_coordinator_of_the_own_term_is_obeyed():
     assert coordinator().obeys("a", Term(1, 1))
 
 
-def test_nobody_stands_after_the_last_term():
+def test_member_in_last_term_does_not_stand():
     a = member(ballot=Ballot(Term(1, LAST)))
     for _ in range(5):
         assert a.tick(a.next_tick()) == (None, ())
@@ -304,21 +304,21 @@ def test_nobody_stands_after_the_last_term():
 # Lease
 
 
-def test_a_lease_counts_from_when_the_newest_beat_was_sent_that_a_majority_has_answered():
+def test_lease_counts_from_newest_beat_answered_by_majority():
     a = coordinator("abcde", "bc")
     a.tick(2.4)  # beat 2
     a.tick(2.8)  # beat 3
     a.receive("b", m.Following(1, 1, 3), 3.0)
     assert a.leads(2.0 + LEASE - 0.01)
-    assert not a.leads(2.0 + LEASE)  # b and c and a itself are as new as beat 1
+    assert not a.leads(2.0 + LEASE)  # b, c and a itself have confirmed beat 1
     a.receive("d", m.Following(1, 1, 2), 3.5)
     assert a.leads(2.4 + LEASE - 0.01)
     assert not a.leads(2.4 + LEASE)
-    a.receive("b", m.Following(1, 1, 1), 3.5)  # a late one takes nothing back
+    a.receive("b", m.Following(1, 1, 1), 3.5)  # a late answer changes nothing
     assert a.leads(2.4 + LEASE - 0.01)
 
 
-def test_a_coordinator_that_was_halted_does_not_act_when_it_wakes_up():
+def test_coordinator_halted_beyond_lease_does_not_lead():
     a = coordinator()
     assert not a.leads(60.0)
     assert a.coordinator(60.0) is None
@@ -326,7 +326,7 @@ def test_a_coordinator_that_was_halted_does_not_act_when_it_wakes_up():
     assert a.role == "follower"
 
 
-def test_a_coordinator_without_a_majority_steps_down_and_says_how_many_it_sees():
+def test_coordinator_without_majority_steps_down_with_reason():
     a = coordinator("abcde", "bc")
     now = PATIENCE
     while a.role == "coordinator":
@@ -339,7 +339,7 @@ def test_a_coordinator_without_a_majority_steps_down_and_says_how_many_it_sees()
     assert a.term == Term(1, 1)
 
 
-def test_an_overtaken_beat_says_nothing_about_now():
+def test_overtaken_beat_does_not_renew_promise():
     c = follower(now=10.0)
     c.receive("a", m.Leading(1, 1, 5), 10.1)
     for beat in (4, 5):
@@ -347,16 +347,16 @@ def test_an_overtaken_beat_says_nothing_about_now():
     assert c.coordinator(12.1) is None
 
 
-def test_a_patience_that_is_not_longer_than_the_lease_is_refused():
+def test_timing_rejects_invalid_combination():
     for wrong in ({"lease": 2.0}, {"lease": 2.5}, {"beat": 0}, {"beat": 1.0}, {"patience": float("nan")}):
         with pytest.raises(ValueError, match="at least two beats"):
             Timing(**wrong)
 
 
-# Who
+# Eligibility
 
 
-def test_some_members_may_never_coordinate_but_vote():
+def test_ineligible_member_votes_but_never_stands():
     c = member("c", eligible="ab")
     for _ in range(20):
         assert c.tick(c.next_tick()) == (None, ())
@@ -365,18 +365,18 @@ def test_some_members_may_never_coordinate_but_vote():
 
 
 @pytest.mark.parametrize("message", [m.Vote(1, 5, True), m.Vote(1, 5, False), m.Leading(1, 5, 1)])
-def test_who_may_not_coordinate_is_refused(message):
+def test_candidacy_of_ineligible_member_is_rejected(message):
     b = member("b", eligible="ab")
     with pytest.raises(ProtocolError, match="election: c may not coordinate"):
         b.receive("c", message, 3.0)
     assert b.ballot == Ballot(Term(1, 0))
 
 
-def test_nobody_eligible_is_said():
+def test_electorate_without_eligible_member_is_reported():
     assert member(eligible="").problem(9.0) == "no coordinator: no member may be one"
 
 
-def test_of_two_that_stand_at_once_the_preferred_one_goes_first():
+def test_preferred_of_two_standing_members_goes_first():
     a, b = member("a", eligible="ba"), member("b", eligible="ba")
     a.tick(PATIENCE)
     b.tick(PATIENCE)
@@ -387,28 +387,28 @@ def test_of_two_that_stand_at_once_the_preferred_one_goes_first():
     assert a.next_tick() > 2.1 + BEAT
 
 
-def test_the_preferred_one_supports_another_while_it_does_not_stand_itself():
+def test_preferred_member_not_standing_supports_another():
     b = member("b", eligible="ba")
     assert sent(b.receive("a", m.Vote(1, 1, True), 2.0)) == [("a", m.Voted(1, 1, True, True))]
 
 
-def test_nobody_is_unseated_for_a_preferred_one():
+def test_coordinator_is_not_deposed_for_preferred_member():
     c = follower("c", "b", eligible="ab")
     assert sent(c.receive("a", m.Vote(1, 2, True), 10.5)) == [("a", m.Voted(1, 1, True, False))]
     assert c.coordinator(10.5) == "b"
 
 
-# Lies and strangers
+# Malicious members and strangers
 
 
-def test_strangers_and_oneself_are_not_heard():
+def test_messages_of_strangers_and_self_are_ignored():
     c = member("c")
     for name in ("x", "c"):
         assert c.receive(name, m.Vote(1, 1, False), 3.0) == (None, ())
         assert c.receive(name, m.Leading(1, 1, 1), 3.0) == (None, ())
 
 
-def test_two_coordinators_in_one_term_are_a_lie():
+def test_second_coordinator_in_term_is_rejected():
     c = follower(of="a")
     with pytest.raises(ProtocolError, match=r"b and a both coordinate term 1\.1"):
         c.receive("b", m.Leading(1, 1, 1), 10.1)
@@ -417,7 +417,7 @@ def test_two_coordinators_in_one_term_are_a_lie():
         coordinator().receive("b", m.Leading(1, 1, 1), 2.1)
 
 
-def test_an_answer_to_a_beat_that_was_never_sent_is_a_lie():
+def test_answer_to_unsent_beat_is_rejected():
     a = coordinator()
     with pytest.raises(ProtocolError, match="never sent"):
         a.receive("b", m.Following(1, 1, 2), 2.1)
@@ -426,19 +426,19 @@ def test_an_answer_to_a_beat_that_was_never_sent_is_a_lie():
 # Changes of membership
 
 
-def test_a_new_epoch_is_a_new_term_without_votes():
+def test_new_membership_version_starts_term_without_votes():
     c = member("c", ballot=Ballot(Term(1, 7), "a"))
     step = c.change(electorate("abcd", membership_version=2), 3.0)
     assert step == (Ballot(Term(2, 0)), ())
     assert Term(2, 0) > Term(1, LAST)
     assert c.receive("d", m.Vote(2, 1, False), 3.0).write == Ballot(Term(2, 1), "d")
-    assert c.receive("a", m.Vote(1, 9, False), 3.0) == (None, ())  # of a membership version that is over
-    assert c.receive("a", m.Vote(3, 1, False), 3.0) == (None, ())  # of one that is not known here
+    assert c.receive("a", m.Vote(1, 9, False), 3.0) == (None, ())  # of an older membership version
+    assert c.receive("a", m.Vote(3, 1, False), 3.0) == (None, ())  # of an unknown membership version
     assert c.change(electorate("abc", membership_version=1), 3.0) == (None, ())
     assert "d" in c.electorate.members
 
 
-def test_a_coordinator_goes_on_when_a_member_comes():
+def test_coordinator_continues_after_member_is_added():
     a, c = coordinator(), follower("c", "a", now=2.0)
     wider = electorate("abcd", membership_version=2)
     step = a.change(wider, 2.2)
@@ -449,14 +449,14 @@ def test_a_coordinator_goes_on_when_a_member_comes():
     question = dict(step.send)["c"]
     assert sent(c.receive("a", question, 2.3)) == [("a", m.Voted(2, 1, False, True))]
     for name in "cd":
-        a.receive(name, yes(question), 2.4)
+        a.receive(name, grant_of(question), 2.4)
     for name in "cd":
         a.receive(name, m.Following(2, 1, 1), 2.4)
     assert a.leads(2.5)
 
 
 @pytest.mark.parametrize(("names", "eligible"), [("bcd", "bcd"), ("abc", "bc")])
-def test_a_coordinator_that_is_revoked_or_may_not_be_one_any_more_stops_at_once(names, eligible):
+def test_coordinator_that_loses_eligibility_stops_at_once(names, eligible):
     a = coordinator()
     a.change(electorate(names, eligible, membership_version=2), 2.2)
     assert not a.leads(2.2)
@@ -466,23 +466,23 @@ def test_a_coordinator_that_is_revoked_or_may_not_be_one_any_more_stops_at_once(
         assert a.problem(9.0) == "no coordinator is known here: this node has no vote"
 
 
-def test_the_revoked_do_not_count():
+def test_votes_of_revoked_members_do_not_count():
     a = coordinator("abcde", "bc")
     step = a.change(electorate("abde", membership_version=2), 2.2)
     a.receive("c", m.Voted(2, 1, False, True), 2.3)
     a.receive("b", m.Voted(2, 1, False, True), 2.3)
     assert a.role == "candidate"
-    a.receive("d", yes(step.send[0][1]), 2.3)
+    a.receive("d", grant_of(step.send[0][1]), 2.3)
     assert a.role == "coordinator"
 
 
-def test_the_last_one_left_coordinates_alone():
+def test_last_remaining_member_coordinates_alone():
     a = coordinator("ab")
     assert a.change(electorate("a", membership_version=2), 2.2).write == Ballot(Term(2, 1), "a")
     assert a.leads(2.2)
 
 
-def test_a_log_that_has_lost_entries_gives_no_vote_until_they_are_back():
+def test_member_with_outdated_log_gives_no_vote():
     a = member("a", "a", ballot=Ballot(Term(2, 7), "b"))
     for _ in range(5):
         assert a.tick(a.next_tick()) == (None, ())
@@ -503,7 +503,7 @@ def test_a_log_that_has_lost_entries_gives_no_vote_until_they_are_back():
         m.Following(LAST, LAST, LAST),
     ],
 )
-def test_messages_fit_into_the_header_and_are_limited(message):
+def test_election_messages_fit_into_header_and_are_limited(message):
     sealer = FrameSigner(Identity.from_seed(b"a" * 32), b"f" * 16, b"l" * 16, LAST)
     assert sum(map(len, sealer.seal(message, b"k" * 32))) == OVERHEAD
     decode = msgspec.msgpack.Decoder(m.ElectionMessage).decode
@@ -522,19 +522,19 @@ def test_messages_fit_into_the_header_and_are_limited(message):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
-def test_a_disturbed_world_keeps_all_invariants(n):
+def test_elections_in_disturbed_world_keep_invariants(n):
     for seed in range(3):
         DisturbedWorld(seed, n).run(600)
 
 
-def test_the_same_seed_gives_the_same_world():
+def test_disturbed_world_is_reproducible_from_seed():
     first, again = DisturbedWorld(7).run(300), DisturbedWorld(7).run(300)
     assert first.figures == again.figures
     assert first.coordinators == again.coordinators
 
 
 @pytest.mark.parametrize("kind", [m.Vote, m.Voted, m.Leading, m.Following])
-def test_election_refuses_a_far_term_that_one_member_claims(kind):
+def test_election_rejects_far_term_of_one_member(kind):
     more = {m.Vote: (False,), m.Voted: (False, False), m.Leading: (1,), m.Following: (0,)}[kind]
     a = member()
     with pytest.raises(ProtocolError, match="b claims term 5000, far beyond 0") as refused:
@@ -544,26 +544,26 @@ def test_election_refuses_a_far_term_that_one_member_claims(kind):
     a.receive("b", kind(1, FURTHEST, *more), 1.0)
 
 
-def test_election_believes_a_far_term_that_a_majority_claims():
+def test_election_accepts_far_term_of_majority():
     a = member(names="abcde")
     for name, number in (("b", 9000), ("c", 8000), ("c", 8100)):
         with pytest.raises(ProtocolError):
             a.receive(name, m.Following(1, number, 0), 1.0)
     with pytest.raises(ProtocolError):
-        a.receive("e", m.Following(1, 100_000, 0), 1.0)  # three of five, but its own claim is further still
+        a.receive("e", m.Following(1, 100_000, 0), 1.0)  # three of five claims, but this one is still further
     assert a.term == Term(1, 8100)
     a.receive("d", m.Leading(1, 8101, 1), 1.0)
     assert a.coordinator(1.0) == "d"
 
 
-def test_election_hears_votes_only_of_those_whom_it_asked():
+def test_election_ignores_unsolicited_votes():
     a = coordinator()
     a.receive("c", m.Voted(1, 2, False, False), PATIENCE)
     assert a.leads(PATIENCE)
 
 
 @pytest.mark.slow
-def test_many_disturbed_worlds_keep_all_invariants():
+def test_elections_in_many_disturbed_worlds_keep_invariants():
     figures, slowest = Counter(), 0.0
     for seed in range(SEEDS):
         world = DisturbedWorld(seed).run(600)
@@ -575,16 +575,16 @@ def test_many_disturbed_worlds_keep_all_invariants():
         assert figures[what] > SEEDS, what
 
 
-# Wrong ones are found
+# Planted bugs
 
 
-class Half(Electorate, frozen=True):
+class HalfIsMajority(Electorate, frozen=True):
     @property
     def majority(self):
         return len(self.members) // 2
 
 
-class HeedsNoTerm(Election):
+class IgnoresTerms(Election):
     def _stale(self, term):
         return False
 
@@ -632,8 +632,8 @@ class LeadsTooLong(Election):
     ("planted", "found"),
     [
         ({"keep": lambda ballot: Ballot(ballot.term)}, "changes its vote"),
-        ({"electorate": Half}, "with . votes of"),
-        ({"election": HeedsNoTerm}, "over|both coordinate|changes its vote"),
+        ({"electorate": HalfIsMajority}, "with . votes of"),
+        ({"election": IgnoresTerms}, "over|both coordinate|changes its vote"),
         ({"election": ObeysAnyTerm}, "acts on term"),
         ({"election": TriesStaleTerms}, "would have a vote given"),
         ({"election": VotesAgain}, "changes its vote|two coordinators"),
@@ -647,7 +647,7 @@ class LeadsTooLong(Election):
         *("promises broken", "lease too long", "old grants counted", "ineligible"),
     ],
 )
-def test_a_planted_bug_is_found(planted, found):
+def test_invariant_checks_find_planted_bug(planted, found):
     with pytest.raises((BrokenInvariantError, ProtocolError), match=found):
         for seed in range(200):
             DisturbedWorld(seed, **planted).run(600)

@@ -25,7 +25,7 @@ OTHER = Federation.sign(TABLES, ADMISSION)
 
 
 def flipped(data):
-    """Every change of a single bit."""
+    """Yield the data with each single bit flipped."""
     for position in range(8 * len(data)):
         changed = bytearray(data)
         changed[position // 8] ^= 1 << position % 8
@@ -33,7 +33,7 @@ def flipped(data):
 
 
 def signed_by(identity, content):
-    """A federation's file with this content, whatever it says, honestly signed."""
+    """Return a federation file with any content and a valid signature."""
     signature = identity.sign(b"p2pfl federation 1\0" + content)
     return content + f"# signature: {signature.hex()}\n".encode()
 
@@ -41,7 +41,7 @@ def signed_by(identity, content):
 # The file
 
 
-def test_a_federation_is_read_as_it_was_signed():
+def test_federation_parse_returns_signed_content():
     read = Federation.parse(FILE.data)
     assert read == FILE
     assert read.tables == TABLES
@@ -50,30 +50,30 @@ def test_a_federation_is_read_as_it_was_signed():
     assert FILE.data.endswith(b"\n")
 
 
-def test_two_federations_of_equal_content_are_two():
+def test_federations_of_equal_content_have_different_ids():
     assert FILE.id != OTHER.id
 
 
 @pytest.mark.slow
-def test_every_flipped_bit_of_the_file_is_noticed():
+def test_federation_parse_detects_every_flipped_bit():
     for changed in flipped(FILE.data):
         with pytest.raises(FederationError):
             Federation.parse(changed)
 
 
-def test_a_file_that_is_cut_or_extended_is_noticed():
+def test_federation_parse_detects_cut_or_extended_file():
     for changed in (FILE.data[:-1], FILE.data + b"\n", FILE.data + b"x = 1\n", b"", b"\n", FILE.data + FILE.data):
         with pytest.raises(FederationError, match=r"no federation's file|damaged"):
             Federation.parse(changed)
 
 
-def test_a_file_that_somebody_else_has_signed_is_forged():
+def test_federation_parse_rejects_signature_of_another_key():
     content = FILE.data[: FILE.data.rindex(b"# signature")]
     with pytest.raises(FederationError, match="damaged or forged"):
         Federation.parse(signed_by(EVE, content))
 
 
-def test_a_file_that_is_too_long_is_not_looked_at():
+def test_federation_rejects_file_that_is_too_long():
     with pytest.raises(FederationError, match="at most 65536 bytes"):
         Federation.parse(bytes(federation_file.LIMIT + 1))
     with pytest.raises(FederationError, match="at most 65536 bytes"):
@@ -81,7 +81,7 @@ def test_a_file_that_is_too_long_is_not_looked_at():
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../home", "x" * 65, "home\n", 7, None])
-def test_a_federation_has_a_name_that_is_fit_for_files(name):
+def test_federation_rejects_name_unfit_for_files(name):
     with pytest.raises(FederationError, match="no name for a federation"):
         Federation.sign({"name": name} if name is not None else {}, ADMISSION)
 
@@ -104,7 +104,7 @@ HEAD = f'admission = "{ADMISSION.public.hex()}"\n'.encode()
     ],
     ids=["broken", "no text", "digits", "depth", "no nonce", "other nonce", "in a text", "in a table", "empty"],
 )
-def test_a_signed_file_that_makes_no_sense_is_refused_and_nothing_else_is_raised(content):
+def test_federation_parse_rejects_signed_nonsense(content):
     with pytest.raises(FederationError):
         Federation.parse(signed_by(ADMISSION, content + b"\n"))
 
@@ -112,7 +112,7 @@ def test_a_signed_file_that_makes_no_sense_is_refused_and_nothing_else_is_raised
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=400))
-def test_noise_is_no_federation(noise):
+def test_federation_parse_rejects_noise(noise):
     for data in (noise, noise + FILE.data, HEAD + noise + b"\n# signature: " + b"0" * 128 + b"\n"):
         if noise:
             with pytest.raises(FederationError):
@@ -123,7 +123,7 @@ def test_noise_is_no_federation(noise):
 
 
 def log(*names, file=FILE):
-    """A log with some members, of whom each has the key of its name."""
+    """Return a log with the given members, whose keys are derived from their names."""
     made = Membership(file)
     for name in names:
         made.append(ADMISSION, "add", name, key(name))
@@ -143,7 +143,7 @@ def encoded(*signed):
 
 
 def signed(identity, **fields):
-    """An entry as its signer pleases; it would be the second one of `log("alice")`."""
+    """Return a signed entry with any fields; by default it follows the entry of `log("alice")`."""
     before = sha256(msgspec.msgpack.encode(entries(log("alice"))[0])).digest()
     values = {
         "federation": FILE.id,
@@ -158,7 +158,7 @@ def signed(identity, **fields):
 
 
 def cause(made, data):
-    """Why a log does not take in entries; it stays as it was."""
+    """Check that a log rejects entries and stays unchanged; return the error message."""
     before = made.encode(), made.members, made.admission
     with pytest.raises(ProtocolError) as caught:
         made.extend(data)
@@ -166,7 +166,7 @@ def cause(made, data):
     return str(caught.value)
 
 
-def test_a_log_that_was_handed_on_says_the_same():
+def test_membership_round_trips():
     made = log("alice", "bob", "carol")
     made.append(ADMISSION, "remove", "bob", key("bob"))
     made.append(ADMISSION, "replace", "carol", CAROL.public)
@@ -177,7 +177,7 @@ def test_a_log_that_was_handed_on_says_the_same():
     assert copy.membership_version == 5
 
 
-def test_members_are_let_in_and_others_are_kept_out_for_a_reason():
+def test_refusal_distinguishes_member_revoked_and_stranger():
     made = log("alice", "bob")
     made.append(ADMISSION, "remove", "bob", key("bob"))
     assert made.refusal(key("alice")) == ""
@@ -186,7 +186,7 @@ def test_members_are_let_in_and_others_are_kept_out_for_a_reason():
     assert (made.federation, made.invites) == (FILE.id, False)
 
 
-def test_a_key_that_is_replaced_is_revoked_and_the_name_keeps_its_role():
+def test_replaced_key_is_revoked_and_name_keeps_role():
     made = Membership(FILE)
     made.append(ADMISSION, "add", "alice", key("alice"), "observer")
     made.append(ADMISSION, "replace", "alice", ALICE.public, "participant")
@@ -194,7 +194,7 @@ def test_a_key_that_is_replaced_is_revoked_and_the_name_keeps_its_role():
     assert made.members["alice"] == membership.Member("alice", ALICE.public, "observer")
 
 
-def test_news_are_what_follows_an_epoch_as_many_as_fit():
+def test_after_returns_later_entries_that_fit_limit():
     made = log("alice", "bob", "carol")
     size = len(made.after(2, membership.LIMIT))
     assert len(entries(made, 1)) == 2
@@ -204,7 +204,7 @@ def test_news_are_what_follows_an_epoch_as_many_as_fit():
     assert made.after(9, 1000) == encoded()
 
 
-def test_what_is_known_is_passed_over_and_an_old_log_changes_nothing():
+def test_extend_with_older_log_changes_nothing():
     made = log("alice", "bob")
     old = made.encode()
     made.append(ADMISSION, "remove", "bob", key("bob"))
@@ -225,7 +225,7 @@ def test_membership_extend_verifies_new_entries_only(monkeypatch):
     assert len(checked) == 1
 
 
-def test_membership_copy_grows_apart_and_tells_nobody():
+def test_membership_copy_is_independent():
     made, told = log("alice", "bob"), []
     made.on_change.append(lambda: told.append(made.membership_version))
     same = made.copy()
@@ -239,7 +239,7 @@ def test_membership_copy_grows_apart_and_tells_nobody():
     assert made.encode() == same.encode()
 
 
-def test_membership_members_are_sorted_and_a_mapping_stays_as_it_was():
+def test_members_are_sorted_and_mapping_is_a_snapshot():
     made = log("carol", "alice")
     before = made.members
     made.append(ADMISSION, "add", "bob", key("bob"))
@@ -256,7 +256,7 @@ def test_membership_remembers_names_of_removed_members():
 
 
 @pytest.mark.parametrize("weak", WEAK, ids=bytes.hex)
-def test_membership_with_a_weak_key_is_refused(weak):
+def test_membership_append_rejects_weak_key(weak):
     made = log("alice", "bob")
     for change in (("add", "carol", weak), ("replace", "bob", weak), ("hand-over", "", weak)):
         with pytest.raises(FederationError, match="a key without a secret"):
@@ -264,18 +264,18 @@ def test_membership_with_a_weak_key_is_refused(weak):
     assert made.membership_version == 2
 
 
-def test_federation_file_by_a_weak_key_is_forged():
+def test_federation_parse_rejects_weak_key():
     content = HEAD.replace(ADMISSION.public.hex().encode(), WEAK[0].hex().encode()) + b'nonce = ""\nname = "home"\n'
     with pytest.raises(FederationError, match="damaged or forged"):
         Federation.parse(content + f"# signature: {(WEAK[0] + bytes(32)).hex()}\n".encode())
 
 
-def test_request_with_a_weak_key_is_refused():
+def test_request_parse_rejects_weak_key():
     with pytest.raises(FederationError, match="not signed with the keys that it names"):
         Request.parse(request(key=WEAK[0], replaces=None, signature=WEAK[0] + bytes(32), old_signature=None))
 
 
-def test_a_change_is_told_once_however_many_entries_it_has():
+def test_extend_announces_change_once():
     made, told = log("alice"), []
     more = log("alice", "bob", "carol")
     made.on_change.append(lambda: told.append(list(made.members)))
@@ -283,24 +283,24 @@ def test_a_change_is_told_once_however_many_entries_it_has():
     assert told == [["alice", "bob", "carol"]]
 
 
-def test_of_two_entries_of_one_epoch_the_first_stands():
+def test_fork_keeps_first_entry():
     made, other = log("alice", "bob"), log("alice", "carol")
     assert cause(made, other.encode()) == "membership fork: two entries of membership version 2; the first stands"
 
 
-def test_a_fork_from_before_a_hand_over_is_still_a_fork():
+def test_fork_from_before_hand_over_is_detected():
     made, other = log("alice", "bob"), log("alice", "carol")
     made.append(ADMISSION, "hand-over", "", NEXT.public)
     assert cause(made, other.encode()).startswith("membership fork")
 
 
-def test_a_forger_makes_no_fork():
+def test_forged_entry_is_not_a_fork():
     assert cause(log("alice", "carol"), encoded(signed(EVE))) == (
         "membership: an entry that the admission key has not signed"
     )
 
 
-def test_a_gap_is_refused_and_what_stands_before_it_is_taken():
+def test_extend_stops_at_gap_and_keeps_entries_before():
     first, second, third = entries(log("alice", "bob", "carol"))
     made = log("alice")
     assert cause(made, encoded(third)) == "membership: entry 3 after 1"
@@ -312,22 +312,22 @@ def test_a_gap_is_refused_and_what_stands_before_it_is_taken():
     assert empty.extend(encoded(second, third)) == 2
 
 
-def test_only_the_admission_key_signs():
+def test_entry_not_signed_by_admission_key_is_rejected():
     assert "has not signed" in cause(log("alice"), encoded(signed(EVE)))
     assert "has not signed" in cause(log("alice"), encoded(signed(ALICE)))
 
 
-def test_a_signature_is_of_its_entry_only():
+def test_signature_of_another_entry_is_rejected():
     good = signed(ADMISSION)
     other = signed(ADMISSION, name="carol")
     assert "has not signed" in cause(log("alice"), encoded(Signed(other.entry, good.signature)))
 
 
-def test_the_log_of_another_federation_is_refused():
+def test_log_of_another_federation_is_rejected():
     assert cause(log("alice"), log("alice", "bob", file=OTHER).encode()) == "membership: an entry of another federation"
 
 
-def test_an_entry_that_follows_another_log_is_refused():
+def test_entry_that_follows_another_log_is_rejected():
     assert "names another one before it" in cause(log("alice"), encoded(signed(ADMISSION, before=bytes(32))))
     assert "names another one before it" in cause(Membership(FILE), encoded(signed(ADMISSION, membership_version=1)))
 
@@ -352,16 +352,16 @@ def test_an_entry_that_follows_another_log_is_refused():
         ({"name": "x" * 65}, "length <= 64"),
     ],
 )
-def test_signed_nonsense_is_refused(fields, why):
+def test_invalid_signed_entry_is_rejected(fields, why):
     assert why in cause(log("alice"), encoded(signed(ADMISSION, **fields)))
 
 
 @pytest.mark.parametrize("membership_version", [0, -1, 2**32])
-def test_an_epoch_is_a_positive_number_of_32_bits(membership_version):
+def test_membership_version_out_of_range_is_rejected(membership_version):
     assert "Expected `int`" in cause(log("alice"), encoded(signed(ADMISSION, membership_version=membership_version)))
 
 
-def test_a_revoked_key_never_comes_back_under_any_name():
+def test_revoked_key_is_rejected_under_any_name():
     made = log("alice", "bob")
     made.append(ADMISSION, "remove", "bob", key("bob"))
     for name in ("bob", "robert"):
@@ -369,12 +369,12 @@ def test_a_revoked_key_never_comes_back_under_any_name():
             made.append(ADMISSION, "add", name, key("bob"))
     with pytest.raises(FederationError, match="nobody else's"):
         made.append(ADMISSION, "replace", "alice", key("bob"))
-    made.append(ADMISSION, "add", "bob", BOB.public)  # the name may
+    made.append(ADMISSION, "add", "bob", BOB.public)  # the name may be used again
     assert made.refusal(BOB.public) == ""
     assert made.refusal(key("bob")) == "revoked"
 
 
-def test_after_a_hand_over_the_old_key_decides_nothing():
+def test_old_admission_key_is_rejected_after_hand_over():
     made = log("alice")
     made.append(ADMISSION, "hand-over", "", NEXT.public)
     assert made.admission == NEXT.public
@@ -396,7 +396,7 @@ def test_after_a_hand_over_the_old_key_decides_nothing():
         (("replace", "eve", EVE.public), "there is no member named eve"),
     ],
 )
-def test_a_change_that_makes_no_sense_is_said_in_one_line_and_not_made(change, why):
+def test_append_rejects_invalid_change(change, why):
     made = log("alice")
     with pytest.raises(FederationError, match=why) as caught:
         made.append(ADMISSION, *change)
@@ -404,13 +404,13 @@ def test_a_change_that_makes_no_sense_is_said_in_one_line_and_not_made(change, w
     assert made.membership_version == 1
 
 
-def test_a_stranger_cannot_append():
+def test_append_by_stranger_is_rejected():
     with pytest.raises(FederationError, match="not the admission key"):
         log("alice").append(EVE, "add", "eve", EVE.public)
 
 
 @pytest.mark.slow
-def test_every_flipped_bit_of_the_log_is_noticed():
+def test_membership_detects_every_flipped_bit():
     made = log("alice", "bob").encode()
     for changed in flipped(made):
         with pytest.raises(ProtocolError, match="membership"):
@@ -420,7 +420,7 @@ def test_every_flipped_bit_of_the_log_is_noticed():
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.binary(min_size=1, max_size=400))
-def test_noise_is_no_log(noise):
+def test_extend_rejects_noise(noise):
     made = log("alice")
     for data in (noise, b"\xdd\xff\xff\xff\xff" + noise, b"\x91\x92\xc4\x10" + noise):
         if data != encoded():
@@ -429,12 +429,12 @@ def test_noise_is_no_log(noise):
     assert made.membership_version == 1
 
 
-def test_a_log_that_is_too_long_is_not_decoded():
+def test_extend_rejects_log_that_is_too_long():
     with pytest.raises(ProtocolError, match="a log of 4194305 bytes"):
         log("alice").extend(bytes(membership.LIMIT + 1))
 
 
-def test_a_full_log_takes_nothing_more_rather_than_lose_its_end(monkeypatch):
+def test_full_log_rejects_further_entries(monkeypatch):
     made = log("alice", "bob")
     monkeypatch.setattr(membership, "LIMIT", len(made.encode()) + 100)
     with pytest.raises(FederationError, match="the log is full"):
@@ -450,18 +450,18 @@ TOKEN = Invitation(
 )
 
 
-def test_a_token_is_read_as_it_was_made():
+def test_token_round_trips():
     assert Invitation.parse(TOKEN.encode()) == TOKEN
     assert TOKEN.encode().startswith("p2pfl-invite-")
     assert len(TOKEN.encode().split()) == 1
 
 
-def test_a_token_may_have_white_space_around_it_and_be_broken_into_lines():
+def test_token_parse_ignores_whitespace_and_line_breaks():
     word = TOKEN.encode()
     assert Invitation.parse(f"  {word[:40]}\r\n{word[40:]}\n") == TOKEN
 
 
-def test_a_mistyped_token_is_said_to_be_mistyped_and_not_quoted():
+def test_token_parse_detects_typos_without_quoting_them():
     word = TOKEN.encode()
     for position in range(len("p2pfl-invite-"), len(word) - 1):
         other = "A" if word[position] != "A" else "B"
@@ -473,36 +473,36 @@ def test_a_mistyped_token_is_said_to_be_mistyped_and_not_quoted():
 
 
 @pytest.mark.parametrize("text", ["", "hello", "p2pfl-request-AAAA", "p2pfl-invite-", "p2pfl-invite-ä", "p2pfl-invite-AAAA"])
-def test_what_is_no_token_is_refused(text):
+def test_token_parse_rejects_other_text(text):
     with pytest.raises(FederationError, match="an invitation"):
         Invitation.parse(text)
 
 
-def word_of(prefix, content):
+def encode_word(prefix, content):
     return prefix + base64.urlsafe_b64encode(content + sha256(content).digest()[:4]).decode().rstrip("=")
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(min_size=1, max_size=200))
-def test_noise_with_a_right_checksum_is_of_another_version(noise):
+def test_noise_with_valid_checksum_is_another_version(noise):
     for prefix, read in (
         ("p2pfl-invite-", Invitation.parse),
         ("p2pfl-request-", Request.parse),
         ("p2pfl-admission-", invitation.decode_admission),
     ):
         with pytest.raises(FederationError, match="of another version"):
-            read(word_of(prefix, noise))
+            read(encode_word(prefix, noise))
 
 
 @pytest.mark.parametrize(
     "change", [{"addresses": ("x",) * 9}, {"addresses": ("x" * 257,)}, {"secret": bytes(15)}, {"expires": -1}, {"name": ""}]
 )
-def test_a_token_beyond_its_limits_is_refused(change):
+def test_token_parse_rejects_values_beyond_limits(change):
     with pytest.raises(FederationError, match="of another version"):
         Invitation.parse(dataclasses.replace(TOKEN, **change).encode())
 
 
-def test_a_secret_is_not_shown():
+def test_secret_is_not_in_repr():
     secret = TOKEN.secret
     for shown in (repr(TOKEN), str(TOKEN), repr(Join(secret, "bob")), str(Join(secret, "bob"))):
         assert repr(secret)[2:-1] not in shown
@@ -512,21 +512,21 @@ def test_a_secret_is_not_shown():
 # Joining
 
 
-def test_questions_and_answers_are_read_as_they_were_said():
+def test_join_questions_and_answers_round_trip():
     join = Join(bytes(16), "bob")
     assert invitation.decode_join(invitation.encode_join(join)) == join
     for answer in (Joined(b"file", b"log"), JoinRefused("no")):
         assert invitation.decode_answer(invitation.encode_join(answer)) == answer
 
 
-def test_an_answer_is_no_question_and_a_question_no_answer():
+def test_join_decoders_reject_each_others_messages():
     with pytest.raises(ProtocolError, match="malformed"):
         invitation.decode_join(invitation.encode_join(Joined(b"", b"")))
     with pytest.raises(FederationError, match="nonsense"):
         invitation.decode_answer(invitation.encode_join(Join(bytes(16), "bob")))
 
 
-def test_what_is_too_long_is_not_decoded():
+def test_join_decoders_reject_messages_that_are_too_long():
     with pytest.raises(ProtocolError, match="4097 bytes"):
         invitation.decode_join(bytes(4097))
     with pytest.raises(FederationError, match="bytes"):
@@ -535,14 +535,14 @@ def test_what_is_too_long_is_not_decoded():
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
-def test_noise_is_no_question_and_no_answer(noise):
+def test_join_decoders_reject_noise(noise):
     with pytest.raises(ProtocolError, match="malformed"):
         invitation.decode_join(noise)
     with pytest.raises(FederationError, match="nonsense"):
         invitation.decode_answer(noise)
 
 
-def test_an_error_about_a_question_does_not_quote_it():
+def test_decode_join_error_does_not_quote_secret():
     secret = b"0123456789abcdef"
     whole = invitation.encode_join(Join(secret, "x" * 65))
     for data in (whole, whole[:-1], whole + b"\0"):
@@ -554,7 +554,7 @@ def test_an_error_about_a_question_does_not_quote_it():
 # By hand
 
 
-def test_a_request_is_read_as_it_was_made():
+def test_request_round_trips():
     assert Request.parse(Request.make(BOB, "bob")) == Request("bob", BOB.public, None)
     assert Request.parse(Request.make(BOB, "bob", ALICE)) == Request("bob", BOB.public, ALICE.public)
 
@@ -562,7 +562,7 @@ def test_a_request_is_read_as_it_was_made():
 def request(**changes):
     content = base64.urlsafe_b64decode(Request.make(BOB, "bob", ALICE).removeprefix("p2pfl-request-") + "==")[:-4]
     fields = zip(("name", "key", "replaces", "signature", "old_signature"), msgspec.msgpack.decode(content), strict=True)
-    return word_of("p2pfl-request-", msgspec.msgpack.encode([*(dict(fields) | changes).values()]))
+    return encode_word("p2pfl-request-", msgspec.msgpack.encode([*(dict(fields) | changes).values()]))
 
 
 @pytest.mark.parametrize(
@@ -577,18 +577,18 @@ def request(**changes):
         {"signature": bytes(64)},
     ],
 )
-def test_a_request_is_signed_with_every_key_that_it_names(changes):
+def test_request_requires_signature_of_every_key(changes):
     assert Request.parse(request()).key == BOB.public
     with pytest.raises(FederationError, match="not signed with the keys that it names"):
         Request.parse(request(**changes))
 
 
-def test_a_request_has_a_name_that_is_fit_for_files():
+def test_request_parse_rejects_name_unfit_for_files():
     with pytest.raises(FederationError, match="is no name"):
         Request.parse(Request.make(BOB, "b o b"))
 
 
-def test_an_admission_is_text_and_a_change_to_it_is_noticed():
+def test_admission_is_text_and_detects_change():
     joined = Joined(FILE.data, log("alice").encode())
     text = invitation.encode_admission(joined)
     assert invitation.decode_admission(text) == joined

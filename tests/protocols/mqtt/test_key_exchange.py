@@ -45,7 +45,7 @@ def pair():
     return dialler.finish(accepted.packet), accepted.sealing
 
 
-def test_both_ends_have_the_same_session_and_open_what_the_other_seals():
+def test_both_ends_share_session_and_open_each_others_packets():
     alice, bob = pair()
     assert alice.session == bob.session
     assert len(alice.session) == 16
@@ -53,15 +53,15 @@ def test_both_ends_have_the_same_session_and_open_what_the_other_seals():
     assert alice.open(DATA, 0, bob.seal(DATA, 0, b"back", b"header"), b"header") == b"back"
 
 
-def test_every_agreement_has_other_keys():
+def test_every_key_exchange_has_different_keys():
     dialler = Dialler(ALICE, gate(), BOB.public)
-    first, second = answer(dialler), answer(dialler)  # the second one answers a replay
+    first, second = answer(dialler), answer(dialler)  # the second answers a replay
     assert len({first.sealing.session, second.sealing.session, pair()[0].session}) == 3
     with pytest.raises(ProtocolError, match="wrong seal"):
         second.sealing.open(DATA, 0, dialler.finish(first.packet).seal(DATA, 0, b"x", b""), b"")
 
 
-def test_a_number_is_never_used_twice():
+def test_seal_rejects_repeated_number():
     alice, _ = pair()
     alice.seal(DATA, 3, b"x", b"")
     alice.seal(CONTROL, 3, b"x", b"")
@@ -71,7 +71,7 @@ def test_a_number_is_never_used_twice():
 
 
 @pytest.mark.parametrize("change", ["kind", "number", "header", "content", "direction"])
-def test_what_is_sealed_opens_only_as_it_was_sealed(change):
+def test_open_rejects_altered_packet(change):
     alice, bob = pair()
     sealed = alice.seal(DATA, 5, b"content", b"header")
     kind, number, header, opener = DATA, 5, b"header", bob
@@ -91,14 +91,14 @@ def test_what_is_sealed_opens_only_as_it_was_sealed(change):
 
 
 def cause(identity, key, members, *, by=BOB, theirs=None, **options):
-    """Return why `by` keeps out the one who dials."""
+    """Return the cause for which `by` refuses a dialler."""
     dialler = Dialler(identity, theirs or gate(), key, **options)
     with pytest.raises(ProtocolError) as caught:
         accept(dialler.packet, decode_opening(dialler.packet), by, members)
     return caught.value.cause
 
 
-def test_those_who_may_not_come_in_are_told_apart():
+def test_accept_reports_distinct_causes_of_refusal():
     assert cause(EVE, BOB.public, gate()) == "stranger"
     revoking = gate()
     revoking.revoke(ALICE.public)
@@ -108,44 +108,44 @@ def test_those_who_may_not_come_in_are_told_apart():
     assert cause(EVE, BOB.public, gate(), joining=True) == "not inviting"
 
 
-def test_one_who_joins_is_let_in_where_invitations_are_given():
+def test_accept_admits_joining_node_if_inviting():
     dialler = Dialler(EVE, gate(), BOB.public, joining=True)
     accepted = answer(dialler, members=gate(invites=True))
     assert isinstance(dialler.finish(accepted.packet), Sealing)
 
 
-def test_another_version_is_named():
+def test_accept_rejects_other_version():
     packet = resigned(ALICE, version=2)
     with pytest.raises(ProtocolError, match="version: theirs is 2, ours 1"):
         accept(packet, decode_opening(packet), BOB, gate())
 
 
 def resigned(identity, **changes):
-    """Return an opening that its maker has changed."""
+    """Return an opening with changed fields and a valid signature."""
     opening = decode_opening(Dialler(identity, gate(), BOB.public).packet)
     return sign(identity, OPENING_LABEL, msgspec.structs.replace(opening, **changes))
 
 
-def test_an_opening_in_the_name_of_another_is_a_wrong_proof():
+def test_opening_signed_by_another_key_is_wrong_proof():
     packet = resigned(EVE, dialler=ALICE.public)
     with pytest.raises(ProtocolError, match="wrong proof"):
         accept(packet, decode_opening(packet), BOB, gate())
 
 
-def test_an_opening_with_a_key_that_gives_everything_away_is_refused():
+def test_opening_with_unusable_key_is_rejected():
     packet = resigned(ALICE, ephemeral=bytes(32))
     with pytest.raises(ProtocolError, match="unusable key"):
         accept(packet, decode_opening(packet), BOB, gate())
 
 
-def test_a_listener_that_is_behind_learns_of_the_dialler():
+def test_accept_learns_new_member_from_opening():
     behind = KnownMembers(BOB, membership_version=0)
     dialler = Dialler(ALICE, gate(), BOB.public, after=0)
     assert isinstance(dialler.finish(answer(dialler, members=behind).packet), Sealing)
     assert behind.refusal(ALICE.public) == ""
 
 
-def test_a_refusal_is_signed_and_says_why():
+def test_refusal_is_signed_and_has_cause():
     dialler = Dialler(EVE, gate(), BOB.public)
     opening = decode_opening(dialler.packet)
     packet = refuse(dialler.packet, opening, BOB, gate(membership_version=7), ProtocolError("stranger", "nobody knows it"))
@@ -156,7 +156,7 @@ def test_a_refusal_is_signed_and_says_why():
         dialler.finish(refuse(dialler.packet, opening, CAROL, gate(), ProtocolError("stranger")))
 
 
-def test_an_answer_counts_only_from_the_one_who_was_dialled_and_to_this_opening():
+def test_answer_of_another_node_or_opening_is_rejected():
     dialler = Dialler(ALICE, gate(), BOB.public)
     forged = Dialler(ALICE, gate(), CAROL.public)
     other = accept(forged.packet, decode_opening(forged.packet), CAROL, gate())
@@ -167,7 +167,7 @@ def test_an_answer_counts_only_from_the_one_who_was_dialled_and_to_this_opening(
         dialler.finish(bytes([good[0] ^ 1]) + good[1:])
 
 
-def test_every_bit_of_both_messages_is_covered():
+def test_signatures_cover_every_byte_of_both_messages():
     dialler = Dialler(ALICE, gate(), BOB.public)
     good = answer(dialler).packet
     for packet, check in (
@@ -183,13 +183,13 @@ def test_every_bit_of_both_messages_is_covered():
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=600))
-def test_noise_is_malformed(noise):
+def test_decoders_reject_noise(noise):
     for decode in (decode_opening, decode_answer):
         with pytest.raises(ProtocolError, match="malformed"):
             decode(noise)
 
 
-def test_what_is_too_long_is_not_decoded():
+def test_decoders_reject_messages_that_are_too_long():
     for decode, limit in ((decode_opening, OPENING_LIMIT), (decode_answer, ANSWER_LIMIT)):
         with pytest.raises(ProtocolError, match="before the other side is known"):
             decode(bytes(limit + 1))
@@ -199,7 +199,7 @@ def test_what_is_too_long_is_not_decoded():
 
 
 class Channel:
-    """Two streams, and a channel between them of a given fate: it says when a packet arrives, perhaps several times."""
+    """Two streams and a channel between them; `fate(packet)` returns the delays of all copies that arrive."""
 
     def __init__(self, fate=lambda packet: [0.01], limit=100_000_000):
         alice, bob = pair()
@@ -233,14 +233,14 @@ class Channel:
                     self.frames[end].append(bytes(frame))
 
 
-def frames_of(generator, count=12):
+def random_frames(generator, count=12):
     sizes = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, *(generator.randrange(4 * CHUNK) for _ in range(count - 6))]
     generator.shuffle(sizes)
     return [generator.randbytes(size) for size in sizes]
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_frames_come_whole_in_order_and_once_whatever_the_channel_does(seed):
+def test_stream_delivers_frames_once_in_order_over_bad_channel(seed):
     generator = random.Random(seed)
     loss = generator.choice([0, 0.05, 0.2])
 
@@ -249,7 +249,7 @@ def test_frames_come_whole_in_order_and_once_whatever_the_channel_does(seed):
         return [generator.uniform(0.001, 0.5) for _ in range(copies)]
 
     channel = Channel(fate)
-    sent = frames_of(generator), frames_of(generator, 8)
+    sent = random_frames(generator), random_frames(generator, 8)
     for stream, frames in zip(channel.ends, sent, strict=True):
         for frame in frames:
             middle = generator.randrange(len(frame) + 1)
@@ -260,14 +260,14 @@ def test_frames_come_whole_in_order_and_once_whatever_the_channel_does(seed):
     assert [stream.backlog for stream in channel.ends] == [0, 0]
 
 
-def test_without_loss_nothing_is_sent_twice():
+def test_stream_without_loss_sends_nothing_twice():
     channel = Channel()
     channel.ends[0].send([bytes(20 * CHUNK)])
     channel.until(lambda: channel.frames[1])
     assert channel.packets <= 20 + 20  # chunks and acknowledgements
 
 
-def test_no_more_is_on_its_way_than_the_window():
+def test_stream_sends_at_most_the_window():
     numbers = set()
     channel = Channel(fate=lambda packet: numbers.add(packet[: DATA_HEADER.size]) or [])
     channel.ends[0].send([bytes(100 * CHUNK)])
@@ -278,14 +278,14 @@ def test_no_more_is_on_its_way_than_the_window():
     assert channel.ends[0].backlog == 100 * CHUNK
 
 
-def test_a_frame_above_the_limit_is_refused_when_it_is_announced():
+def test_stream_rejects_announced_frame_above_limit():
     channel = Channel(limit=1000)
     channel.ends[0].send([bytes(1001)])
     with pytest.raises(ProtocolError, match="a frame of 1001 bytes, at most 1000 are allowed"):
         channel.until(lambda: channel.frames[1])
 
 
-def test_a_frame_of_four_gigabytes_that_is_announced_costs_no_memory():
+def test_stream_rejects_announced_frame_of_four_gigabytes():
     alice, bob = pair()
     stream = ReliableStream(bob, bytes(16), 10**6, 0.0)
     header = DATA_HEADER.pack(1, bytes(16), 0, 2**32 - 1, 0)
@@ -294,7 +294,7 @@ def test_a_frame_of_four_gigabytes_that_is_announced_costs_no_memory():
         stream.frame()
 
 
-def test_the_limit_may_be_raised_between_two_frames_that_came_together():
+def test_stream_limit_may_be_raised_between_buffered_frames():
     channel = Channel(limit=10)
     channel.ends[0].send([b"hello"])
     channel.ends[0].send([bytes(2000)])
@@ -307,10 +307,10 @@ def test_the_limit_may_be_raised_between_two_frames_that_came_together():
     assert len(receiver.frame()) == 2000
 
 
-def test_before_a_link_is_trusted_little_is_kept_out_of_order():
+def test_stream_of_untrusted_link_buffers_little():
     channel = Channel(limit=1000)
     sender, receiver = channel.ends
-    for _ in range(WINDOW):  # each that is acknowledged lets one more be on its way
+    for _ in range(WINDOW):  # each acknowledgement opens the window by one packet
         sender.send([b"x"])
     channel.until(lambda: not sender.backlog)
     sender.send([bytes(WINDOW * CHUNK)])
@@ -318,10 +318,10 @@ def test_before_a_link_is_trusted_little_is_kept_out_of_order():
     for packet in packets[1:]:
         receiver.packet_in(packet, channel.now)
     sender.packet_in(receiver.packet_out(channel.now), channel.now)
-    assert 0 < WINDOW * CHUNK - sender.backlog <= 1000 + CHUNK  # what is kept is acknowledged
+    assert 0 < WINDOW * CHUNK - sender.backlog <= 1000 + CHUNK  # buffered packets are acknowledged
 
 
-def test_altered_and_made_up_packets_change_nothing():
+def test_stream_ignores_altered_and_forged_packets():
     channel = Channel()
     channel.ends[0].send([b"frame"])
     packet = channel.ends[0].packet_out(0.0)
@@ -329,7 +329,7 @@ def test_altered_and_made_up_packets_change_nothing():
     for position in range(17, len(packet)):
         changed = bytearray(packet)
         changed[position] ^= 1
-        with suppress(ProtocolError):  # or it is passed over: of a number far ahead
+        with suppress(ProtocolError):  # or it is ignored: its number is far ahead
             receiver.packet_in(bytes(changed), 0.0)
         assert receiver.frame() is None
     for length in range(1, len(packet)):
@@ -340,7 +340,7 @@ def test_altered_and_made_up_packets_change_nothing():
     assert bytes(receiver.frame()) == b"frame"
 
 
-def test_an_acknowledgement_cannot_be_made_up_or_said_again():
+def test_stream_rejects_forged_or_replayed_acknowledgement():
     channel = Channel()
     sender, receiver = channel.ends
     sender.send([b"first"])
@@ -358,7 +358,7 @@ def test_an_acknowledgement_cannot_be_made_up_or_said_again():
     assert sender.backlog == 6
 
 
-def test_who_acknowledges_nothing_does_not_read():
+def test_stream_without_acknowledgements_fails_as_not_reading():
     channel = Channel(fate=lambda packet: [])
     stream = channel.ends[0]
     stream.send([b"frame"])
@@ -371,7 +371,7 @@ def test_who_acknowledges_nothing_does_not_read():
     assert stream.failure(channel.now) == ""
 
 
-def test_a_frame_that_is_begun_and_not_completed_in_time_ends_the_link():
+def test_stream_fails_if_frame_is_not_completed_in_time():
     channel = Channel()
     sender, receiver = channel.ends
     sender.send([bytes(3 * CHUNK)])
@@ -388,7 +388,7 @@ def test_a_frame_that_is_begun_and_not_completed_in_time_ends_the_link():
     assert receiver.due() == float("inf")
 
 
-def test_who_does_not_answer_a_probe_does_not_know_the_link():
+def test_stream_fails_if_probe_is_not_answered():
     channel = Channel()
     channel.ends[0].probe(0.0)
     channel.pump()
@@ -400,13 +400,13 @@ def test_who_does_not_answer_a_probe_does_not_know_the_link():
     assert channel.ends[0].failure(channel.now + PROBE) == "does not know this link any more"
 
 
-def test_the_other_side_learns_that_a_link_was_closed():
+def test_stream_closing_is_reported_to_other_side():
     channel = Channel()
     channel.ends[1].packet_in(channel.ends[0].closing(), 0.0)
     assert channel.ends[1].ended
 
 
-def test_an_allowance_is_each_ones_own_and_grows_with_time():
+def test_token_bucket_is_per_sender_and_refills():
     allowance = TokenBucket(rate=2, burst=3)
     assert [allowance.take(b"a", 0.0) for _ in range(5)] == [True, True, True, False, False]
     assert allowance.take(b"b", 0.0)
@@ -414,6 +414,6 @@ def test_an_allowance_is_each_ones_own_and_grows_with_time():
     assert [allowance.take(b"a", 100.0) for _ in range(4)] == [True, True, True, False]
     for k in range(3 * MOST):
         allowance.take(k.to_bytes(4, "big"), 100.0)
-    assert allowance.remaining((2 * MOST).to_bytes(4, "big"), 100.0) == 2  # the last MOST are remembered
+    assert allowance.remaining((2 * MOST).to_bytes(4, "big"), 100.0) == 2  # only the last MOST senders are remembered
     assert allowance.remaining((2 * MOST - 1).to_bytes(4, "big"), 100.0) == 3
     assert allowance.remaining(b"a", 100.0) == 3

@@ -1,4 +1,4 @@
-"""Connections that a listener accepts, and those that it drops because one host, or all hosts, make too many."""
+"""Connections that a listener accepts or drops, limited per host and for all hosts."""
 
 import asyncio
 import socket
@@ -15,14 +15,14 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="all of 127.0.0
 
 
 class Ear:
-    """A listener, whom it has handed on and whom it has dropped."""
+    """Listener with records of accepted and dropped hosts."""
 
     def __init__(self):
         self.now = 0.0
         self.taken, self.dropped = [], []
         self.listener = Listener(self.take, self.drop, lambda: self.now)
         self.news = asyncio.Event()
-        self.error = None  # raised once in place of taking a connection
+        self.error = None  # raised once instead of taking a connection
 
     def take(self, connection, remote, host):
         if self.error is not None:
@@ -61,7 +61,7 @@ async def listening():
 
 
 @needs_linux
-def test_a_host_that_connects_too_often_is_dropped_and_others_are_not(on_loop):
+def test_listener_drops_host_that_connects_too_often(on_loop):
     async def main():
         async with listening() as ear:
             flood = [ear.connect("127.0.0.2") for _ in range(HOST_BURST + 100)]
@@ -80,7 +80,7 @@ def test_a_host_that_connects_too_often_is_dropped_and_others_are_not(on_loop):
 
 
 @needs_linux
-def test_all_hosts_together_may_make_so_many_connections(monkeypatch, on_loop):
+def test_listener_limits_connections_of_all_hosts(monkeypatch, on_loop):
     monkeypatch.setattr(listener, "BURST", 10)
 
     async def main():
@@ -93,7 +93,7 @@ def test_all_hosts_together_may_make_so_many_connections(monkeypatch, on_loop):
     on_loop(main())
 
 
-def test_a_dropped_connection_is_ended_at_once(monkeypatch, on_loop):
+def test_listener_resets_dropped_connection_at_once(monkeypatch, on_loop):
     monkeypatch.setattr(listener, "HOST_BURST", 0)
 
     async def main():
@@ -107,7 +107,7 @@ def test_a_dropped_connection_is_ended_at_once(monkeypatch, on_loop):
     on_loop(main())
 
 
-def test_listener_reports_a_fault_and_goes_on_accepting(on_loop):
+def test_listener_reports_fault_and_continues_accepting(on_loop):
     async def main():
         faults = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context["exception"]))
@@ -126,7 +126,7 @@ def test_listener_reports_a_fault_and_goes_on_accepting(on_loop):
     on_loop(main())
 
 
-def test_listener_counts_ipv6_hosts_by_their_network(on_loop):
+def test_listener_counts_ipv6_hosts_by_network(on_loop):
     async def main():
         ear = Ear()
 
@@ -151,5 +151,5 @@ def test_listener_counts_ipv6_hosts_by_their_network(on_loop):
         ("broker", "broker", "pi.lan"),
     ],
 )
-def test_network_stands_for_an_ipv4_address_or_a_64_of_ipv6(host, same, other):
+def test_network_is_ipv4_address_or_ipv6_prefix_of_64_bits(host, same, other):
     assert network(host) == network(same) != network(other)

@@ -19,7 +19,7 @@ def sides(client=ALICE, certificate=CERTIFICATE, joining=False):
     return ServerProof(BOB, gate, CERTIFICATE), ClientProof(client, gate, BOB.public, certificate, joining)
 
 
-def test_both_sides_prove_their_keys_and_know_the_same_session():
+def test_both_sides_prove_keys_and_share_session():
     server, client = sides()
     proof = client.step(memoryview(server.begin()))
     accepted = server.step(memoryview(proof.reply))
@@ -31,7 +31,7 @@ def test_both_sides_prove_their_keys_and_know_the_same_session():
 
 
 @pytest.mark.parametrize(("options", "cause"), [({"client": EVE}, "stranger"), ({"certificate": b"other"}, "wrong proof")])
-def test_proof_of_another_key_or_certificate_is_refused_with_its_cause(options, cause):
+def test_proof_of_other_key_or_certificate_is_refused(options, cause):
     server, client = sides(**options)
     proof = client.step(memoryview(server.begin()))
     with pytest.raises(ProtocolError) as refused:
@@ -40,7 +40,7 @@ def test_proof_of_another_key_or_certificate_is_refused_with_its_cause(options, 
     assert client.step(memoryview(refusal_of(refused.value))).refusal.startswith(f"{cause}: ")
 
 
-def test_steps_out_of_their_order_are_malformed():
+def test_proof_steps_out_of_order_are_malformed():
     server, client = sides()
     challenge = server.begin()
     with pytest.raises(ProtocolError, match="out of its order"):
@@ -54,7 +54,7 @@ def test_steps_out_of_their_order_are_malformed():
 
 
 @pytest.mark.parametrize("piece", [1, 3, 1000])
-def test_frames_come_whole_from_pieces_of_any_size(piece):
+def test_frame_reader_joins_pieces_of_any_size(piece):
     frames, reader, found = [b"one", b"another frame", b"x"], FrameReader(), []
     stream = b"".join(len(frame).to_bytes(PREFIX, "big") + frame for frame in frames)
     while stream:
@@ -70,7 +70,7 @@ def test_frames_come_whole_from_pieces_of_any_size(piece):
     assert not reader.in_frame
 
 
-def test_reader_that_is_cleared_waits_for_a_length():
+def test_frame_reader_after_clear_expects_length():
     reader = FrameReader()
     reader.buffer()[:] = (1000).to_bytes(PREFIX, "big")
     assert reader.advance(PREFIX)
@@ -81,7 +81,7 @@ def test_reader_that_is_cleared_waits_for_a_length():
     assert len(reader.buffer()) == PREFIX
 
 
-def test_timer_calls_once_and_only_what_was_set_last():
+def test_timer_calls_only_last_callback_once():
     calls = []
 
     async def main():

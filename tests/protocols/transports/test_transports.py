@@ -27,7 +27,7 @@ MAX = 1_000_000
 
 @dataclass
 class Ear:
-    """A handler that remembers, and can be waited for."""
+    """Handler that records events and can be awaited."""
 
     frames: list = field(default_factory=list)
     links: list = field(default_factory=list)
@@ -103,7 +103,7 @@ except ImportError:
 
 @pytest.fixture(params=KINDS)
 def contract(request):
-    """Runs a test of two transports that listen, each with its ear."""
+    """Return a function that runs a test with two listening transports and their handlers."""
     world, loop = KINDS[request.param]
 
     def go(test):
@@ -126,7 +126,7 @@ def contract(request):
 
 
 @pytest.mark.parametrize("size", [1, 100, MAX])
-def test_a_frame_arrives_whole(contract, size):
+def test_transport_delivers_frame_intact(contract, size):
     async def test(a, b, ear_a, ear_b):
         frame = bytes(range(256)) * (size // 256) + bytes(size % 256)
         link = await a.dial(b.address, b.public)
@@ -138,7 +138,7 @@ def test_a_frame_arrives_whole(contract, size):
     contract(test)
 
 
-def test_frames_keep_their_order_and_their_bounds(contract):
+def test_transport_keeps_order_and_boundaries_of_frames(contract):
     async def test(a, b, ear_a, ear_b):
         link = await a.dial(b.address, b.public)
         sent = [bytes([k]) * (1 + 37 * k % 5000) for k in range(200)]
@@ -150,7 +150,7 @@ def test_frames_keep_their_order_and_their_bounds(contract):
     contract(test)
 
 
-def test_a_link_carries_both_ways(contract):
+def test_link_carries_frames_both_ways(contract):
     async def test(a, b, ear_a, ear_b):
         link = await a.dial(b.address, b.public)
         link.send([b"question"])
@@ -163,7 +163,7 @@ def test_a_link_carries_both_ways(contract):
     contract(test)
 
 
-def test_both_may_dial_each_other(contract):
+def test_both_sides_may_dial_each_other(contract):
     async def test(a, b, ear_a, ear_b):
         (await a.dial(b.address, b.public)).send([b"from a"])
         (await b.dial(a.address, a.public)).send([b"from b"])
@@ -174,7 +174,7 @@ def test_both_may_dial_each_other(contract):
     contract(test)
 
 
-def test_a_frame_that_came_stays_as_it_is(contract):
+def test_received_frame_is_not_overwritten(contract):
     async def test(a, b, ear_a, ear_b):
         kept = []
         ear_b.received = lambda link, frame: (kept.append(frame), Ear.received(ear_b, link, frame))
@@ -187,7 +187,7 @@ def test_a_frame_that_came_stays_as_it_is(contract):
     contract(test)
 
 
-def test_closing_is_noticed_by_the_other_side_and_by_nobody_twice(contract):
+def test_link_close_is_reported_once_to_other_side(contract):
     async def test(a, b, ear_a, ear_b):
         link = await a.dial(b.address, b.public)
         link.send([b"hello"])
@@ -204,7 +204,7 @@ def test_closing_is_noticed_by_the_other_side_and_by_nobody_twice(contract):
     contract(test)
 
 
-def test_a_transport_that_closes_ends_its_links(contract):
+def test_transport_close_ends_its_links(contract):
     async def test(a, b, ear_a, ear_b):
         link = await a.dial(b.address, b.public)
         link.send([b"hello"])
@@ -217,7 +217,7 @@ def test_a_transport_that_closes_ends_its_links(contract):
     contract(test)
 
 
-def test_nobody_there(contract):
+def test_dial_of_closed_transport_fails(contract):
     async def test(a, b, ear_a, ear_b):
         address = b.address
         await b.close()
@@ -227,7 +227,7 @@ def test_nobody_there(contract):
     contract(test)
 
 
-def test_an_address_is_listened_on_once(contract):
+def test_listen_on_address_in_use_fails(contract):
     async def test(a, b, ear_a, ear_b):
         if isinstance(a, TlsTransport):
             other = TlsTransport(a.address, a.identity, a.gate, MAX)
@@ -239,7 +239,7 @@ def test_an_address_is_listened_on_once(contract):
     contract(test)
 
 
-# TLS alone
+# TLS only
 
 
 @pytest.mark.parametrize(
@@ -257,19 +257,19 @@ def test_an_address_is_listened_on_once(contract):
         "a\x1b[2J:41",
     ],
 )
-def test_malformed_addresses(address):
+def test_split_address_rejects_malformed_address(address):
     with pytest.raises(AddressError, match="not of the form"):
         split_address(address)
 
 
-def test_addresses():
+def test_split_address_returns_host_and_port():
     assert split_address("tcp://127.0.0.1:41") == ("127.0.0.1", 41)
     assert split_address("[::1]:41") == ("::1", 41)
     assert split_address(":41") == ("", 41)
 
 
 class Party:
-    """A transport over TLS that listens, with its ear and its key."""
+    """Listening TLS transport with its handler and its key."""
 
     def __init__(self, identity, gate, address="127.0.0.1:0"):
         self.identity, self.gate, self.ear = identity, gate, Ear()
@@ -311,7 +311,7 @@ def frame(data):
     return len(data).to_bytes(4, "big") + data
 
 
-def test_both_ends_know_each_other_and_name_the_session_alike(on_loop):
+def test_tls_link_has_same_session_and_keys_at_both_ends(on_loop):
     async def main():
         async with pair()[0] as a, Party(identities(1)[0], a.gate) as b:
             a.gate.members.add(b.identity.public)
@@ -331,7 +331,7 @@ def test_both_ends_know_each_other_and_name_the_session_alike(on_loop):
 
 
 @pytest.mark.parametrize("address", ["[::1]:0", ":0"])
-def test_ipv6_and_all_addresses(address, on_loop):
+def test_tls_listens_on_ipv6_and_all_addresses(address, on_loop):
     if not socket.has_ipv6:
         pytest.skip("no IPv6")
 
@@ -348,10 +348,10 @@ def test_ipv6_and_all_addresses(address, on_loop):
     on_loop(main())
 
 
-def test_a_stranger_with_a_valid_key_is_kept_out_on_both_sides(on_loop):
+def test_tls_refuses_stranger_with_valid_key(on_loop):
     async def main():
         a, b = pair()
-        stranger = Party(identities(1)[0], Club(a.identity, b.identity))  # whatever it believes of itself
+        stranger = Party(identities(1)[0], Club(a.identity, b.identity))  # it considers itself a member
         async with a, b, stranger:
             with pytest.raises(TransportError, match="keeps this node out: stranger"):
                 await stranger.dial(b)
@@ -362,7 +362,7 @@ def test_a_stranger_with_a_valid_key_is_kept_out_on_both_sides(on_loop):
     on_loop(main())
 
 
-def test_a_revoked_member_is_kept_out(on_loop):
+def test_tls_refuses_revoked_member(on_loop):
     async def main():
         a, b = pair()
         async with a, b:
@@ -374,7 +374,7 @@ def test_a_revoked_member_is_kept_out(on_loop):
     on_loop(main())
 
 
-def test_a_member_of_another_federation_is_kept_out(on_loop):
+def test_tls_refuses_member_of_another_federation(on_loop):
     async def main():
         people = identities(2)
         a, b = Party(people[0], Club(*people, federation=bytes(16))), Party(people[1], Club(*people))
@@ -386,7 +386,7 @@ def test_a_member_of_another_federation_is_kept_out(on_loop):
     on_loop(main())
 
 
-def test_who_claims_a_members_key_is_found_out(on_loop):
+def test_tls_refuses_claim_of_members_key(on_loop):
     async def main():
         a, b = pair()
         claimed, own = a.identity.public, identities(1)[0]
@@ -411,8 +411,8 @@ def test_who_claims_a_members_key_is_found_out(on_loop):
     on_loop(main())
 
 
-def test_a_proof_that_was_given_to_one_member_is_worth_nothing_at_another(on_loop):
-    """Member m, dialled by a, asks b for a challenge and has a answer it."""
+def test_tls_refuses_proof_made_for_another_member(on_loop):
+    """Member m, dialled by a, requests a challenge from b and lets a answer it."""
 
     async def main():
         a, b, m = pair(3)
@@ -430,7 +430,7 @@ def test_a_proof_that_was_given_to_one_member_is_worth_nothing_at_another(on_loo
     on_loop(main())
 
 
-def test_a_recorded_proof_is_worth_nothing_in_another_connection(on_loop):
+def test_tls_refuses_recorded_proof(on_loop):
     async def main():
         a, b = pair()
         async with b:
@@ -451,7 +451,7 @@ def test_a_recorded_proof_is_worth_nothing_in_another_connection(on_loop):
     on_loop(main())
 
 
-def test_the_right_address_with_another_key_hears_not_one_byte(on_loop):
+def test_tls_dialler_sends_nothing_to_wrong_key(on_loop):
     async def main():
         a, b = pair()
         other = identities(1)[0]
@@ -477,7 +477,7 @@ def test_the_right_address_with_another_key_hears_not_one_byte(on_loop):
 
 
 @pytest.mark.slow
-def test_one_who_wants_to_join_may_ask_where_members_are_invited(on_loop):
+def test_tls_joining_node_may_ask_if_inviting(on_loop):
     async def main():
         a, b = pair(invites=False)
         newcomer = Party(identities(1)[0], b.gate)
@@ -490,13 +490,13 @@ def test_one_who_wants_to_join_may_ask_where_members_are_invited(on_loop):
             await b.ear.until(lambda ear: ear.frames)
             assert b.ear.links[0].joining
             assert b.ear.links[0].key == newcomer.identity.public
-            link.send([bytes(handshake.LIMIT + 1)])  # too much to ask
+            link.send([bytes(handshake.LIMIT + 1)])  # larger than a question may be
             await b.ear.until(lambda ear: ear.lost_links)
 
     on_loop(main())
 
 
-def test_nothing_but_tls_1_3_is_spoken(on_loop):
+def test_tls_accepts_only_version_1_3(on_loop):
     async def main():
         (b,) = pair(1)
         async with b:
@@ -515,7 +515,7 @@ def test_nothing_but_tls_1_3_is_spoken(on_loop):
 
 
 @pytest.mark.parametrize("said", [b"", b"\xc1", b"\x91" * 2000, b"\xdd\xff\xff\xff\xff", bytes(handshake.LIMIT)])
-def test_nonsense_before_the_proof_is_counted_and_ends_the_connection(said, on_loop):
+def test_tls_garbage_before_proof_ends_connection(said, on_loop):
     async def main():
         (b,) = pair(1)
         async with b:
@@ -531,7 +531,7 @@ def test_nonsense_before_the_proof_is_counted_and_ends_the_connection(said, on_l
 
 
 @pytest.mark.parametrize("size", [0, handshake.LIMIT + 1, 2**32 - 1])
-def test_more_than_a_little_before_the_proof_ends_the_connection_before_memory_is_taken(size, on_loop):
+def test_tls_wrong_size_before_proof_ends_connection(size, on_loop):
     async def main():
         (b,) = pair(1)
         async with b:
@@ -545,7 +545,7 @@ def test_more_than_a_little_before_the_proof_ends_the_connection_before_memory_i
     on_loop(main())
 
 
-def test_a_member_that_was_not_introduced_may_not_send_much(on_loop):
+def test_tls_large_frame_on_untrusted_link_ends_it(on_loop):
     async def main():
         a, b = pair()
         b.ear.trusting = False
@@ -560,7 +560,7 @@ def test_a_member_that_was_not_introduced_may_not_send_much(on_loop):
     on_loop(main())
 
 
-def test_of_many_strangers_the_oldest_go_and_members_come_through(monkeypatch, on_loop):
+def test_tls_drops_oldest_strangers_and_serves_members(monkeypatch, on_loop):
     monkeypatch.setattr("p2pfl.protocols.transports.listener.HOST_BURST", 1000)
 
     async def main():
@@ -578,7 +578,7 @@ def test_of_many_strangers_the_oldest_go_and_members_come_through(monkeypatch, o
     on_loop(main())
 
 
-def test_a_stranger_that_says_nothing_is_sent_away(monkeypatch, on_loop):
+def test_tls_drops_silent_stranger(monkeypatch, on_loop):
     async def main():
         monkeypatch.setattr("p2pfl.protocols.transports.tls_link.PATIENCE", 0.05)
         (b,) = pair(1)
@@ -588,12 +588,12 @@ def test_a_stranger_that_says_nothing_is_sent_away(monkeypatch, on_loop):
                 await asyncio.wait_for(reader.read(), 20)
                 writer.close()
             assert not b.transport.strangers
-            assert b.ear.lost_links == []  # it never was a link
+            assert b.ear.lost_links == []  # it never became a link
 
     on_loop(main())
 
 
-def test_a_connection_that_is_reset_at_once_does_no_harm(on_loop):
+def test_tls_survives_connections_reset_at_once(on_loop):
     async def main():
         faults = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
@@ -610,7 +610,7 @@ def test_a_connection_that_is_reset_at_once_does_no_harm(on_loop):
 
 
 @pytest.mark.parametrize("size", [0, MAX + 1, 2**32 - 1])
-def test_a_frame_of_a_forbidden_size_ends_its_connection_before_memory_is_taken(size, on_loop):
+def test_tls_frame_of_forbidden_size_ends_link(size, on_loop):
     async def main():
         a, b = pair()
         async with a, b:
@@ -625,13 +625,13 @@ def test_a_frame_of_a_forbidden_size_ends_its_connection_before_memory_is_taken(
     on_loop(main())
 
 
-def test_a_peer_that_does_not_read_costs_bounded_memory_and_is_cut(monkeypatch, on_loop):
+def test_tls_peer_that_does_not_read_is_bounded_and_closed(monkeypatch, on_loop):
     async def main():
         monkeypatch.setattr("p2pfl.protocols.transports.tls_link.STALLED", 0.05)
         a, b = pair()
         async with a, b:
             link = await a.dial(b)
-            link.trust()  # or it is ended for another reason, on a slow machine
+            link.trust()  # otherwise a slow machine may end it for another reason
             link.send([b"hello"])
             await b.ear.until(lambda ear: ear.frames)
             b.ear.links[0].connection.pause_reading()
@@ -640,7 +640,7 @@ def test_a_peer_that_does_not_read_costs_bounded_memory_and_is_cut(monkeypatch, 
                     link.send([bytes(MAX)])
             assert link.backlog <= (BACKLOG_FRAMES + 1) * (MAX + 4) + PIECES
             async with asyncio.timeout(20):
-                while not a.ear.lost_links:  # the system may take more after a while, and then again no more
+                while not a.ear.lost_links:  # the operating system may accept more data for a while
                     with suppress(TransportError):
                         link.send([bytes(MAX)])
                     await asyncio.sleep(0)
@@ -649,7 +649,7 @@ def test_a_peer_that_does_not_read_costs_bounded_memory_and_is_cut(monkeypatch, 
     on_loop(main())
 
 
-def test_a_drained_link_says_so(on_loop):
+def test_tls_link_reports_drain(on_loop):
     async def main():
         a, b = pair()
         async with a, b:
@@ -666,7 +666,7 @@ def test_a_drained_link_says_so(on_loop):
     on_loop(main())
 
 
-def test_memory_of_large_frames_is_used_again_once_nobody_looks_at_it():
+def test_buffers_are_reused_only_when_unreferenced():
     buffers = Buffers()
     first = buffers.take(PIECES)
     first[1] = 1
@@ -677,55 +677,55 @@ def test_memory_of_large_frames_is_used_again_once_nobody_looks_at_it():
     del first
     third = buffers.take(PIECES)
     third[0] = 2
-    assert kept[0] == 0  # an array still looks at it
+    assert kept[0] == 0  # an array still refers to it
     del kept
     fourth = buffers.take(PIECES)
     assert fourth.obj is not second.obj
     assert fourth.obj is not third.obj
-    assert fourth[1] == 1  # the first one's: fresh memory has only zeros
+    assert fourth[1] == 1  # reused from the first; new memory has only zeros
 
 
-# What a member may send
+# Limits on members
 
 
-async def heard(dialler, listener, count):
-    """Dial so often; return the links as their listener has them, once a word has come over each."""
+async def dial_links(dialler, listener, count):
+    """Dial `count` times; return the listener's links after a frame has arrived over each."""
     for _ in range(count):
         (await dialler.dial(listener)).send([b"hello"])
     await listener.ear.until(lambda ear: len(ear.frames) == count)
     return list(listener.ear.links)
 
 
-async def soon(condition):
-    """Wait for something that nobody tells of."""
+async def wait_until(condition):
+    """Wait for a condition that triggers no event."""
     async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.001)
 
 
-def begin(dialler, size, which):
-    """Begin a frame over one of the links that were dialled, and leave out its last byte."""
+def begin_frame(dialler, size, which):
+    """Send a frame without its last byte over one of the dialled links."""
     link = [link for link in dialler.transport.links if link.dialled][which]
     link.connection.write(size.to_bytes(4, "big") + bytes(size - 1))
 
 
-def test_a_third_largest_frame_that_is_incomplete_ends_the_first(on_loop):
+def test_tls_third_incomplete_largest_frame_ends_first(on_loop):
     async def main():
         a, b, c = pair(3)
         async with a, b, c:
-            links = await heard(a, b, 3)
+            links = await dial_links(a, b, 3)
             for which in range(3):
-                begin(a, MAX, which)
+                begin_frame(a, MAX, which)
             await b.ear.until(lambda ear: ear.lost_links)
             assert b.ear.lost_links == [(links[0], "did not complete a frame before it began others")]
             assert b.refusals() == ["incomplete"]
-            (await c.dial(b)).send([bytes(GREETING)])  # others are not concerned
+            (await c.dial(b)).send([bytes(GREETING)])  # other members are not affected
             await b.ear.until(lambda ear: len(ear.frames) == 4)
 
     on_loop(main())
 
 
-def test_a_frame_that_is_not_complete_in_time_ends_its_link(monkeypatch, on_loop):
+def test_tls_frame_not_completed_in_time_ends_its_link(monkeypatch, on_loop):
     monkeypatch.setattr("p2pfl.protocols.transports.tls.LOOKING", 0.01)
 
     async def main():
@@ -733,9 +733,9 @@ def test_a_frame_that_is_not_complete_in_time_ends_its_link(monkeypatch, on_loop
         a, b = pair()
         b.transport = TlsTransport("127.0.0.1:0", b.identity, b.gate, MAX, clock=lambda: now)
         async with a, b:
-            links = await heard(a, b, 2)
-            begin(a, MAX, 0)
-            await soon(lambda: not b.transport.reception(a.identity.public).idle)
+            links = await dial_links(a, b, 2)
+            begin_frame(a, MAX, 0)
+            await wait_until(lambda: not b.transport.reception(a.identity.public).idle)
             now = GRACE + MAX / SLOWEST
             await b.ear.until(lambda ear: ear.lost_links)
             assert b.ear.lost_links == [(links[0], "did not complete a frame in time")]
@@ -745,25 +745,25 @@ def test_a_frame_that_is_not_complete_in_time_ends_its_link(monkeypatch, on_loop
     on_loop(main())
 
 
-def test_a_link_that_is_closed_holds_no_memory_of_its_frame(on_loop):
+def test_tls_closed_link_releases_memory_of_its_frame(on_loop):
     async def main():
         a, b = pair()
         async with a, b:
-            (link,) = await heard(a, b, 1)
-            begin(a, MAX, 0)
-            await soon(lambda: len(link.get_buffer(-1)) == 1)  # the last byte of the frame
+            (link,) = await dial_links(a, b, 1)
+            begin_frame(a, MAX, 0)
+            await wait_until(lambda: len(link.get_buffer(-1)) == 1)  # the last byte of the frame
             link.close()
-            assert len(link.get_buffer(-1)) == 4  # of the next length
+            assert len(link.get_buffer(-1)) == 4  # the length of the next frame
             assert b.transport.reception(a.identity.public).idle
 
     on_loop(main())
 
 
-def test_all_links_of_an_expelled_key_are_closed_and_no_others(on_loop):
+def test_tls_expel_closes_only_links_of_that_key(on_loop):
     async def main():
         a, b, c = pair(3)
         async with a, b, c:
-            links = await heard(a, b, 3)
+            links = await dial_links(a, b, 3)
             (await c.dial(b)).send([b"hello"])
             await b.ear.until(lambda ear: len(ear.frames) == 4)
             b.transport.expel(a.identity.public)
@@ -774,13 +774,13 @@ def test_all_links_of_an_expelled_key_are_closed_and_no_others(on_loop):
     on_loop(main())
 
 
-def test_of_many_links_of_a_key_the_oldest_trusted_one_ends_or_else_the_new_one(on_loop):
+def test_tls_link_limit_closes_oldest_trusted_or_new_link(on_loop):
     async def main():
         a, b = pair()
         b.ear.trusting = False
         async with a, b:
-            links = await heard(a, b, LINKS_PER_KEY)
-            await a.dial(b)  # as one of many addresses at once: what answered first is used
+            links = await dial_links(a, b, LINKS_PER_KEY)
+            await a.dial(b)  # a parallel dial, of which only the first answer is used
             await b.ear.until(lambda ear: ear.lost_links)
             assert list(b.transport.links) == links
             links[1].trust()
@@ -792,7 +792,7 @@ def test_of_many_links_of_a_key_the_oldest_trusted_one_ends_or_else_the_new_one(
     on_loop(main())
 
 
-def test_a_member_that_sends_many_frames_is_read_no_further_and_loses_none(monkeypatch, on_loop):
+def test_tls_throttles_flood_of_frames_without_loss(monkeypatch, on_loop):
     monkeypatch.setattr("p2pfl.protocols.transports.tls.Reception", partial(Reception, burst=10))
 
     async def main():
@@ -811,7 +811,7 @@ def test_a_member_that_sends_many_frames_is_read_no_further_and_loses_none(monke
     on_loop(main())
 
 
-def test_a_member_that_is_read_no_further_goes_on_later(monkeypatch, on_loop):
+def test_tls_throttled_link_continues_later(monkeypatch, on_loop):
     monkeypatch.setattr("p2pfl.protocols.transports.tls.Reception", partial(Reception, burst=10))
 
     async def main():
@@ -829,13 +829,13 @@ def test_a_member_that_is_read_no_further_goes_on_later(monkeypatch, on_loop):
     on_loop(main())
 
 
-def test_a_fault_in_handling_a_frame_ends_its_link_only(on_loop):
+def test_tls_error_in_handler_ends_only_its_link(on_loop):
     async def main():
         faults = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
         a, b, c = pair(3)
         async with a, b, c:
-            links = await heard(a, b, 1)
+            links = await dial_links(a, b, 1)
             received = b.ear.received
             b.ear.received = lambda link, frame: 1 // 0 if link is links[0] else received(link, frame)
             next(iter(a.transport.links)).send([b"again"])
@@ -851,8 +851,8 @@ def test_a_fault_in_handling_a_frame_ends_its_link_only(on_loop):
 # The simulated network
 
 
-class Slow:
-    """Every second frame is slow, every fifth is lost."""
+class SlowNetwork:
+    """Network in which every second frame is slow and every fifth is lost."""
 
     def __init__(self):
         self.count = 0
@@ -862,11 +862,11 @@ class Slow:
         return None if self.count % 5 == 0 else now + (10.0 if self.count % 2 else 1.0)
 
 
-def test_a_slow_link_keeps_the_order_of_its_frames_and_may_lose_some():
+def test_in_process_link_keeps_order_with_delay_and_loss():
     async def main():
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        network = InProcessNetwork(Slow())
+        network = InProcessNetwork(SlowNetwork())
         a, b, ear = network.transport("a"), network.transport("b"), Ear()
         await a.listen(Ear())
         await b.listen(ear)

@@ -29,9 +29,9 @@ from tests.protocols.wire.test_fuzz import ALICE, BOB, FILE, LOG
 from tests.support.fortress import Intruder, folders, honest, until
 
 P = 1000
-SMALL = 16 << 10  # bytes: what a refusal takes with its words
+SMALL = 16 << 10  # bytes that a refusal with its message needs
 EMPTY = b"\xdd\x00\x40\x00\x00" + b"\x90" * (4 << 20)  # an array of four million empty arrays
-HUGE = b"\xdd\xff\xff\xff\xff"  # an array of 2**32 - 1 items, which are missing
+HUGE = b"\xdd\xff\xff\xff\xff"  # an array of 2**32 - 1 missing items
 DEEP = b"\x91" * (4 << 20)
 
 
@@ -85,7 +85,7 @@ def signed_file(content):
 
 SHAPES = Layout((("model", (P,)),), P)
 MODEL_LIMIT = 4 * P + payload.EXTRAS_LIMIT
-BOMBS = {  # what it is given to, what it is, and how many bytes of memory that may take
+BOMBS = {  # by name: the decoder, the input, and the limit of its memory in bytes
     "terms of four million empty arrays": (take_terms, EMPTY, 2 * m.HelloParameters.LIMIT),
     "terms of empty arrays": (take_terms, terms(b"\xdc\xff\x00" + b"\x90" * 65_000), 2 * m.HelloParameters.LIMIT),
     "terms of 2**32 keys": (take_terms, terms(b"\xdf\xff\xff\xff\xff"), 2 * m.HelloParameters.LIMIT),
@@ -125,8 +125,8 @@ BOMBS = {  # what it is given to, what it is, and how many bytes of memory that 
 }
 
 
-def peak(test):
-    """Return the most bytes that were in use at once."""
+def peak_memory(test):
+    """Return the peak of allocated bytes."""
     tracemalloc.start()
     try:
         test()
@@ -136,7 +136,7 @@ def peak(test):
 
 
 @pytest.mark.parametrize("what", BOMBS)
-def test_a_bomb_is_refused_before_the_memory_is_taken(what):
+def test_bomb_is_rejected_before_memory_is_allocated(what):
     take, data, most = BOMBS[what]
 
     def refused():
@@ -144,11 +144,11 @@ def test_a_bomb_is_refused_before_the_memory_is_taken(what):
             take(data)
 
     with suppress(ProtocolError, FederationError):
-        take(data)  # once before, for what is made once
-    assert peak(refused) < most
+        take(data)  # once before, to exclude one-time allocations
+    assert peak_memory(refused) < most
 
 
-def test_a_chunk_that_announces_a_frame_of_4_gigabytes_is_refused_before_memory_is_taken():
+def test_stream_rejects_announced_4_gb_before_allocating():
     opening = key_exchange.Dialler(BOB, LOG, ALICE.public)
     accepted = key_exchange.accept(opening.packet, key_exchange.decode_opening(opening.packet), ALICE, LOG)
     theirs, limit = opening.finish(accepted.packet), 1 << 20
@@ -161,10 +161,10 @@ def test_a_chunk_that_announces_a_frame_of_4_gigabytes_is_refused_before_memory_
         with pytest.raises(ProtocolError, match="at most"):
             stream.frame()
 
-    assert peak(refused) < 2 * limit
+    assert peak_memory(refused) < 2 * limit
 
 
-def test_chunks_that_come_before_their_turn_are_kept_up_to_a_limit():
+def test_stream_limits_memory_of_early_chunks():
     opening = key_exchange.Dialler(BOB, LOG, ALICE.public)
     accepted = key_exchange.accept(opening.packet, key_exchange.decode_opening(opening.packet), ALICE, LOG)
     theirs, limit = opening.finish(accepted.packet), 4096
@@ -174,11 +174,11 @@ def test_chunks_that_come_before_their_turn_are_kept_up_to_a_limit():
         header = reliable_stream.DATA_HEADER.pack(reliable_stream.DATA_PACKET, bytes(16), number, 1 << 30, 1)
         stream.packet_in(header + theirs.seal(reliable_stream.DATA, number, bytes(reliable_stream.CHUNK), header), 0.0)
 
-    assert peak(lambda: [send(number) for number in range(1, 200)]) < 4 * (limit + reliable_stream.CHUNK)
+    assert peak_memory(lambda: [send(number) for number in range(1, 200)]) < 4 * (limit + reliable_stream.CHUNK)
 
 
 @pytest.mark.parametrize("size", [2**32 - 1, 0, "more than a frame may have"])
-def test_a_member_that_announces_too_much_loses_its_link_and_nothing_else_happens(tmp_path, size):
+def test_announced_size_beyond_limit_closes_only_that_link(tmp_path, size):
     members = folders(tmp_path, "alice", "mallory")
 
     async def main():
@@ -197,13 +197,13 @@ def test_a_member_that_announces_too_much_loses_its_link_and_nothing_else_happen
                 before["ids"] = ()
                 assert alice.state() == before
                 assert not alice.exchange.peers["mallory"].introduced
-                again = await mallory.introduce(alice)  # it may try again, and is a peer as before
+                again = await mallory.introduce(alice)  # it may connect again as before
                 await mallory.settled(again, alice)
 
     asyncio.run(main())
 
 
-def test_a_model_of_more_values_than_was_agreed_on_never_reaches_the_learning():
+def test_verifier_rejects_model_larger_than_agreed():
     sealer = FrameSigner(BOB, FILE.id, bytes(16), 1)
     door = FrameVerifier({"bob": BOB.public}, ALICE.public, FILE.id, MODEL_LIMIT)
     large = Payload.of(bytes(MODEL_LIMIT + 4))

@@ -54,22 +54,22 @@ from p2pfl.protocols.wire.envelope import HEADER_SIZE, OVERHEAD, FrameSigner, Fr
 from p2pfl.sim.simulation import clock
 
 P = 8  # values of a model
-GROWTH = 50 << 20  # bytes of memory that may be taken and not given back
+GROWTH = 50 << 20  # bytes by which memory may grow
 SESSION = bytes(range(16))
-LATER = 1e9  # seconds; a lease or a promise of then lasts as long as a test
-KEYS = bytes(32), bytes([1]) * 32  # of a link through a broker, in each direction
+LATER = 1e9  # seconds; a lease or promise from then outlasts a test
+KEYS = bytes(32), bytes([1]) * 32  # for each direction of a link through a broker
 ADMISSION, ALICE, BOB, CAROL = (Identity.from_seed(bytes([k]) * 32) for k in range(4))
 FILE = Federation.sign({"name": "test", "rounds": 3, "edges": [["a", "b"]], "task": {"name": "digits"}}, ADMISSION)
 
 
-def grown():
+def make_log():
     log = Membership(FILE)
     for name, identity in (("alice", ALICE), ("bob", BOB), ("carol", CAROL)):
         log.append(ADMISSION, "add", name, identity.public)
     return log
 
 
-LOG = grown()
+LOG = make_log()
 SHAPES = Layout((("weights", (2, 3)), ("bias", (2,))), P)
 START = np.zeros(P, np.float32)
 ENTRIES = Payload.of(encode_entries(np.ones(P, np.float32), np.array([1, 2, 5], np.uint32)))
@@ -105,7 +105,7 @@ MESSAGES = [
     (m.Assigned(1, 1, 3, 1, True), ASSIGNMENT),
 ]
 STAGES = ("prepared", "trained", "merged")
-NASTY = [  # as msgpack
+NASTY = [  # invalid or extreme msgpack
     *(b"\xc1", b"\xc0", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff"),
     *(
         b"\x91" * 40,
@@ -127,7 +127,7 @@ class Mutator:
         self.rng = random.Random(seed)
 
     def changed(self, data, corpus):
-        """Return some bytes with a few changes."""
+        """Return data with a few random changes."""
         changed = bytearray(data)
         for _ in range(self.rng.randint(1, 4)):
             self._change(changed, corpus)
@@ -155,7 +155,7 @@ class Mutator:
                 data[at : at + len(nasty)] = nasty
 
     def fields(self, value):
-        """Return a list of fields with one or two of them changed, at any depth, or left out, or one too many."""
+        """Return fields with one or two changes at any depth: altered, removed or added."""
         changed = list(value)
         for _ in range(self.rng.randint(1, 2)):
             at = self.rng.randrange(len(changed) + 1)
@@ -175,7 +175,7 @@ class Mutator:
         return changed
 
     def plausible(self, body):
-        """Return a message, as a list, whose fields have other values that they may have."""
+        """Return a message, as a list, with other valid values in its fields."""
         share = self.rng.choice((0.1, 0.5))
         return [body[0], *(self._plausible(value) if self.rng.random() < share else value for value in body[1:])]
 
@@ -201,8 +201,8 @@ def pack_value(value):
     return msgspec.msgpack.encode(value)
 
 
-class Wire:
-    """A link over which nothing is carried: what is said over it is counted."""
+class CountingLink:
+    """Link that only counts frames."""
 
     remote, key, session, dialled, direct, joining = "bob", BOB.public, SESSION, False, True, False
     backlog = progress = 0
@@ -219,8 +219,8 @@ class Wire:
     def close(self): ...
 
 
-class Frames:
-    """A node, and bob, a member of its federation who says anything."""
+class FrameFuzzer:
+    """Fuzzer of frames: a node, and bob, a member who sends arbitrary frames."""
 
     def __init__(self, mutator):
         self.mutator = mutator
@@ -251,7 +251,7 @@ class Frames:
                 door=FrameVerifier(keys, ALICE.public, FILE.id, payload_limit(P, True)),
                 agreed={"size": "8"},
                 public_info={"n_samples": 50},
-                options=PeeringOptions(gate=grown()),
+                options=PeeringOptions(gate=make_log()),
             ),
             settings=Settings(),
             n_samples=50,
@@ -262,7 +262,7 @@ class Frames:
         await self.contacts.start(tasks)
         electing.begin()
         await self.exchange.publish(1, "trained", np.ones(P, np.float32), {})
-        self.wire = Wire()
+        self.wire = CountingLink()
         self.sequence = 1000
 
     async def _loss(self, params):
@@ -270,11 +270,11 @@ class Frames:
         return 0.5
 
     def greet(self):
-        """Have bob introduced, whatever he has said before; return whether that is still possible."""
+        """Introduce bob, regardless of earlier frames; return whether that is still possible."""
         self.sequence += 1
         sealer = FrameSigner(BOB, FILE.id, bytes(16), 1, sequence=self.sequence - 1)
         self.contacts.links.received(self.wire, memoryview(b"".join(sealer.seal(m.Hello(), ALICE.public, TERMS, SESSION))))
-        # What was asked of him, so that his answers are looked at.
+        # Pending requests to him, so that his answers are processed.
         peer = self.exchange.peers["bob"]
         peer.requests = {k: asyncio.get_running_loop().create_future() for k in (1, 2)}
         peer.asked = {1: Asked(1, "trained", Copy(tag(START), START, 0))}
@@ -282,9 +282,9 @@ class Frames:
         return peer.introduced
 
     def coordinate(self):
-        """Have alice coordinate, or wait for what bob assigns to her."""
+        """Make alice the coordinator, or let her wait for an assignment of bob."""
         exchange, rng = self.exchange, self.mutator.rng
-        exchange.contacts.final = True  # so that what bob submits makes a round
+        exchange.contacts.final = True  # so that a submission of bob completes a round
         self.votes.ballot = Ballot(Term(LOG.membership_version, 0))
         exchange.electing.begin()
         election = exchange.electing.election
@@ -322,13 +322,13 @@ class Frames:
                 return self.signed([*header[:11], mutator.plausible(header[11])], content)
 
     def signed(self, fields, content):
-        """A frame that bob has signed, as wide as a header is if that can be."""
+        """Return a frame signed by bob, with its header padded to the usual size if possible."""
         used = len(pack_value([*fields, b""]))
         header = pack_value([*fields, bytes(max(0, HEADER_SIZE - used))])[:HEADER_SIZE]
         digest = envelope.Payload.of(content).digest
         return header + BOB.sign(envelope.signed_content(header, digest)) + content
 
-    def one(self):
+    def run_one(self):
         frame = self.frame()
         self.recent.append(frame)
         before = self.exchange.rejected.total()
@@ -336,12 +336,12 @@ class Frames:
         self.seen["frames" if self.exchange.rejected.total() > before else "frames that were taken"] += 1
 
 
-class Stones:
-    """All other places where something comes in: real inputs for each, what is done with them, and the documented errors."""
+class InputFuzzer:
+    """Fuzzer of all other inputs: for each, valid inputs, the function that reads them, and its documented errors."""
 
     def __init__(self, mutator):
         self.mutator = mutator
-        self.log = grown()
+        self.log = make_log()
         self.directory = presence.Directory(self.log)
         self.places = {
             "handshake": (self._steps(), self.step, ProtocolError),
@@ -349,7 +349,7 @@ class Stones:
             "answer": (self._answers(), self.answer, ProtocolError),
             "chunks": (self._packets(), self.chunk, ProtocolError),
             "presence": (self._presences(), lambda data: self.directory.read(BOB.public, data), ProtocolError),
-            "membership": ([LOG.encode(), LOG.after(1, 1 << 20)], lambda data: grown().extend(data), ProtocolError),
+            "membership": ([LOG.encode(), LOG.after(1, 1 << 20)], lambda data: make_log().extend(data), ProtocolError),
             "new entries": ([LOG.encode()], lambda data: Membership(FILE).extend(self.entries(data)), ProtocolError),
             "federation": ([FILE.data], Federation.parse, FederationError),
             "signed federation": ([FILE.data], lambda data: Federation.parse(self.file(data)), FederationError),
@@ -392,7 +392,7 @@ class Stones:
         self.names = list(self.places)
         self.seen = Counter()
 
-    def one(self):
+    def run_one(self):
         name = self.mutator.rng.choice(self.names)
         corpus, take, errors = self.places[name]
         data = self.mutator.changed(self.mutator.rng.choice(corpus), corpus)
@@ -403,7 +403,7 @@ class Stones:
             raise AssertionError(f"{name}: {data.hex()}") from error
         self.seen[name] += 1
 
-    # Real inputs
+    # Valid inputs
 
     def _steps(self):
         challenge = handshake.challenge(self.log)
@@ -437,29 +437,29 @@ class Stones:
     def _certificate(self):
         return make_certificate(BOB)
 
-    # What is done with them
+    # Functions that read them
 
     def step(self, data):
         step = handshake.decode(data)
         if isinstance(step, handshake.Proof):
-            handshake.check(step, grown(), self.challenge, ALICE.public, b"c")
+            handshake.check(step, make_log(), self.challenge, ALICE.public, b"c")
         elif isinstance(step, handshake.Challenge):
             handshake.prove(BOB, self.log, step, ALICE.public, b"c", joining=False)
 
     def opening(self, data):
         opening = key_exchange.decode_opening(self.resigned(data, b"p2pfl broker opening 1\0"))
-        key_exchange.accept(data, opening, ALICE, grown())
+        key_exchange.accept(data, opening, ALICE, make_log())
 
     def answer(self, data):
         self.dialler.finish(self.resigned(data, b"p2pfl broker answer 1\0"))
 
     def resigned(self, data, label):
-        """Half of the inputs are signed anew, as they are."""
+        """Sign half of the inputs again, and leave the others as they are."""
         content = data[SIGNATURE_SIZE:]
         return BOB.sign(label + content) + content if self.mutator.rng.random() < 0.5 else data
 
     def chunk(self, data):
-        """Sealed as it is by the other side, for half of the inputs; the rest is what a broker makes up."""
+        """Feed a stream: half of the inputs as sealed by the other side, the others as forged by a broker."""
         ours, theirs = key_exchange.Sealing(*KEYS, SESSION), key_exchange.Sealing(*KEYS[::-1], SESSION)
         stream = ReliableStream(ours, SESSION, 1 << 16, 0.0)
         if self.mutator.rng.random() < 0.5:
@@ -469,12 +469,12 @@ class Stones:
             sealed = theirs.seal(kind - 1, 0, data[header.size :], bytes(head))
             data = bytes(head) + sealed
         if not data or data[0] not in (1, 2) or len(data) < 17:
-            return  # the transport does not take it for a packet of the link
+            return  # the transport does not pass it to the link
         stream.packet_in(data, 0.0)
         stream.frame()
 
     def entries(self, data):
-        """The log as the admission key has signed it, but for one entry that it has signed with changed fields."""
+        """Return the log with one entry changed and signed again with the admission key."""
         log = msgspec.msgpack.decode(LOG.encode(), type=list[Signed])
         at = self.mutator.rng.randrange(len(log))
         entry = pack_value(self.mutator.fields(plain(log[at].entry)))
@@ -487,7 +487,7 @@ class Stones:
         return content + f"# signature: {signature.hex()}\n".encode()
 
     def word(self, data):
-        """Text, with a right checksum for half of the inputs."""
+        """Return the text, with a valid checksum for half of the inputs."""
         text = data.decode("latin-1")
         if self.mutator.rng.random() < 0.5:
             return text
@@ -502,7 +502,7 @@ class Stones:
 
 
 def resident():
-    """Bytes of memory that this process holds; 0 where that is not told."""
+    """Return the resident memory of this process in bytes; 0 if unknown."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -510,21 +510,21 @@ def resident():
 
 
 def fuzz(seed, most, seconds):
-    """Return how many inputs of each kind there were, and by how many bytes the memory has grown at most."""
+    """Return the number of inputs of each kind, and the maximal growth of memory in bytes."""
     mutator = Mutator(seed)
-    stones, frames = Stones(mutator), Frames(mutator)
+    inputs, frames = InputFuzzer(mutator), FrameFuzzer(mutator)
     before = growth = 0
     until = time.monotonic() + seconds
 
     async def world(count):
-        """One node, and so many inputs, or fewer where nobody can make it listen to bob any more."""
+        """Run one node with `count` inputs, or fewer if it no longer accepts bob."""
         async with asyncio.TaskGroup() as tasks:
             await frames.start(tasks)
             for k in range(count):
                 if k % 50 == 0 and not frames.greet():
                     break
-                frames.one()
-                stones.one()
+                frames.run_one()
+                inputs.run_one()
                 if k % 20 == 0:
                     await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -532,20 +532,20 @@ def fuzz(seed, most, seconds):
             assert set(frames.contacts.peers) == {"bob", "carol"}
             await frames.exchange.close()
 
-    while (done := frames.seen.total() + stones.seen.total()) < most and time.monotonic() < until:
+    while (done := frames.seen.total() + inputs.seen.total()) < most and time.monotonic() < until:
         try:
             clock.run(world(min(1000, (most - done + 1) // 2)))
         except BaseExceptionGroup as group:
             last = [frame.hex() for frame in frames.recent]
             raise AssertionError(f"seed {seed}, one of the last frames: {last}") from group
-        before = before or resident()  # not what is taken once
+        before = before or resident()  # without one-time allocations
         growth = max(growth, resident() - before)
-    return frames.seen + stones.seen, growth
+    return frames.seen + inputs.seen, growth
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")
-def test_whatever_comes_only_documented_errors_come_out():
+def test_fuzzed_inputs_raise_only_documented_errors():
     seen, growth = fuzz(1, 60_000, 240)
     assert seen.total() >= 60_000
     assert min(seen.values()) > 100
@@ -555,7 +555,7 @@ def test_whatever_comes_only_documented_errors_come_out():
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")
-def test_whatever_comes_for_long_only_documented_errors_come_out():
+def test_fuzzed_inputs_for_long_raise_only_documented_errors():
     asked = int(os.environ.get("P2PFL_FUZZ", "0"))
     began = time.monotonic()
     seen, growth = fuzz(random.randrange(1 << 30), asked or 1_000_000, float("inf") if asked else 10)
