@@ -1,4 +1,4 @@
-"""Golden vectors against a reader written from docs/wire-protocol.md alone: contents, and reasons of refusals."""
+"""Golden vectors against a reader written from docs/wire-protocol.md alone: contents, and causes of refusals."""
 
 import ast
 import json
@@ -24,8 +24,8 @@ def vectors():
     ]
 
 
-def judge(vector, run):
-    """Hold what a reader makes of a vector against what is written there."""
+def check_vector(vector, run):
+    """Compare the result of a reader with the expected result of a vector."""
     if "cause" in vector:
         with pytest.raises(RefusedError) as refused:
             run(vector["check"], vector["given"])
@@ -37,32 +37,32 @@ def judge(vector, run):
 
 
 @pytest.mark.parametrize("vector", vectors())
-def test_a_reader_written_from_the_document_agrees_with_a_vector(vector):
-    judge(vector, lambda check, given: wire_reader.CHECKS[check](given))
+def test_reader_agrees_with_vector(vector):
+    check_vector(vector, lambda check, given: wire_reader.CHECKS[check](given))
 
 
-def test_every_check_has_valid_vectors_and_almost_every_one_invalid_ones():
+def test_every_check_has_valid_and_invalid_vectors():
     every = [vector.values[0] for vector in vectors()]
     assert {v["check"] for v in every if "expect" in v} == set(wire_reader.CHECKS)
     cannot_fail = {"layout", "agreed", "topic", "encode"}
     assert {v["check"] for v in every if "cause" in v} == set(wire_reader.CHECKS) - cannot_fail
 
 
-def test_every_cause_of_the_document_that_a_reader_can_find_has_a_vector():
+def test_every_documented_cause_has_a_vector():
     table = (TESTS.parents[1] / "docs" / "wire-protocol.md").read_text().partition("\n## Causes\n")[2].partition("\n## ")[0]
     words = {word for line in table.splitlines() if line.startswith("| `") for word in line.split("|")[1].split("`")[1::2]}
     found = {vector.values[0].get("cause") for vector in vectors()} - {None}
-    assert words - found == {"not introduced"}  # which needs a link that is not introduced
+    assert words - found == {"not introduced"}  # a vector would need a link that is not introduced
     assert found <= words
 
 
-def test_names_of_vectors_are_different():
+def test_vector_names_are_unique():
     for path in VECTORS.glob("*.json"):
         names = [(v["check"], v["name"]) for v in json.loads(path.read_text()).get("vectors", [])]
         assert len(names) == len(set(names)), path.name
 
 
-def imported(path):
+def imported_modules(path):
     for element in ast.walk(ast.parse(path.read_text())):
         if isinstance(element, ast.ImportFrom) and element.module == "tests.conformance":
             yield from (name.name for name in element.names)
@@ -76,11 +76,11 @@ READER = ["wire_reader", "wire_types", "wire_models", "wire_coordination"]
 
 
 @pytest.mark.parametrize("name", ["test_golden", *READER])
-def test_the_reader_and_this_test_import_nothing_of_the_project(name):
+def test_reader_and_this_test_do_not_import_project(name):
     allowed = {*sys.stdlib_module_names, "pytest", "msgpack", "cryptography", "blake3", *READER}
-    assert set(imported(TESTS / f"{name}.py")) <= allowed
+    assert set(imported_modules(TESTS / f"{name}.py")) <= allowed
 
 
-def test_nor_does_anything_that_the_reader_imports():
+def test_loading_reader_does_not_import_project():
     code = f"import sys, tests.conformance.wire_reader; sys.exit(bool(set({sorted(OURS)!r}) & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], cwd=TESTS.parents[1]).returncode == 0

@@ -1,4 +1,4 @@
-"""Modified golden vectors: the reader and the project must judge them alike, or the document has a gap.
+"""Modified golden vectors: the reader and the project must agree on them, or the document has a gap.
 
 Inputs are modified at random from a seed and, for most of them, signed again with the right key. The quick part runs
 with every test. `P2PFL_FUZZ=200000 pytest -m slow tests/conformance/test_golden_changed.py` tries that number of
@@ -20,7 +20,7 @@ from tests.conformance.test_golden import vectors
 from tests.conformance.wire_keys import BY_KEY, KEYS
 from tests.conformance.wire_types import RefusedError, read
 
-# Which of the given fields is changed.
+# The given field that is changed, by check.
 FIELDS = {
     "log": "entries",
     "join": "bytes",
@@ -48,7 +48,7 @@ LABELS = {
     "answer": ("dialled", b"p2pfl broker answer 1\0"),
     "presence": ("key", b"p2pfl presence 1\0"),
 }
-# msgpack of all kinds: shortest and longer formats, and lengths that are announced only.
+# msgpack of all kinds: shortest and longer formats, and announced lengths without content.
 HEX = (
     "c0 c1 c2 c3 dc0001 dd00000001 ddffffffff de0001 dfffffffff c400 c40100 c5000100 c6ffffffff a0 a161 d90161 da000161 "
     "db0000000161 cc05 cd0005 ce00000005 cf0000000000000005 cfffffffffffffffff d0ff d005 d10005 d200000005 "
@@ -56,7 +56,7 @@ HEX = (
     "cb7ff0000000000000 cb8000000000000000 d40100 d6ff00000000 c70001 c7ff01 90 80 91 9190 8181 81a16100 e0 7f 80"
 )
 PIECES = [bytes.fromhex(piece) for piece in HEX.split()]
-LARGEST = 20_000  # characters of a vector that is tried
+LARGEST = 20_000  # characters of a vector; larger ones are left out
 
 
 class Changer:
@@ -85,7 +85,7 @@ class Changer:
         return bytes(changed)
 
     def given(self, check, given):
-        """Return what is given with one field changed."""
+        """Return the given values with one field changed."""
         if check == "federation file":
             return given | {"text": self.file(given["text"])}
         if check in WORDS:
@@ -126,7 +126,7 @@ class Changer:
         return prefix + pack_word(content)
 
     def frame(self, frame):
-        """Change the second half of a header, and sign it anew."""
+        """Change the second half of a header and sign it again."""
         header = (frame[:165] + self.changed(frame[165:215]) + frame[215:256] + bytes(64))[:256]
         try:
             digest = read(header, wire_reader.HEADER)["digest"]
@@ -136,7 +136,7 @@ class Changer:
         return header + signature + frame[320:]
 
     def log(self, data):
-        """Change one entry, and have the admission key sign it."""
+        """Change one entry and sign it with the admission key."""
         try:
             entries = read(data, wire_reader.ENTRIES)
         except RefusedError:
@@ -150,11 +150,11 @@ class Changer:
 
 
 def owner(key):
-    """Return whose key it is, or mallory, who has none of it."""
+    """Return the identity with this public key, or mallory if it is unknown."""
     return BY_KEY.get(bytes.fromhex(key), KEYS["mallory"])
 
 
-def reported(run, check, given):
+def outcome_of(run, check, given):
     try:
         return json.loads(json.dumps(run(check, given)))
     except RefusedError as refused:
@@ -162,7 +162,7 @@ def reported(run, check, given):
 
 
 def repeats_a_key(given):
-    """Return whether terms have the same key twice, of which the document does not say what they mean."""
+    """Return whether terms repeat a key, which the document leaves undefined."""
     keys = []
 
     def pairs(found):
@@ -186,8 +186,8 @@ def compare(seed, times):
         vector = changer.rng.choice(tried)
         check = vector["check"]
         given = changer.given(check, vector["given"])
-        reader = reported(lambda check, given: wire_reader.CHECKS[check](given), check, given)
-        project = reported(wire_project.run, check, given)
+        reader = outcome_of(lambda check, given: wire_reader.CHECKS[check](given), check, given)
+        project = outcome_of(wire_project.run, check, given)
         if reader != project:
             assert check == "terms", (check, given, reader, project)
             assert repeats_a_key(given), (check, given, reader, project)
@@ -196,12 +196,12 @@ def compare(seed, times):
 
 
 @pytest.mark.slow
-def test_changed_vectors_are_judged_alike():
+def test_reader_and_project_agree_on_changed_vectors():
     seen = compare(1, 3000)
     assert seen["accepted"] > 100
     assert len(seen) > 15, seen
 
 
 @pytest.mark.slow
-def test_many_changed_vectors_are_judged_alike():
+def test_reader_and_project_agree_on_many_changed_vectors():
     compare(2, int(os.environ.get("P2PFL_FUZZ", "30000")))

@@ -1,4 +1,4 @@
-"""Golden vectors against this project: it reads them as written, and would write the same now."""
+"""Golden vectors against this project: it reads them as expected, and generates the same files."""
 
 import re
 
@@ -14,7 +14,7 @@ from p2pfl.protocols.transports import handshake, listener, tls, tls_link
 from p2pfl.protocols.wire import envelope, payload
 from p2pfl.protocols.wire import messages as m
 from tests.conformance import wire_project, wire_reader, wire_vectors
-from tests.conformance.test_golden import VECTORS, judge, vectors
+from tests.conformance.test_golden import VECTORS, check_vector, vectors
 
 DOCUMENT = (VECTORS.parent / "wire-protocol.md").read_text()
 
@@ -24,23 +24,23 @@ def section(title):
 
 
 @pytest.mark.parametrize("vector", vectors())
-def test_the_project_agrees_with_a_vector(vector):
-    judge(vector, wire_project.run)
+def test_project_agrees_with_vector(vector):
+    check_vector(vector, wire_project.run)
 
 
-def test_it_does_all_checks():
+def test_project_has_all_checks():
     assert set(wire_project.CHECKS) == set(wire_reader.CHECKS)
 
 
 @pytest.mark.slow
-def test_the_files_are_what_the_code_makes_now():
+def test_vector_files_are_current():
     made = wire_vectors.make()
     assert {path.name for path in VECTORS.iterdir()} == set(made)
     for name, text in made.items():
         assert (VECTORS / name).read_text() == text, f"{name} differs; run scripts/vectors and look at what has changed"
 
 
-def test_the_document_lists_every_message_with_its_fields():
+def test_document_lists_every_message_with_its_fields():
     rows = [row.split("|") for row in section("Messages").splitlines() if row.startswith("| `")]
     fields = {row[1].strip(" `"): re.findall(r"(?:^|; |optional )`(\w+)`", row[2].strip()) for row in rows}
     payloads = {row[1].strip(" `") for row in rows if row[3].strip()}
@@ -49,7 +49,7 @@ def test_the_document_lists_every_message_with_its_fields():
     assert payloads == {kind.__struct_config__.tag for kind in m.WithPayload.__args__}
 
 
-def test_the_figures_of_the_document_are_those_of_the_code():
+def test_limits_in_documents_match_code():
     limits = section("Limits")
     for figure in (
         *(

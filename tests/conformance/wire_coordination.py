@@ -22,7 +22,7 @@ SAID = kinds(MESSAGES)
 
 
 class Voter:
-    """A member that does not stand for election, from its start on."""
+    """Member, from its start, that does not stand for election."""
 
     def __init__(self, given):
         self.me, electorate = given["me"], given["electorate"]
@@ -31,10 +31,10 @@ class Voter:
         )
         self.term, self.vote = given["term"], given["vote"]
         self.coordinator, self.beat = "", 0
-        self.promised = "", given["started"] + PATIENCE  # to whom, until when
-        self.far = {}  # by sender: the latest term that is too far ahead
+        self.promised = "", given["started"] + PATIENCE  # the candidate, and the end of the promise
+        self.far = {}  # by sender: the last term that is too far ahead
 
-    def hear(self, now, sender, said):
+    def receive(self, now, sender, said):
         """Return the answer to a message, or None."""
         if said["membership_version"] != self.membership_version or sender not in self.members or sender == self.me:
             return None
@@ -43,9 +43,9 @@ class Voter:
             expect(sender in self.eligible, "election")
         match said["kind"]:
             case "vote":
-                return self.asked(now, sender, said)
+                return self.on_vote(now, sender, said)
             case "leading":
-                return self.led(now, sender, said)
+                return self.on_leading(now, sender, said)
             case "following":
                 if said["term"] > self.term:
                     self.adopt(said["term"])
@@ -61,7 +61,7 @@ class Voter:
             self.adopt(claims[needed - 1])
         expect(term <= self.term + FURTHEST, "election")
 
-    def asked(self, now, sender, said):
+    def on_vote(self, now, sender, said):
         granted = self.grant(now, sender, said["term"], said["trial"])
         return ["voted", self.membership_version, said["term"] if granted else self.term, said["trial"], granted]
 
@@ -76,7 +76,7 @@ class Voter:
         self.vote = self.vote or sender
         return self.vote == sender
 
-    def led(self, now, sender, said):
+    def on_leading(self, now, sender, said):
         if said["term"] < self.term:
             return ["following", self.membership_version, self.term, 0]
         if said["term"] > self.term:
@@ -95,11 +95,11 @@ class Voter:
 def check_election(given):
     voter, answers = Voter(given), []
     for now, sender, message in given["heard"]:
-        answers.append(voter.hear(now, sender, SAID(message)))
+        answers.append(voter.receive(now, sender, SAID(message)))
     return {"answers": answers, "term": voter.term, "vote": voter.vote, "coordinator": voter.coordinator}
 
 
-# What travels
+# Payloads
 
 
 def both(first, second):
@@ -115,7 +115,7 @@ ASSIGNMENT = both(array_of(both(WORD, number(finite=True)), 65536), EXTRAS)
 
 
 def models(given, number, data):
-    """Return the bytes of some models, and what follows them."""
+    """Return the bytes of `number` models, and the rest."""
     size = 4 * sum(prod(shape) for shape in given["tensors"])
     expect(len(data) >= number * size, "wrong length")
     return [data[k * size : (k + 1) * size] for k in range(number)], data[number * size :]
@@ -146,7 +146,7 @@ def expect_small(values, given):
 
 
 def check_submit(given):
-    """Check a submission of alice's as a node does before it keeps it for its step."""
+    """Check a submission of alice as a node does before it keeps it for its step."""
     said = given["message"]
     term = [said["membership_version"], said["term"]]
     expect(term >= given["term"], "lower term")
@@ -161,7 +161,7 @@ def check_submit(given):
 
 
 def check_assigned(given):
-    """Handle an answer of alice's as a participant does."""
+    """Handle an assignment of alice as a participant does."""
     said, asked = given["message"], given["asked"]
     term = [said["membership_version"], said["term"]]
     expect(term >= given["term"], "lower term")

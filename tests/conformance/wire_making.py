@@ -42,8 +42,8 @@ AGREED = {
 
 
 @contextmanager
-def nothing_random(seed):
-    """Draw what should be random from a seed, so that the same vectors are made each time."""
+def seeded_randomness(seed):
+    """Derive random values from a seed, so that the vectors are reproducible."""
     numbers = count()
 
     def urandom(size):
@@ -60,7 +60,7 @@ def nothing_random(seed):
 
 
 class Vectors:
-    """The vectors of one file."""
+    """Vectors of one file."""
 
     def __init__(self, about):
         self.about = about
@@ -79,7 +79,7 @@ class Vectors:
 
 
 def exact(values):
-    """Return values as float32 has them."""
+    """Return values rounded to float32."""
     return [float(np.float32(value)) for value in values]
 
 
@@ -94,7 +94,7 @@ def flipped(data, at=-1):
 
 
 def federation(**changes):
-    with nothing_random("federation"):
+    with seeded_randomness("federation"):
         return Federation.sign(AGREED | changes, ADMISSION)
 
 

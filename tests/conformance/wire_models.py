@@ -38,7 +38,7 @@ def bits(value):
 
 
 def parameters(codec, sizes, data):
-    """Return the values of a model, and what follows them."""
+    """Return the values of a model, and the rest."""
     count = sum(sizes)
     size = {"float32": 4 * count, "top-k": 4 * count, "int8": 4 * len(sizes) + count}.get(codec, 2 * count)
     expect(len(data) >= size, "wrong length")
@@ -91,7 +91,7 @@ FORMATS = {"f4": "f", "f8": "d", "i8": "q", "u8": "Q"}
 
 
 def follows(data, kind):
-    """Read what comes after the parameters."""
+    """Read the data after the parameters."""
     expect(len(data) <= MIB, "wrong length")
     try:
         return read(data, kind)

@@ -1,4 +1,4 @@
-"""Checks of the golden vectors as in tests/conformance/wire_reader.py, done by the code that nodes run."""
+"""Checks of the golden vectors as in tests/conformance/wire_reader.py, with the code that nodes run."""
 
 import asyncio
 import tempfile
@@ -49,7 +49,7 @@ from tests.conformance.wire_keys import BY_KEY, KEYS, SEEDS
 from tests.conformance.wire_models import more_text
 from tests.conformance.wire_types import RefusedError, plain
 
-# What is refused with words for people, and the cause that docs/wire-protocol.md gives to it.
+# Parts of error messages, and the causes of docs/wire-protocol.md to which they belong.
 WORDS = {
     "has at most": "wrong length",
     "its signature does not hold": "wrong signature",
@@ -198,7 +198,7 @@ def check_certificate(given):
 
 
 class Recorder:
-    """A proof that never ends: the handshake has vectors of its own."""
+    """Proof that never completes; the handshake has its own vectors."""
 
     def __init__(self):
         self.frames = []
@@ -211,8 +211,8 @@ class Recorder:
         return Progress()
 
 
-class Ear:
-    """Hears what a transport says."""
+class Listener:
+    """Handler that records causes of refusals."""
 
     def __init__(self):
         self.causes = []
@@ -225,21 +225,21 @@ class Ear:
 
 def check_frames(given):
     async def feed():
-        ear, recorder = Ear(), Recorder()
+        listener, recorder = Listener(), Recorder()
         gate = log_of({"federation": "00" * 16, "admission": "00" * 32, "log": ""})
         transport = TlsTransport("127.0.0.1:0", KEYS["bob"], gate, given["limit"])
         transport.server_proof = lambda: recorder
-        transport.use(ear)
+        transport.use(listener)
         link = TlsLink(transport)
         link.connection_made(mock.MagicMock())
-        link.trust()  # frames may be as large as the transport says
+        link.trust()  # frames may have the full size
         data = unhex(given["bytes"])
-        while data and not ear.causes:
+        while data and not listener.causes:
             buffer = link.get_buffer(-1)
             taken = min(len(buffer), len(data))
             buffer[:taken], data = data[:taken], data[taken:]
             link.buffer_updated(taken)
-        return ear.causes, recorder.frames
+        return listener.causes, recorder.frames
 
     causes, frames = asyncio.run(feed())
     if causes:
@@ -421,7 +421,7 @@ def check_model(given):
 
 
 def check_update(given):
-    """Have an exchange take an answer to what it has asked."""
+    """Pass the answer to a request to an exchange."""
     return asyncio.run(_update(given))
 
 
@@ -456,7 +456,7 @@ async def _update(given):
     try:
         exchange.handle(peer, Opened("alice", message, memoryview(unhex(given["payload"])), 1))
     except ProtocolError:
-        assert answer.result() is None  # nobody waits for it any more
+        assert answer.result() is None  # the request has ended
         raise
     return {"values": answer.result().params.tolist()}
 
@@ -472,7 +472,7 @@ CHECKS = wire_project_coordination.CHECKS | {
 
 
 def run(check, given):
-    """Do a check; whatever is refused is refused with its cause."""
+    """Run a check; raise a refusal with its cause."""
     try:
         return CHECKS[check](given)
     except ProtocolError as error:

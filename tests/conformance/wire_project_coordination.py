@@ -1,4 +1,4 @@
-"""Checks of elections and coordinated rounds, done by the code that nodes run."""
+"""Checks of elections and coordinated rounds, with the code that nodes run."""
 
 from math import prod
 from types import SimpleNamespace
@@ -68,7 +68,7 @@ def check_assignment(given):
 
 
 def exchange_of(given):
-    """Return bob's exchange, to which alice has introduced herself, and which knows who coordinates in which term."""
+    """Return bob's exchange after alice's introduction, with the given term and coordinator."""
     layout = Layout((("model", (size_of(given),)),), size_of(given))
     alice, bob = KEYS["alice"], KEYS["bob"]
     term = Term(*given["term"])
@@ -98,7 +98,7 @@ def exchange_of(given):
 
 
 def check_submit(given):
-    """Have bob, who may be the coordinator, take a submission of alice's."""
+    """Pass a submission of alice to bob, who may be the coordinator."""
     exchange, election = exchange_of(given)
     if given["coordinates"]:
         election.role = "coordinator"
@@ -110,7 +110,7 @@ def check_submit(given):
 
 
 def check_assigned(given):
-    """Have bob, who waits for an assignment, take what alice says."""
+    """Pass an assignment of alice to bob, who waits for one."""
     asked, answers = given["asked"], []
     exchange, election = exchange_of(given)
     if given["follows"]:
@@ -123,7 +123,7 @@ def check_assigned(given):
         handle(exchange, m.Assigned(**given["message"]), given)
     except ProtocolError as error:
         unusable = error.cause in ("wrong length", "malformed", "not finite", "too large")
-        if answers != [None] * unusable:  # it ends the waiting; what somebody else says does not
+        if answers != [None] * unusable:  # an invalid assignment ends the wait; a message of another member does not
             raise AssertionError(answers) from error
         raise
     if not answers:

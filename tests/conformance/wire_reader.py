@@ -256,7 +256,7 @@ def check_log(given):
     }
 
 
-# Becoming a member
+# Admission
 
 
 def word(line, prefix):
@@ -531,7 +531,7 @@ CHUNK = 261632
 
 
 class Receiver:
-    """One direction of a link."""
+    """Receiving side of a link."""
 
     def __init__(self, link, key, limit):
         self.link, self.limit = link, limit
@@ -591,7 +591,7 @@ class Receiver:
 
 
 def patterned(link, key, size, expected):
-    """Make the first packet of a frame of which byte i is i mod 251."""
+    """Return the first packet of a frame whose byte i is i mod 251."""
     header = b"\1" + link + struct.pack(">QII", 0, size, 0)
     chunk = bytes(i % 251 for i in range(min(size, CHUNK)))
     packet = header + ChaCha20Poly1305(key).encrypt(bytes(12), chunk, header)
@@ -710,7 +710,7 @@ class FrameVerifier:
         self.members = [bytes.fromhex(key) for key in given["members"]]
         self.session, self.link = bytes.fromhex(given["session"]), bytes.fromhex(given["link"])
         self.limit = given["limit"]
-        self.seen = {}  # by key: the greatest incarnation, and the sequence numbers of it
+        self.seen = {}  # by key: the highest incarnation and its sequence numbers
 
     def open(self, frame):
         expect(320 <= len(frame) <= 320 + self.limit, "wrong length")
@@ -741,7 +741,7 @@ class FrameVerifier:
 
 
 def check_conflict(given):
-    """Tests of the evidence that a node is shown: a frame of its own key."""
+    """Check the evidence that a node receives: a frame signed with its own key."""
     evidence = bytes.fromhex(given["evidence"])
     expect(len(evidence) == 320, "wrong length")
     head, signature = evidence[:256], evidence[256:]

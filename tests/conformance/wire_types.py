@@ -16,7 +16,7 @@ class RefusedError(Exception):
     def __init__(self, cause, membership_version=None):
         super().__init__(cause)
         self.cause = cause
-        self.membership_version = membership_version  # of a membership log: what is known afterwards
+        self.membership_version = membership_version  # the membership version after a refused log
 
 
 def expect(holds, cause):
@@ -48,7 +48,7 @@ def signed(key, signature, data):
     return True
 
 
-# msgpack: a type is a function that returns a value of it, or refuses as malformed
+# msgpack: a type is a function that returns the value or refuses it as malformed
 
 
 def integer(least, most):
@@ -131,7 +131,7 @@ def map_of(key, kind, most):
 
 
 def structure(fields, optional=None):
-    """An array of fields in order; the last ones may have defaults."""
+    """Type of an array of fields in order; the last ones may have defaults."""
     optional = optional or {}
     needed = len(fields) - len(optional)
 
@@ -144,7 +144,7 @@ def structure(fields, optional=None):
 
 
 def kinds(table):
-    """An array whose first element says which structure the others make."""
+    """Type of an array whose first element selects the structure of the others."""
 
     def check(value):
         expect(type(value) is list and value and type(value[0]) is str and value[0] in table, "malformed")
@@ -165,7 +165,7 @@ U32 = integer(0, 2**32 - 1)
 B16, B32, B64 = blob(16), blob(32), blob(64)
 WORD = text(64, 1)
 
-# As it is written in the files of vectors
+# Values as in the vector files
 
 
 def without_kind(fields):
@@ -173,7 +173,7 @@ def without_kind(fields):
 
 
 def plain(value):
-    """Return a value as it is written in the files of vectors."""
+    """Return a value as written in the vector files."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, dict):

@@ -54,8 +54,8 @@ from tests.conformance.wire_making import (
     federation,
     flipped,
     grown,
-    nothing_random,
     pack,
+    seeded_randomness,
     signed_file,
 )
 from tests.conformance.wire_vectors_coordination import WRONG_MESSAGES, coordination_messages, coordination_vectors
@@ -105,7 +105,7 @@ def federation_vectors() -> Vectors:
         ("a name of 65 characters", "malformed", "no name", signed_file(f'{key}name = "{"x" * 65}"\nnonce = ""\n')),
         ("no name", "malformed", "name is missing", signed_file(f'{key}nonce = ""\n')),
     ]
-    refused.append(("a key of small order", "wrong signature", "no signature holds with it", file_of_no_secret()))
+    refused.append(("a key of small order", "wrong signature", "no signature holds with it", file_with_weak_key()))
     for name, cause, why, wrong in refused:
         v.bad(name, "federation file", cause, why, text=wrong)
     v.good("of 65,536 bytes", "federation file", **filled(content, 65_536))
@@ -141,13 +141,13 @@ def federation_vectors() -> Vectors:
 
 
 def filled(content, size):
-    """Return a signed file of so many bytes: line feeds in front, which are not written down."""
+    """Return a signed file of the given size, with line feeds in front that the vector omits."""
     more = size - len(signed_file(content).encode())
     return {"text": signed_file("\n" * more + content).lstrip("\n"), "filled": more}
 
 
-def file_of_no_secret():
-    """Return a file whose signature is one for a library, by an admission key of order 8."""
+def file_with_weak_key():
+    """Return a file with an admission key of order 8, whose signature a library accepts."""
 
     def content(k):
         return f'admission = "{SMALL_ORDER[4].hex()}"\nnonce = ""\nname = "x{k}"\n'
@@ -166,7 +166,7 @@ def upper(text):
 
 
 def entry(log, action="add", name="dave", key=DAVE.public, role="participant", by=ADMISSION, **changes):
-    """Return a signed entry that follows a log, with some fields changed; `extra` are more of them."""
+    """Return a signed entry that follows a log, with changed fields and additional fields `extra`."""
     extra = changes.pop("extra", [])
     entries = msgspec.msgpack.decode(log.encode(), type=list[msgspec.Raw])
     last = sha256(entries[-1]).digest() if entries else bytes(32)
@@ -313,7 +313,7 @@ def longer_formats(one):
     return b"\xdc\x00\x02" + b"\xc6" + len(content).to_bytes(4, "big") + content + b"\xc5\x00\x40" + signature
 
 
-# Becoming a member
+# Admission
 
 
 def joining_vectors() -> Vectors:
@@ -481,7 +481,7 @@ def inviter_vectors(v, secret, join):
 
 
 class NoSecret:
-    """Signs by the key of order 1, as a library sees it; so can anybody."""
+    """Identity with the key of order 1, for which a library accepts signatures without a secret."""
 
     public = SMALL_ORDER[0]
 
@@ -492,7 +492,7 @@ class NoSecret:
 
 def tls_vectors() -> Vectors:
     v = Vectors("What the two ends of a TLS connection show and say, from the certificate to the session.")
-    with nothing_random("tls"):
+    with seeded_randomness("tls"):
         certificate = make_certificate(BOB)
         challenge = handshake.challenge(LOG)
         proof, _ = handshake.prove(ALICE, LOG, challenge, BOB.public, certificate, joining=False)
@@ -562,7 +562,7 @@ def proof_vectors(v, certificate, challenge):
     base["challenge"] = said.hex()
 
     def proof(identity=ALICE, log=LOG, joining=False, server=BOB.public, shown=certificate, answers=challenge):
-        with nothing_random("proof"):
+        with seeded_randomness("proof"):
             return handshake.prove(identity, log, answers, server, shown, joining=joining)[0]
 
     def good(name, proof, **changes):
@@ -628,7 +628,7 @@ def broker_vectors() -> Vectors:
     v.good(
         "where alice publishes for bob", "topic", federation=ID.hex(), sender=ALICE.public.hex(), recipient=BOB.public.hex()
     )
-    with nothing_random("broker"):
+    with seeded_randomness("broker"):
         link, ephemeral = os.urandom(16), key_exchange.X25519PrivateKey.generate()
         dialler = key_exchange.Dialler(ALICE, LOG, BOB.public, id=link, private=ephemeral)
         opening = key_exchange.decode_opening(dialler.packet)
@@ -671,7 +671,7 @@ def opening_vectors(v, dialler, newcomer, news, stranger):
     bad("another listener", "other recipient", "meant for carol", changed(listener=CAROL.public))
     bad("signed by another key", "wrong proof", "mallory's", changed(MALLORY))
     bad("a changed signature", "wrong proof", "its first byte", flipped(dialler.packet, 0))
-    bad("a changed membership version", "wrong proof", "not what was signed", changed_byte_of_epoch(dialler.packet))
+    bad("a changed membership version", "wrong proof", "not what was signed", with_changed_version(dialler.packet))
     bad("a point of small order", "malformed", "its secret would be known to everyone", changed(ephemeral=bytes(32)))
     bad("no signature", "malformed", "64 bytes", dialler.packet[:64])
     good("as many entries as there may be, which nobody needs", changed(entries=bytes(3500)))
@@ -684,8 +684,8 @@ def opening_vectors(v, dialler, newcomer, news, stranger):
     bad("forged news of itself", "membership", "not signed by the admission key", packet, **dave)
 
 
-def changed_byte_of_epoch(packet):
-    """The membership version is the last but two bytes: entries of no bytes follow."""
+def with_changed_version(packet):
+    """Change the membership version, the third byte from the end; the empty entries follow it."""
     return packet[:-3] + bytes([packet[-3] + 1]) + packet[-2:]
 
 
@@ -1070,7 +1070,7 @@ def plain_fields(message):
 def raw_frame(
     message, payload=EMPTY, *, by=ALICE, version=b"\x06", body=None, pad=b"\0", term=0, layout=LAYOUT, short=0, label=None
 ):
-    """Return a frame of alice's to bob, put together by hand, signed by `by`."""
+    """Return a frame from alice to bob, assembled by hand and signed by `by`."""
     fields = [ID, ALICE.public, BOB.public, SESSION, 2, 1, term, layout, payload.size, payload.digest]
     start = b"\x9d" + version + b"".join(pack(field) for field in fields) + (pack(message) if body is None else body)
     left = 256 - len(start) - 2 - short
@@ -1084,7 +1084,7 @@ ORDER = 2**252 + 27742317777372353535851937790883648493
 
 
 def not_reduced(frame):
-    """Add the group's order to the scalar of a signature, which some implementations of Ed25519 take for the same."""
+    """Add the group order to the scalar of a signature, which some implementations of Ed25519 accept."""
     scalar = int.from_bytes(frame[288:320], "little") + ORDER
     return frame[:288] + scalar.to_bytes(32, "little") + frame[320:]
 
@@ -1144,7 +1144,7 @@ def terms_vectors(v):
 
 
 def terms_of(size, full):
-    """Return terms of so many bytes, which are as they should be in all else."""
+    """Return terms of the given size, valid in all other respects."""
     agreed = {f"{k:064}": "" for k in range(128)}
     left = size - len(pack(full | {"agreed": agreed}))
     texts = ["é" * (k // 2) + "x" * (k % 2) for k in range(511, -1, -1)]
@@ -1175,7 +1175,7 @@ MAKERS: dict[str, Callable[[], Vectors]] = {
 
 
 def make() -> dict[str, str]:
-    """Return the text of every file, by its name."""
+    """Return the text of every file by name."""
     return {"keys.json": key_file()} | {f"{name}.json": maker().text() for name, maker in MAKERS.items()}
 
 

@@ -18,7 +18,7 @@ def floats(values):
 
 
 def coordination_messages():
-    """Return every message of these kinds, with its payload."""
+    """Return each message of these kinds with its payload."""
     submission = Payload.of(floats(VALUES), encode_submission(EXTRAS, PREVIOUS))
     assignment = Payload.of(floats(VALUES), encode_assignment({"alice": 0.5, "bob": 0.5}, PREVIOUS))
     return [
