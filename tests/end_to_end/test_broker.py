@@ -1,4 +1,4 @@
-"""Node processes at a broker: rounds through it, its death and return, direct links, and the data that it sees."""
+"""Node processes at a broker: rounds through it, its restart, direct links, and the data that it sees."""
 
 import asyncio
 import re
@@ -28,11 +28,11 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 ABC = ("alice", "bob", "carol")
-NOWHERE = 'advertise=["127.0.0.1:9"]'  # where nobody answers
-SLOW, SLOW_BUFFER = 1_500_000, 1 << 16  # bytes per second, and bytes that may be on their way
+NOWHERE = 'advertise=["127.0.0.1:9"]'  # an address without a listener
+SLOW, SLOW_BUFFER = 1_500_000, 1 << 16  # bytes per second, and bytes in flight
 LARGE, MIDDLE, SMALL = 5_000_000, 2_000_000, 100_000  # parameters
 
-# Every value is halved, and then node k adds k + 1: with all three, it comes ever closer to four.
+# Node k halves every value and adds k + 1; with all three nodes, values converge to four.
 TASK = """
 import time
 import numpy as np
@@ -84,7 +84,7 @@ name = "random"
 
 
 class Home(Processes):
-    """Nodes that know no address of each other, with what they have printed in files."""
+    """Nodes that know no address of each other and write their output to files."""
 
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}  # noqa: RUF012
 
@@ -105,7 +105,7 @@ class Home(Processes):
         self.folders[name] = folder
 
     def command(self, *words, given=None):
-        """Run a command to its end; return what it printed."""
+        """Run a command to its end; return its output."""
         command = [sys.executable, "-m", "p2pfl.node", *words]
         return subprocess.run(
             command, input=given, capture_output=True, text=True, cwd=self.cwd, env=self.env, timeout=60, check=True
@@ -118,14 +118,14 @@ class Home(Processes):
         return self.log(name).read_text()
 
     def links(self):
-        """Return the way in which each node reaches each other node."""
+        """Return the kind of link between each pair of nodes."""
         return {(name, peer["name"]): peer["link"] for name in self.names for peer in self.status(name)["peers"]}
 
     def last(self, name):
         return (self.status(name)["history"] or [{"round": 0, "models": 0, "weights": {}}])[-1]
 
     def together(self, after=0):
-        """Return whether each node's last round is later than a given one and had models of all."""
+        """Return whether the last round of each node is later than `after` and includes models of all nodes."""
         return all(
             set(self.last(name)["weights"]) == set(self.names) and self.last(name)["round"] > after for name in self.names
         )
@@ -133,7 +133,7 @@ class Home(Processes):
 
 @contextmanager
 def home(root, names=ABC, rounds=100_000, size=SMALL, options=""):
-    """Make a federation, whose nodes are still to be started."""
+    """Create a federation whose nodes are not started yet."""
     (root / "halving.py").write_text(TASK)
     toml = TOML.format(rounds=rounds, members=len(names), options=f"size = {size}\n{options}")
     federation = Home(root, names, toml, cwd=root, path=root)
@@ -153,7 +153,7 @@ def broker(request):
 
 
 @pytest.mark.parametrize(("broker", "size"), [("mosquitto", LARGE), ("amqtt", MIDDLE)], indirect=["broker"])
-def test_models_of_five_million_parameters_are_exchanged_through_a_broker(tmp_path, broker, size):
+def test_broker_carries_models_of_millions_of_parameters(tmp_path, broker, size):
     with home(tmp_path, rounds=3, size=size) as federation:
         federation.start(changes=[f"broker={broker.url}", NOWHERE])
         federation.until(federation.together, "all learn together")
@@ -171,8 +171,8 @@ def test_models_of_five_million_parameters_are_exchanged_through_a_broker(tmp_pa
 
 
 @contextmanager
-def rounds_watched(federation):
-    """Look at the checkpoints all the time; yield the rounds that were seen, by name."""
+def watch_rounds(federation):
+    """Poll the checkpoints in another thread; yield their rounds by node name."""
     seen, done = {name: [] for name in federation.names}, threading.Event()
 
     def look():
@@ -190,13 +190,13 @@ def rounds_watched(federation):
         thread.join()
 
 
-def test_a_broker_that_is_killed_in_the_middle_of_an_exchange_costs_no_round(tmp_path):
+def test_broker_killed_during_exchange_costs_no_round(tmp_path):
     with brokers.mosquitto() as broker, home(tmp_path, size=MIDDLE) as federation:
         federation.start(changes=[f"broker={broker.url}", NOWHERE])
         federation.until(lambda: federation.together(1), "all learn together")
 
         def published():
-            """The newest round of which everybody has published its model."""
+            """Return the newest round for which all nodes have published a model."""
             kept = [federation.checkpoint(name) for name in ABC]
             return min(max((model.round for model in each.outbox), default=0) for each in kept)
 
@@ -204,7 +204,7 @@ def test_a_broker_that_is_killed_in_the_middle_of_an_exchange_costs_no_round(tmp
         kept = {name: federation.checkpoint(name).round for name in ABC}
         broker.kill()
         round = published()
-        with rounds_watched(federation) as seen:
+        with watch_rounds(federation) as seen:
             for name in ABC:
                 federation.until(lambda name=name: federation.last(name)["round"] >= round, f"{name} goes on alone")
             federation.until(lambda: all(federation.status(name)["broker"] for name in ABC), "all miss the broker")
@@ -221,14 +221,14 @@ def test_a_broker_that_is_killed_in_the_middle_of_an_exchange_costs_no_round(tmp
             rounds = [row["round"] for row in federation.status(name)["history"]]
             assert rounds[:round] == list(range(1, round + 1))
             assert rounds == sorted(set(rounds))
-            assert min(seen[name]) >= kept[name]  # who is alone ahead may go back, but not to what was done with others
-            assert federation.running[name].poll() is None  # nobody was started again, nor has ended
+            assert min(seen[name]) >= kept[name]  # a node ahead alone may return, but not to rounds done with others
+            assert federation.running[name].poll() is None  # no node has ended
             assert federation.status(name)["broker"] == ""
             assert f"the broker at 127.0.0.1:{broker.port} does not answer: " in federation.printed(name)
             assert "Traceback" not in federation.printed(name)
 
 
-def test_members_that_can_reach_each_other_need_the_broker_no_more_once_they_have_met(tmp_path):
+def test_members_with_direct_links_do_not_need_broker(tmp_path):
     with brokers.mosquitto() as broker, home(tmp_path) as federation:
         federation.start(changes=[f"broker={broker.url}"])
         federation.until(lambda: list(federation.links().values()) == ["direct"] * 6, "all have direct links")
@@ -245,7 +245,7 @@ def test_members_that_can_reach_each_other_need_the_broker_no_more_once_they_hav
             assert not re.search("^without", without, re.MULTILINE)
 
 
-def test_who_cannot_be_reached_is_reached_through_the_broker_while_the_others_talk_directly(tmp_path):
+def test_unreachable_node_uses_broker_and_others_direct_links(tmp_path):
     with brokers.mosquitto() as broker, home(tmp_path) as federation:
         ports = {name: config.load(federation.folders[name]).listen for name in ABC}
         for name, other in (("alice", "bob"), ("bob", "alice"), ("carol", None)):
@@ -265,7 +265,7 @@ DENYING = {
 
 
 @pytest.mark.parametrize("what", DENYING)
-def test_a_broker_that_denies_publishing_is_reported(tmp_path, what):
+def test_broker_that_denies_publishing_is_reported(tmp_path, what):
     names = ABC[:2]
     with (
         brokers.mosquitto(["acl_file {folder}/rules"], {"rules": DENYING[what]}) as broker,
@@ -287,14 +287,14 @@ def test_a_broker_that_denies_publishing_is_reported(tmp_path, what):
             assert federation.status(name)["round"] == 0
 
 
-class Wire:
-    """Stands between a node and another one, or a broker, and keeps all that passes.
+class Relay:
+    """Relay between a node and another node or a broker; records all data.
 
     Args:
-        rate: bytes per second, in each direction, of each connection.
+        rate: bytes per second, per connection and direction.
 
     Attributes:
-        port: where it is dialled.
+        port: port to dial.
     """
 
     def __init__(self, port, rate=inf):
@@ -329,7 +329,7 @@ class Wire:
         with suppress(OSError):
             while data := here.recv(1 << 16):
                 kept += data
-                time.sleep(len(data) / self._rate)  # of real time: it is what it takes
+                time.sleep(len(data) / self._rate)  # of real time, to limit the rate
                 there.sendall(data)
         with suppress(OSError):
             there.shutdown(socket.SHUT_WR)
@@ -340,8 +340,8 @@ class Wire:
 
 
 @contextmanager
-def subscribed_to_everything(port):
-    """A client of the broker's own; yield the list of what it is told, as (topic, content)."""
+def subscribe_to_all_topics(port):
+    """Subscribe to all topics of the broker; yield the list of received (topic, content)."""
     seen, ready, loop = [], threading.Event(), asyncio.new_event_loop()
 
     async def listen():
@@ -370,17 +370,17 @@ def subscribed_to_everything(port):
 
 
 def secrets(folder):
-    """The private keys in a node's folder: raw, in hexadecimal digits, and as in their files."""
+    """Yield the private keys in a node's folder: raw, in hexadecimal digits, and as in their files."""
     for path in folder.glob("*.pem"):
         pem = Identity.load(path).private_pem()
         raw = load_pem_private_key(pem, None).private_bytes_raw()
         yield from (raw, raw.hex().encode(), pem.splitlines()[1])
 
 
-def test_who_reads_along_at_a_broker_learns_no_model_and_no_secret_of_those_who_meet_there_or_join(tmp_path):
+def test_eavesdropper_at_broker_sees_no_model_and_no_secret(tmp_path):
     names = ABC[:2]
-    with brokers.mosquitto() as broker, subscribed_to_everything(broker.port) as told:
-        wire = Wire(broker.port)
+    with brokers.mosquitto() as broker, subscribe_to_all_topics(broker.port) as told:
+        wire = Relay(broker.port)
         url = f"mqtt://127.0.0.1:{wire.port}"
         with home(tmp_path, names, options="first = 1.2345\nconstant = true") as federation:
             federation.start(changes=[f"broker={url}", NOWHERE])
@@ -413,11 +413,11 @@ def test_who_reads_along_at_a_broker_learns_no_model_and_no_secret_of_those_who_
 
 @pytest.mark.alone
 @pytest.mark.parametrize("way", ["directly", "through a broker"])
-def test_a_model_that_is_long_on_its_way_is_not_taken_for_silence(tmp_path, way):
+def test_slow_model_transfer_is_not_treated_as_silence(tmp_path, way):
     names = ABC[:2]
     with home(tmp_path, names, rounds=1, size=MIDDLE) as federation, brokers.mosquitto() as broker:
         _, port = split_address(config.load(federation.folders["bob"]).listen)
-        wire = Wire(port if way == "directly" else broker.port, SLOW)
+        wire = Relay(port if way == "directly" else broker.port, SLOW)
         if way == "directly":
             federation.start("alice", changes=[f'addresses={{ bob = "127.0.0.1:{wire.port}" }}'])
             federation.start("bob")

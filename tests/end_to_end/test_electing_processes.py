@@ -40,7 +40,7 @@ from p2pfl.policies.fedpref import FedPref
 
 @dataclass
 class Traced(FedPref):
-    '''FedPref that begins no round before a file says so, and keeps with its state when it was assigned a model.'''
+    '''FedPref that waits for a file before each round, and keeps the rounds with an assigned model in its state.'''
 
     applied: list = field(default_factory=list, init=False)
 
@@ -71,52 +71,52 @@ def cluster_of(previous):
     return "".join(str(int(part)) for part in previous["cluster"])
 
 
-def restored(checkpoint):
-    """Return the cluster and the trace that a node has on its disk."""
+def policy_state_of(checkpoint):
+    """Return the cluster of a checkpoint and its rounds with an assigned model."""
     state = msgspec.msgpack.decode(checkpoint.policy_state)
     policy = FedPref()
     policy.restore(state)
     return cluster_of(policy.previous), state.get("applied")
 
 
-def same_as_simulated(federation, rounds):
+def assert_same_as_simulated(federation, rounds):
     result = simulated(rounds, len(federation.names))
     for name in federation.names:
         node, kept = result.nodes[name], federation.checkpoint(name)
         assert kept.params == node.me.params.tobytes()
         assert kept.early_stopping["best"] == node.early_stopping.best.tobytes()
-        assert restored(kept)[0] == cluster_of(node.policy.previous)
+        assert policy_state_of(kept)[0] == cluster_of(node.policy.previous)
         status = federation.status(name)
         assert status["deadlines_expired"] == 0
         assert not status["election"]["problem"] or status["state"] == "finished"
 
 
 @pytest.mark.slow
-def test_an_elected_coordinator_in_processes_gives_what_the_simulator_gives(tmp_path):
+def test_processes_with_elected_coordinator_match_simulator(tmp_path):
     with processes(tmp_path, NAMES, f"rounds = 8\n{SETTINGS.format(policy='fedpref')}") as federation:
         federation.start()
         printed = federation.wait()
-        same_as_simulated(federation, 8)
+        assert_same_as_simulated(federation, 8)
         votes = [msgspec.msgpack.decode(read_sealed(federation.folders[n] / config.VOTE, MAGIC), type=Ballot) for n in NAMES]
-        assert {ballot.term.membership_version for ballot in votes} == {5}  # of the membership log: five were let in
+        assert {ballot.term.membership_version for ballot in votes} == {5}  # of the membership log: it has five members
         assert all(" coordinates, in term 5." in text for text in printed.values())
 
 
 @pytest.mark.slow
-def test_it_does_so_through_a_broker_alone(tmp_path):
+def test_processes_through_broker_alone_match_simulator(tmp_path):
     with amqtt() as broker:
         settings = SETTINGS.format(policy="fedpref").replace("members = 5", "members = 3")
         toml = f'rounds = 8\nbroker = "{broker.url}"\ndirect = false\n{settings}'
         with processes(tmp_path, NAMES[:3], toml) as federation:
             federation.start()
             federation.wait()
-            same_as_simulated(federation, 8)
+            assert_same_as_simulated(federation, 8)
             assert {peer["link"] for peer in federation.status("node-0")["peers"]} <= {"broker", ""}
 
 
 @pytest.mark.slow
-def test_the_coordinator_may_be_killed_three_times(tmp_path):
-    """A killed node misses rounds until it is back, and no other node does; the clusters equal those without a kill."""
+def test_coordinator_killed_three_times_costs_only_rounds(tmp_path):
+    """Only the killed node misses rounds, until it is back; the clusters equal those of an undisturbed run."""
     rounds, killed = 24, []
     (tmp_path / "traced.py").write_text(TRACED)
     (tmp_path / "allowed").write_text("0")
@@ -142,12 +142,12 @@ def test_the_coordinator_may_be_killed_three_times(tmp_path):
 
         federation.start()
         agreed(NAMES)
-        for last in (3, 9, 15):  # before the clusters split, and after
+        for last in (3, 9, 15):  # before and after the clusters split
             allow(last)
             done(NAMES, last)
             lost = agreed(NAMES)
             others = [name for name in NAMES if name != lost]
-            allow(last + 2)  # in the middle of whatever it does then
+            allow(last + 2)  # at any point of its round
             federation.signal(lost, signal.SIGKILL)
             federation.wait(lost)
             killed.append(lost)
@@ -155,14 +155,14 @@ def test_the_coordinator_may_be_killed_three_times(tmp_path):
             done(others, last + 2)
             federation.start(lost)
             agreed(NAMES)
-            done(NAMES, last + 2)  # alone, and as far as the others
+            done(NAMES, last + 2)  # the killed node catches up alone
             allow(last + 4)
             done(NAMES, last + 4)
         allow(rounds)
         federation.wait()
         assert [process.returncode for process in federation.running.values()] == [0] * 5
         statuses = {name: federation.status(name) for name in NAMES}
-        kept = {name: restored(federation.checkpoint(name)) for name in NAMES}
+        kept = {name: policy_state_of(federation.checkpoint(name)) for name in NAMES}
 
     undisturbed = simulated(rounds)
     for name in NAMES:

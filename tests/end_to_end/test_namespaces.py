@@ -1,4 +1,4 @@
-"""Nodes on separate machines at one switch: discovery, network cuts, moves, and confidentiality."""
+"""Nodes on separate machines at one switch: discovery, partitions, address changes, and confidentiality."""
 
 import json
 import os
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 NAMES = {1: "laptop", 2: "pi-1", 3: "pi-2"}
 ALL = set(NAMES.values())
-LEARNING = 240  # seconds of real time after which something has gone wrong
+LEARNING = 240  # seconds of real time before a test fails
 
-# A model that never changes, and takes a while to train: what is tested is the network.
+# A model that never changes and takes a while to train; only the network is tested.
 CONSTANT = """
 import time
 import numpy as np
@@ -58,7 +58,7 @@ def constant(part, seed):
 
 
 class Homes:
-    """A laptop and two Pis, each a node in a folder of its own.
+    """Laptop and two Pis, each with a node in its own folder.
 
     Attributes:
         running: processes of nodes, by name.
@@ -71,7 +71,7 @@ class Homes:
         self._here = {"cwd": root, "env": os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}}
 
     def do(self, i, commands):
-        """Do what a user types at a machine; the last line may run a node, which goes on."""
+        """Run commands on a machine; if the last one runs a node, it continues in the background."""
         *lines, last = commands.strip().splitlines()
         if last.startswith("p2pfl-node run "):
             self._do(i, lines)
@@ -90,10 +90,11 @@ class Homes:
         self.until(lambda: self.net.listens(i, 4100), f"{name} listens")
 
     def federate(self, *changes, seconds=(0.1, 0.1, 0.1)):
-        """Make nodes of the constant model that go on for ever, with changes of what they agree on.
+        """Create and start nodes with the constant model and practically unlimited rounds.
 
         Args:
-            seconds: that the model of each takes to train.
+            changes: changes of the agreed settings.
+            seconds: training time of the model of each node.
         """
         for i, name in NAMES.items():
             self.do(i, f"p2pfl-node init {name} --task constant:constant --policy random")
@@ -118,7 +119,7 @@ class Homes:
         return {peer["name"]: peer for peer in self.status(name)["peers"]}
 
     def partners(self, name):
-        """Return the nodes whose models counted in a node's last round, itself included."""
+        """Return the nodes whose models were averaged in a node's last round, itself included."""
         history = self.status(name)["history"]
         return set(history[-1]["weights"]) if history else set()
 
@@ -130,7 +131,7 @@ class Homes:
         self.until(lambda: all(now >= begun[name] + count for name, now in self.rounds().items()), what)
 
     def until(self, condition, what):
-        """Wait for something that nodes do; return how many seconds it took."""
+        """Wait for a condition while all nodes run; return the seconds that it took."""
 
         def check():
             for name, process in self.running.items():
@@ -173,7 +174,7 @@ socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(bytes.fromhex(sys.argv[1
 
 
 @pytest.mark.parametrize("rules", [True, False])
-def test_machines_are_cut_off_by_a_partition_and_reached_again_when_it_heals(rules):
+def test_partition_cuts_machines_off_until_it_heals(rules):
     with machines(3, rules) as net, net.start(2, [sys.executable, "-c", LISTEN], stdout=-1) as listener:
         try:
             assert listener.stdout.readline() == b"listening\n"
@@ -191,7 +192,7 @@ def test_machines_are_cut_off_by_a_partition_and_reached_again_when_it_heals(rul
             listener.kill()
 
 
-def test_the_readme_federates_two_machines(tmp_path):
+def test_readme_federates_two_machines(tmp_path):
     with homes(tmp_path) as federation:
         federation.do(1, readme.block("federation create laptop"))
         federation.do(2, readme.block("join pi"))
@@ -203,8 +204,8 @@ def test_the_readme_federates_two_machines(tmp_path):
             assert federation.peers(name)[other]["link"] == "direct"
 
 
-def test_the_page_real_machines_federates_three_machines(tmp_path):
-    """Nobody writes an address anywhere: a token says where who invites is, and the rest is found by mDNS."""
+def test_page_real_machines_federates_three_machines(tmp_path):
+    """No address is configured: a token holds that of the inviter, and mDNS finds the others."""
     with homes(tmp_path) as federation:
         for i, word in ((1, "init laptop"), (1, "invite laptop"), (2, "init pi-1"), (3, "init pi-2")):
             federation.do(i, block("real-machines.md", word))
@@ -226,7 +227,7 @@ def test_the_page_real_machines_federates_three_machines(tmp_path):
     [("synchronous", 0.05), ("asynchronous", 0.2)],
     ids=["synchronous, the lone one is ahead", "asynchronous, the others are ahead"],
 )
-def test_both_sides_of_a_partition_go_on_and_learn_together_after_it_heals(tmp_path, mode, laptop):
+def test_partition_sides_continue_and_rejoin_after_healing(tmp_path, mode, laptop):
     cut_off = {"laptop": ("pi-1", "pi-2"), "pi-1": ("laptop",), "pi-2": ("laptop",)}
     with homes(tmp_path) as federation:
         federation.federate(f"mode={mode}", seconds=(laptop, 0.1, 0.1))
@@ -247,7 +248,7 @@ def test_both_sides_of_a_partition_go_on_and_learn_together_after_it_heals(tmp_p
         federation.until(federation.together, "all three learn together again")
 
 
-def test_a_node_whose_address_changes_is_found_again(tmp_path):
+def test_node_with_changed_address_is_found_again(tmp_path):
     with homes(tmp_path) as federation:
         federation.federate()
         federation.net.move(3, "10.77.0.33")
@@ -257,21 +258,21 @@ def test_a_node_whose_address_changes_is_found_again(tmp_path):
         assert federation.together()
 
 
-def test_nobody_on_the_network_can_read_a_model(tmp_path):
-    value = struct.pack("<f", 1.2345) * 7  # is in any 32 bytes of the model, wherever they begin
+def test_network_capture_contains_no_model(tmp_path):
+    value = struct.pack("<f", 1.2345) * 7  # is in any 32 bytes of the model, at any offset
     with homes(tmp_path) as federation:
         federation.federate()
         with federation.net.captured(tmp_path / "frames"):
             federation.until_rounds_later(10, "ten rounds are done")
             assert federation.together()
         frames = (tmp_path / "frames").read_bytes()
-        assert len(frames) > 10 * 6 * 4 * 5000  # each of the three has sent its model to two others, ten times
+        assert len(frames) > 10 * 6 * 4 * 5000  # each of three nodes sent its model to two others, ten times
         assert value not in frames
         for name in ALL:
             assert value in (tmp_path / name / config.CHECKPOINT).read_bytes()
             sent = FileStore(tmp_path / name / config.CHECKPOINT).load().outbox
             assert sent
-            assert all(value in model.params for model in sent)  # the mean of such models may differ in its last bit
-        with federation.net.captured(tmp_path / "plain"):  # had it been sent as it is, it would have been seen
+            assert all(value in model.params for model in sent)  # the mean of equal models may differ in its last bit
+        with federation.net.captured(tmp_path / "plain"):  # a plaintext value would be in the capture
             federation.net.run(1, [sys.executable, "-c", SAY, value.hex()])
         assert value in (tmp_path / "plain").read_bytes()

@@ -39,8 +39,8 @@ RUNS = {  # the task, the policy, and other settings
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", RUNS)
-def test_the_simulator_is_the_system(tmp_path, options):
-    """Five processes and the simulated federation of the same seed end with the same bits, and the same bytes."""
+def test_processes_match_simulator_bit_for_bit(tmp_path, options):
+    """Five processes and a simulation with the same seed give identical models and identical traffic."""
     task, policy, codec = RUNS[options]
     settings = f'rounds = 6\nseed = 3\ndeadline = 60.0\nrobust = "median-clip"\n{codec}'
     with processes(tmp_path, NAMES, f"{settings}[task]\n{task}\n[policy]\n{policy}\n") as federation:
@@ -58,7 +58,7 @@ def test_the_simulator_is_the_system(tmp_path, options):
         assert statuses[name]["rejected"] == {}
         node = simulated.nodes[name]
         assert checkpoints[name].params == node.me.whole.tobytes()
-        if "top-k" not in options and "dac" not in options:  # there models are all that there is, to the byte
+        if "top-k" not in options and "dac" not in options:  # there the traffic consists of whole models
             received = statuses[name]["traffic"]["received"]
             assert received["update"] == received["models"] * (OVERHEAD + 4 * node.me.params.size) > 0
         assert checkpoints[name].early_stopping["best"] == node.early_stopping.best.tobytes()
@@ -82,7 +82,7 @@ ABC = ("alice", "bob", "carol")
 
 
 @pytest.mark.slow
-def test_a_killed_process_resumes_from_its_last_round_while_the_others_go_on(tmp_path):
+def test_killed_process_resumes_while_others_continue(tmp_path):
     with processes(tmp_path, ABC, "rounds = 1000000" + DIGITS) as federation:
         federation.start()
         federation.until_round("carol", 5)
@@ -101,7 +101,7 @@ def test_a_killed_process_resumes_from_its_last_round_while_the_others_go_on(tmp
             ),
             "alice learns with carol",
         )
-        federation.until_round("carol", gone + 11)  # its status may be written after others have its model
+        federation.until_round("carol", gone + 11)  # its status may be written after others received its model
         federation.line_with("alice", "with carol again")
         back = federation.status("carol")["round"]
         for name in ABC:
@@ -110,15 +110,15 @@ def test_a_killed_process_resumes_from_its_last_round_while_the_others_go_on(tmp
         assert [p.returncode for p in federation.running.values()] == [130, 130, 130]
         assert federation.checkpoint("carol").round >= back > gone + 10
         refused = [status["rejected"] for status in map(federation.status, ABC)]
-        assert all(causes.keys() <= {"link lost"} for causes in refused), refused  # a frame may be on its way at the kill
+        assert all(causes.keys() <= {"link lost"} for causes in refused), refused  # a frame may be in transit at the kill
 
 
 @pytest.mark.slow
-def test_a_process_that_falls_silent_costs_one_deadline(tmp_path):
+def test_silent_process_costs_one_deadline(tmp_path):
     with processes(tmp_path, ABC, "rounds = 60" + DIGITS.replace("10.0", "3.0")) as federation:
         federation.start()
         federation.until_round("carol", 5)
-        federation.signal("carol", signal.SIGSTOP)  # its sockets stay open, and nothing answers
+        federation.signal("carol", signal.SIGSTOP)  # its sockets stay open, but it does not answer
         printed = federation.wait("alice", "bob")
         for name in ("alice", "bob"):
             assert federation.status(name)["deadlines_expired"] == 1
@@ -128,7 +128,7 @@ def test_a_process_that_falls_silent_costs_one_deadline(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "private"), [(signal.SIGINT, ""), (signal.SIGTERM, "head")])
-def test_a_stopped_node_goes_on_later_and_ends_as_if_it_had_not_been_stopped(tmp_path, number, private):
+def test_stopped_node_resumes_and_ends_with_same_model(tmp_path, number, private):
     rounds = f'rounds = 15\ndeadline = 10.0\n[task]\nname = "digits"\nprivate = "{private}"\n[policy]\nname = "local"\n'
     with processes(tmp_path / "whole", ("alice",), rounds) as whole:
         whole.start()
@@ -146,15 +146,15 @@ def test_a_stopped_node_goes_on_later_and_ends_as_if_it_had_not_been_stopped(tmp
         assert 3 <= stopped < 15
         halves.start()
         printed = halves.wait("alice")["alice"]
-        assert printed.startswith(f"round {stopped} of 15")  # whose metrics were not looked at yet
+        assert printed.startswith(f"round {stopped} of 15")  # whose metrics were still pending
         history = halves.status("alice")["history"]
-        assert [row["round"] for row in history] == list(range(1, 16))  # those of the first half are still shown
+        assert [row["round"] for row in history] == list(range(1, 16))  # the rounds of the first half are still listed
         assert all(row["validation"] is not None and row["weights"] == {"alice": 1.0} for row in history)
         assert (
             np.frombuffer(halves.checkpoint("alice").params, np.float32).tolist()
             == np.frombuffer(expected, np.float32).tolist()
         )
-        export(halves.folders["alice"], tmp_path / "model.safetensors")  # all of it, whatever is private
+        export(halves.folders["alice"], tmp_path / "model.safetensors")  # the whole model, including private parts
         best = np.frombuffer(halves.checkpoint("alice").early_stopping["best"], np.float32)
         tensors = load_file(tmp_path / "model.safetensors")
         assert sum(tensor.size for tensor in tensors.values()) == best.size
@@ -170,7 +170,7 @@ def make(part, seed):
 
 
 @pytest.mark.slow
-def test_a_node_that_does_not_do_what_was_agreed_does_not_start(tmp_path):
+def test_node_with_changed_agreed_settings_does_not_start(tmp_path):
     own = "rounds = 5\n[task]\nname = 'mine:make'\n[policy]\nname = 'random'\n"
     modules = tmp_path / "modules"
     modules.mkdir()
@@ -189,7 +189,7 @@ def test_a_node_that_does_not_do_what_was_agreed_does_not_start(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_that_joins_late_is_taken_along(tmp_path):
+def test_late_process_takes_part(tmp_path):
     with processes(tmp_path, ABC, "rounds = 100000" + DIGITS.replace("10.0", "2.0")) as federation:
         federation.start("alice", "bob")
         federation.until_round("alice", 10)
@@ -215,7 +215,7 @@ class Endless(Local):
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_a_node_at_once_whatever_it_is_doing(tmp_path):
+def test_second_signal_ends_node_at_once(tmp_path):
     with processes(
         tmp_path, ("alice",), '[task]\nname = "concept-shift"\n[policy]\nname = "endless:Endless"\n'
     ) as federation:

@@ -15,16 +15,16 @@ from tests.support.reproductions import outcome, whole_tables
 TEXT = (DOCS / "measurements.md").read_text(encoding="utf-8")
 
 
-def played(folder):
-    """Run the commands of docs/reproduced.md for DPFL; return by scenario the table by row, and all runs."""
-    read = again(folder, "dpfl", "dpfl-two-groups-short", "dpfl-budgets-short")
+def run_dpfl_tables(folder):
+    """Run the commands of docs/reproduced.md for DPFL; return the table and all runs by scenario."""
+    read = run_documented_command(folder, "dpfl", "dpfl-two-groups-short", "dpfl-budgets-short")
     return {each["scenario"]: ({row["name"]: row for row in each["table"]}, each["runs"]) for each in read}
 
 
-def again(folder, name, *scenarios):
-    """Run the command of docs/reproduced.md that writes to this folder, and return the summaries, which are as recorded."""
+def run_documented_command(folder, name, *scenarios):
+    """Run the command of docs/reproduced.md that writes to this folder; return the summaries, checked for their rows."""
     said = bash(line("reproduced.md", f"runs/{name}"), folder, timeout=800)
-    assert "otherwise" not in said  # of claims
+    assert "otherwise" not in said  # as for claims that do not hold
     found = [json.loads((folder / "runs" / name / each / "summary.json").read_text()) for each in scenarios]
     for summary, (scenario, _, form) in zip(found, (each.rpartition("-") for each in scenarios), strict=True):
         recorded = measured.load(measured.FILE)[scenario][form].figures
@@ -32,7 +32,7 @@ def again(folder, name, *scenarios):
     return found
 
 
-def two_groups_find_each_other(table, runs):
+def assert_groups_are_found(table, runs):
     for name in ("dpfl", "dpfl/.2N"):
         assert table[name]["mean"] >= table["local"]["mean"] + 0.05
         assert table[name]["mean"] >= table["fedavg"]["mean"] + 0.10
@@ -41,7 +41,7 @@ def two_groups_find_each_other(table, runs):
     assert {run["traffic"]["max_models_in_round"] for run in runs if run["name"] == "dpfl/.2N"} == {6}
 
 
-def what_a_budget_costs_and_what_it_saves(table):
+def assert_budget_tradeoff(table):
     assert table["dpfl"]["mean"] >= table["local"]["mean"] + 0.05
     assert table["dpfl"]["mean"] >= table["fedavg"]["mean"] + 0.10
     for name in ("dpfl/.1N", "dpfl/int8"):
@@ -51,8 +51,8 @@ def what_a_budget_costs_and_what_it_saves(table):
         assert told["times_bytes"] < 0.35
 
 
-def as_printed(summaries):
-    """As docs/measurements.md has them; other machines may differ in the last digit of a mean."""
+def assert_as_printed(summaries):
+    """Compare with docs/measurements.md; other machines may differ in the last digit of a mean."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("| ")]
     steady = ("fedavg+ft", "apfl", "ditto", "fedrep", "pfedgraph")  # the others differ between seeds by a tenth and more
     printed = [row for row in rows if len(row) == 5 and (row[0] in steady or row[0].startswith("dpfl"))]
@@ -67,16 +67,16 @@ def as_printed(summaries):
 @pytest.mark.slow
 @whole_tables
 @pytest.mark.timeout(900)  # a minute or two, but longer than others where several tests share the cores
-def test_whole_tables_of_dpfl_hold(tmp_path):
-    """One test, so that the tables are made once however many run tests at the same time."""
-    summaries = played(tmp_path)
-    two_groups_find_each_other(*summaries["dpfl-two-groups"])
-    what_a_budget_costs_and_what_it_saves(summaries["dpfl-budgets"][0])
-    as_printed(summaries)
+def test_dpfl_full_tables_reproduce(tmp_path):
+    """One test, so that parallel workers do not compute the tables more than once."""
+    summaries = run_dpfl_tables(tmp_path)
+    assert_groups_are_found(*summaries["dpfl-two-groups"])
+    assert_budget_tradeoff(summaries["dpfl-budgets"][0])
+    assert_as_printed(summaries)
 
 
-def of_preferences(summaries):
-    """The acceptance figures of both, and what docs/measurements.md prints; other machines may differ in the last digit."""
+def assert_preference_tables(summaries):
+    """Check both acceptance criteria and docs/measurements.md; other machines may differ in the last digit."""
     dst, teachers = ({row["name"]: row for row in summary["table"]} for summary in summaries)
     assert dst["fedpref"]["clusters"]["reached"] >= 4
     for name in ("fedavg", "fedprox"):
@@ -106,14 +106,14 @@ def of_preferences(summaries):
 @pytest.mark.slow
 @whole_tables
 @pytest.mark.timeout(900)
-def test_nodes_of_the_same_preference_find_each_other(tmp_path):
-    of_preferences(again(tmp_path, "preferences", "fedpref-dst-full", "fedpref-teachers-full"))
+def test_fedpref_full_tables_reproduce(tmp_path):
+    assert_preference_tables(run_documented_command(tmp_path, "preferences", "fedpref-dst-full", "fedpref-teachers-full"))
 
 
 @pytest.mark.slow
 @whole_tables
 @pytest.mark.timeout(900)
-def test_which_topology_is_first_and_what_a_budget_costs(tmp_path):
+def test_topology_study_full_table_reproduces(tmp_path):
     said = bash(line("runs/topology"), tmp_path)
     summary = json.loads((tmp_path / "runs" / "topology" / "topology-study-short" / "summary.json").read_text())
     table = {row["name"]: row for row in summary["table"]}
@@ -130,11 +130,11 @@ def test_which_topology_is_first_and_what_a_budget_costs(tmp_path):
     assert runs["torus"][0]["labels"] == runs["geant"][0]["labels"]
 
 
-# With one seed, and only the rows that are looked at
+# With one seed, and only the rows that a test needs
 
 
 def documented_means(*scenarios):
-    """By row, the means that docs/measurements.md prints for these scenarios, None where it has none."""
+    """Return by row the means in docs/measurements.md for these scenarios, None where there is none."""
     tables = TEXT.split("\n\n")
     (table,) = [each.splitlines() for each in tables if all(f"| `{scenario}` |" in each for scenario in scenarios)]
     heading, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
@@ -147,7 +147,7 @@ def documented_means(*scenarios):
     ("scenarios", "form", "digits"),
     [(("dpfl-two-groups", "dpfl-budgets"), "short", 3), (("fedpref-dst", "fedpref-teachers"), "full", 2)],
 )
-def test_the_documentation_prints_what_was_measured(scenarios, form, digits):
+def test_documented_means_match_measurements(scenarios, form, digits):
     for name, means in documented_means(*scenarios).items():
         for scenario, mean in zip(scenarios, means, strict=True):
             figure = measured.load(measured.FILE)[scenario][form].figures.get(name)
@@ -158,18 +158,18 @@ def test_the_documentation_prints_what_was_measured(scenarios, form, digits):
 @pytest.mark.slow
 def test_dpfl_finds_its_group_with_one_seed():
     table, runs = outcome("dpfl-two-groups", ["local", "fedavg", "random graph/.2N", "dpfl", "dpfl/.2N"], "short")
-    two_groups_find_each_other(table, list(runs.values()))
+    assert_groups_are_found(table, list(runs.values()))
     assert table["dpfl/.2N"]["against"]["times_bytes"] == pytest.approx(0.50, abs=0.05)  # as docs/measurements.md has it
 
 
 @pytest.mark.slow
-def test_a_budget_costs_little_and_saves_much_with_one_seed():
+def test_dpfl_budget_saves_bytes_with_one_seed():
     table, _ = outcome("dpfl-budgets", ["local", "fedavg", "dpfl", "dpfl/.1N", "dpfl/int8"], "short")
-    what_a_budget_costs_and_what_it_saves(table)
+    assert_budget_tradeoff(table)
 
 
 @pytest.mark.slow
-def test_fedpref_divides_by_preferences_with_one_seed():
+def test_fedpref_clusters_by_preferences_with_one_seed():
     dst, _ = outcome("fedpref-dst", ["fedavg", "fedprox", "fedpref"])
     assert dst["fedpref"]["clusters"]["reached"] == 1
     rows = ["fedavg", "fedpref", *(f"fedpref/{part}" for part in ("min_progress", "clustering only", "weighting only"))]
@@ -179,7 +179,7 @@ def test_fedpref_divides_by_preferences_with_one_seed():
 
 
 @pytest.mark.slow
-def test_the_complete_graph_needs_the_fewest_rounds_and_the_most_bytes():
+def test_complete_graph_needs_fewest_rounds_and_most_bytes():
     names = ["complete", "complete/.1N", "ring", "ring/.1N", "torus", "torus/.1N", "geant"]
     table, runs = outcome("topology-study", names, "short")
     reached = {name: row["reached"] for name, row in table.items() if "/" not in name}
@@ -193,7 +193,7 @@ def test_the_complete_graph_needs_the_fewest_rounds_and_the_most_bytes():
 
 
 @pytest.mark.slow
-def test_nodes_with_flipped_labels_are_left_alone_whether_they_choose_or_not():
+def test_ggc_excludes_nodes_with_flipped_labels():
     ggc = [f"{who} GGC{budget}" for who in ("all run", "flipped do not run") for budget in ("", "/.2N")]
     table, runs = outcome("dpfl-label-flip", ["local", "random graph/.2N", *ggc], "short")
     for name in ggc:

@@ -1,4 +1,4 @@
-"""Tables of papers with figures for all rows, as the shipped scenarios reproduce them."""
+"""Tables of papers with values for all rows, as the shipped scenarios reproduce them."""
 
 import json
 
@@ -13,8 +13,8 @@ COSINE = [f"cosine-{kind}/{mean}" for kind in ("weights", "gradients") for mean 
 COLUMNS = ("dac-synthetic", "dac-synthetic-default")
 
 
-def played(folder):
-    """By scenario, the mean of each row over five seeds; and all runs."""
+def run_tables(folder):
+    """Return by scenario the mean of each row over five seeds, and all runs."""
     said = bash(line("reproduced.md", "dac-synthetic-default"), folder, timeout=800)
     assert ": held\n" in said
     assert "not held" not in said
@@ -29,8 +29,8 @@ def within(value, low, high):
     return low <= value <= high
 
 
-def literal(rows, runs):
-    """Listo Zec et al., Table 3: literal options."""
+def assert_literal_table(rows, runs):
+    """Compare with Listo Zec et al., Table 3: literal options."""
     assert len(rows) == 11
     assert all(within(rows[name], 9.8, 10.9) for name in COSINE)
     assert within(rows["l2/fedsim"], 10.2, 11.7)
@@ -46,14 +46,14 @@ def literal(rows, runs):
     assert min(late) >= 0.95
 
 
-def by_default(rows):
+def assert_default_table(rows):
     assert all(within(rows[name], 9.8, 10.9) for name in COSINE)
     assert within(rows["l2/fedsim"], 10.0, 11.3)
     assert within(rows["inverse-loss/fedsim"], 12.5, 16.0)
 
 
-def as_recorded(tables):
-    """Compare with the recorded figures of docs/reproduced.md; another processor rounds differently."""
+def assert_as_recorded(tables):
+    """Compare with the recorded values of docs/reproduced.md; other processors round differently."""
     book = measured.load(measured.FILE)
     for column in COLUMNS:
         recorded, (rows, _) = book[column]["full"].figures, tables[column]
@@ -66,7 +66,7 @@ OTHERS = [f"{kind}/{mean}" for kind in ("l2", "inverse-loss") for mean in ("feda
 
 
 @pytest.mark.slow
-def test_the_table_holds_with_one_seed():
+def test_dac_table_reproduces_with_one_seed():
     rows, runs = outcome("dac-synthetic", ["local", "random", *COSINE, *OTHERS])
     assert all(within(rows[name]["mean"], 9.8, 10.9) for name in COSINE)
     assert within(rows["l2/fedsim"]["mean"], 10.0, 12.0)
@@ -77,7 +77,7 @@ def test_the_table_holds_with_one_seed():
 
 
 @pytest.mark.slow
-def test_the_table_holds_by_default_with_one_seed():
+def test_dac_default_table_reproduces_with_one_seed():
     names = [COSINE[0], COSINE[3], "l2/fedsim"]
     rows, runs = outcome("dac-synthetic-default", ["local", *names])
     assert all(within(rows[name]["mean"], 9.8, 11.3) for name in names)
@@ -87,10 +87,10 @@ def test_the_table_holds_by_default_with_one_seed():
 @pytest.mark.slow
 @whole_tables
 @pytest.mark.timeout(900)  # a minute or two, but longer than others where several tests share the cores
-def test_whole_tables_match_the_paper(tmp_path):
-    """One test, so that the tables are made once however many run tests at the same time."""
-    tables = played(tmp_path)
-    literal(*tables["dac-synthetic"])
-    by_default(tables["dac-synthetic-default"][0])
-    as_recorded(tables)
+def test_full_tables_match_paper(tmp_path):
+    """One test, so that parallel workers do not compute the tables more than once."""
+    tables = run_tables(tmp_path)
+    assert_literal_table(*tables["dac-synthetic"])
+    assert_default_table(tables["dac-synthetic-default"][0])
+    assert_as_recorded(tables)
     assert all(run["deadlines_expired"] == 0 for _, runs in tables.values() for run in runs)
