@@ -46,7 +46,7 @@ ROOT = f"p2pfl/{FEDERATION.hex()}"
 
 
 @dataclass
-class Ear:
+class Handler:
     """Handler that records events, trusts every link by default, and can be awaited."""
 
     trusting: bool = True
@@ -85,7 +85,7 @@ class Ear:
 @dataclass
 class End:
     transport: MqttTransport
-    ear: Ear
+    handler: Handler
     gate: KnownMembers
     problems: list
     found: list
@@ -113,8 +113,8 @@ class DisturbedWorld:
             on_problem=problems.append,
             uniform=random.Random(1).uniform,
         )
-        end = End(transport, Ear(trusting), gate, problems, found, hinted)
-        await transport.listen(end.ear)
+        end = End(transport, Handler(trusting), gate, problems, found, hinted)
+        await transport.listen(end.handler)
         self.ends.append(end)
         return end
 
@@ -140,12 +140,12 @@ async def trusted_link(a, b, key=BOB.public):
     """Return both ends of a new trusted link from a to b."""
     link = await a.transport.dial("mqtt:", key)
     link.send([b"hello"])
-    await b.ear.until(lambda ear: ear.frames)
-    other = b.ear.links[-1]
+    await b.handler.until(lambda handler: handler.frames)
+    other = b.handler.links[-1]
     other.send([b"welcome"])
-    await a.ear.until(lambda ear: ear.frames)
-    a.ear.frames.clear()
-    b.ear.frames.clear()
+    await a.handler.until(lambda handler: handler.frames)
+    a.handler.frames.clear()
+    b.handler.frames.clear()
     return link, other
 
 
@@ -160,9 +160,9 @@ async def test_link_carries_frames_both_ways_in_order(here):
     for frame in sent:
         link.send([frame[:1], memoryview(frame)[1:]])
         other.send([frame])
-    await a.ear.until(lambda ear: len(ear.frames) == 101)
-    await b.ear.until(lambda ear: len(ear.frames) == 101)
-    assert a.ear.frames == b.ear.frames == sent
+    await a.handler.until(lambda handler: len(handler.frames) == 101)
+    await b.handler.until(lambda handler: len(handler.frames) == 101)
+    assert a.handler.frames == b.handler.frames == sent
     assert link.session == other.session
     assert (link.key, other.key) == (BOB.public, ALICE.public)
     assert (link.dialled, other.dialled, link.direct) == (True, False, False)
@@ -175,10 +175,10 @@ async def test_backlog_counts_unacknowledged_bytes_and_reports_drain(here):
     for _ in range(3):
         link.send([bytes(MAX)])
     assert link.backlog == 3 * MAX
-    await b.ear.until(lambda ear: len(ear.frames) == 3)
+    await b.handler.until(lambda handler: len(handler.frames) == 3)
     await asyncio.sleep(1)
     assert link.backlog == 0
-    assert a.ear.drains > 0
+    assert a.handler.drains > 0
 
 
 @world
@@ -198,9 +198,9 @@ async def test_closed_link_refuses_frames_and_informs_other_side(here):
     link.close()
     with pytest.raises(TransportError, match="closed"):
         link.send([b"x"])
-    await b.ear.until(lambda ear: ear.lost_links)
-    assert b.ear.lost_links == [(other, "closed by the other side")]
-    assert a.ear.lost_links == []
+    await b.handler.until(lambda handler: handler.lost_links)
+    assert b.handler.lost_links == [(other, "closed by the other side")]
+    assert a.handler.lost_links == []
 
 
 @world
@@ -208,19 +208,19 @@ async def test_large_frame_on_untrusted_link_ends_it(here):
     a, b = await here.node(ALICE), await here.node(BOB, trusting=False)
     link = await a.transport.dial("mqtt:", BOB.public)
     link.send([bytes(GREETING)])
-    await b.ear.until(lambda ear: ear.frames)
+    await b.handler.until(lambda handler: handler.frames)
     link.send([bytes(GREETING + 1)])
-    await b.ear.until(lambda ear: ear.lost_links)
-    assert b.ear.lost_links[0][1] == f"too large: a frame of {GREETING + 1} bytes, at most {GREETING} are allowed"
+    await b.handler.until(lambda handler: handler.lost_links)
+    assert b.handler.lost_links[0][1] == f"too large: a frame of {GREETING + 1} bytes, at most {GREETING} are allowed"
 
 
 @world
 async def test_link_that_is_never_trusted_is_ended(here):
     a, b = await here.node(ALICE), await here.node(BOB, trusting=False)
     await a.transport.dial("mqtt:", BOB.public)
-    await b.ear.until(lambda ear: ear.lost_links)
-    await a.ear.until(lambda ear: ear.lost_links)
-    assert b.ear.lost_links[0][1] == "was not introduced in time"
+    await b.handler.until(lambda handler: handler.lost_links)
+    await a.handler.until(lambda handler: handler.lost_links)
+    assert b.handler.lost_links[0][1] == "was not introduced in time"
     assert not a.transport.links
     assert not b.transport.links
     assert not b.transport.strangers
@@ -265,18 +265,18 @@ def test_link_delivers_frames_once_in_order_over_hostile_broker(seed):
                 pass
         link.trust()
         link.send([b"hello"])
-        await b.ear.until(lambda ear: ear.frames)
-        other = b.ear.links[0]
+        await b.handler.until(lambda handler: handler.frames)
+        other = b.handler.links[0]
         sent = [generator.randbytes(generator.choice([1, 500, CHUNK, 1_000_000])) for _ in range(10)]
         for frame in sent:
             link.send([frame])
             other.send([frame[::-1]])
-        await b.ear.until(lambda ear: len(ear.frames) == 11, 3000)
-        await a.ear.until(lambda ear: len(ear.frames) == 10, 3000)
+        await b.handler.until(lambda handler: len(handler.frames) == 11, 3000)
+        await a.handler.until(lambda handler: len(handler.frames) == 10, 3000)
         await asyncio.sleep(30)
-        assert b.ear.frames == [b"hello", *sent]
-        assert a.ear.frames == [frame[::-1] for frame in sent]
-        assert {id(one) for one in b.ear.links} == {id(other)}
+        assert b.handler.frames == [b"hello", *sent]
+        assert a.handler.frames == [frame[::-1] for frame in sent]
+        assert {id(one) for one in b.handler.links} == {id(other)}
 
     test()
 
@@ -288,8 +288,8 @@ async def test_broker_never_sees_plaintext(here):
     pattern = b"a pattern that is known" * 4
     link.send([pattern * 10_000])
     other.send([pattern])
-    await b.ear.until(lambda ear: ear.frames)
-    await a.ear.until(lambda ear: ear.frames)
+    await b.handler.until(lambda handler: handler.frames)
+    await a.handler.until(lambda handler: handler.frames)
     assert sum(len(content) for _, content in here.broker.seen) > len(pattern) * 10_000
     for _, content in here.broker.seen:
         assert pattern[:12] not in content
@@ -301,31 +301,31 @@ async def test_recorded_packets_are_refused_also_after_restart(here):
     a, b = await here.node(ALICE), await here.node(BOB)
     link, _ = await trusted_link(a, b)
     link.send([b"once"])
-    await b.ear.until(lambda ear: ear.frames)
+    await b.handler.until(lambda handler: handler.frames)
     inbox = a.transport.topics.inbox(BOB.public)
     recorded = [content for topic, content in here.broker.seen if topic == inbox]
     for content in recorded:  # while the link is open
         here.broker.deliver(inbox, content)
     await asyncio.sleep(20)
-    assert b.ear.frames == [b"once"]
+    assert b.handler.frames == [b"once"]
     assert b.transport.links.keys() == a.transport.links.keys()
     link.close()
     await asyncio.sleep(20)
-    b.ear.causes.clear()
+    b.handler.causes.clear()
     for content in recorded:  # after the link is closed
         here.broker.deliver(inbox, content)
     await asyncio.sleep(20)
-    assert b.ear.frames == [b"once"]
-    assert b.ear.causes.count("unknown session") == 0  # the opening was answered; its new keys open no old packet
-    assert set(b.ear.causes) == {"wrong seal", "not confirmed"}
+    assert b.handler.frames == [b"once"]
+    assert b.handler.causes.count("unknown session") == 0  # the opening was answered; its new keys open no old packet
+    assert set(b.handler.causes) == {"wrong seal", "not confirmed"}
     await b.transport.close()
     again = await here.node(BOB)
     await asyncio.sleep(1)
     for content in recorded[::-1]:
         here.broker.deliver(inbox, content)
     await asyncio.sleep(20)
-    assert again.ear.frames == []
-    assert set(again.ear.causes) == {"unknown session", "not confirmed"}
+    assert again.handler.frames == []
+    assert set(again.handler.causes) == {"unknown session", "not confirmed"}
     assert not again.transport.links
 
 
@@ -338,7 +338,7 @@ async def test_packets_on_topic_of_another_member_are_refused(here):
         if topic == inbox:
             here.broker.deliver(c.transport.topics.inbox(BOB.public), content)
     await asyncio.sleep(20)
-    assert set(b.ear.causes) == {"other sender"}
+    assert set(b.handler.causes) == {"other sender"}
     assert len(b.transport.links) == 1
 
 
@@ -351,7 +351,7 @@ async def test_packets_too_large_or_on_unknown_topic_are_ignored(here):
         b.transport.came(topic, b"\3" * 100)
     b.transport.came(f"{ROOT}/{own}/{ALICE.public.hex()}", bytes(mqtt.LARGEST + 1))
     b.transport.came(f"{ROOT}/{own}/{ALICE.public.hex()}", b"")
-    assert b.ear.causes == []
+    assert b.handler.causes == []
 
 
 # Refusals and limits
@@ -363,7 +363,7 @@ async def test_stranger_is_refused_with_reason(here):
     eve = await here.node(EVE)
     with pytest.raises(TransportError, match=r"keeps this node out: stranger: .* is no member at membership version 1"):
         await eve.transport.dial("mqtt:", BOB.public)
-    assert here.ends[0].ear.causes == ["stranger"]
+    assert here.ends[0].handler.causes == ["stranger"]
 
 
 @world
@@ -373,7 +373,7 @@ async def test_revoked_member_is_refused(here):
     bob.gate.revoke(ALICE.public)
     with pytest.raises(TransportError, match="revoked"):
         await alice.transport.dial("mqtt:", BOB.public)
-    assert set(bob.ear.causes) == {"revoked"}
+    assert set(bob.handler.causes) == {"revoked"}
 
 
 @world
@@ -390,10 +390,10 @@ async def test_members_of_different_federations_do_not_connect(here):
     alice = await here.node(ALICE, KnownMembers(ALICE, BOB, federation=bytes(16)))
     with pytest.raises(TransportError, match="is not present at the broker at memory:1883"):
         await alice.transport.dial("mqtt:", BOB.public)
-    assert bob.ear.causes == []
+    assert bob.handler.causes == []
     packet = Dialler(ALICE, alice.gate, BOB.public).packet
     here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
-    assert bob.ear.causes == ["other federation"]
+    assert bob.handler.causes == ["other federation"]
 
 
 @world
@@ -402,7 +402,7 @@ async def test_opening_for_another_recipient_is_refused(here):
     await asyncio.sleep(1)
     packet = Dialler(ALICE, bob.gate, CAROL.public).packet
     here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
-    assert bob.ear.causes == ["other recipient"]
+    assert bob.handler.causes == ["other recipient"]
     assert not bob.transport.links
 
 
@@ -420,7 +420,7 @@ async def test_forged_refusal_does_not_stop_dial(here):
 
     here.broker.fate = fate
     assert await alice.transport.dial("mqtt:", BOB.public)
-    assert alice.ear.causes == ["wrong proof"]
+    assert alice.handler.causes == ["wrong proof"]
 
 
 @world
@@ -429,13 +429,13 @@ async def test_joining_node_is_admitted_if_inviting_and_limited(here):
     eve = await here.node(EVE, trusting=False)
     link = await eve.transport.dial("mqtt:", BOB.public, joining=True)
     link.send([bytes(REQUEST)])
-    await bob.ear.until(lambda ear: ear.frames)
-    other = bob.ear.links[0]
+    await bob.handler.until(lambda handler: handler.frames)
+    other = bob.handler.links[0]
     assert other.joining
     other.send([bytes(MAX)])
-    await eve.ear.until(lambda ear: ear.frames)
+    await eve.handler.until(lambda handler: handler.frames)
     link.send([bytes(REQUEST + 1)])
-    await bob.ear.until(lambda ear: ear.lost_links)
+    await bob.handler.until(lambda handler: handler.lost_links)
     bob.gate.invites = False
     with pytest.raises(TransportError, match="not inviting"):
         await eve.transport.dial("mqtt:", BOB.public, joining=True)
@@ -453,7 +453,7 @@ async def test_half_open_links_are_limited_in_number_and_time(here):
     assert len(bob.transport.links) == STRANGERS
     await asyncio.sleep(6)
     assert not bob.transport.links
-    assert set(bob.ear.causes) == {"not confirmed"}
+    assert set(bob.handler.causes) == {"not confirmed"}
 
 
 @world
@@ -463,7 +463,7 @@ async def test_member_that_dials_too_often_is_not_answered(here):
     for _ in range(100):
         packet = Dialler(ALICE, bob.gate, BOB.public).packet
         here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
-    assert bob.ear.causes.count("too often") == 90
+    assert bob.handler.causes.count("too often") == 90
     carol = await here.node(CAROL)
     await trusted_link(carol, bob)
 
@@ -476,7 +476,7 @@ async def test_flood_of_strangers_does_not_block_members(here):
         stranger = Identity.from_seed(bytes([7, k]) * 16)
         packet = Dialler(stranger, bob.gate, BOB.public).packet
         here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{stranger.public.hex()}", b"\3" + packet)
-    assert (bob.ear.causes.count("stranger"), bob.ear.causes.count("too often")) == (20, 180)
+    assert (bob.handler.causes.count("stranger"), bob.handler.causes.count("too often")) == (20, 180)
     carol = await here.node(CAROL)
     await trusted_link(carol, bob)
 
@@ -510,7 +510,7 @@ def test_flood_of_forged_packets_does_not_block_members(kind):
             link.close()
             await asyncio.sleep(1)
         flooding.cancel()
-        assert len(b.ear.causes) > 20 * 70
+        assert len(b.handler.causes) > 20 * 70
 
     world(test)()
 
@@ -524,7 +524,7 @@ async def test_replayed_openings_do_not_count_against_member(here):
             here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", recorded)
         await asyncio.sleep(1)
     await trusted_link(a, b)
-    assert "too often" not in b.ear.causes
+    assert "too often" not in b.handler.causes
 
 
 @world
@@ -587,13 +587,13 @@ async def test_link_survives_broker_outage_of_minutes(here):
     here.broker.go_away()
     other.send([b"meanwhile"])
     await asyncio.sleep(300)
-    assert a.ear.frames == b.ear.frames == []
+    assert a.handler.frames == b.handler.frames == []
     assert "does not answer" in a.transport.problem
     here.broker.up = True
-    await b.ear.until(lambda ear: ear.frames)
-    await a.ear.until(lambda ear: ear.frames)
-    assert (b.ear.frames, a.ear.frames) == ([frame], [b"meanwhile"])
-    assert a.ear.lost_links == b.ear.lost_links == []
+    await b.handler.until(lambda handler: handler.frames)
+    await a.handler.until(lambda handler: handler.frames)
+    assert (b.handler.frames, a.handler.frames) == ([frame], [b"meanwhile"])
+    assert a.handler.lost_links == b.handler.lost_links == []
     assert a.transport.problem == ""
     assert len(a.problems) == 2
 
@@ -626,8 +626,8 @@ async def test_link_to_peer_that_reads_nothing_is_closed(here):
     inbox = b.transport.topics.inbox(ALICE.public)
     here.broker.allowed = lambda topic: topic != inbox
     link.send([b"never acknowledged"])
-    await a.ear.until(lambda ear: ear.lost_links)
-    assert a.ear.lost_links == [(link, "does not read what it is sent")]
+    await a.handler.until(lambda handler: handler.lost_links)
+    assert a.handler.lost_links == [(link, "does not read what it is sent")]
 
 
 @world
@@ -641,8 +641,8 @@ async def test_send_to_restarted_peer_ends_link(here):
     await here.node(BOB)
     await asyncio.sleep(1)
     link.send([b"are you there?"])
-    await a.ear.until(lambda ear: ear.lost_links, seconds=10)
-    assert a.ear.lost_links == [(link, "does not know this link any more")]
+    await a.handler.until(lambda handler: handler.lost_links, seconds=10)
+    assert a.handler.lost_links == [(link, "does not know this link any more")]
 
 
 @world
@@ -653,8 +653,8 @@ async def test_forged_reset_by_broker_ends_no_link(here):
         here.broker.deliver(b.transport.topics.inbox(ALICE.public), bytes([RESET_PACKET]) + link.stream.id)
         await asyncio.sleep(1)
     other.send([b"still there"])
-    await a.ear.until(lambda ear: ear.frames)
-    assert a.ear.lost_links == []
+    await a.handler.until(lambda handler: handler.frames)
+    assert a.handler.lost_links == []
 
 
 @world
@@ -786,7 +786,7 @@ async def test_presence_of_later_member_is_found(here):
     await here.node(CAROL)
     await asyncio.sleep(5)
     assert b.found == []
-    assert b.ear.causes == ["stranger"]
+    assert b.handler.causes == ["stranger"]
     b.gate.extend(CAROL.public)
     await asyncio.sleep(25)
     assert b.found == [(CAROL.public, "mqtt:")]
@@ -900,8 +900,8 @@ def test_real_broker_carries_large_frames_both_ways(broker):
         frame = random.Random(0).randbytes(LARGE)
         link.send([frame[:100], memoryview(frame)[100:]])
         other.send([frame])
-        await asyncio.gather(*(end.ear.until(lambda ear: ear.frames) for end in (a, b)))
-        assert a.ear.frames == b.ear.frames == [frame]
+        await asyncio.gather(*(end.handler.until(lambda handler: handler.frames) for end in (a, b)))
+        assert a.handler.frames == b.handler.frames == [frame]
         assert (b.found[-1], a.problems, b.problems) == ((ALICE.public, "mqtt:"), [], [])
 
     run_with_broker(broker, test)
@@ -921,14 +921,14 @@ def test_link_survives_restart_of_real_broker(broker):
         async with asyncio.timeout(60):
             while not a.problems:
                 await asyncio.sleep(0.05)
-        assert b.ear.frames == []
+        assert b.handler.frames == []
         assert f"the broker at 127.0.0.1:{broker.port} does not answer: " in a.problems[0]
         with pytest.raises(TransportError, match=f"the broker at 127.0.0.1:{broker.port}"):
             await a.transport.dial("mqtt:", BOB.public)
         await asyncio.to_thread(broker.start)
-        await asyncio.gather(*(end.ear.until(lambda ear: ear.frames) for end in (a, b)))
-        assert (a.ear.frames, b.ear.frames) == ([b"meanwhile"], [frame])
-        assert a.ear.lost_links == b.ear.lost_links == []
+        await asyncio.gather(*(end.handler.until(lambda handler: handler.frames) for end in (a, b)))
+        assert (a.handler.frames, b.handler.frames) == ([b"meanwhile"], [frame])
+        assert a.handler.lost_links == b.handler.lost_links == []
 
     run_with_broker(broker, test)
 
@@ -943,7 +943,7 @@ def test_real_broker_hints_at_node_that_left(broker):
             while not b.hinted:
                 await asyncio.sleep(0.05)
         assert b.hinted == [ALICE.public]
-        assert b.ear.lost_links[0][1] == "closed by the other side"
+        assert b.handler.lost_links[0][1] == "closed by the other side"
 
     run_with_broker(broker, test)
 
@@ -956,7 +956,7 @@ def test_link_works_on_uvloop():
         a, b = [await here.node(who, bus=here.bus()) for who in (ALICE, BOB)]
         link, _ = await trusted_link(a, b)
         link.send([bytes(MAX)])
-        await b.ear.until(lambda ear: ear.frames)
+        await b.handler.until(lambda handler: handler.frames)
 
     with brokers.mosquitto() as broker:
         run_with_broker(broker, test, uvloop.new_event_loop)
@@ -1053,8 +1053,8 @@ def test_documented_acl_restricts_members_to_own_topics(monkeypatch):
         with pytest.raises(TransportError):
             await c.transport.dial("mqtt:", BOB.public)
         link.send([b"goes on"])
-        await b.ear.until(lambda ear: ear.frames)
-        assert (a.problems, b.problems, b.ear.causes) == ([], [], [])
+        await b.handler.until(lambda handler: handler.frames)
+        assert (a.problems, b.problems, b.handler.causes) == ([], [], [])
         assert CAROL.public not in {key for key, _ in b.found}
 
     with brokers.mosquitto(["acl_file {folder}/rules"], {"rules": RULES}) as broker:
@@ -1131,7 +1131,7 @@ def test_bus_connects_to_broker_with_trusted_certificate():
         a, b = [await here.node(who, bus=AiomqttBus(url, environment={}, tls=trusting)) for who in (ALICE, BOB)]
         link, _ = await trusted_link(a, b)
         link.send([bytes(MAX)])
-        await b.ear.until(lambda ear: ear.frames)
+        await b.handler.until(lambda handler: handler.frames)
 
     with brokers.mosquitto(["certfile {folder}/cert.pem", "keyfile {folder}/key.pem"], files) as broker:
         run_with_broker(broker, test)

@@ -14,7 +14,7 @@ from p2pfl.protocols.transports.listener import HOST_BURST, HOST_RATE, Listener
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="all of 127.0.0.0/8 is this machine")
 
 
-class Ear:
+class RecordingListener:
     """Listener with records of accepted and dropped hosts."""
 
     def __init__(self):
@@ -49,30 +49,30 @@ class Ear:
 
 @asynccontextmanager
 async def listening():
-    ear = Ear()
-    await ear.listener.bind("127.0.0.1", 0)
-    task = asyncio.create_task(ear.listener.accept(ear.listener.sockets[0]))
+    recorder = RecordingListener()
+    await recorder.listener.bind("127.0.0.1", 0)
+    task = asyncio.create_task(recorder.listener.accept(recorder.listener.sockets[0]))
     try:
-        yield ear
+        yield recorder
     finally:
         task.cancel()
-        ear.listener.close()
+        recorder.listener.close()
         await asyncio.wait([task])
 
 
 @needs_linux
 def test_listener_drops_host_that_connects_too_often(on_loop):
     async def main():
-        async with listening() as ear:
-            flood = [ear.connect("127.0.0.2") for _ in range(HOST_BURST + 100)]
-            await ear.until(HOST_BURST, 100)
-            flood.append(ear.connect("127.0.0.3"))
-            await ear.until(HOST_BURST + 1, 100)
-            assert ear.taken[-1] == "127.0.0.3"
-            assert set(ear.dropped) == {"127.0.0.2"}
-            ear.now = 1.0
-            flood += [ear.connect("127.0.0.2") for _ in range(int(HOST_RATE) + 1)]
-            await ear.until(HOST_BURST + 1 + int(HOST_RATE), 101)
+        async with listening() as recorder:
+            flood = [recorder.connect("127.0.0.2") for _ in range(HOST_BURST + 100)]
+            await recorder.until(HOST_BURST, 100)
+            flood.append(recorder.connect("127.0.0.3"))
+            await recorder.until(HOST_BURST + 1, 100)
+            assert recorder.taken[-1] == "127.0.0.3"
+            assert set(recorder.dropped) == {"127.0.0.2"}
+            recorder.now = 1.0
+            flood += [recorder.connect("127.0.0.2") for _ in range(int(HOST_RATE) + 1)]
+            await recorder.until(HOST_BURST + 1 + int(HOST_RATE), 101)
             for connection in flood:
                 connection.close()
 
@@ -84,9 +84,9 @@ def test_listener_limits_connections_of_all_hosts(monkeypatch, on_loop):
     monkeypatch.setattr(listener, "BURST", 10)
 
     async def main():
-        async with listening() as ear:
-            connections = [ear.connect(f"127.0.0.{k}") for k in range(1, 16)]
-            await ear.until(10, 5)
+        async with listening() as recorder:
+            connections = [recorder.connect(f"127.0.0.{k}") for k in range(1, 16)]
+            await recorder.until(10, 5)
             for connection in connections:
                 connection.close()
 
@@ -97,9 +97,9 @@ def test_listener_resets_dropped_connection_at_once(monkeypatch, on_loop):
     monkeypatch.setattr(listener, "HOST_BURST", 0)
 
     async def main():
-        async with listening() as ear:
-            connection = ear.connect()
-            await ear.until(0, 1)
+        async with listening() as recorder:
+            connection = recorder.connect()
+            await recorder.until(0, 1)
             with pytest.raises(ConnectionResetError):
                 connection.recv(1)
             connection.close()
@@ -111,12 +111,12 @@ def test_listener_reports_fault_and_continues_accepting(on_loop):
     async def main():
         faults = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context["exception"]))
-        async with listening() as ear:
-            error = ear.error = KeyError("chaos")
-            broken = ear.connect()
-            await ear.news.wait()
-            other = ear.connect()
-            await ear.until(1, 0)
+        async with listening() as recorder:
+            error = recorder.error = KeyError("chaos")
+            broken = recorder.connect()
+            await recorder.news.wait()
+            other = recorder.connect()
+            await recorder.until(1, 0)
             assert faults == [error]
             broken.settimeout(20)
             assert broken.recv(1) == b""  # it was closed
@@ -128,12 +128,12 @@ def test_listener_reports_fault_and_continues_accepting(on_loop):
 
 def test_listener_counts_ipv6_hosts_by_network(on_loop):
     async def main():
-        ear = Ear()
+        recorder = RecordingListener()
 
         def connects(host):
             ours, theirs = socket.socketpair()
             with ours, theirs:
-                return not ear.listener.meet(theirs, (host, 4100, 0, 0))
+                return not recorder.listener.meet(theirs, (host, 4100, 0, 0))
 
         assert all(connects(f"2001:db8::{k:x}") for k in range(HOST_BURST))
         assert not connects("2001:db8::ffff:1")

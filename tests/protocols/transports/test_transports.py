@@ -26,7 +26,7 @@ MAX = 1_000_000
 
 
 @dataclass
-class Ear:
+class Handler:
     """Handler that records events and can be awaited."""
 
     frames: list = field(default_factory=list)
@@ -110,11 +110,11 @@ def contract(request):
         async def main():
             place = world()
             a, b = place.transport(), place.transport()
-            ears = Ear(), Ear()
-            await a.listen(ears[0])
-            await b.listen(ears[1])
+            handlers = Handler(), Handler()
+            await a.listen(handlers[0])
+            await b.listen(handlers[1])
             try:
-                await test(a, b, *ears)
+                await test(a, b, *handlers)
             finally:
                 await a.close()
                 await b.close()
@@ -127,77 +127,77 @@ def contract(request):
 
 @pytest.mark.parametrize("size", [1, 100, MAX])
 def test_transport_delivers_frame_intact(contract, size):
-    async def test(a, b, ear_a, ear_b):
+    async def test(a, b, handler_a, handler_b):
         frame = bytes(range(256)) * (size // 256) + bytes(size % 256)
         link = await a.dial(b.address, b.public)
         link.send([b"hello"])
         link.send([frame[:1], memoryview(frame[1:])])
-        await ear_b.until(lambda ear: len(ear.frames) == 2)
-        assert ear_b.frames == [b"hello", frame]
+        await handler_b.until(lambda handler: len(handler.frames) == 2)
+        assert handler_b.frames == [b"hello", frame]
 
     contract(test)
 
 
 def test_transport_keeps_order_and_boundaries_of_frames(contract):
-    async def test(a, b, ear_a, ear_b):
+    async def test(a, b, handler_a, handler_b):
         link = await a.dial(b.address, b.public)
         sent = [bytes([k]) * (1 + 37 * k % 5000) for k in range(200)]
         for frame in sent:
             link.send([frame])
-        await ear_b.until(lambda ear: len(ear.frames) == 200)
-        assert ear_b.frames == sent
+        await handler_b.until(lambda handler: len(handler.frames) == 200)
+        assert handler_b.frames == sent
 
     contract(test)
 
 
 def test_link_carries_frames_both_ways(contract):
-    async def test(a, b, ear_a, ear_b):
+    async def test(a, b, handler_a, handler_b):
         link = await a.dial(b.address, b.public)
         link.send([b"question"])
-        await ear_b.until(lambda ear: ear.frames)
-        ear_b.links[0].send([b"answer"])
-        await ear_a.until(lambda ear: ear.frames)
-        assert ear_a.frames == [b"answer"]
-        assert ear_a.links == [link]
+        await handler_b.until(lambda handler: handler.frames)
+        handler_b.links[0].send([b"answer"])
+        await handler_a.until(lambda handler: handler.frames)
+        assert handler_a.frames == [b"answer"]
+        assert handler_a.links == [link]
 
     contract(test)
 
 
 def test_both_sides_may_dial_each_other(contract):
-    async def test(a, b, ear_a, ear_b):
+    async def test(a, b, handler_a, handler_b):
         (await a.dial(b.address, b.public)).send([b"from a"])
         (await b.dial(a.address, a.public)).send([b"from b"])
-        await ear_b.until(lambda ear: ear.frames)
-        await ear_a.until(lambda ear: ear.frames)
-        assert (ear_a.frames, ear_b.frames) == ([b"from b"], [b"from a"])
+        await handler_b.until(lambda handler: handler.frames)
+        await handler_a.until(lambda handler: handler.frames)
+        assert (handler_a.frames, handler_b.frames) == ([b"from b"], [b"from a"])
 
     contract(test)
 
 
 def test_received_frame_is_not_overwritten(contract):
-    async def test(a, b, ear_a, ear_b):
+    async def test(a, b, handler_a, handler_b):
         kept = []
-        ear_b.received = lambda link, frame: (kept.append(frame), Ear.received(ear_b, link, frame))
+        handler_b.received = lambda link, frame: (kept.append(frame), Handler.received(handler_b, link, frame))
         link = await a.dial(b.address, b.public)
         for k in range(20):
             link.send([bytes([k]) * 1000])
-        await ear_b.until(lambda ear: len(ear.frames) == 20)
+        await handler_b.until(lambda handler: len(handler.frames) == 20)
         assert [bytes(frame) for frame in kept] == [bytes([k]) * 1000 for k in range(20)]
 
     contract(test)
 
 
 def test_link_close_is_reported_once_to_other_side(contract):
-    async def test(a, b, ear_a, ear_b):
+    async def test(a, b, handler_a, handler_b):
         link = await a.dial(b.address, b.public)
         link.send([b"hello"])
-        await ear_b.until(lambda ear: ear.frames)
+        await handler_b.until(lambda handler: handler.frames)
         link.close()
         link.close()
-        await ear_b.until(lambda ear: ear.lost_links)
-        assert ear_b.lost_links[0][0] is ear_b.links[0]
-        assert "closed" in ear_b.lost_links[0][1]
-        assert ear_a.lost_links == []
+        await handler_b.until(lambda handler: handler.lost_links)
+        assert handler_b.lost_links[0][0] is handler_b.links[0]
+        assert "closed" in handler_b.lost_links[0][1]
+        assert handler_a.lost_links == []
         with pytest.raises(TransportError, match="closed"):
             link.send([b"too late"])
 
@@ -205,12 +205,12 @@ def test_link_close_is_reported_once_to_other_side(contract):
 
 
 def test_transport_close_ends_its_links(contract):
-    async def test(a, b, ear_a, ear_b):
+    async def test(a, b, handler_a, handler_b):
         link = await a.dial(b.address, b.public)
         link.send([b"hello"])
-        await ear_b.until(lambda ear: ear.frames)
+        await handler_b.until(lambda handler: handler.frames)
         await b.close()
-        await ear_a.until(lambda ear: ear.lost_links)
+        await handler_a.until(lambda handler: handler.lost_links)
         with pytest.raises(TransportError):
             await a.dial(b.address, b.public)
 
@@ -218,7 +218,7 @@ def test_transport_close_ends_its_links(contract):
 
 
 def test_dial_of_closed_transport_fails(contract):
-    async def test(a, b, ear_a, ear_b):
+    async def test(a, b, handler_a, handler_b):
         address = b.address
         await b.close()
         with pytest.raises(TransportError):
@@ -228,13 +228,13 @@ def test_dial_of_closed_transport_fails(contract):
 
 
 def test_listen_on_address_in_use_fails(contract):
-    async def test(a, b, ear_a, ear_b):
+    async def test(a, b, handler_a, handler_b):
         if isinstance(a, TlsTransport):
             other = TlsTransport(a.address, a.identity, a.gate, MAX)
         else:
             other = a.network.transport(a.name)
         with pytest.raises(TransportError, match="in use"):
-            await other.listen(Ear())
+            await other.listen(Handler())
 
     contract(test)
 
@@ -272,11 +272,11 @@ class Party:
     """Listening TLS transport with its handler and its key."""
 
     def __init__(self, identity, gate, address="127.0.0.1:0"):
-        self.identity, self.gate, self.ear = identity, gate, Ear()
+        self.identity, self.gate, self.handler = identity, gate, Handler()
         self.transport = TlsTransport(address, identity, gate, MAX)
 
     async def __aenter__(self):
-        await self.transport.listen(self.ear)
+        await self.transport.listen(self.handler)
         return self
 
     async def __aexit__(self, *exc):
@@ -286,7 +286,7 @@ class Party:
         return await self.transport.dial(other.transport.address, key or other.identity.public, **options)
 
     def refusals(self):
-        return [cause for cause, _ in self.ear.refusals]
+        return [cause for cause, _ in self.handler.refusals]
 
 
 def pair(count=2, **options):
@@ -319,13 +319,13 @@ def test_tls_link_has_same_session_and_keys_at_both_ends(on_loop):
             again = await a.dial(b)
             link.send([b"x"])
             again.send([b"y"])
-            await b.ear.until(lambda ear: len(ear.frames) == 2)
+            await b.handler.until(lambda handler: len(handler.frames) == 2)
             assert link.key == b.identity.public
-            assert {one.key for one in b.ear.links} == {a.identity.public}
-            assert {link.session, again.session} == {one.session for one in b.ear.links}
+            assert {one.key for one in b.handler.links} == {a.identity.public}
+            assert {link.session, again.session} == {one.session for one in b.handler.links}
             assert link.session != again.session
             assert link.dialled
-            assert not b.ear.links[0].dialled
+            assert not b.handler.links[0].dialled
 
     on_loop(main())
 
@@ -343,7 +343,7 @@ def test_tls_listens_on_ipv6_and_all_addresses(address, on_loop):
             for host in ("[::1]",) if address.startswith("[") else ("[::1]", "127.0.0.1"):
                 link = await a.transport.dial(f"{host}:{port}", b.identity.public)
                 link.send([b"hello"])
-            await b.ear.until(lambda ear: ear.frames)
+            await b.handler.until(lambda handler: handler.frames)
 
     on_loop(main())
 
@@ -357,7 +357,7 @@ def test_tls_refuses_stranger_with_valid_key(on_loop):
                 await stranger.dial(b)
             assert b.refusals() == ["stranger"]
             assert not b.transport.links
-            assert b.ear.frames == []
+            assert b.handler.frames == []
 
     on_loop(main())
 
@@ -487,11 +487,11 @@ def test_tls_joining_node_may_ask_if_inviting(on_loop):
             b.gate.invites = True
             link = await newcomer.dial(b, joining=True)
             link.send([b"may I?"])
-            await b.ear.until(lambda ear: ear.frames)
-            assert b.ear.links[0].joining
-            assert b.ear.links[0].key == newcomer.identity.public
+            await b.handler.until(lambda handler: handler.frames)
+            assert b.handler.links[0].joining
+            assert b.handler.links[0].key == newcomer.identity.public
             link.send([bytes(handshake.LIMIT + 1)])  # larger than a question may be
-            await b.ear.until(lambda ear: ear.lost_links)
+            await b.handler.until(lambda handler: handler.lost_links)
 
     on_loop(main())
 
@@ -548,14 +548,14 @@ def test_tls_wrong_size_before_proof_ends_connection(size, on_loop):
 def test_tls_large_frame_on_untrusted_link_ends_it(on_loop):
     async def main():
         a, b = pair()
-        b.ear.trusting = False
+        b.handler.trusting = False
         async with a, b:
             link = await a.dial(b)
             link.send([bytes(GREETING)])
-            await b.ear.until(lambda ear: ear.frames)
+            await b.handler.until(lambda handler: handler.frames)
             link.send([bytes(GREETING + 1)])
-            await b.ear.until(lambda ear: ear.lost_links)
-            assert "announced a frame" in b.ear.lost_links[0][1]
+            await b.handler.until(lambda handler: handler.lost_links)
+            assert "announced a frame" in b.handler.lost_links[0][1]
 
     on_loop(main())
 
@@ -571,7 +571,7 @@ def test_tls_drops_oldest_strangers_and_serves_members(monkeypatch, on_loop):
                 assert await asyncio.wait_for(reader.read(), 20) == b""
             assert len(b.transport.strangers) == STRANGERS
             (await a.dial(b)).send([b"hello"])
-            await b.ear.until(lambda ear: ear.frames)
+            await b.handler.until(lambda handler: handler.frames)
             for _, writer in connections:
                 writer.close()
 
@@ -588,7 +588,7 @@ def test_tls_drops_silent_stranger(monkeypatch, on_loop):
                 await asyncio.wait_for(reader.read(), 20)
                 writer.close()
             assert not b.transport.strangers
-            assert b.ear.lost_links == []  # it never became a link
+            assert b.handler.lost_links == []  # it never became a link
 
     on_loop(main())
 
@@ -603,7 +603,7 @@ def test_tls_survives_connections_reset_at_once(on_loop):
                 with socket.create_connection(split_address(b.transport.address)) as connection:
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             (await a.dial(b)).send([b"x"])
-            await b.ear.until(lambda ear: ear.frames)
+            await b.handler.until(lambda handler: handler.frames)
             assert faults == []
 
     on_loop(main())
@@ -616,11 +616,11 @@ def test_tls_frame_of_forbidden_size_ends_link(size, on_loop):
         async with a, b:
             link = await a.dial(b)
             link.send([b"hello"])
-            await b.ear.until(lambda ear: ear.frames)
+            await b.handler.until(lambda handler: handler.frames)
             link.connection.write(size.to_bytes(4, "big"))
-            await b.ear.until(lambda ear: ear.lost_links)
-            assert b.ear.frames == [b"hello"]
-            assert "announced a frame" in b.ear.lost_links[0][1]
+            await b.handler.until(lambda handler: handler.lost_links)
+            assert b.handler.frames == [b"hello"]
+            assert "announced a frame" in b.handler.lost_links[0][1]
 
     on_loop(main())
 
@@ -633,18 +633,18 @@ def test_tls_peer_that_does_not_read_is_bounded_and_closed(monkeypatch, on_loop)
             link = await a.dial(b)
             link.trust()  # otherwise a slow machine may end it for another reason
             link.send([b"hello"])
-            await b.ear.until(lambda ear: ear.frames)
-            b.ear.links[0].connection.pause_reading()
+            await b.handler.until(lambda handler: handler.frames)
+            b.handler.links[0].connection.pause_reading()
             with pytest.raises(TransportError, match="does not read"):
                 for _ in range(100):
                     link.send([bytes(MAX)])
             assert link.backlog <= (BACKLOG_FRAMES + 1) * (MAX + 4) + PIECES
             async with asyncio.timeout(20):
-                while not a.ear.lost_links:  # the operating system may accept more data for a while
+                while not a.handler.lost_links:  # the operating system may accept more data for a while
                     with suppress(TransportError):
                         link.send([bytes(MAX)])
                     await asyncio.sleep(0)
-            assert a.ear.lost_links == [(link, "does not read what it is sent")]
+            assert a.handler.lost_links == [(link, "does not read what it is sent")]
 
     on_loop(main())
 
@@ -655,13 +655,13 @@ def test_tls_link_reports_drain(on_loop):
         async with a, b:
             link = await a.dial(b)
             link.send([b"hello"])
-            await b.ear.until(lambda ear: ear.frames)
-            b.ear.links[0].connection.pause_reading()
+            await b.handler.until(lambda handler: handler.frames)
+            b.handler.links[0].connection.pause_reading()
             while link.backlog < MAX:
                 link.send([bytes(MAX)])
-            b.ear.links[0].connection.resume_reading()
-            await a.ear.until(lambda ear: ear.drained_links)
-            assert a.ear.drained_links[-1] is link
+            b.handler.links[0].connection.resume_reading()
+            await a.handler.until(lambda handler: handler.drained_links)
+            assert a.handler.drained_links[-1] is link
 
     on_loop(main())
 
@@ -692,8 +692,8 @@ async def dial_links(dialler, listener, count):
     """Dial `count` times; return the listener's links after a frame has arrived over each."""
     for _ in range(count):
         (await dialler.dial(listener)).send([b"hello"])
-    await listener.ear.until(lambda ear: len(ear.frames) == count)
-    return list(listener.ear.links)
+    await listener.handler.until(lambda handler: len(handler.frames) == count)
+    return list(listener.handler.links)
 
 
 async def wait_until(condition):
@@ -716,11 +716,11 @@ def test_tls_third_incomplete_largest_frame_ends_first(on_loop):
             links = await dial_links(a, b, 3)
             for which in range(3):
                 begin_frame(a, MAX, which)
-            await b.ear.until(lambda ear: ear.lost_links)
-            assert b.ear.lost_links == [(links[0], "did not complete a frame before it began others")]
+            await b.handler.until(lambda handler: handler.lost_links)
+            assert b.handler.lost_links == [(links[0], "did not complete a frame before it began others")]
             assert b.refusals() == ["incomplete"]
             (await c.dial(b)).send([bytes(GREETING)])  # other members are not affected
-            await b.ear.until(lambda ear: len(ear.frames) == 4)
+            await b.handler.until(lambda handler: len(handler.frames) == 4)
 
     on_loop(main())
 
@@ -737,8 +737,8 @@ def test_tls_frame_not_completed_in_time_ends_its_link(monkeypatch, on_loop):
             begin_frame(a, MAX, 0)
             await wait_until(lambda: not b.transport.reception(a.identity.public).idle)
             now = GRACE + MAX / SLOWEST
-            await b.ear.until(lambda ear: ear.lost_links)
-            assert b.ear.lost_links == [(links[0], "did not complete a frame in time")]
+            await b.handler.until(lambda handler: handler.lost_links)
+            assert b.handler.lost_links == [(links[0], "did not complete a frame in time")]
             assert b.refusals() == ["incomplete"]
             assert list(b.transport.links) == links[1:]
 
@@ -765,9 +765,9 @@ def test_tls_expel_closes_only_links_of_that_key(on_loop):
         async with a, b, c:
             links = await dial_links(a, b, 3)
             (await c.dial(b)).send([b"hello"])
-            await b.ear.until(lambda ear: len(ear.frames) == 4)
+            await b.handler.until(lambda handler: len(handler.frames) == 4)
             b.transport.expel(a.identity.public)
-            await a.ear.until(lambda ear: len(ear.lost_links) == 3)
+            await a.handler.until(lambda handler: len(handler.lost_links) == 3)
             assert not set(links) & set(b.transport.links)
             assert [link.key for link in b.transport.links] == [c.identity.public]
 
@@ -777,16 +777,16 @@ def test_tls_expel_closes_only_links_of_that_key(on_loop):
 def test_tls_link_limit_closes_oldest_trusted_or_new_link(on_loop):
     async def main():
         a, b = pair()
-        b.ear.trusting = False
+        b.handler.trusting = False
         async with a, b:
             links = await dial_links(a, b, LINKS_PER_KEY)
             await a.dial(b)  # a parallel dial, of which only the first answer is used
-            await b.ear.until(lambda ear: ear.lost_links)
+            await b.handler.until(lambda handler: handler.lost_links)
             assert list(b.transport.links) == links
             links[1].trust()
             await a.dial(b)
-            await b.ear.until(lambda ear: len(ear.lost_links) == 2)
-            assert b.ear.lost_links[1] == (links[1], "made room for another one")
+            await b.handler.until(lambda handler: len(handler.lost_links) == 2)
+            assert b.handler.lost_links[1] == (links[1], "made room for another one")
             assert len(b.transport.links) == LINKS_PER_KEY
 
     on_loop(main())
@@ -802,11 +802,11 @@ def test_tls_throttles_flood_of_frames_without_loss(monkeypatch, on_loop):
             link = await a.dial(b)
             for k in range(30):
                 link.send([bytes([k])])
-            await b.ear.until(lambda ear: len(ear.frames) == 11)
+            await b.handler.until(lambda handler: len(handler.frames) == 11)
             (await c.dial(b)).send([b"c"])
-            await b.ear.until(lambda ear: len(ear.frames) == 12)
-            assert b.ear.frames == [*(bytes([k]) for k in range(11)), b"c"]
-            assert b.ear.lost_links == b.ear.refusals == []
+            await b.handler.until(lambda handler: len(handler.frames) == 12)
+            assert b.handler.frames == [*(bytes([k]) for k in range(11)), b"c"]
+            assert b.handler.lost_links == b.handler.refusals == []
 
     on_loop(main())
 
@@ -822,9 +822,9 @@ def test_tls_throttled_link_continues_later(monkeypatch, on_loop):
             sent = [bytes([k]) * 100 * k for k in range(1, 60)]
             for frame in sent:
                 link.send([frame])
-            await b.ear.until(lambda ear: len(ear.frames) == len(sent))
-            assert b.ear.frames == sent
-            assert b.ear.refusals == []
+            await b.handler.until(lambda handler: len(handler.frames) == len(sent))
+            assert b.handler.frames == sent
+            assert b.handler.refusals == []
 
     on_loop(main())
 
@@ -836,13 +836,13 @@ def test_tls_error_in_handler_ends_only_its_link(on_loop):
         a, b, c = pair(3)
         async with a, b, c:
             links = await dial_links(a, b, 1)
-            received = b.ear.received
-            b.ear.received = lambda link, frame: 1 // 0 if link is links[0] else received(link, frame)
+            received = b.handler.received
+            b.handler.received = lambda link, frame: 1 // 0 if link is links[0] else received(link, frame)
             next(iter(a.transport.links)).send([b"again"])
-            await b.ear.until(lambda ear: ear.lost_links)
+            await b.handler.until(lambda handler: handler.lost_links)
             assert b.refusals() == ["fault"]
             (await c.dial(b)).send([b"hello"])
-            await b.ear.until(lambda ear: len(ear.frames) == 2)
+            await b.handler.until(lambda handler: len(handler.frames) == 2)
         assert faults == []
 
     on_loop(main())
@@ -867,14 +867,14 @@ def test_in_process_link_keeps_order_with_delay_and_loss():
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         network = InProcessNetwork(SlowNetwork())
-        a, b, ear = network.transport("a"), network.transport("b"), Ear()
-        await a.listen(Ear())
-        await b.listen(ear)
+        a, b, handler = network.transport("a"), network.transport("b"), Handler()
+        await a.listen(Handler())
+        await b.listen(handler)
         link = await a.dial("memory:b", b"")
         for k in range(10):
             link.send([bytes([k])])
-        await ear.until(lambda ear: len(ear.frames) == 8)
-        assert ear.frames == [bytes([k]) for k in range(10) if k % 5 != 4]
+        await handler.until(lambda handler: len(handler.frames) == 8)
+        assert handler.frames == [bytes([k]) for k in range(10) if k % 5 != 4]
         assert loop.time() == 10.0
 
     run(main())
