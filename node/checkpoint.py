@@ -184,11 +184,13 @@ class FileStore:
             for bad in damaged:
                 aside = bad.with_name(f"{bad.name}.damaged")
                 bad.replace(aside)
-                event = f"{bad} is damaged: kept as {aside.name}, and the checkpoint before it is used"
+                event = f"{bad} is damaged: renamed it to {aside.name}; continuing from the previous checkpoint"
                 self._log.warning(event, path=str(bad))
             return checkpoint
         if damaged:
-            raise ConfigurationError(f"{', '.join(map(str, damaged))}: damaged; move away to start from round 0")
+            raise ConfigurationError(
+                f"no checkpoint is intact: {', '.join(map(str, damaged))}; move them away to start from round 0"
+            )
         return None
 
     def _shift(self) -> None:
@@ -208,7 +210,9 @@ def _read(path: Path) -> Checkpoint:
     try:
         return msgspec.msgpack.decode(read_sealed(path, _MAGIC), type=Checkpoint)
     except msgspec.MsgspecError as error:
-        raise ConfigurationError(f"{path} is of another version: {error}; move it away to start anew") from error
+        raise ConfigurationError(
+            f"{path} was written by another version of p2pfl ({error}); move it away to start from round 0"
+        ) from error
 
 
 def same_federation(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> None:
@@ -218,6 +222,6 @@ def same_federation(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> None
         if found != value:
             shown = (found.hex(), value.hex()) if isinstance(value, bytes) else (found, value)
             raise ConfigurationError(
-                f"the checkpoint has {key} {shown[0]!r}, the configuration {shown[1]!r};"
-                " change that back, or move the checkpoint away to start from round 0"
+                f"the checkpoint has {key} {shown[0]!r}, the configuration has {shown[1]!r};"
+                " restore the old value, or move the checkpoint away to start from round 0"
             )

@@ -240,11 +240,11 @@ class Node:
         params = merge.params
         if params.shape != self.me.params.shape or params.dtype != self.me.params.dtype:
             reason = problem(params, self.me.layout.size)
-            raise ConfigurationError(f"the policy {type(self.policy).__name__} returned {reason}")
+            raise ConfigurationError(f"the policy {type(self.policy).__name__} returned an invalid model: {reason}")
         if self.me.lenient and not np.isfinite(params).all():
             if self._observer is not None:
                 senders = sorted(id for id, weight in merge.weights.items() if weight and id != self.name)
-                reason = f"the mean with {', '.join(senders) or 'nobody'} has values that are not finite"
+                reason = f"the average with the models of {', '.join(senders) or 'no peer'} has values that are not finite"
                 self._observer.discarded(self.name, self.me.round, reason, senders)
             merge = Merge(self.peers.own, {self.name: 1.0})
         self.me.params = merge.params
@@ -381,7 +381,7 @@ def encode_state(policy: Policy) -> bytes:
         return msgspec.msgpack.encode(policy.state())
     except TypeError as error:
         raise ConfigurationError(
-            f"the policy {policy_name(policy)} has a state of more than numbers, strings, lists and dicts: {error}"
+            f"the state of the policy {policy_name(policy)} must consist of numbers, strings, lists and dicts: {error}"
         ) from error
 
 

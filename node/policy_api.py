@@ -254,7 +254,9 @@ class NodePeers:
 
     async def remote_losses(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         if not self._asks_scores:
-            raise ConfigurationError("a policy that calls scores must have asks_scores = True, or no peer answers")
+            raise ConfigurationError(
+                "a policy that calls scores must have the attribute asks_scores = True; otherwise no peer answers"
+            )
         return await self._exchange.score(ids, self._me.round, params) if ids else {}
 
     async def submit(

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from p2pfl.algorithms.selection import fitting
 from p2pfl.errors import BudgetExceededError
 from p2pfl.policy import Budget, Update
+from p2pfl.system.printable import plural
 
 
 class Reservation(NamedTuple):
@@ -149,7 +150,7 @@ class BudgetTracker:
             else:
                 self.refused += 1
                 self.oversized[update.sender] += 1
-                self.refusal = f"a model of {update.sender} of {update.size} bytes, where {left} were left"
+                self.refusal = f"a model of {update.size} bytes from {update.sender}, but only {left} bytes were left"
         return [update for update in updates if update.sender in kept]
 
     def admits(self, size: int) -> bool:
@@ -178,19 +179,19 @@ class BudgetTracker:
 
     def _room(self, count: int, sizes: Sequence[int]) -> tuple[int, str]:
         """Return how many of `count` models fit, in their order, and the limit that excludes the rest."""
-        budget, span = self.budget, "step of the preparation" if self.preparing else "round"
+        budget, span = self.budget, "preparation step" if self.preparing else "round"
         models, used, held = self.models + self._places, self.bytes + self._place_bytes, self.held + self._places
         room, reason = count, ""
         if budget.models and models + room > budget.models:
             room = max(0, budget.models - models)
-            reason = f"{models + count} models in a {span}, the budget is {budget.models}"
+            reason = f"{models + count} models in a {span}, but the budget is {budget.models}"
         if budget.held and held + room > budget.held:
             room = max(0, budget.held - held)
-            reason = f"{held + count} models held at once, the budget is {budget.held}"
+            reason = f"{held + count} models held at once, but the budget is {budget.held}"
         fits = sum(used + total <= budget.bytes for total in accumulate(sizes))
         if budget.bytes and fits < room:
             room = fits
-            reason = f"{count} more models after {used} bytes, the budget is {budget.bytes} bytes a {span}"
+            reason = f"{plural(count, 'more model')} after {used} bytes, but the budget is {budget.bytes} bytes in a {span}"
         return room, reason
 
     def _lease(self, update: Update) -> Update:

@@ -94,4 +94,4 @@ def _refusal(learner: Learner, query: Query[Any]) -> str:
     asked, operation = type(query).__name__, query.operation.__name__
     variant = "" if operation == asked else f" with a {operation}"
     needed = f"; the policy needs {query.hint}" if query.hint else ""
-    return f"{type(learner).__name__} does not answer {asked}{variant}{needed}"
+    return f"{type(learner).__name__} does not support {asked}{variant}{needed}"

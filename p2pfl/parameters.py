@@ -43,9 +43,9 @@ class Layout:
         names = [name for name, _ in self.shapes]
         for name in self.private:
             if name not in names:
-                raise ConfigurationError(f"there is no tensor {name!r} to be kept private; there are: {', '.join(names)}")
+                raise ConfigurationError(f"no tensor {name!r} to keep private; the tensors are: {', '.join(names)}")
         if self.private and set(names) <= set(self.private):
-            raise ConfigurationError("all tensors are private: there is nothing left to be shared")
+            raise ConfigurationError("all tensors are private; at least one must be shared")
 
     @cached_property
     def size(self) -> int:

@@ -153,12 +153,12 @@ def make_task(name: str, options: Mapping[str, Any], part: Part, seed: int) -> T
     factory = resolve("task", name, TASKS, "p2pfl.tasks", ("learner",))
     with suppress(ValueError):  # without a signature; `build` reports it
         if not (takes(factory, "part") and takes(factory, "seed")):  # check before the call: it may be any object
-            raise ConfigurationError(f"task {name!r} is no task: it does not take `part` and `seed`")
+            raise ConfigurationError(f"task {name!r} is not a valid task: it does not take `part` and `seed`")
     task: Task = build("task", factory, options, part=part, seed=seed)
     needed = ("layout", "n_samples", "metric", "higher_is_better", "public_info", "initial", "learner")
     missing = [m for m in needed if not hasattr(task, m)]
     if missing:
-        raise ConfigurationError(f"task {name!r} is no task: it lacks {', '.join(missing)}")
+        raise ConfigurationError(f"task {name!r} is not a valid task: it lacks {', '.join(missing)}")
     try:
         check_public_info(task.public_info)
     except ConfigurationError as error:

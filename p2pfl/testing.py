@@ -227,7 +227,7 @@ def _take_turns(parts: Mapping[str, Coroutine[Any, Any, Merge]], cast: Mapping[s
                     cast[id].params = done.value.params
                     del waiting[id]
             if _done(waiting, cast) == before:
-                raise RuntimeError(f"{', '.join(waiting)} wait for models that nobody will publish")
+                raise RuntimeError(f"{', '.join(waiting)} wait for models that no node will publish")
     finally:
         for part in waiting.values():
             part.close()

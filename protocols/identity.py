@@ -45,7 +45,7 @@ class Identity:
         try:
             key_files.write_new(path, content)
         except FileExistsError as error:
-            raise IdentityError(f"{path} exists; a key is never overwritten, move it away first") from error
+            raise IdentityError(f"{path} exists; move it away first, because keys are not overwritten") from error
         return cls(private)
 
     @classmethod
@@ -65,7 +65,9 @@ class Identity:
         except OSError as error:
             raise IdentityError(f"{path}: {error.strerror}") from error
         if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
-            raise IdentityError(f"{path} is readable by others (mode {stat.S_IMODE(mode):04o}); run: chmod 600 {path}")
+            raise IdentityError(
+                f"{path} is accessible to other users (mode {stat.S_IMODE(mode):04o}); run: chmod 600 {path}"
+            )
         return cls(key_files.decode(path, content, passphrase))
 
     @classmethod
@@ -109,7 +111,7 @@ class Verifier:
         except ValueError as error:
             raise IdentityError(f"{public.hex()} is not a public key") from error
         if is_weak(public):
-            raise IdentityError(f"{public.hex()} is a key without a secret: its signatures prove nothing")
+            raise IdentityError(f"{public.hex()} is a weak key, for which signatures can be forged")
 
     def valid(self, signature: bytes, data: bytes) -> bool:
         try:

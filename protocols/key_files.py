@@ -48,10 +48,10 @@ def decode(path: Path, content: bytes, passphrase: bytes | None = None) -> Ed255
     """
     pem = content[: -len(_checksum(b""))]
     if content != pem + _checksum(pem):
-        raise IdentityError(f"{path} is damaged, or not a key file that p2pfl has made")
+        raise IdentityError(f"{path} is damaged, or not a key file of p2pfl")
     encrypted = pem.startswith(_ENCRYPTED)
     if encrypted and passphrase is None:
-        raise PassphraseError(f"{path} is encrypted: its passphrase is needed")
+        raise PassphraseError(f"{path} is encrypted and needs its passphrase")
     try:
         private = serialization.load_pem_private_key(pem, passphrase if encrypted else None)
     except (ValueError, TypeError):  # without the cause, which may quote the file
@@ -59,7 +59,7 @@ def decode(path: Path, content: bytes, passphrase: bytes | None = None) -> Ed255
             raise PassphraseError(f"the passphrase of {path} is wrong") from None
         raise IdentityError(f"{path} is not a key file") from None
     if not isinstance(private, Ed25519PrivateKey):
-        raise IdentityError(f"{path} holds a key of another kind than Ed25519")
+        raise IdentityError(f"{path} has a key of another kind than Ed25519")
     return private
 
 
@@ -107,7 +107,7 @@ def plain_pem(private: Ed25519PrivateKey) -> bytes:
 
 def _encrypted_pem(private: Ed25519PrivateKey, passphrase: bytes) -> bytes:
     if len(passphrase) < SHORTEST:
-        raise IdentityError(f"a passphrase has {SHORTEST} characters at least; several random words are better")
+        raise IdentityError(f"the passphrase must have at least {SHORTEST} characters; use several random words")
     plain = private.private_bytes(
         serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -27,6 +27,7 @@ from p2pfl.node.runtime import join as joining
 from p2pfl.node.status import reader
 from p2pfl.policies import make_policy
 from p2pfl.system.console import fail
+from p2pfl.system.printable import plural
 
 NAMES = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "ivan", "judy")
 SAMPLES = 40  # training images of each node: so few that peers' models help
@@ -167,7 +168,8 @@ def _lines(title: str) -> Callable[[States], None]:
                     seen.add((name, row["round"]))
                     print(
                         f"{title}: {name}, round {row['round']}, accuracy {row['validation']:.3f},"
-                        f" {row['models']} peers, {row['bytes_in'] / 1000:.1f} kB in, {row['bytes_out'] / 1000:.1f} kB out",
+                        f" {plural(row['models'], 'peer')}, {row['bytes_in'] / 1000:.1f} kB in,"
+                        f" {row['bytes_out'] / 1000:.1f} kB out",
                         flush=True,
                     )
 
@@ -215,7 +217,7 @@ def _print_accuracy(accuracy: Mapping[str, Mapping[str, float]]) -> None:
         table.add_row(name, f"{values['alone']:.3f}", f"{values['together']:.3f}")
     means = [sum(values[key] for values in accuracy.values()) / len(accuracy) for key in ("alone", "together")]
     table.add_row("mean", *(f"{mean:.3f}" for mean in means))
-    print("accuracy on the test images, of the model that was best on validation:")
+    print("test accuracy of each node's model with the best validation loss:")
     Console(highlight=False).print(table)
 
 

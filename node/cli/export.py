@@ -46,12 +46,12 @@ def encoder_for(task: Task, onnx: bool, preference: Sequence[float]) -> Encode |
     """Return the function that encodes a model as a file; None to write the layout's tensors."""
     if preference:
         if not isinstance(task, PreferenceConditioned):
-            raise ConfigurationError("the node's task has one model, and none for each preference: leave --preference out")
+            raise ConfigurationError("the node's task has no model for each preference; leave out --preference")
         return partial(_answer, task, preference, onnx)
     if not onnx:
         return None
     if isinstance(task, PreferenceConditioned):
-        raise ConfigurationError("the node has a model for each preference: say which with --preference, such as 0.3,0.7")
+        raise ConfigurationError("the task has a model for each preference; choose one with --preference, such as 0.3,0.7")
     from p2pfl.learning.onnx_export import to_onnx
 
     return partial(to_onnx, task)
@@ -80,7 +80,7 @@ def newest(folder: Path) -> Checkpoint:
     """
     checkpoint = FileStore(folder / folders.CHECKPOINT).load()
     if checkpoint is None:
-        raise ConfigurationError(f"{folder} has no checkpoint: the node has not learnt anything yet")
+        raise ConfigurationError(f"{folder} has no checkpoint: the node has not finished a round yet")
     return checkpoint
 
 
@@ -106,8 +106,8 @@ def write(
 
     if checkpoint.layout != layout.fingerprint:
         raise ConfigurationError(
-            f"the checkpoint of {checkpoint.name} is of the layout {checkpoint.layout.hex()}, its task has"
-            f" {layout.fingerprint.hex()}: the task was changed since"
+            f"the task was changed since the checkpoint of {checkpoint.name} was written: the checkpoint has the layout"
+            f" {checkpoint.layout.hex()}, the task has {layout.fingerprint.hex()}; restore the task's options in node.toml"
         )
     best = checkpoint.early_stopping["best"]  # none before the first evaluation
     params, round = (best, checkpoint.early_stopping["round"]) if best else (checkpoint.params, checkpoint.round)
@@ -118,7 +118,7 @@ def write(
         "fingerprint": layout.fingerprint.hex(),
     }
     if target.exists() and not force:
-        raise ConfigurationError(f"{target} exists; --force overwrites it")
+        raise ConfigurationError(f"{target} exists; use --force to overwrite it")
     vector = unpack(params)
     content = save(layout.unflatten(vector), about) if encode is None else encode(vector, about)
     try:

@@ -38,7 +38,9 @@ def local_broker() -> Iterator[str]:
         elif find_spec("amqtt") is not None:
             command = [sys.executable, "-m", "p2pfl.node.cli.local_broker", str(port)]
         else:
-            raise ConfigurationError("there is no broker: apt install mosquitto, or pip install 'p2pfl-node[broker]'")
+            raise ConfigurationError(
+                "no MQTT broker is installed: apt install mosquitto, or pip install 'p2pfl-node[broker]'"
+            )
         process = stack.enter_context(
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         )
@@ -46,7 +48,7 @@ def local_broker() -> Iterator[str]:
         deadline = time.monotonic() + STARTING
         while not _answers(port):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise ConfigurationError(f"the broker does not start: {' '.join(command)}")
+                raise ConfigurationError(f"the broker did not start within {STARTING:g} s: {' '.join(command)}")
             time.sleep(0.05)
         yield f"mqtt://127.0.0.1:{port}"
 

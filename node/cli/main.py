@@ -14,19 +14,16 @@ from typing import Any
 from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import POLICIES
-from p2pfl.system.console import FAILED, Parser, run_command
+from p2pfl.system.console import FAILED, Parser, add_command, format_examples, run_command
 from p2pfl.system.event_log import print_events
 from p2pfl.system.printable import printable
 from p2pfl.task import TASKS
 
-COORDINATED = (
-    "Coordinated policies, such as fedpref, elect a coordinator: with n members, more than n/2 must be online. So 2 members"
-    " tolerate none offline, 3 or 4 tolerate one, 5 tolerate two. Without a majority each node learns alone."
-)
 POLICY_HELP = (
-    f"policy that chooses peers and averages models: {', '.join(POLICIES)}, or package.module:factory (default: dac)."
-    f" {COORDINATED}"
+    f"policy that selects peers and averages models: {', '.join(POLICIES)}, or package.module:factory (default: dac); for"
+    " policies with a coordinator, such as fedpref, see docs/explanation/elections.md"
 )
+JSON_HELP = "print one JSON object and nothing else"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,9 +41,13 @@ def parser() -> Parser:
     """Return the parser of the command line; the documentation is also generated from it."""
     from p2pfl.node.cli import membership as cli_members
 
-    parser = Parser(prog="p2pfl-node", description="Learn with peers, without a server.")
-    parser.add_argument("--version", action="version", version=f"p2pfl {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser = Parser(
+        prog="p2pfl-node",
+        description="Run a node that learns with its peers, without a server.",
+        epilog=format_examples("p2pfl-node demo --rounds 3", "p2pfl-node init alice", "p2pfl-node run alice"),
+    )
+    parser.add_argument("--version", action="version", version=f"p2pfl {__version__}", help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", required=True, title="commands", metavar="COMMAND")
 
     _add_init(commands)
     cli_members.add(commands, _folder)
@@ -59,104 +60,184 @@ def parser() -> Parser:
 
 
 def _add_init(commands: Any) -> None:
-    parser = commands.add_parser("init", help="make a node's folder with a key and a configuration")
-    _folder(parser, "the node's folder, to be made")
-    parser.add_argument("--name", help="by which the others know the node (default: the folder's name)")
-    parser.add_argument("--port", type=int, default=4100, help="to listen on, on all addresses (default: 4100)")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="to listen on one address only")
-    parser.add_argument(
-        "--part", default="0/1", metavar="I/N", help="which part of a built-in data set, such as 0/3 (default: 0/1)"
+    parser = add_command(
+        commands,
+        "init",
+        "create a node's folder with a key and a configuration",
+        "p2pfl-node init alice --port 4101 --part 0/20",
+        "p2pfl-node init bob --data bob.csv",
+        "p2pfl-node init carol --broker mqtt://broker.example:1883 --policy fedpref",
     )
-    parser.add_argument(
+    _folder(parser, "folder to create")
+    network = parser.add_argument_group("name and network")
+    network.add_argument("--name", help="name of the node in the federation (default: the name of FOLDER)")
+    network.add_argument("--port", type=int, default=4100, help="TCP port to listen on, at all addresses (default: 4100)")
+    network.add_argument(
+        "--listen", metavar="HOST:PORT", help="listen at this address only, instead of --port at all addresses"
+    )
+    network.add_argument(
+        "--broker",
+        default="",
+        metavar="URL",
+        help="MQTT broker that all members can reach, such as mqtt://host:1883 (default: none)",
+    )
+    data = parser.add_argument_group("data")
+    data.add_argument(
+        "--part",
+        default="0/1",
+        metavar="I/N",
+        help="part of a built-in data set for this node: part I of N, counted from 0 (default: 0/1)",
+    )
+    data.add_argument(
         "--data",
         default="",
         metavar="FILE",
-        help="the node's own data: npz or csv for --task classification, a table's schema file, .toml, for --task fairness",
+        help="the node's own data: an .npz or .csv file for the task classification, a .toml schema for fairness"
+        " (default: none)",
     )
-    parser.add_argument(
-        "--root", default="", metavar="DIR", help="the folder of data sets (default: the variable P2PFL_DATA)"
+    data.add_argument(
+        "--root",
+        default="",
+        metavar="DIR",
+        help="folder with the published data sets (default: the environment variable P2PFL_DATA)",
     )
-    parser.add_argument(
-        "--broker", default="", metavar="URL", help="an MQTT broker that all members reach, mqtt://host:1883"
-    )
-    parser.add_argument(
+    learning = parser.add_argument_group("learning")
+    learning.add_argument(
         "--task",
-        help=f"what is learned: {', '.join(TASKS)}, or package.module:factory (default: digits)",
+        help=f"learning problem: {', '.join(TASKS)}, or package.module:factory (default: digits; with --data"
+        " classification)",
     )
-    parser.add_argument("--policy", default="dac", help=POLICY_HELP)
+    learning.add_argument("--policy", default="dac", help=POLICY_HELP)
     parser.set_defaults(do=_init)
 
 
 def _add_run(commands: Any) -> None:
-    parser = commands.add_parser("run", help="run a node until you stop it; it continues with its last checkpoint")
+    parser = add_command(
+        commands,
+        "run",
+        "run a node until you stop it; it continues from its last checkpoint",
+        "p2pfl-node run alice",
+        "p2pfl-node run alice --until-done --set mdns=false",
+        "p2pfl-node run alice --status-port 4180",
+    )
     _folder(parser)
-    parser.add_argument(
-        "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[], help="change a key of node.toml"
-    )
-    parser.add_argument("--data", metavar="FILE", help="the node's own data, instead of the file that node.toml names")
-    parser.add_argument("--root", metavar="DIR", help="the folder of data sets, instead of the one that node.toml names")
-    parser.add_argument(
-        "--passphrase-file", metavar="FILE",
-        help="the passphrase of the admission key, if that is here and encrypted: tokens are answered only with it",
+    configuration = parser.add_argument_group("configuration")
+    configuration.add_argument(
+        "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[],
+        help="override a key of node.toml for this run, such as mdns=false; can be repeated",
     )  # fmt: skip
-    parser.add_argument("--until-done", action="store_true", help="end when all rounds are done and no peer needs this node")
-    parser.add_argument(
-        "--status-port", type=int, metavar="N", help="show what the node does at http://127.0.0.1:N; 0 takes a free port"
+    configuration.add_argument("--data", metavar="FILE", help="the node's own data (default: data in node.toml)")
+    configuration.add_argument(
+        "--root", metavar="DIR", help="folder with the published data sets (default: root in node.toml)"
     )
-    parser.add_argument("--status-host", metavar="HOST", help="show it there, to others too if that is not on loopback")
-    parser.add_argument("--log-format", choices=("text", "json"), default="text", help="json: one object a line")
-    parser.add_argument("--json", action="store_true", help="print the final status and nothing else")
+    configuration.add_argument(
+        "--passphrase-file", metavar="FILE",
+        help="file with the passphrase of the admission key in its first line; a node with an encrypted admission key needs"
+        " it to answer tokens (default: passphrase_file in node.toml)",
+    )  # fmt: skip
+    configuration.add_argument(
+        "--until-done", action="store_true", help="exit when all rounds are done and no peer needs this node"
+    )
+    page = parser.add_argument_group("status page")
+    page.add_argument(
+        "--status-port", type=int, metavar="N",
+        help="port of the status page; 0 selects a free port (default: status_port in node.toml)",
+    )  # fmt: skip
+    page.add_argument(
+        "--status-host", metavar="HOST",
+        help="address of the status page; on other addresses than loopback, other machines can read it (default:"
+        " status_host in node.toml)",
+    )  # fmt: skip
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--log-format", choices=("text", "json"), default="text",
+        help="format of the log: lines of text, or one JSON object a line (default: text)",
+    )  # fmt: skip
+    output.add_argument("--json", action="store_true", help="print the final status as one JSON object, and no log")
     parser.set_defaults(do=_run)
 
 
 def _add_status(commands: Any) -> None:
-    parser = commands.add_parser("status", help="show what a node does, its peers, and what it has rejected")
-    _folder(parser)
-    parser.add_argument("--watch", action="store_true", help="show it again every second, until interrupted")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object and nothing else, every second if watched"
+    parser = add_command(
+        commands,
+        "status",
+        "show the state, the peers and the traffic of a node",
+        "p2pfl-node status alice",
+        "p2pfl-node status alice --watch",
     )
+    _folder(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument("--watch", action="store_true", help="refresh every second, until you press Ctrl-C")
+    output.add_argument("--json", action="store_true", help=f"{JSON_HELP}; with --watch, one every second")
     parser.set_defaults(do=_status)
 
 
 def _add_doctor(commands: Any) -> None:
-    parser = commands.add_parser("doctor", help="look for problems of a node, and print a remedy for each")
+    parser = add_command(
+        commands,
+        "doctor",
+        "check a node for problems and print a remedy for each",
+        "p2pfl-node doctor alice",
+    )
     _folder(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(do=_doctor)
 
 
 def _add_export(commands: Any) -> None:
-    parser = commands.add_parser("export", help="write a node's best model, as a safetensors or ONNX file")
+    parser = add_command(
+        commands,
+        "export",
+        "write a node's best model to a safetensors or ONNX file",
+        "p2pfl-node export alice model.safetensors",
+        "p2pfl-node export alice model.onnx --force",
+        "p2pfl-node export alice model.safetensors --preference 0.3,0.7",
+    )
     _folder(parser)
-    parser.add_argument("target", type=Path, help="the file to be written, such as model.safetensors")
-    parser.add_argument(
+    parser.add_argument("target", type=Path, metavar="TARGET", help="file to write, such as model.safetensors")
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--preference",
+        metavar="WEIGHTS",
+        help="weights of the objectives, such as 0.3,0.7: which model to export, if the task has one for each preference, as"
+        " praffl has (default: all parameters)",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument(
         "--format",
         choices=("safetensors", "onnx"),
         default="",
-        help="default: what the file's name ends with, or else safetensors; onnx needs the extra of that name",
+        help="file format; onnx needs the extra onnx (default: by the extension of TARGET, otherwise safetensors)",
     )
-    parser.add_argument(
-        "--preference",
-        metavar="WEIGHTS",
-        help="of a task that has a model for each preference, such as praffl: whose model, such as 0.3,0.7",
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite it")
+    output.add_argument("--force", action="store_true", help="overwrite TARGET if it exists")
     parser.set_defaults(do=_export)
 
 
 def _add_demo(commands: Any) -> None:
-    parser = commands.add_parser("demo", help="run a throw-away federation of processes on this machine")
-    parser.add_argument("--nodes", type=int, default=3, help="how many (default: 3)")
-    parser.add_argument("--rounds", type=int, default=10, help="how many (default: 10)")
-    parser.add_argument("--policy", default="dac", help=POLICY_HELP)
-    parser.add_argument("--broker", action="store_true", help="let them meet at an MQTT broker, Mosquitto or else amqtt")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser = add_command(
+        commands,
+        "demo",
+        "run a temporary federation on this machine and compare it with learning alone",
+        "p2pfl-node demo",
+        "p2pfl-node demo --nodes 5 --rounds 3 --policy coordinated-fedavg",
+    )
+    federation = parser.add_argument_group("federation")
+    federation.add_argument("--nodes", type=int, default=3, help="number of nodes, from 2 to 10 (default: 3)")
+    federation.add_argument("--rounds", type=int, default=10, help="number of rounds (default: 10)")
+    federation.add_argument("--policy", default="dac", help=POLICY_HELP)
+    federation.add_argument(
+        "--broker",
+        action="store_true",
+        help="connect the nodes through a local MQTT broker, Mosquitto or amqtt (default: directly)",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(do=_demo)
 
 
-def _folder(parser: argparse.ArgumentParser, help: str = "the node's folder, made by init") -> None:
-    parser.add_argument("folder", type=Path, help=help)
+def _folder(parser: argparse.ArgumentParser, help: str = "folder of the node, created by init") -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help=help)
 
 
 def _from_anywhere(path: str) -> str:
@@ -184,7 +265,10 @@ def _init(options: argparse.Namespace) -> int:
         broker=options.broker,
         root=root,
     )
-    print(f"made {options.folder}; next: p2pfl-node federation create, or p2pfl-node join with an invitation")
+    print(
+        f"created {options.folder}; next: p2pfl-node federation create {options.folder} --backup FILE, or with a token"
+        f" p2pfl-node join {options.folder}"
+    )
     return 0
 
 
@@ -220,7 +304,11 @@ def _status(options: argparse.Namespace) -> int:
     while True:
         state = reader.current(options.folder)
         if state is None and not waiting:
-            print("this node has never run", file=sys.stderr, flush=True)
+            print(
+                f"{options.folder}: this node has never run; run it with p2pfl-node run {options.folder}",
+                file=sys.stderr,
+                flush=True,
+            )
             if not options.watch:
                 return FAILED
             waiting = True  # logged once
@@ -255,7 +343,7 @@ def _export(options: argparse.Namespace) -> int:
     try:
         preference = [float(weight) for weight in options.preference.split(",")] if options.preference is not None else []
     except ValueError as error:
-        raise ConfigurationError(f"--preference must be weights such as 0.3,0.7, got {options.preference!r}") from error
+        raise ConfigurationError(f"--preference must be numbers such as 0.3,0.7, got {options.preference!r}") from error
     round = export(options.folder, options.target, options.force, options.format, preference)
     print(f"wrote the model of round {round} to {options.target}")
     return 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation.passphrases import VARIABLE
+from p2pfl.system.console import add_command
 
 if TYPE_CHECKING:
     from p2pfl.node.federation.agreement import Agreement
@@ -20,16 +21,23 @@ if TYPE_CHECKING:
 
 ROLES = ("participant", "observer", "coordinator-eligible")
 ROLE_HELP = (
-    "of the new member (default: participant). No node learns from an observer, and it does not vote. Once some members are"
-    " coordinator-eligible, only these may be elected as the coordinator"
+    "role of the new member: an observer does not vote, and no node learns from it; for coordinator-eligible see"
+    " docs/explanation/elections.md (default: participant)"
 )
+DEFAULT_PASSPHRASE = f"default: the environment variable {VARIABLE}, or a prompt"
 Folder = Callable[[argparse.ArgumentParser], None]
 
 
 def add(commands: Any, folder: Folder) -> None:
     """Add the commands to a parser."""
-    federation = commands.add_parser("federation", help="make a federation, or look at it")
-    federations = federation.add_subparsers(dest="federation", required=True, metavar="COMMAND")
+    federation = add_command(
+        commands,
+        "federation",
+        "create a federation, show it, or replace its admission key",
+        "p2pfl-node federation create alice --backup admission-key.backup",
+        "p2pfl-node federation show alice",
+    )
+    federations = federation.add_subparsers(dest="federation", required=True, title="commands", metavar="COMMAND")
     _add_create(federations, folder)
     _add_show(federations, folder)
     _add_rotate(federations, folder)
@@ -41,127 +49,183 @@ def add(commands: Any, folder: Folder) -> None:
 
 
 def _add_create(federations: Any, folder: Folder) -> None:
-    create = federations.add_parser("create", help="make a federation that does what this node's node.toml says")
+    create = add_command(
+        federations,
+        "create",
+        "create a federation with the settings in this node's node.toml",
+        "p2pfl-node federation create alice --backup admission-key.backup",
+        "p2pfl-node federation create alice --backup key.backup --set members=3",
+    )
     folder(create)
-    create.add_argument("--name", default="home", help="of the federation (default: home)")
-    create.add_argument(
+    settings = create.add_argument_group("settings")
+    settings.add_argument("--name", default="home", help="name of the federation (default: home)")
+    settings.add_argument(
+        "--edge", dest="edges", action="append", default=[], metavar="A-B",
+        help="pair of members that may exchange models; can be repeated (default: all pairs)",
+    )  # fmt: skip
+    settings.add_argument(
+        "--edges", dest="edge_list", type=Path, metavar="FILE", help="file with more pairs, two names on each line"
+    )
+    settings.add_argument(
+        "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[],
+        help="override a key of node.toml for the federation, such as members=3; can be repeated",
+    )  # fmt: skip
+    key = create.add_argument_group("admission key")
+    key.add_argument(
         "--backup", type=Path, required=True, metavar="FILE",
         help="file to write a backup of the admission key to; keep it off this machine",
     )  # fmt: skip
-    _new_passphrase(create)
-    create.add_argument(
-        "--edge", dest="edges", action="append", default=[], metavar="A-B",
-        help="a pair that may exchange models; by default everyone with everyone",
-    )  # fmt: skip
-    create.add_argument(
-        "--edges", dest="edge_list", type=Path, metavar="FILE", help="a file with such pairs, two names on each line"
-    )
-    create.add_argument(
-        "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[],
-        help="agree on another value than node.toml has, such as members=3",
-    )  # fmt: skip
+    _new_passphrase(key, "not encrypted")
     create.set_defaults(do=_create)
 
 
 def _add_show(federations: Any, folder: Folder) -> None:
-    show = federations.add_parser("show", help="show what was agreed on, and who the members are")
+    show = add_command(
+        federations,
+        "show",
+        "show the settings and the members of a federation",
+        "p2pfl-node federation show alice",
+    )
     folder(show)
-    show.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    output = show.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     show.set_defaults(do=_show)
 
 
 def _add_rotate(federations: Any, folder: Folder) -> None:
-    rotate = federations.add_parser("rotate", help="hand over to a new admission key")
+    rotate = add_command(
+        federations,
+        "rotate",
+        "replace the admission key by a new one",
+        "p2pfl-node federation rotate alice --backup new-admission-key.backup",
+    )
     folder(rotate)
-    rotate.add_argument(
+    new = rotate.add_argument_group("new key")
+    new.add_argument(
         "--backup", type=Path, required=True, metavar="FILE",
         help="file to write a backup of the new key to; keep it off this machine",
     )  # fmt: skip
-    _new_passphrase(rotate)
-    rotate.add_argument(
-        "--no-passphrase", action="store_true", help="do not encrypt the new key, though the old one is encrypted"
-    )
-    _passphrase(rotate, "--old-passphrase-file", "of the old admission key")
+    _new_passphrase(new, "as the old key, with the same passphrase")
+    new.add_argument("--no-passphrase", action="store_true", help="do not encrypt the new key, even if the old key is")
+    old = rotate.add_argument_group("old key")
+    _passphrase(old, "--old-passphrase-file", "the old admission key")
     rotate.set_defaults(do=_rotate)
 
 
 def _add_invite(commands: Any, folder: Folder) -> None:
-    invite = commands.add_parser("invite", help="print a token with which one node may join; this node must be running then")
+    invite = add_command(
+        commands,
+        "invite",
+        "print a token with which one node can join while this node runs",
+        "p2pfl-node invite alice bob >bob.token",
+        "p2pfl-node invite alice bob --minutes 60 --role observer >bob.token",
+    )
     folder(invite)
-    invite.add_argument("name", help="of the node that the token is for, as its node.toml has it")
-    _reuse_name(invite)
-    _passphrase(invite)
-    invite.add_argument("--role", choices=ROLES, default="participant", help=ROLE_HELP)
-    invite.add_argument("--minutes", type=float, default=15.0, help="for which the token is good (default: 15)")
-    invite.add_argument(
+    invite.add_argument("name", metavar="NAME", help="name of the new node, as in its node.toml")
+    member = invite.add_argument_group("new member")
+    member.add_argument("--role", choices=ROLES, default="participant", help=ROLE_HELP)
+    _reuse_name(member)
+    token = invite.add_argument_group("token")
+    token.add_argument("--minutes", type=float, default=15.0, help="minutes until the token expires (default: 15)")
+    token.add_argument(
         "--address", dest="addresses", action="append", default=[], metavar="HOST:PORT",
-        help="where this node is reached; by default what node.toml and this machine say",
+        help="address at which the new node can reach this node; can be repeated (default: the addresses in node.toml, or"
+        " those of this machine)",
     )  # fmt: skip
+    _passphrase(invite.add_argument_group("admission key"))
     invite.set_defaults(do=_invite)
 
 
 def _add_join(commands: Any, folder: Folder) -> None:
-    join = commands.add_parser("join", help="become a member, with a token or what admit has written")
+    join = add_command(
+        commands,
+        "join",
+        "join a federation with a token or an admission file",
+        "p2pfl-node join bob <bob.token",
+        "p2pfl-node join bob bob.admission --yes",
+    )
     folder(join)
     join.add_argument(
-        "token", nargs="?", default="-",
-        help="a file with it; by default it is read from standard input, where no other user can see it",
+        "token", nargs="?", default="-", metavar="TOKEN",
+        help="file with the token of invite, or the admission file of admit (default: standard input)",
     )  # fmt: skip
-    join.add_argument(
-        "--yes", action="store_true", help="take the federation's options of task and policy, whatever node.toml has"
-    )
+    approval = join.add_argument_group("approval")
+    approval.add_argument(
+        "--yes", action="store_true",
+        help="accept the federation's options of task and policy without a question, even if node.toml has others",
+    )  # fmt: skip
     join.set_defaults(do=_join)
 
 
 def _add_request(commands: Any, folder: Folder) -> None:
-    request = commands.add_parser("request", help="print a line with which this node can be admitted by hand")
+    request = add_command(
+        commands,
+        "request",
+        "print a line with which the owner of the admission key can admit this node",
+        "p2pfl-node request bob >bob.request",
+        "p2pfl-node request bob --new-key >bob.request",
+    )
     folder(request)
-    request.add_argument("--new-key", action="store_true", help="make a new key, and ask that it replaces the present one")
+    key = request.add_argument_group("key")
+    key.add_argument("--new-key", action="store_true", help="create a new key, and request that it replaces the present one")
     request.set_defaults(do=_request)
 
 
 def _add_admit(commands: Any, folder: Folder) -> None:
-    admit = commands.add_parser("admit", help="admit the node that has printed a request, and write what it joins with")
+    admit = add_command(
+        commands,
+        "admit",
+        "admit the node that printed a request, and write its admission file",
+        'p2pfl-node admit alice "$(cat bob.request)" --out bob.admission',
+    )
     folder(admit)
-    admit.add_argument("request", help="the line")
-    admit.add_argument("--role", choices=ROLES, default="participant", help=ROLE_HELP)
-    admit.add_argument("--out", type=Path, required=True, metavar="FILE", help="to be written; it holds no secret")
-    _reuse_name(admit)
-    _passphrase(admit)
+    admit.add_argument("request", metavar="REQUEST", help="line that the command request printed")
+    member = admit.add_argument_group("new member")
+    member.add_argument("--role", choices=ROLES, default="participant", help=ROLE_HELP)
+    _reuse_name(member)
+    output = admit.add_argument_group("output")
+    output.add_argument(
+        "--out", type=Path, required=True, metavar="FILE",
+        help="admission file to write, with which the new member joins; it contains no secret",
+    )  # fmt: skip
+    _passphrase(admit.add_argument_group("admission key"))
     admit.set_defaults(do=_admit)
 
 
 def _add_revoke(commands: Any, folder: Folder) -> None:
-    revoke = commands.add_parser("revoke", help="end a membership; running nodes hear of it from each other")
+    revoke = add_command(
+        commands,
+        "revoke",
+        "end the membership of a node; running nodes learn of it within seconds",
+        "p2pfl-node revoke alice bob",
+    )
     folder(revoke)
-    revoke.add_argument("name", help="of the member")
-    _passphrase(revoke)
+    revoke.add_argument("name", metavar="NAME", help="name of the member")
+    _passphrase(revoke.add_argument_group("admission key"))
     revoke.set_defaults(do=_revoke)
 
 
-def _reuse_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _reuse_name(group: Any) -> None:
+    group.add_argument(
         "--reuse-name", action="store_true",
-        help="give the name of a former member again; peers may remember things under it",
+        help="allow the name of a former member; peers may still have its data under this name",
     )  # fmt: skip
 
 
-def _new_passphrase(parser: argparse.ArgumentParser) -> None:
-    one = parser.add_mutually_exclusive_group()
+def _new_passphrase(group: Any, default: str) -> None:
+    one = group.add_mutually_exclusive_group()
     one.add_argument(
-        "--passphrase", action="store_true", help="encrypt the admission key, with a passphrase that is asked for"
+        "--passphrase", action="store_true", help=f"encrypt the key with a passphrase that you type (default: {default})"
     )
     one.add_argument(
-        "--passphrase-file", type=Path, metavar="FILE", help="encrypt the admission key, with the first line of this file"
+        "--passphrase-file", type=Path, metavar="FILE", help="encrypt the key with the passphrase in the first line of FILE"
     )
 
 
-def _passphrase(
-    parser: argparse.ArgumentParser, option: str = "--passphrase-file", what: str = "of the admission key"
-) -> None:
-    parser.add_argument(
+def _passphrase(group: Any, option: str = "--passphrase-file", what: str = "the admission key") -> None:
+    group.add_argument(
         option, dest="unlock", type=Path, metavar="FILE",
-        help=f"a file with the passphrase {what}, if it is encrypted (default: {VARIABLE}, or asked for)",
+        help=f"file with the passphrase of {what} in its first line, if it is encrypted ({DEFAULT_PASSPHRASE})",
     )  # fmt: skip
 
 
@@ -186,7 +250,9 @@ def _create(options: argparse.Namespace) -> int:
     if options.edge_list is not None:
         pairs += agreement.read_edges(options.edge_list)
         if not pairs:
-            raise ConfigurationError(f"{options.edge_list} holds no edge")
+            raise ConfigurationError(
+                f"{options.edge_list} has no pair of names; write two names on each line, such as alice bob"
+            )
     edges = agreement.check_edges(pairs) if pairs else "all"
     config.check_name(options.name)
     ready = loading.LoadedNode(options.folder, own, None, None)
@@ -194,10 +260,10 @@ def _create(options: argparse.Namespace) -> int:
     loading.policy_of(ready)
     tables = agreement.draft(options.name, own, task, edges)
     federation = admission.create_federation(options.folder, tables, options.backup, passphrase)
-    print(f"made the federation {federation.name} ({federation.id.hex()}), of which {own.name} is the first member")
+    print(f"created the federation {federation.name} ({federation.id.hex()}) with {own.name} as its first member")
     print(
-        f"the admission key{'' if passphrase is None else ', encrypted,'} decides who is a member: it is in {options.folder}"
-        f" and, as a backup, {options.backup}"
+        f"the {'' if passphrase is None else 'encrypted '}admission key is in {options.folder}, and its backup is"
+        f" {options.backup}: keep the backup off this machine"
     )
     return 0
 
@@ -231,7 +297,7 @@ def _rotate(options: argparse.Namespace) -> int:
     if new is None and not options.no_passphrase:
         new = old
     admission.rotate(options.folder, options.backup, old, new)
-    print(f"the admission key is a new one; its backup is in {options.backup}, and the old one decides nothing any more")
+    print(f"replaced the admission key; the backup of the new key is {options.backup}, and the old key is no longer valid")
     return 0
 
 
@@ -253,8 +319,8 @@ def _invite(options: argparse.Namespace) -> int:
         reuse_name=options.reuse_name,
     )
     print(
-        f"a token for one node named {options.name}, good for {options.minutes:g} minutes while this node runs at"
-        f" {', '.join(addresses)}; anyone who sees it can use it",
+        f"token for one node named {options.name}: it expires in {options.minutes:g} minutes, and this node must run at"
+        f" {', '.join(addresses)}; keep it secret, because anyone who has it can join",
         file=sys.stderr,
     )
     print(invitation.encode())
@@ -275,24 +341,26 @@ def _approve(options: argparse.Namespace, own: NodeConfig, agreement: Agreement)
 
     different = approval.differences(own, agreement, options.folder)
     lines = approval.summary(agreement)
-    lines += [f"  {each.key} is {each.theirs} there; this node's is {each.ours}" for each in different]
+    lines += [
+        f"  {each.key} is {each.theirs} in the federation, and {each.ours} in this node's node.toml" for each in different
+    ]
     print("\n".join(lines), file=sys.stderr)
     if options.yes:
         return
-    again = "what it joins with stays good for this node; to take the options: p2pfl-node join --yes"
+    again = "the token or admission remains valid for this node; to accept the options: p2pfl-node join --yes"
     if sys.stdin.isatty():
         print("join with these options? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise ConfigurationError(f"not joined; {again}")
     elif different:
         words = ", ".join(f"{each.key} = {each.theirs}" for each in different)
-        raise ConfigurationError(f"not joined: the federation has other options than node.toml ({words}); {again}")
+        raise ConfigurationError(f"not joined: the federation's options differ from node.toml ({words}); {again}")
 
 
 def _read(token: str) -> str:
     """Read a token or an admission from the argument, standard input or a file."""
     if token.startswith("p2pfl-invite-"):
-        print("note: an argument is seen by every user of this machine; standard input is not", file=sys.stderr)
+        print("warning: other users of this machine can see arguments; pass the token on standard input", file=sys.stderr)
         return token
     try:
         if token == "-":
@@ -303,7 +371,9 @@ def _read(token: str) -> str:
         with Path(token).open(encoding="utf-8") as file:
             return file.read(_MOST)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read {token}: {getattr(error, 'strerror', None) or 'it is no text'}") from error
+        raise ConfigurationError(
+            f"cannot read {token}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}"
+        ) from error
 
 
 _MOST = 16 << 20  # maximum characters of an admission
@@ -327,7 +397,7 @@ def _admit(options: argparse.Namespace) -> int:
         passphrase=_unlock(options),
         reuse_name=options.reuse_name,
     )
-    print(f"{name} is a member; it joins with: p2pfl-node join FOLDER {options.out}")
+    print(f"admitted {name}; on its machine, run: p2pfl-node join FOLDER {options.out}")
     return 0
 
 
@@ -335,5 +405,5 @@ def _revoke(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import admission
 
     admission.revoke(options.folder, options.name, _unlock(options))
-    print(f"{options.name} is no member any more; a running node hears of it within seconds")
+    print(f"revoked the membership of {options.name}; running nodes learn of it within seconds")
     return 0

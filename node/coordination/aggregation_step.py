@@ -87,7 +87,7 @@ def _run_checked(
     assignments, after = step(submissions, state, layout)
     for id, assignment in assignments.items():
         if wrong := problem(assignment.params, layout.size):
-            raise ValueError(f"the step assigns {id} {wrong}")
+            raise ValueError(f"the policy's step returned an invalid model for {id}: {wrong}")
     return assignments, after
 
 

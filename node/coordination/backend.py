@@ -77,4 +77,4 @@ class MessageCoordinatorBackend:
                 self._contacts.rejected["submission"] += len(result.dropped)
             then(result)
 
-        self._contacts.begin(work(), f"{own} makes the step of round {submissions[0].round}")
+        self._contacts.begin(work(), f"{own}: step of round {submissions[0].round}")

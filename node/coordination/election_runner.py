@@ -29,7 +29,7 @@ MAGIC = b"p2pfl vote 1\n"
 PATIENCE = 5  # multiple of Timing.patience for which a round waits for the election of a coordinator
 AHEAD, SLOWEST = 8, 1_000_000  # models that may delay an election message, and the bytes per second of their link
 UNKNOWN = "no coordinator yet"
-SILENT = "no coordinator is known here: this node's vote was damaged, and it takes no part until the membership changes"
+SILENT = "no coordinator: this node's vote file was damaged, so it takes no part in elections until the membership changes"
 
 
 class Elected(NamedTuple):
@@ -107,7 +107,10 @@ class FileVotes:
             self.save(ballot)
         except OSError as error:
             self._fail("write", error)
-        event = f"{self._path} is damaged: kept as {aside.name}; it takes no part in elections until the membership changes"
+        event = (
+            f"{self._path} is damaged: renamed it to {aside.name}; this node takes no part in elections until the membership"
+            " changes"
+        )
         self._log.warning(event, path=str(self._path))
         return ballot
 
@@ -248,7 +251,9 @@ class ElectionRunner:
             try:
                 self._votes.save(step.write)
             except OSError as error:  # no promise was made and no message is sent, as after an earlier crash
-                self._log.warning(f"cannot write this node's vote: {reason(error)}; it takes no part in this election")
+                self._log.warning(
+                    f"cannot write this node's vote: {reason(error)}; this node takes no part in this election"
+                )
                 self.begin()
                 return
         for name, message in step.send:

@@ -66,7 +66,7 @@ def read_assignment(opened: Opened, size: int, check: CheckModel, has_vote: Call
     content = decode_assignment(opened.payload, size)
     check(content.params)
     if not all(map(has_vote, content.weights)):
-        raise ProtocolError("malformed", "an assignment with weights of some who have no vote")
+        raise ProtocolError("malformed", "an assignment with weights of members that have no vote")
     return Assignment(content.params, content.weights, content.extras, OVERHEAD + len(opened.payload))
 
 

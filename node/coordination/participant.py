@@ -157,7 +157,7 @@ class CoordinationClient:
         traffic.received_models += message.given
         term, pending = Term(message.membership_version, message.term), self.pending
         if term < self._electing.term:
-            raise ProtocolError("lower term", f"an assignment of term {term}, which is over")
+            raise ProtocolError("lower term", f"an assignment of the ended term {term}")
         if pending is None or message.request != pending.number:
             return  # the answer came too late
         asked = (pending.coordinator, pending.term, pending.round) == (peer.name, term, message.round)
@@ -166,7 +166,7 @@ class CoordinationClient:
         if not message.given:
             self._resolve(pending, None)
             if len(opened.payload):
-                raise ProtocolError("wrong length", "a model with an assignment that has none")
+                raise ProtocolError("wrong length", "a payload after an assignment without a model")
             return
         try:
             assignment = read_assignment(opened, self._size, self._check, self._electing.votes)

@@ -44,7 +44,7 @@ class CoordinationServer:
         traffic.received_models += 1
         term = Term(message.membership_version, message.term)
         if term < self._electing.term:
-            raise ProtocolError("lower term", f"a submission in term {term}, which is over")
+            raise ProtocolError("lower term", f"a submission in the ended term {term}")
         if not self._electing.coordinates(term):
             raise ProtocolError("not the coordinator", f"a submission in term {term}")
         if not self._electing.votes(peer.name):  # the model of an observer counts for no node
@@ -61,7 +61,7 @@ class CoordinationServer:
     def _read(self, peer: Peer, opened: Opened, message: m.Submit) -> Submission:
         samples = peer.public_info.get("n_samples")
         if message.n_samples != samples:
-            raise ProtocolError("differs", f"{message.n_samples} samples, {samples} at the introduction")
+            raise ProtocolError("differs", f"a submission of {message.n_samples} samples, but {samples} in the introduction")
         return read_submission(peer.name, opened, message, self._size, self._check)
 
     def _reply(self, peer: Peer, submit: m.Submit, assignment: Assignment | None) -> None:

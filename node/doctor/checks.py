@@ -20,6 +20,7 @@ from p2pfl.parameters import Layout
 from p2pfl.protocols.errors import IdentityError
 from p2pfl.protocols.identity import Identity
 from p2pfl.system.atomic_files import reason
+from p2pfl.system.printable import plural
 
 OLDEST = 2026  # a clock that shows an earlier year is wrong
 TIMESYNC = Path("/run/systemd/timesync")
@@ -58,9 +59,9 @@ def check_key(folder: Path) -> Finding:
     try:
         identity = Identity.load(path)
     except IdentityError as error:
-        again = "bring it back from a backup, or make the node anew with p2pfl-node init"
+        again = "restore it from a backup, or create a new node with p2pfl-node init"
         return Finding("key", False, str(error), "" if "chmod" in str(error) else again)
-    return Finding("key", True, f"whole, and for its owner only: {identity.public.hex()}")
+    return Finding("key", True, f"intact, and readable by its owner only: {identity.public.hex()}")
 
 
 def check_folder(folder: Path) -> Finding:
@@ -68,10 +69,8 @@ def check_folder(folder: Path) -> Finding:
     open_to = folders.open_to_others(folder)
     if open_to:
         said, _, mend = open_to.partition("; ")
-        return Finding(
-            "folder", None, f"{said}: they may read what is in it, or hold its locks so that the node stops", mend
-        )
-    return Finding("folder", True, "for its owner only: no other user can read it or hold its locks")
+        return Finding("folder", None, f"{said}: they can read its files, or stop the node by locking them", mend)
+    return Finding("folder", True, "accessible to its owner only")
 
 
 def check_disk(folder: Path, needed: int = 0) -> Finding:
@@ -88,9 +87,9 @@ def check_disk(folder: Path, needed: int = 0) -> Finding:
         checkpoint = folder / folders.CHECKPOINT
         needed = max(needed, LEAST_FREE, 4 * (checkpoint.stat().st_size if checkpoint.exists() else 0))
     except OSError as error:
-        return Finding("disk", False, f"{folder} cannot be written: {reason(error)}", "free some space, or check its owner")
+        return Finding("disk", False, f"cannot write to {folder}: {reason(error)}", "free some space, or check its owner")
     if free < needed:
-        said = f"{free / 1e6:,.0f} MB are free in {folder}, the node may need {needed / 1e6:,.0f} MB"
+        said = f"{free / 1e6:,.0f} MB are free in {folder}, but the node may need {needed / 1e6:,.0f} MB"
         return Finding("disk", False, said, "free some space, or move the folder to another disk")
     return Finding("disk", True, f"{free / 1e9:,.1f} GB are free")
 
@@ -103,19 +102,19 @@ def check_federation(folder: Path) -> Finding:
         membership = load_federation(folder)
         own = Identity.load(folder / folders.KEY).public
     except ConfigurationError as error:
-        return Finding("federation", False, str(error), "bring the file back from a backup, or join again")
+        return Finding("federation", False, str(error), "restore the file from a backup, or join again")
     except IdentityError:
-        return Finding("federation", None, "not looked at without the node's key")
+        return Finding("federation", None, "not checked, because the key of the node is missing or damaged")
     if membership is None:
         return Finding(
-            "federation", None, "this node belongs to none", "p2pfl-node federation create makes one, join enters one"
+            "federation", None, "this node belongs to no federation", "run p2pfl-node federation create or p2pfl-node join"
         )
     name, why = membership.file.name, membership.refusal(own)
     if why == "revoked":
-        mend = "ask who holds the admission key; p2pfl-node request makes a request with a new key"
-        return Finding("federation", False, f"this node's key was removed from {name}", mend)
+        mend = "ask the owner of the admission key to admit it again, with p2pfl-node request --new-key"
+        return Finding("federation", False, f"the membership of this node in {name} was revoked", mend)
     if why:
-        mend = "ask who holds the admission key for an invitation, and join again"
+        mend = "ask the owner of the admission key for an invitation, and join again"
         return Finding("federation", False, f"this node is not a member of {name}", mend)
     return Finding(
         "federation",
@@ -134,12 +133,14 @@ def check_layout(make: Callable[[], Layout], agreed: str) -> Finding:
     try:
         layout = make()
     except ConfigurationError as error:
-        return Finding("task", False, str(error), "mend that in the node's configuration")
+        return Finding("task", False, str(error), "correct it in node.toml")
     own = layout.fingerprint.hex()
     if own != agreed:
-        said = f"the task makes a model of layout {own}, the federation has {agreed}"
-        return Finding("task", False, said, "use the version of the task and of its options that the others have")
-    return Finding("task", True, f"{layout.size} values in {len(layout.shapes)} tensors, as agreed")
+        said = f"the task has a model of the layout {own}, the federation one of {agreed}"
+        return Finding("task", False, said, "use the same version and the same options of the task as the other members")
+    return Finding(
+        "task", True, f"{plural(layout.size, 'value')} in {plural(len(layout.shapes), 'tensor')}, as in the federation"
+    )
 
 
 def check_clock(
@@ -155,17 +156,17 @@ def check_clock(
         pause: waits for a number of seconds.
         timesync: the folder of systemd's time synchronisation.
     """
-    mend = "set the clock, or turn its synchronisation on: timedatectl set-ntp true"
+    mend = "set the clock, or synchronise it: timedatectl set-ntp true"
     year = datetime.fromtimestamp(wall(), UTC).year
     if not OLDEST <= year < OLDEST + 50:
-        return Finding("clock", False, f"it shows the year {year}; invitations are taken for expired or not", mend)
+        return Finding("clock", False, f"it shows the year {year}, so invitations expire at the wrong time", mend)
     before = wall() - monotonic()
     pause(0.2)
     moved = wall() - monotonic() - before
     if abs(moved) > 0.1:
-        return Finding("clock", None, f"it was moved by {moved:+.1f} s just now; invitations expire by it", mend)
+        return Finding("clock", None, f"it was just moved by {moved:+.1f} s; invitations expire by this clock", mend)
     if (timesync / "synchronized").exists():
         return Finding("clock", True, "synchronised")
     if timesync.exists():
-        return Finding("clock", None, "not synchronised yet; invitations expire by it", mend)
+        return Finding("clock", None, "not synchronised yet; invitations expire by this clock", mend)
     return Finding("clock", True, f"plausible: {datetime.fromtimestamp(wall(), UTC):%Y-%m-%d %H:%M} UTC")

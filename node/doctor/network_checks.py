@@ -39,13 +39,13 @@ def check_port(listen: str, running: bool = False) -> Finding:
                 with socket.create_server((address[0], address[1]), family=family):
                     pass
     except AddressError as error:
-        return Finding("port", False, f"listen: {error}", "change listen in the node's configuration")
+        return Finding("port", False, f"listen: {error}", "change listen in node.toml")
     except OSError as error:
         return Finding("port", False, f"cannot listen at {listen}: {_why(error)}", _port_mend(error))
     if all(is_loopback(str(address[0])) for *_, address in found):
-        mend = f'for others set listen = ":{port}" and open the port in the firewall'
-        return Finding("port", None, f"{listen} is reached from this machine only", mend)
-    return Finding("port", True, f"{listen} {'is this node' if running else 'is free'}")
+        mend = f'to accept connections from other machines, set listen = ":{port}" and open the port in the firewall'
+        return Finding("port", None, f"{listen} is reachable from this machine only", mend)
+    return Finding("port", True, f"{listen} {'is used by this node' if running else 'is free'}")
 
 
 def _why(error: OSError) -> str:
@@ -56,10 +56,10 @@ def _why(error: OSError) -> str:
 
 def _port_mend(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return "another program has the port: end it (ss -ltnp shows it), or change listen"
+        return "another program uses the port: stop it (ss -ltnp shows it), or change listen in node.toml"
     if error.errno == errno.EACCES:
         return "choose a port of 1024 or above"
-    return "no interface has this address: choose one that `ip addr` shows, or none for all"
+    return "no interface has this address: use one that `ip addr` shows, or none to listen at all of them"
 
 
 def check_multicast(addresses: Sequence[str] | None = None) -> Finding:
@@ -71,15 +71,15 @@ def check_multicast(addresses: Sequence[str] | None = None) -> Finding:
     problems = {address: _multicast_problem(address) for address in (own_addresses() if addresses is None else addresses)}
     works = [address for address, problem in problems.items() if not problem]
     failed = [f"{address}: {problem}" for address, problem in problems.items() if problem]
-    mend = "turn multicast on for the interface and let UDP port 5353 through, or give peers' addresses in the configuration"
+    mend = "enable multicast for the interface and open UDP port 5353, or set [addresses] in node.toml"
     if not works:
         return Finding("multicast", False, f"does not work ({'; '.join(failed) or 'no interface has an address'})", mend)
     if all(is_loopback(address) for address in works):
         said = "works on loopback only" + (f" ({'; '.join(failed)})" if failed else "")
-        return Finding("multicast", None, f"{said}: nodes of this machine find each other", mend)
+        return Finding("multicast", None, f"{said}: only nodes of this machine find each other", mend)
     if failed:
-        return Finding("multicast", None, f"works at {', '.join(works)}, not at {'; '.join(failed)}", mend)
-    return Finding("multicast", True, f"works at {', '.join(works)}, as far as this machine can tell")
+        return Finding("multicast", None, f"works at {', '.join(works)}, but not at {'; '.join(failed)}", mend)
+    return Finding("multicast", True, f"works at {', '.join(works)}")
 
 
 def own_addresses() -> list[str]:
@@ -108,7 +108,7 @@ def _multicast_problem(address: str) -> str:
                 while receiver.recv(64) != text:
                     pass
                 return ""
-            return "nothing comes back"
+            return "no message returned"
     except OSError as error:
         return reason(error)
 
@@ -122,24 +122,29 @@ def check_broker(url: str, topic: str = "", password: str | None = None, seconds
         password: by default the one in the environment variable P2PFL_MQTT_PASSWORD, or in the URL.
         seconds: time to wait for the connection, and for the echo.
     """
-    form = "the address of a broker is of the form mqtt://host:1883 or mqtts://user@host:8883"
+    form = "set broker in node.toml to mqtt://host:1883 or mqtts://user@host:8883"
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or BROKER_PORTS.get(parts.scheme, 0)
     except ValueError:
         host, port = None, 0
     if not host or not port:
-        return Finding("broker", False, "its address cannot be understood", form)
+        return Finding("broker", False, "its address is not a valid URL", form)
     where = f"{host}:{port}"
     try:
         socket.create_connection((host, port), timeout=seconds).close()
     except OSError as error:
-        mend = "start it, or mend its address; a firewall may be in between"
+        mend = "start the broker, correct its address in node.toml, or open its port in the firewall"
         return Finding("broker", False, f"{where} does not answer: {reason(error)}", mend)
     try:
         import aiomqtt
     except ImportError:
-        return Finding("broker", None, f"{where} answers; what it permits was not tried", "pip install 'p2pfl-node[mqtt]'")
+        return Finding(
+            "broker",
+            None,
+            f"{where} answers; access was not checked, because aiomqtt is missing",
+            "pip install 'p2pfl-node[mqtt]'",
+        )
     secret = password or os.environ.get("P2PFL_MQTT_PASSWORD") or unquote(parts.password or "") or None
     topic = topic or f"p2pfl/doctor/{os.urandom(16).hex()}"
     try:
@@ -154,12 +159,12 @@ def check_broker(url: str, topic: str = "", password: str | None = None, seconds
         )
         came = asyncio.run(_echo(connect, topic, seconds))
     except (aiomqtt.MqttError, OSError) as error:
-        mend = "check user name and P2PFL_MQTT_PASSWORD, and for mqtts the broker's certificate"
+        mend = "check the user name, P2PFL_MQTT_PASSWORD and, for mqtts, the certificate of the broker"
         return Finding("broker", False, f"{where} refuses the connection: {' '.join(str(error).split())}", mend)
     if not came:
-        mend = f"let this node publish and subscribe to {topic} in the broker's access rules"
-        return Finding("broker", False, f"{where} does not deliver what is published", mend)
-    return Finding("broker", True, f"{where} delivers what is published")
+        mend = f"allow this node to publish and subscribe to {topic} in the access rules of the broker"
+        return Finding("broker", False, f"{where} does not deliver messages", mend)
+    return Finding("broker", True, f"{where} delivers messages")
 
 
 async def _echo(connect: Callable[[], aiomqtt.Client], topic: str, seconds: float) -> bool:

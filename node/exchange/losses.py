@@ -49,7 +49,7 @@ class LossClient:
         """
         if scored.request in peer.asked:
             peer.resolve(scored.request, None)
-            raise ProtocolError("not asked for", "a loss, where a model was")
+            raise ProtocolError("not asked for", "a loss instead of a model")
         loss = scored.loss
         self._contacts.resolve(peer, scored.request, (peer.name, loss) if isfinite(loss) else None)
 
@@ -85,7 +85,7 @@ class LossServer:
         loss = self._loss
         if loss is None or not self._participants.may_ask(peer) or not self._is_fresh(peer, score):
             self._refuse(peer, score, "not allowed")
-            raise ProtocolError("not allowed", f"{peer.name} asks for a loss")
+            raise ProtocolError("not allowed", f"a request of {peer.name} for a loss")
         params, _ = decode(payload, self._size)  # independent of the codec
         if peer.scoring >= SCORES_AT_ONCE:
             self._refuse(peer, score, "busy")
@@ -93,7 +93,7 @@ class LossServer:
         peer.scoring += 1
         peer.scored.add(self._round_of(score))
         self.given[peer.name] += 1
-        name = f"{self._contacts.name} scores for {peer.name}"
+        name = f"{self._contacts.name}: loss for {peer.name}"
         self._contacts.serve(peer.link, self._reply(loss, peer, score, params), name)
 
     async def _reply(self, loss: LossFunction, peer: Peer, score: m.Score, params: Parameters) -> None:

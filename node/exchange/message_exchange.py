@@ -140,7 +140,7 @@ class MessageExchange:
         contacts.final = self.outbox.final
         await contacts.start(tasks)
         if self.electing is not None:
-            contacts.begin(self.electing.run(), f"{self.name} takes part in elections")
+            contacts.begin(self.electing.run(), f"{self.name}: elections")
         if contacts.round == 0:  # the members that must be present before any node begins
             needed = self._settings.members - 1
             await contacts.until(
@@ -151,10 +151,10 @@ class MessageExchange:
         )
         for peer in self.peers.values():
             if not peer.introduced:
-                contacts.suspect(peer, peer.problem or self.roster.suspected.get(peer.name, "not there at the start"))
+                contacts.suspect(peer, peer.problem or self.roster.suspected.get(peer.name, "not connected at the start"))
         if all_incompatible(self.peers):
             problems = "; ".join(f"{name}: {peer.problem}" for name, peer in self.peers.items())
-            raise ConfigurationError(f"no peer can be learned with: {problems}")
+            raise ConfigurationError(f"the settings of every peer differ from this node's: {problems}")
 
     def finish(self) -> None:
         self.outbox.final = self.contacts.final = True
@@ -224,13 +224,13 @@ class MessageExchange:
 
     def resume(self, round: int, params: Parameters) -> None:
         if self.coordination is None:
-            raise ConfigurationError("this policy needs a coordinator, and this node takes no part in electing one")
+            raise ConfigurationError("this policy needs a coordinator, but this node takes no part in elections")
         self.contacts.round = round
         self.limit.note(params)
 
     async def submit(self, submission: Submission) -> Assignment | None:
         if self.coordination is None:
-            raise ConfigurationError("only a coordinated policy may call joint: one that has a method step")
+            raise ConfigurationError("only a coordinated policy, which has a method step, may call joint")
         self.limit.note(submission.params)
         self.pacer.reach(submission.round)
         return await self.coordination.client.submit(submission)
@@ -266,7 +266,7 @@ class MessageExchange:
                 traffic.received_scored += size
                 self._loss_client.take(peer, message)
             case _ if self.electing is None or self.coordination is None:
-                raise ProtocolError("election", "there is no coordinator here")
+                raise ProtocolError("election", "this node's policy has no coordinator")
             case m.Submit():
                 self.coordination.server.take_submit(peer, opened, message)
             case m.Assigned():

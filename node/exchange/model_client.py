@@ -99,7 +99,7 @@ class ModelClient:
         """Return the model in an answer."""
         asked = peer.asked.get(answer.request)
         if asked is None:
-            raise ProtocolError("not asked for", "a model, where a loss was")
+            raise ProtocolError("not asked for", "a model instead of a loss")
         self._check(peer, asked, answer)
         params, rest = self._coding.decode(payload, answer.base, asked.known)
         extras = decode_extras(rest)
@@ -121,8 +121,9 @@ class ModelClient:
         newest = answer.final or (self._settings.mode == "asynchronous" and asked.stage != "prepared")
         if answer.stage != asked.stage or (answer.round != asked.round and not newest):
             found = f"{answer.stage} of round {answer.round}"
-            raise ProtocolError("not asked for", f"{found}, not {asked.stage} of {asked.round}")
+            raise ProtocolError("not asked for", f"{found} instead of {asked.stage} of round {asked.round}")
         if answer.n_samples != peer.public_info.get("n_samples"):
             raise ProtocolError(
-                "differs", f"{answer.n_samples} samples, {peer.public_info.get('n_samples')} at the introduction"
+                "differs",
+                f"a model of {answer.n_samples} samples, but {peer.public_info.get('n_samples')} in the introduction",
             )

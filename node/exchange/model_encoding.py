@@ -47,7 +47,7 @@ class ModelEncoder:
         self._copies: Copies | None = None
         if isinstance(codec, TopK):
             if initial is None:
-                raise ConfigurationError("the codec top-k needs the common initial model")
+                raise ConfigurationError("the codec top-k needs a common initial model")
             self._public = Public(codec.count(layout), initial)
             self._copies = Copies(codec.copies, initial)
 
@@ -67,7 +67,7 @@ class ModelEncoder:
         if self._public is None and isinstance(self.codec, Float32):
             return params, WHOLE
         if not np.isfinite(params).all():
-            raise RunError("a model with values that are not finite was to be published")
+            raise RunError("cannot publish the model: some of its values are not finite")
         if self._public is not None:
             step = self._public.publish(params)
             return self._public.params, step.tag
@@ -121,7 +121,7 @@ class ModelEncoder:
             if base == WHOLE:
                 return self.codec.decode(payload[: self.whole], self.layout), payload[self.whole :]
             if copy is None or base != copy.tag:
-                raise ProtocolError("not asked for", "a difference from a model that is not known")
+                raise ProtocolError("not asked for", "a difference from an unknown model")
             params, end = decode_entries(payload, copy.params)
             return params, payload[end:]
         except DecodeError as error:

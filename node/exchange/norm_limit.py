@@ -29,7 +29,7 @@ class NormLimit:
     def check(self, params: Parameters) -> None:
         """Raise ProtocolError for a peer's model that is too large."""
         if norm(params) > LARGEST_RATIO * (1.0 + self.own):
-            raise ProtocolError("too large", f"a norm of {norm(params):.3g}, our own is {self.own:.3g}")
+            raise ProtocolError("too large", f"a model with the norm {norm(params):.3g}; this node's has {self.own:.3g}")
 
 
 def norm(params: Parameters) -> float:

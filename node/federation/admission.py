@@ -53,7 +53,7 @@ def create_federation(folder: Path, tables: Mapping[str, Any], backup: Path, pas
     """
     name = config.load(folder).name
     if (folder / FEDERATION).exists():
-        raise ConfigurationError(f"{folder} belongs to a federation already; a node belongs to one")
+        raise ConfigurationError(f"{folder} belongs to a federation already; create another node with p2pfl-node init")
     with as_configuration():
         own = Identity.load(folder / config.KEY)
         admission = admission_key.create(folder, backup, passphrase)
@@ -123,10 +123,10 @@ def accept(
     with as_configuration():
         federation = Federation.parse(joined.file)
         if federation.id != invitation.federation:
-            raise FederationError("the answer is of another federation than the token")
+            raise FederationError("the answer of the inviting node belongs to another federation than the token")
         membership = _read(federation, joined.log)
         if invitation.admission not in membership.admissions:
-            raise FederationError("the federation's admission key is another one than the token names")
+            raise FederationError("the admission key of the federation is not the one in the token; ask for a new token")
         return _keep(folder, membership, own, key, approve)
 
 
@@ -151,7 +151,9 @@ def _read(federation: Federation, log: bytes) -> Membership:
 def _keep(folder: Path, membership: Membership, own: NodeConfig, key: bytes, approve: Approve) -> str:
     member = membership.member(own.name)
     if member is None or member.key != key:
-        raise FederationError(f"this node, {own.name}, is not among the members with its key")
+        raise FederationError(
+            f"the federation has no member {own.name} with the key of this node; ask for a new token or admission"
+        )
     approve(own, check_agreement(own, membership.file))
     write_federation(folder, membership)
     return membership.file.name
@@ -176,7 +178,7 @@ def request(folder: Path, new_key: bool = False) -> str:
         if not new_key:
             return Request.make(identity, own.name)
         if is_folder_locked(folder):
-            raise ConfigurationError(f"{folder} is in use: stop the node before it gets another key")
+            raise ConfigurationError(f"{folder} is in use: stop the node before you replace its key")
         aside = folder / f"{config.KEY}.old"
         if aside.exists():
             raise ConfigurationError(f"{aside} exists; move it away first")
@@ -231,8 +233,7 @@ def check_name_is_free(log: Membership, name: str, reuse: bool) -> None:
         raise FederationError(f"there is a member named {name} already")
     if log.had(name) and not reuse:
         raise FederationError(
-            f"{name} is the name of a former member, under which peers may remember things; take another name, or give it"
-            " again with --reuse-name"
+            f"{name} was the name of a former member, and peers may still have its data; use another name, or --reuse-name"
         )
 
 
@@ -250,5 +251,5 @@ def revoke(folder: Path, name: str, passphrase: bytes | None = None) -> None:
         admission = admission_key.load(folder, log, passphrase)
         member = log.member(name)
         if member is None:
-            raise FederationError(f"there is no member named {name}; there are {', '.join(log.members)}")
+            raise FederationError(f"there is no member named {name}; the members are {', '.join(log.members)}")
         log.append(admission, "remove", name, member.key)

@@ -45,7 +45,7 @@ def load(folder: Path, membership: Membership, passphrase: bytes | None = None) 
     """
     path, successor = folder / ADMISSION, _successor(folder)
     if not may_admit(folder):
-        raise ConfigurationError(f"{folder} has no {ADMISSION}: only the node with the admission key can do this")
+        raise ConfigurationError(f"{folder} has no {ADMISSION}; run this command at the node with the admission key")
     locked: list[PassphraseError] = []
     with as_configuration():
         for each in (path, successor):
@@ -65,7 +65,7 @@ def load(folder: Path, membership: Membership, passphrase: bytes | None = None) 
             return identity
         if locked:
             raise locked[0]
-    raise ConfigurationError(f"{path} is not the admission key any more; it was handed over")
+    raise ConfigurationError(f"{path} is no longer the admission key: another key has replaced it")
 
 
 def create(folder: Path, backup: Path, passphrase: bytes | None = None) -> Identity:
@@ -101,10 +101,10 @@ def _create(path: Path, backup: Path, passphrase: bytes | None) -> Identity:
         key_files.write_new(backup, path.read_bytes())
     except FileExistsError as error:
         path.unlink()
-        raise ConfigurationError(f"{backup} exists; a copy of the admission key never overwrites a file") from error
+        raise ConfigurationError(f"{backup} exists; choose another file for the backup of the admission key") from error
     except OSError as error:
         path.unlink()
-        raise ConfigurationError(f"cannot keep a copy of the admission key in {backup}: {reason(error)}") from error
+        raise ConfigurationError(f"cannot write the backup of the admission key to {backup}: {reason(error)}") from error
     return identity
 
 

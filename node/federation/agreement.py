@@ -143,7 +143,7 @@ def apply_agreement(config: NodeConfig, agreement: Agreement) -> NodeConfig:
         own, theirs = getattr(config, kind)["name"], getattr(agreement, kind)["name"]
         if own != theirs:
             raise ConfigurationError(
-                f"{kind} differs: this node's configuration names {own!r}, the federation {agreement.name} {theirs!r}"
+                f"{kind}.name is {own!r} in this node's node.toml, but {theirs!r} in the federation {agreement.name}"
             )
     values = {key: getattr(agreement, key) for key in (*AGREED, "task", "policy")}
     return msgspec.structs.replace(config, **values)
@@ -157,7 +157,7 @@ def same_model(agreement: Agreement, task: Task, initial: Parameters) -> None:
         if mine != theirs:
             layouts = f" (layouts {ours.layout} and {agreement.model.layout})" if key == "values" else ""
             raise ConfigurationError(
-                f"the {words} differs: this node's task makes {mine}, the federation's {theirs}{layouts}"
+                f"the {words} differs: {mine} for this node's task, {theirs} in the federation{layouts}"
             )
 
 
@@ -174,7 +174,7 @@ def check_edges(edges: Sequence[Sequence[str]]) -> Edges:
     """
     for pair in edges:
         if len(pair) != 2 or pair[0] == pair[1]:
-            raise ConfigurationError(f"an edge is a pair of two names such as alice-bob, not {'-'.join(pair)!r}")
+            raise ConfigurationError(f"an edge must be a pair of two names such as alice-bob, got {'-'.join(pair)!r}")
     return tuple((pair[0], pair[1]) for pair in edges)
 
 
@@ -194,9 +194,9 @@ def read_edges(path: Path) -> list[list[str]]:
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path}: it is not UTF-8 text") from error
+        raise ConfigurationError(f"{path} is not UTF-8 text") from error
     if len(content) > LARGEST_LIST:
-        raise ConfigurationError(f"{path} has more than {LARGEST_LIST} bytes")
+        raise ConfigurationError(f"{path} is too large: it has more than {LARGEST_LIST:,} bytes")
     pairs = [line.partition("#")[0].replace(",", " ").split() for line in text.splitlines()]
     return [pair for pair in pairs if pair]
 

@@ -14,7 +14,7 @@ from p2pfl.node.federation.agreement import Agreement
 from p2pfl.node.federation.loading import find_own_modules
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.policies import POLICIES
-from p2pfl.system.printable import printable
+from p2pfl.system.printable import plural, printable
 from p2pfl.task import TASKS
 
 NOTHING = "nothing"
@@ -39,13 +39,13 @@ class Difference(NamedTuple):
 
 def summary(agreement: Agreement) -> list[str]:
     """Return a federation's settings as lines for people."""
-    lines = [f"the federation {agreement.name} asks for:"]
+    lines = [f"settings of the federation {agreement.name}:"]
     for kind in _KINDS:
         name, options = split_name(kind, getattr(agreement, kind))
         words = ", ".join(f"{printable(key)} = {value!r}" for key, value in options.items())
         lines.append(f"  {kind} {printable(name)}{': ' + words if words else ''}")
     values = agreement.model.values
-    return [*lines, f"  a model of {values:,} values ({4 * values / 1e6:,.2f} MB), {agreement.rounds} rounds"]
+    return [*lines, f"  model of {values:,} values ({4 * values / 1e6:,.2f} MB), {plural(agreement.rounds, 'round')}"]
 
 
 def differences(own: NodeConfig, agreement: Agreement, folder: Path) -> list[Difference]:

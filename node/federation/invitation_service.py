@@ -59,7 +59,7 @@ class InvitationService:
         """
         who, now = network(host), self._booted()
         if self._working >= AT_ONCE or self._refusals.remaining(who, now) < 1:
-            return _refusal(ProtocolError("busy", "too many questions of newcomers; try again in a while"))
+            return _refusal(ProtocolError("busy", "too many nodes want to join; try again later"))
         self._working += 1
         try:
             if await self._admit(key, decode_join(frame)):
@@ -69,7 +69,7 @@ class InvitationService:
             return _refusal(error)
         except (FederationError, IdentityError, ConfigurationError, OSError) as error:
             self._refusals.take(who, now)
-            refused = JoinRefused("the inviting node cannot do it now; its owner can see why")
+            refused = JoinRefused("the inviting node has a problem, which its log names; ask its owner")
             return JoinReply(encode_join(refused), "join failed", str(error))
         finally:
             self._working -= 1
@@ -78,7 +78,7 @@ class InvitationService:
     async def _admit(self, key: bytes, join: Join) -> bool:
         """Make a newcomer a member; return whether it was one already and had lost the answer."""
         if not NAME.fullmatch(join.name):
-            raise ProtocolError("malformed", "a name has letters, digits, '.', '_' and '-', 64 at most")
+            raise ProtocolError("malformed", "the name of a node has at most 64 letters, digits, '.', '_' and '-'")
         redeemer = self._redeemer
         note = await asyncio.to_thread(redeemer.read_note, join.secret)
         if redeemer.has_news():  # a command has added entries, or this node has not read the file yet
@@ -118,7 +118,7 @@ def open_service(
             with adding(folder) as entries:
                 admission_key.load(folder, entries, passphrase)
     except ConfigurationError as error:
-        log.warning(f"this node cannot answer tokens: {error}; p2pfl-node admit still works")
+        log.warning(f"cannot answer invitation tokens: {error}; p2pfl-node admit still works")
         return None
     membership.invites = True
     return InvitationService(TokenRedeemer(folder, passphrase), membership)

@@ -98,9 +98,9 @@ def invite(
     """
     config.check_name(name)
     if not 0 < minutes <= LONGEST:
-        raise ConfigurationError(f"a token is good for up to {LONGEST} minutes, not {minutes:g}")
+        raise ConfigurationError(f"a token can be valid for at most {LONGEST} minutes, got {minutes:g}")
     if len(addresses) > MOST_ADDRESSES or any(len(address) > LONGEST_ADDRESS for address in addresses):
-        raise ConfigurationError(f"a token names {MOST_ADDRESSES} addresses of {LONGEST_ADDRESS} characters at most")
+        raise ConfigurationError(f"a token can contain at most {MOST_ADDRESSES} addresses of {LONGEST_ADDRESS} characters")
     expires, until = now + 60 * minutes, (boot_clock() if booted is None else booted) + 60 * minutes
     with adding(folder) as membership:
         admission_key.load(folder, membership, passphrase)  # this node needs it when the token is used
@@ -139,7 +139,9 @@ def read_note(folder: Path, secret: bytes) -> Note:
     try:
         return msgspec.msgpack.decode(read_sealed(_path(folder, secret), _MAGIC), type=Note)
     except (FileNotFoundError, DamagedFileError, msgspec.MsgspecError) as error:
-        raise ProtocolError("invitation unknown", "this node has given no such token") from error
+        raise ProtocolError(
+            "invitation unknown", "the inviting node has not issued this token, or has lost its record"
+        ) from error
 
 
 def _path(folder: Path, secret: bytes) -> Path:
@@ -162,9 +164,9 @@ def check_token(note: Note, key: bytes, name: str, log: Membership, late: bool) 
     if note.used_by == key and not log.refusal(key):
         return True
     if note.used_by not in (b"", key):
-        raise ProtocolError("invitation used", "a token is good for one node")
+        raise ProtocolError("invitation used", "another node has used this token; ask for a new one")
     if note.expired or late:
-        raise ProtocolError("invitation expired", "ask for another one")
+        raise ProtocolError("invitation expired", "ask for a new token")
     if name != note.name:
         raise ProtocolError("other name", f"the token is for a node named {note.name}")
     try:
@@ -172,5 +174,7 @@ def check_token(note: Note, key: bytes, name: str, log: Membership, late: bool) 
     except FederationError as error:
         raise ProtocolError("name taken", str(error)) from error
     if log.refusal(key) != "stranger":
-        raise ProtocolError("known key", "this key is or was a member's; make another one")
+        raise ProtocolError(
+            "known key", "the key of this node is or was that of a member; create a new node with p2pfl-node init"
+        )
     return False

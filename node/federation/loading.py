@@ -53,7 +53,9 @@ def load(folder: Path, changes: Sequence[str] = ()) -> LoadedNode:
     for change in changes:
         key = table_changes.parse_change(change)[0].partition(".")[0]
         if key in (*AGREED, "task", "policy"):
-            raise ConfigurationError(f"{key} is what the federation {agreed.name} has agreed on; it cannot be changed here")
+            raise ConfigurationError(
+                f"--set {key}: this setting belongs to the federation {agreed.name}, and a node cannot change it"
+            )
     with config.name_in_errors(folder / config.CONFIG):
         return LoadedNode(folder, agreement.apply_agreement(own, agreed), membership, agreed)
 
@@ -93,7 +95,7 @@ def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING
             task = make_task(own.task["name"], own.task_options(), Part.parse(own.part), own.seed)
             task.layout  # noqa: B018  made here, where its size is looked at first
         except MemoryError as error:
-            raise ConfigurationError("the task needs more memory than this machine has") from error
+            raise ConfigurationError("not enough memory for the task") from error
     return task
 
 

@@ -128,7 +128,9 @@ def load_federation(folder: Path) -> Membership | None:
     except FederationError as error:
         raise ConfigurationError(f"{folder / FEDERATION}: {error}") from error
     if not (folder / MEMBERSHIP).exists():
-        raise ConfigurationError(f"{folder / MEMBERSHIP} is missing; bring it back, or join again in a new folder")
+        raise ConfigurationError(
+            f"{folder / MEMBERSHIP} is missing; restore it from a backup, or join again with a new node"
+        )
     MembershipFile(folder).merge(membership)
     return membership
 
@@ -141,7 +143,9 @@ def member_of(folder: Path) -> Membership:
     """
     membership = load_federation(folder)
     if membership is None:
-        raise ConfigurationError(f"{folder} belongs to no federation; p2pfl-node federation create makes one")
+        raise ConfigurationError(
+            f"{folder} belongs to no federation; run p2pfl-node federation create or p2pfl-node join first"
+        )
     return membership
 
 

@@ -71,7 +71,7 @@ class MembershipSync:
             if self._file.has_changed() or self._file.membership_version != self._membership.membership_version:
                 await self._synchronise()
             if self._membership.refusal(self._key):
-                raise RevokedError("this node was revoked: it is no member of its federation any more")
+                raise RevokedError("the membership of this node was revoked")
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOKING):
                     await self._grown.wait()
@@ -94,7 +94,7 @@ class MembershipSync:
             if name not in now or now[name].key != peer.key:
                 contacts.remove(name, "revoked")
                 self._log.info(
-                    f"{name} is no member any more, since membership version {membership_version} at the latest",
+                    f"{name} is no longer a member (membership version {membership_version})",
                     peer=name,
                     membership_version=membership_version,
                 )
@@ -102,7 +102,7 @@ class MembershipSync:
             if name not in contacts.peers:
                 contacts.add(name, member, self._neighbourhood.may_learn_from(name))
                 self._log.info(
-                    f"{name} is a member, since membership version {membership_version} at the latest",
+                    f"{name} is a new member (membership version {membership_version})",
                     peer=name,
                     membership_version=membership_version,
                 )

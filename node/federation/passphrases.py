@@ -25,8 +25,8 @@ def present(key: Path, file: str | Path = "") -> bytes:
         return os.environ[VARIABLE].encode()
     if not sys.stdin.isatty():
         raise ConfigurationError(
-            f"{key} is encrypted; give its passphrase in a file (--passphrase-file, or passphrase_file in node.toml), in the"
-            f" variable {VARIABLE}, or on a terminal"
+            f"{key} is encrypted and needs its passphrase: use --passphrase-file, passphrase_file in node.toml, the"
+            f" environment variable {VARIABLE}, or a terminal"
         )
     return getpass.getpass(f"passphrase of {key}: ").encode()
 
@@ -42,9 +42,9 @@ def choose(file: Path | None, asked: bool) -> bytes | None:
     if not asked:
         return None
     if not sys.stdin.isatty():
-        raise ConfigurationError("--passphrase asks on a terminal, and there is none; use --passphrase-file")
+        raise ConfigurationError("--passphrase needs a terminal; use --passphrase-file instead")
     first = getpass.getpass("passphrase of the new admission key: ")
-    if getpass.getpass("the same again: ") != first:
+    if getpass.getpass("repeat the passphrase: ") != first:
         raise ConfigurationError("the two passphrases differ")
     return first.encode()
 
@@ -59,7 +59,7 @@ def read(path: Path) -> bytes:
         with path.open("rb") as file:
             line = file.read(_MOST).partition(b"\n")[0].rstrip(b"\r")
     except OSError as error:
-        raise ConfigurationError(f"cannot read the passphrase in {path}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot read the passphrase from {path}: {error.strerror}") from error
     if not line:
-        raise ConfigurationError(f"{path} holds no passphrase: its first line is empty")
+        raise ConfigurationError(f"{path} has no passphrase: its first line is empty")
     return line

@@ -99,13 +99,13 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         locate("task", split_name("task", self.task)[0], TASKS, "p2pfl.tasks")
         if "preference" in self.task:
             raise ConfigurationError(
-                "task.preference would be told to the other members, as all of the task's options are; write"
-                " preference = [...] outside of the table [task]"
+                "task.preference would be sent to the other members, like all options of the task; write"
+                " preference = [...] above the tables instead"
             )
         if "root" in self.task:
             raise ConfigurationError(
-                "task.root is a folder of this machine, and the task's options are agreed on with the other members; write"
-                ' root = "..." outside of the table [task]'
+                "task.root is a folder of this machine, but all members share the options of the task; write"
+                ' root = "..." above the tables instead'
             )
         locate("policy", split_name("policy", self.policy)[0], POLICIES, "p2pfl.policies")
         try:
@@ -118,9 +118,9 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         if not self.status_host:
             raise ConfigurationError("status_host must be an address of this machine, such as 127.0.0.1")
         if self.status_port < 0 and self.status_host != "127.0.0.1":
-            raise ConfigurationError("status_host shows nothing without status_port, such as --status-port 4180")
+            raise ConfigurationError("status_host needs status_port, such as --status-port 4180")
         if self.broker and not BROKERS.fullmatch(self.broker):
-            raise ConfigurationError("broker is not of the form mqtt://host:1883")
+            raise ConfigurationError("broker must be of the form mqtt://host:1883 or mqtts://host:8883")
 
     def task_options(self) -> dict[str, Any]:
         """Return the options of the task, with the node's own files and preference if it has them."""
@@ -132,7 +132,9 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
 def check_name(name: str) -> None:
     """Raise ConfigurationError for a name that is unsuitable for files, logs and tables."""
     if not _NAME.fullmatch(name):
-        raise ConfigurationError(f"name {name!r} may have letters, digits, '.', '_' and '-' only, 64 at most")
+        raise ConfigurationError(
+            f"name {name!r} must have at most 64 letters, digits, '.', '_' and '-', and begin with a letter or digit"
+        )
 
 
 def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
@@ -143,7 +145,9 @@ def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
     """
     path = folder / CONFIG
     if not path.exists():
-        raise ConfigurationError(f"{folder} is not a node's folder: it has no {CONFIG}; make one with p2pfl-node init")
+        raise ConfigurationError(
+            f"{folder} is not a node's folder: it has no {CONFIG}; create one with p2pfl-node init {folder}"
+        )
     config = bind(str(path), table_changes.with_changes(toml_reader.read(path), changes), NodeConfig)
     with name_in_errors(path):
         config.check()
@@ -180,7 +184,7 @@ def create(
     own = NodeConfig(name=name, listen=listen, part=part, data=data, broker=broker, root=root)
     msgspec.structs.replace(own, task={"name": task}, policy={"name": policy}).check()
     if (folder / CONFIG).exists():
-        raise ConfigurationError(f"{folder} holds a node already")
+        raise ConfigurationError(f"{folder} contains a node already; choose another folder")
     values = {"name": name, "listen": listen, "part": part, "data": data, "root": root, "broker": broker}
     values |= {"task": task, "policy": policy}
     text = _TEMPLATE.format(**{key: json.dumps(value) for key, value in values.items()})
@@ -190,7 +194,7 @@ def create(
         identity = Identity.create(folder / KEY)
         replace_file(folder / CONFIG, [text.encode()], mode=PRIVATE)
     except OSError as error:
-        raise ConfigurationError(f"cannot make {folder}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot create {folder}: {error.strerror}") from error
     except IdentityError as error:
         raise ConfigurationError(str(error)) from error
     return identity
@@ -218,55 +222,54 @@ def next_incarnation(folder: Path, log: EventLogger = LOG) -> int:
 
 
 _TEMPLATE = """\
-# A p2pfl node.
+# Configuration of a p2pfl node.
 
-name = {name}        # by which the others know this node
-listen = {listen}          # host:port for other members; without a host, on all addresses of this machine
-advertise = []             # addresses by which others reach this node, if not by those of this machine
-part = {part}               # which part of a built-in data set is this node's
-data = {data}                  # its own data: data.npz or data.csv for "classification", a schema file for "fairness"
-root = {root}                  # the folder of published data sets, if it is not the environment variable P2PFL_DATA
-initial = ""               # a safetensors file to start from, for a task that takes one; the same content at all nodes
-preference = []            # the node's own weights of the task's objectives, if it has several; they stay on the node
-passphrase_file = ""       # a file with the passphrase of the admission key, where that is here and encrypted
+name = {name}        # name of this node in the federation
+listen = {listen}          # host:port to listen on; without a host, at all addresses of this machine
+advertise = []             # addresses at which others reach this node, if they differ from those of this machine
+part = {part}               # part of a built-in data set for this node
+data = {data}                  # the node's own data: .npz or .csv for "classification", a .toml schema for "fairness"
+root = {root}                  # folder with the published data sets; by default the environment variable P2PFL_DATA
+initial = ""               # safetensors file to start from, for tasks that take one; the same content at all nodes
+preference = []            # weights of the task's objectives, if it has several; they stay on this node
+passphrase_file = ""       # file with the passphrase of the admission key, if that is here and encrypted
 device = "cpu"             # cpu, cuda, mps, or auto
-mdns = true                # look for members on the local network, and be found there
-direct = true              # listen, and dial members that can be reached without the broker
-broker = {broker}                # an MQTT broker for members that cannot reach each other, mqtt://host:1883
-status_port = -1           # where browsers and Prometheus see what the node does, such as 4180; 0 takes a free one, -1 none
-status_host = "127.0.0.1"  # and at which address of this machine: one that others reach shows it to them
-evaluate_every = 1         # rounds between evaluations on validation and test data; 0 evaluates the last model only
+mdns = true                # find members on the local network, and announce this node there
+direct = true              # listen, and connect to members without the broker where possible
+broker = {broker}                # MQTT broker for members that cannot connect to each other, such as mqtt://host:1883
+status_port = -1           # port of the status page and of Prometheus metrics, such as 4180; 0: a free port, -1: none
+status_host = "127.0.0.1"  # address of the status page; on other addresses than loopback, other machines can read it
+evaluate_every = 1         # rounds between evaluations on validation and test data; 0: evaluate the last model only
 
-# What follows is the federation's business: `federation create` takes it from here, and a node that joins takes it from
-# the federation's signed file, whatever it says here. But a task and a policy are run only if they are named here too, and
-# files and the preference are taken from above only.
+# All members share the settings from here to the codec. `federation create` reads them from this file. For a node that has
+# joined, those of the federation replace them. The names of task and policy must be the same here.
 
-rounds = 10                # how often the node trains and learns with peers
-seed = 0                   # with the name, the round and the purpose it makes every random draw
-members = 1                # how many, this node included, must be there before the first round
-mode = "synchronous"       # wait for models of the same round; "asynchronous" takes the newest that there is
-deadline = 30.0            # seconds to wait for a peer before going on without it
-adaptive = true            # wait no longer than a few times what a peer usually takes
-max_staleness = inf        # seconds; an asynchronous node leaves out models that are older
-robust = "median-clip"     # against members that lie: clip their models to the median distance; "none" takes all as it comes
-patience = 0               # rounds without a better validation loss before learning stops; 0 never
+rounds = 10                # number of rounds
+seed = 0                   # seed of all random draws
+members = 1                # members, this node included, that must be present before the first round
+mode = "synchronous"       # "synchronous": wait for models of the same round; "asynchronous": use the newest models
+deadline = 30.0            # seconds to wait for a peer before continuing without it
+adaptive = true            # wait only a few times as long as a peer usually takes
+max_staleness = inf        # maximum age in seconds of the models that an asynchronous node uses
+robust = "median-clip"     # protection against malicious members: clip their models to the median distance; or "none"
+patience = 0               # rounds without a better validation loss before learning stops; 0: never
 
 [task]
-name = {task}            # digits, images, ... (init --help names all), or your own "package.module:factory"
+name = {task}            # digits, images, ... (see p2pfl-node init --help), or your own "package.module:factory"
 
 [policy]
-name = {policy}               # dac, dpfl, fedpref, ... (init --help names all), or your own "package.module:factory"
+name = {policy}               # dac, dpfl, fedpref, ... (see p2pfl-node init --help), or your own "package.module:factory"
 
-[codec]                    # how models travel
-name = "float32"           # as they are; float16, bfloat16, int8, top-k
+[codec]                    # format of the models on the network
+name = "float32"           # float32, float16, bfloat16, int8, or top-k
 
-# The rest is this node's own business again.
+# The rest is not shared.
 
-[budget]                   # what it may receive, whatever the policy asks for; 0 is no limit
+[budget]                   # limits of what this node receives; 0: no limit
 models = 0                 # models in a round
-held = 0                   # received models that are held at once
+held = 0                   # received models in memory at once
 bytes = 0                  # bytes of models in a round
 
-[addresses]                # of members that need not be looked for
+[addresses]                # known addresses of members
 # bob = "192.168.1.6:4100"
 """

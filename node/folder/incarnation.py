@@ -32,13 +32,13 @@ def count_start(path: Path, log: EventLogger = LOG) -> int:
     """
     before, earlier = path.with_name(f"{path.name}.1"), path.with_name(EARLIER)
     if earlier.exists() and not path.exists():
-        raise ConfigurationError(f"{earlier} was written by an earlier version; rename it to {path.name}")
+        raise ConfigurationError(f"{earlier} was written by an earlier version of p2pfl; rename it to {path.name}")
     try:
         last = _last(path, before, log)
         _write(before, last)
         _write(path, last + 1)
     except OSError as error:
-        raise ConfigurationError(f"cannot count this start in {path}: {reason(error)}") from error
+        raise ConfigurationError(f"cannot write the number of starts to {path}: {reason(error)}") from error
     failpoint("incarnation-counted")
     return last + 1
 
@@ -68,17 +68,17 @@ def _last(path: Path, before: Path, log: EventLogger) -> int:
         last = _read(before) + JUMP
     except (FileNotFoundError, DamagedFileError):
         raise ConfigurationError(
-            f"{path} is damaged, and there is no whole {before.name} beside it: nobody knows which numbers this node's"
-            " messages have had. Make a new node with p2pfl-node init, with a key of its own"
+            f"{path} and {before.name} are damaged or missing, so the numbers of this node's earlier messages are"
+            " unknown; create a new node with p2pfl-node init"
         ) from None
-    log.warning(f"{path} is damaged or missing: counting on from {last}, which is beyond it", path=str(path))
+    log.warning(f"{path} is damaged or missing: continuing from {last}, a number that was never used", path=str(path))
     return last
 
 
 def _read(path: Path) -> int:
     content = read_sealed(path, MAGIC)
     if not content.isdigit():
-        raise DamagedFileError(f"{path} is damaged: it holds no number")
+        raise DamagedFileError(f"{path} is damaged: it has no number")
     return int(content)
 
 

@@ -65,6 +65,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def check_coordinated(settings: Settings) -> None:
     """Raise ConfigurationError if a coordinated policy cannot run with these settings."""
     if settings.mode != "synchronous":
-        raise ConfigurationError('a coordinated policy needs mode = "synchronous", as its steps are by rounds')
+        raise ConfigurationError(f'a coordinated policy needs mode = "synchronous", got {settings.mode!r}')
     if settings.codec.get("name") != "float32":
-        raise ConfigurationError('a coordinated policy sends models as they are: codec.name must be "float32"')
+        raise ConfigurationError(f'a coordinated policy needs codec.name = "float32", got {settings.codec.get("name")!r}')

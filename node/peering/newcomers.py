@@ -47,7 +47,7 @@ class Newcomers:
         """
         if link in self._asked:
             link.close()
-            raise ProtocolError("malformed", "more than one question over a link of one who wants to join")
+            raise ProtocolError("malformed", "a second message over the link of a newcomer")
         self._asked.add(link)
         if self._answer is None or link.key is None:
             raise ProtocolError("not inviting")

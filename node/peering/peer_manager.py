@@ -104,7 +104,7 @@ class PeerManager:
         for peer in self.peers.values():
             self._dialler.keep(peer)
         if self._probes:
-            self.begin(self._prober.run(), f"{self.name} watches its peers")
+            self.begin(self._prober.run(), f"{self.name}: failure detector")
 
     async def close(self) -> None:
         """Tell all peers that this node leaves, and close their links."""

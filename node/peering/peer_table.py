@@ -131,7 +131,7 @@ class PeerTable:
         if not self.is_suspected(peer):
             return
         if not (peer.stopped or self._asynchronous or peer.round >= self._local.round - 1):
-            self.roster.suspect(peer.name, f"is in round {peer.round}, behind")
+            self.roster.suspect(peer.name, f"behind, in round {peer.round}")
         elif self._events.may_return(peer):
             self.roster.heard(peer.name)
             self.changes.notify()

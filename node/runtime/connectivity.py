@@ -84,13 +84,13 @@ class Connectivity:
             )
             self.addresses = (BROKER,)
         elif not config.direct:
-            raise ConfigurationError("a node with direct = false needs a broker, or it reaches nobody")
+            raise ConfigurationError('direct = false needs a broker; set broker = "mqtt://host:1883" in node.toml')
 
     def _report_broker(self, problem: str) -> None:
         if problem:
             self._log.warning(problem, part="broker")
         else:
-            self._log.info("the broker delivers again", part="broker")
+            self._log.info("broker: connected again", part="broker")
         self._discovery.broker_changed(problem)
 
     def _own_addresses(self) -> list[str]:
@@ -124,7 +124,7 @@ class Connectivity:
             if reported:
                 self._log.warning(f"local network: {reported}", part="mdns")
             else:
-                self._log.info("local network: members can be found again", part="mdns")
+                self._log.info("local network: discovery works again", part="mdns")
 
 
 def through_broker(url: str, identity: Identity, gate: AccessControl, most: int, **options: Any) -> MqttTransport:
@@ -138,7 +138,7 @@ def through_broker(url: str, identity: Identity, gate: AccessControl, most: int,
         from p2pfl.protocols.mqtt.broker_client import AiomqttBus
         from p2pfl.protocols.mqtt.transport import MqttTransport
     except ImportError as error:
-        raise ConfigurationError("a broker needs aiomqtt: pip install 'p2pfl-node[mqtt]'") from error
+        raise ConfigurationError("a broker needs the package aiomqtt: pip install 'p2pfl-node[mqtt]'") from error
     return MqttTransport(AiomqttBus(url), identity, gate, most, **options)
 
 

@@ -89,12 +89,14 @@ def addresses(folder: Path, given: Sequence[str]) -> list[str]:
     if given:
         return list(given)
     if not port:
-        raise ConfigurationError("node.toml listens on port 0, which is another one at every start; name a port")
+        raise ConfigurationError(
+            "listen in node.toml has port 0, which changes at every start; set a port such as 4100, or use --address"
+        )
     found = own_addresses(own, own.listen)
     if own.broker:
         found.append(_without_user(own.broker))
     if not found:
-        raise ConfigurationError("this machine has no address that others could reach; name one with --address")
+        raise ConfigurationError("this machine has no address that others can reach; give one with --address")
     return [*found[: MOST_ADDRESSES - 1], found[-1]] if len(found) > MOST_ADDRESSES else found
 
 
@@ -117,7 +119,7 @@ def join(folder: Path, token: str, approve: Approve = approve_all) -> str:
     """
     own = config.load(folder)
     if load_federation(folder) is not None:
-        raise ConfigurationError(f"{folder} belongs to a federation already; a node belongs to one")
+        raise ConfigurationError(f"{folder} belongs to a federation already; create another node with p2pfl-node init")
     try:
         identity = Identity.load(folder / config.KEY)
         if not token.lstrip().startswith("p2pfl-invite-"):
@@ -125,7 +127,7 @@ def join(folder: Path, token: str, approve: Approve = approve_all) -> str:
         invitation = Invitation.parse(token)
         if invitation.member != own.name:
             raise ConfigurationError(
-                f"the token is for a node named {invitation.member}; {folder / config.CONFIG} names this one {own.name}"
+                f"the token is for a node named {invitation.member}, but name in {folder / config.CONFIG} is {own.name}"
             )
         joined = asyncio.run(_ask(invitation, identity, own))
         return admission.accept(folder, joined, invitation, own, identity.public, approve=approve)
@@ -145,8 +147,8 @@ async def _ask(invitation: Invitation, identity: Identity, own: NodeConfig) -> J
                     await asyncio.sleep(PAUSE)
                 return answer
         except (TransportError, TimeoutError) as error:
-            problems.append(str(error) or f"{address} does not answer, or is busy")
-    raise TransportError(f"the inviting node must be running, and be reached: {'; '.join(problems)}")
+            problems.append(str(error) or f"{address} did not answer within {ANSWERING:g} s")
+    raise TransportError(f"the inviting node is not reachable; it must run when you join ({'; '.join(problems)})")
 
 
 async def _ask_at(address: str, invitation: Invitation, identity: Identity, own: NodeConfig) -> Joined | JoinRefused:

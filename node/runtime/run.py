@@ -57,8 +57,8 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
             return _run_once(folder, changes, log, until_done)
         except IncarnationConflictError:
             raise ConfigurationError(
-                f"another process uses the key of this node: {folder}, or a copy of it, runs elsewhere. Stop one of them;"
-                " a second node needs a folder and a key of its own (p2pfl-node init)"
+                f"another process uses the key of this node: {folder} or a copy of it runs elsewhere; stop one of them, and"
+                " create a second node with p2pfl-node init"
             ) from None
 
 
@@ -83,8 +83,8 @@ def _renumber(folder: Path, known: int, log: EventLogger) -> None:
     if membership is not None and (folder / folders.VOTE).exists():
         FileVotes(folder / folders.VOTE, log).distrust(membership.membership_version)
     log.warning(
-        f"peers know messages of this node that are later than its folder: {folder} was restored from an older copy, or"
-        " another process uses its key. The node starts again with new message numbers"
+        f"peers have newer messages of this node than {folder}: it was restored from an older copy, or another process uses"
+        " its key; starting again with new message numbers"
     )
 
 
@@ -127,7 +127,7 @@ async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> i
                 await supervisor.clean_up("page", page.close())
         if leave.is_set() and not node.done:
             board.ended("stopped")
-            log.info(f"stopped after round {node.round}; run again to go on", round=node.round)
+            log.info(f"stopped after round {node.round}; run again to continue", round=node.round)
             return INTERRUPTED
         board.ended("finished")
         return 0
@@ -141,7 +141,10 @@ async def _show(config: NodeConfig, parts: Parts, log: EventLogger) -> PageServe
     address = await page.start()
     parts.about["page"] = address
     if open_to_others(config.status_host):
-        log.warning(f"status page: {address} (not on loopback: whoever reaches this address sees it)", address=address)
+        log.warning(
+            f"status page: {address} (not on loopback: everyone who can connect to this address can read it)",
+            address=address,
+        )
     else:
         log.info(f"status page: {address}", address=address)
     return page
@@ -206,13 +209,13 @@ def _on_signals(node: Node, board: StatusObserver, log: EventLogger) -> asyncio.
     def stop() -> None:
         if leave.is_set():
             board.ended("stopped")
-            log.info("stopped at once; run again to go on after the last finished round", round=node.round)
+            log.info("stopped at once; run again to continue after the last finished round", round=node.round)
             sys.stdout.flush()
             os._exit(INTERRUPTED)  # Python would wait for the training thread
         leave.set()
         node.stop()
         if not node.done:
-            log.info("stopping after this round (once more to stop at once)", round=node.round)
+            log.info("stopping after this round; press Ctrl-C again to stop at once", round=node.round)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

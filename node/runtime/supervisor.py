@@ -71,7 +71,7 @@ class Supervisor:
         kind = type(error).__name__
         if (part, kind) not in self._logged:
             self._logged.add((part, kind))
-            event = f"fault of {part}, which the node survives: {kind}: {printable(str(error))}{_place(error)}"
+            event = f"error in {part}, the node continues: {kind}: {printable(str(error))}{_place(error)}"
             self._log.error(event, part=part, error=kind)
 
     def stray(self, loop: AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from p2pfl.node.status.text import describe_result, describe_round, round_fields
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Merge, Stage, Update
 from p2pfl.system.event_log import EventLogger
+from p2pfl.system.printable import plural
 
 ROUNDS_APART, PEERS_APART = 0.1, 1.0  # seconds between two writes of the file after rounds, and after changes of peers
 MOST_ROUNDS = 1000  # maximum number of rounds that are kept
@@ -92,11 +93,11 @@ class StatusObserver:
 
     def skipped(self, node: Node, finished: int, following: int) -> None:
         """Report that the node skips forward or goes back to the round of most participants."""
-        where = f"round {following}, where most members are"
+        where = f"round {following} of most members"
         if following > finished:
-            self._log.info(f"skips from round {finished} to {where}", round=following)
+            self._log.info(f"skipped from round {finished} to {where}", round=following)
         else:
-            self._log.warning(f"goes back from round {finished} to {where}", round=following)
+            self._log.warning(f"went back from round {finished} to {where}", round=following)
             self.state["history"] = [row for row in self.state["history"] if row["round"] < following]
             self.state["round"] = following - 1
         self.write()
@@ -104,7 +105,7 @@ class StatusObserver:
     def discarded(self, id: str, round: int, reason: str, senders: Sequence[str]) -> None:
         """Report a discarded model, and count the peers whose models it contains."""
         self._discarded.update(senders or [id])
-        self._log.warning(f"round {round}: {reason}; the model of before is kept", round=round)
+        self._log.warning(f"round {round}: {reason}; the previous model is kept", round=round)
 
     def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None: ...
 
@@ -115,7 +116,7 @@ class StatusObserver:
     def elected(self, node: Node, elected: Elected) -> None:
         """Log the coordinator's name, or the reason for its loss."""
         if elected.coordinator is not None:
-            event = f"{elected.coordinator} coordinates, in term {elected.term}"
+            event = f"coordinator: {elected.coordinator}, term {elected.term}"
             self._log.info(event, coordinator=elected.coordinator, term=str(elected.term))
         elif elected.problem != UNKNOWN and not node.done:
             self._log.warning(elected.problem, term=str(elected.term))
@@ -149,7 +150,7 @@ class StatusObserver:
         ledger = node.peers.ledger
         if ledger.refused > self._refused:
             count = ledger.refused - self._refused
-            self._log.info(f"{count} models left out by the budget: {ledger.refusal}", round=node.round, left_out=count)
+            self._log.info(f"budget: left out {plural(count, 'model')}: {ledger.refusal}", round=node.round, left_out=count)
         self._refused = ledger.refused
 
     def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
@@ -169,7 +170,7 @@ class StatusObserver:
     def serving(self) -> None:
         """Record that all rounds are done and that the node only serves its peers until it is stopped."""
         self.state |= {"state": "serving"}
-        self._log.info("all rounds are done; serving until stopped (Ctrl-C)")
+        self._log.info("all rounds are done; serving peers until you press Ctrl-C")
         self.write()
 
     def ended(self, state: str, reason: str = "") -> None:

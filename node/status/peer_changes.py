@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pfl.system.event_log import EventLogger
+from p2pfl.system.printable import plural
 
 PAUSE, LONGEST = 1.0, 60.0  # seconds between two lines about a peer: at first, and at most if it keeps changing
 
@@ -75,16 +76,16 @@ class PeerChanges:
         if lately.changes == 1:
             self._report(name, lately.reason)
         else:
-            now = "is there now" if lately.reason is None else f"is missing now: {lately.reason}"
-            times = f"{lately.changes // 2} time{'s' * (lately.changes > 3)}"
+            now = "connected" if lately.reason is None else f"missing: {lately.reason}"
+            times = plural(lately.changes // 2, "time")
             log = self._log.info if lately.reason is None else self._log.warning
-            log(f"{name} left and came back {times} in {lately.pause:.0f} s; it {now}", peer=name)
+            log(f"{name} left and came back {times} in {lately.pause:.0f} s; now {now}", peer=name)
         lately.changes = 0
         lately.pause = min(2 * lately.pause, LONGEST)
         self._later(lately.pause, lambda: self._look(name))
 
     def _report(self, name: str, reason: str | None) -> None:
         if reason is None:
-            self._log.info(f"with {name} again", peer=name)
+            self._log.info(f"{name} is back", peer=name)
         else:
-            self._log.warning(f"without {name}: {reason}", peer=name)
+            self._log.warning(f"{name} is missing: {reason}", peer=name)

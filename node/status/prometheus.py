@@ -44,23 +44,28 @@ def _metrics(state: Mapping[str, Any]) -> Iterator[Metric]:
 
 def _of_node(state: Mapping[str, Any]) -> Iterator[Metric]:
     about = {key: str(state.get(key, "")) for key in ("name", "federation", "task", "policy", "version")}
-    yield _gauge("p2pfl_info", "1, for what the node is.", tuple(about), [(tuple(about.values()), 1)])
+    yield _gauge("p2pfl_info", "Always 1; the labels describe the node.", tuple(about), [(tuple(about.values()), 1)])
     now = state.get("state")
     names = dict.fromkeys((*NODE_STATES, *([now] if now else [])))
-    yield _gauge("p2pfl_state", "1 for what the node does now.", ("state",), [((name,), name == now) for name in names])
-    yield _value("p2pfl_round", "The round that the node is in, or has finished.", state.get("round", 0))
-    yield _value("p2pfl_stored_round", "The round whose checkpoint is on the disk.", state.get("stored", 0))
-    yield _value("p2pfl_rounds", "How many rounds the node is to do.", state.get("rounds", 0))
-    yield _value("p2pfl_disk_problem", "1 while checkpoints or the status cannot be written.", bool(state.get("disk")))
-    yield _value("p2pfl_broker_problem", "1 while the broker does not deliver.", bool(state.get("broker")))
+    yield _gauge(
+        "p2pfl_state",
+        "1 for the current state of the node, 0 for the others.",
+        ("state",),
+        [((name,), name == now) for name in names],
+    )
+    yield _value("p2pfl_round", "Current or last finished round.", state.get("round", 0))
+    yield _value("p2pfl_stored_round", "Round of the checkpoint on disk.", state.get("stored", 0))
+    yield _value("p2pfl_rounds", "Total number of rounds.", state.get("rounds", 0))
+    yield _value("p2pfl_disk_problem", "1 while the node cannot write its checkpoint or status.", bool(state.get("disk")))
+    yield _value("p2pfl_broker_problem", "1 while the broker does not deliver messages.", bool(state.get("broker")))
     if election := state.get("election"):
         there = [((str(election["coordinator"]),), 1)] if election["coordinator"] else []
-        yield _gauge("p2pfl_coordinator", "1, for the member that coordinates.", ("name",), there)
+        yield _gauge("p2pfl_coordinator", "1 for the member that is the coordinator.", ("name",), there)
         alone = bool(election["problem"]) and now == "running"  # a finished node needs no coordinator
-        yield _value("p2pfl_coordinator_problem", "1 while nobody coordinates.", alone)
+        yield _value("p2pfl_coordinator_problem", "1 while there is no coordinator.", alone)
         yield _value(
             "p2pfl_election_term",
-            "The newest term's number in its membership version.",
+            "Number of the newest term in its membership version.",
             int(election["term"].partition(".")[2]),
         )
 
@@ -76,16 +81,16 @@ def _of_traffic(state: Mapping[str, Any]) -> Iterator[Metric]:
     yield _counter("p2pfl_traffic_bytes", "Bytes of envelopes, by direction and kind.", ("direction", "kind"), sent)
     yield _counter("p2pfl_models", "Models sent and received.", ("direction",), models)
     rejected = [((cause,), count) for cause, count in state.get("rejected", {}).items()]
-    yield _counter("p2pfl_rejected", "Messages that were refused, by cause.", ("cause",), rejected)
+    yield _counter("p2pfl_rejected", "Refused messages, by cause.", ("cause",), rejected)
     suspicious = [
         ((name, what), count) for what, names in state.get("suspicious", {}).items() for name, count in names.items()
     ]
-    about = "Claims and models of a peer that were limited or not believed, by kind."
+    about = "Suspicious claims and models of a peer that were limited or ignored, by kind."
     yield _counter("p2pfl_suspicious", about, ("peer", "kind"), suspicious)
     faults = [((part,), count) for part, count in state.get("faults", {}).items()]
-    yield _counter("p2pfl_faults", "Errors that the node has survived, by the part that they escaped.", ("part",), faults)
+    yield _counter("p2pfl_faults", "Errors in parts of the node after which it continued, by part.", ("part",), faults)
     expired = [((), state.get("deadlines_expired", 0))]
-    yield _counter("p2pfl_deadlines_expired", "Waits for a peer that ended at the deadline.", (), expired)
+    yield _counter("p2pfl_deadlines_expired", "Number of waits for a peer that ended at the deadline.", (), expired)
 
 
 def _of_peers(peers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -93,11 +98,11 @@ def _of_peers(peers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     found = Counter(peer["state"] for peer in peers)
     states = dict.fromkeys((*PEER_STATES, *found))
     counts = [((name,), found[name]) for name in states]
-    yield _gauge("p2pfl_peers", "Peers, by what this node thinks of them.", ("state",), counts)
+    yield _gauge("p2pfl_peers", "Number of peers, by state.", ("state",), counts)
     each = [((peer["name"], name), name == peer["state"]) for peer in peers for name in states]
-    yield _gauge("p2pfl_peer_state", "1 for what this node thinks of a peer.", ("peer", "state"), each)
+    yield _gauge("p2pfl_peer_state", "1 for the current state of a peer, 0 for the others.", ("peer", "state"), each)
     rounds = [((peer["name"],), peer["round"]) for peer in peers if "round" in peer]
-    yield _gauge("p2pfl_peer_round", "The round that a peer is in, as last heard.", ("peer",), rounds)
+    yield _gauge("p2pfl_peer_round", "Last known round of a peer.", ("peer",), rounds)
     ages = [((peer["name"],), peer["staleness"]) for peer in peers if peer.get("staleness") is not None]
     yield _gauge("p2pfl_peer_staleness_seconds", "Age of a peer's last model when it was sent.", ("peer",), ages)
     for name, key in (("p2pfl_peer_received_bytes", "bytes_in"), ("p2pfl_peer_sent_bytes", "bytes_out")):
@@ -111,14 +116,14 @@ def _of_last_round(history: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     """Yield the metrics of the newest finished round."""
     last: Mapping[str, Any] = max(history, key=lambda row: int(row["round"]), default={})
     weights = [((name,), weight) for name, weight in last.get("weights", {}).items()]
-    about = "How much each node's model counted in the last round, this node's included."
+    about = "Weight of each model in the average of the last round, this node's included."
     yield _gauge("p2pfl_chosen_weight", about, ("peer",), weights)
     if "seconds" in last:
-        yield _value("p2pfl_round_seconds", "How long the last round took.", last["seconds"])
+        yield _value("p2pfl_round_seconds", "Duration of the last round in seconds.", last["seconds"])
     if "models" in last:
         yield _value("p2pfl_round_models", "Models received in the last round.", last["models"])
     sizes = [((way,), last[key]) for way, key in (("received", "bytes_in"), ("sent", "bytes_out")) if key in last]
-    about = "Bytes that carried learning in the last round, by direction."
+    about = "Bytes of models and requests in the last round, by direction."
     yield _gauge("p2pfl_round_bytes", about, ("direction",), sizes)
 
 
@@ -127,10 +132,10 @@ def _of_budget(state: Mapping[str, Any]) -> Iterator[Metric]:
     budget = state.get("budget", {})
     limits = [((what,), row["limit"]) for what, row in budget.items()]
     used = [((what,), row["used"]) for what, row in budget.items()]
-    yield _gauge("p2pfl_budget_limit", "What the node may receive in a round, or hold at once.", ("what",), limits)
-    yield _gauge("p2pfl_budget_used", "What it has received in this round, or holds.", ("what",), used)
+    yield _gauge("p2pfl_budget_limit", "Limits of what the node may receive in a round, or hold at once.", ("what",), limits)
+    yield _gauge("p2pfl_budget_used", "Use of these limits in this round.", ("what",), used)
     refused = [((), state.get("refused_by_budget", 0))]
-    yield _counter("p2pfl_budget_refused", "Models that were left out by the budget.", (), refused)
+    yield _counter("p2pfl_budget_refused", "Models that were left out because of the budget.", (), refused)
 
 
 def _scores(state: Mapping[str, Any]) -> Iterator[Metric]:
@@ -139,7 +144,7 @@ def _scores(state: Mapping[str, Any]) -> Iterator[Metric]:
     for split in ("validation", "test"):
         values = [row[split] for row in state.get("history", ()) if row.get(split) is not None]
         if values:
-            about = f"The {metric} of the newest evaluated model on {split} data."
+            about = f"{metric} of the last evaluated model on {split} data."
             yield _value(f"p2pfl_{split}_{metric}", about, values[-1])
 
 

@@ -53,7 +53,7 @@ def read(path: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
     if not _is_status(status):
-        raise ConfigurationError(f"{path} is damaged; it is only for show, and the node's next run writes it anew")
+        raise ConfigurationError(f"{path} is damaged; the next run of the node replaces it")
     # The process number alone is not enough: after a restart of the machine it may belong to another process. A running
     # node holds the lock of its folder.
     if status["state"] in RUNNING and not (_is_alive(status["pid"]) and is_folder_locked(path.parent)):

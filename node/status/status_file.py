@@ -28,7 +28,7 @@ class StatusFile:
         self, path: Path, log: EventLogger, clock: Callable[[], float], make: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._path = path
-        self._tries = DiskErrorReporter(path, "its status", log)
+        self._tries = DiskErrorReporter(path, "the status", log)
         self._clock = clock
         self._make = make
         self._written = float("-inf")

@@ -7,7 +7,7 @@ from typing import Any
 
 from p2pfl.node.peering.traffic import KINDS
 from p2pfl.node.status.reader import RUNNING
-from p2pfl.system.printable import printable
+from p2pfl.system.printable import plural, printable
 
 STALE = 30.0  # seconds after which the status of a running node is overdue (see p2pfl.node.runtime.run.FRESH)
 
@@ -26,9 +26,11 @@ def _age(state: Mapping[str, Any]) -> Iterator[str]:
         return
     ago = f"as of {duration(state['age'])} ago"
     if state["state"] == "gone":
-        yield f"{ago}: the node has ended without a word since"
+        yield f"{ago}: the node has ended unexpectedly since then"
     elif state["state"] in RUNNING and state["age"] > STALE:
-        yield (f"{ago}: the node runs, but does not answer or write its status; the disk may be full, or the node may hang")
+        yield (
+            f"{ago}: the node runs, but it neither answers nor writes its status; the disk may be full, or the node may hang"
+        )
     else:
         yield ago
 
@@ -51,7 +53,7 @@ def _election(state: Mapping[str, Any]) -> Iterator[str]:
     if election["coordinator"] is not None:
         yield f"coordinator: {election['coordinator']}, in term {election['term']}"
     elif state["state"] != "serving":  # it has stopped learning, and needs no coordinator
-        yield f"degraded: {election['problem']}; it learns alone, as long as that lasts"
+        yield f"degraded: {election['problem']}; until there is one, this node learns alone"
 
 
 def _figures(state: Mapping[str, Any]) -> Iterator[str]:
@@ -71,7 +73,7 @@ def _peers(state: Mapping[str, Any]) -> Iterator[str]:
         if peer["link"]:
             parts.append("through the broker" if peer["link"] == "broker" else "directly")
         if peer["staleness"] is not None:
-            parts.append(f"its last model was {peer['staleness']:.1f} s old")
+            parts.append(f"last model {peer['staleness']:.1f} s old")
         parts.append(f"{peer['bytes_in']} bytes in, {peer['bytes_out']} out")
         yield f"{peer['name']}: {', '.join(parts)}"
 
@@ -79,19 +81,20 @@ def _peers(state: Mapping[str, Any]) -> Iterator[str]:
 def _traffic(state: Mapping[str, Any]) -> Iterator[str]:
     for direction, counts in state.get("traffic", {}).items():
         learning = sum(counts[kind] for kind in KINDS)
-        yield f"{direction}: {counts['models']} models, {learning} bytes, {counts['control']} bytes of control"
+        models, control = plural(counts["models"], "model"), counts["control"]
+        yield f"{direction}: {models}, {learning} bytes of models and requests, {control} bytes of control messages"
 
 
 def _counts(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield counts of refused models and messages, of suspicious peers, and of faults."""
     if state.get("refused_by_budget"):
-        yield f"left out by the budget: {state['refused_by_budget']} models"
+        yield f"left out by the budget: {plural(state['refused_by_budget'], 'model')}"
     for what, counts in state.get("suspicious", {}).items():
         yield f"{what}: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
     for cause, count in sorted(state.get("rejected", {}).items()):
         yield f"rejected, {cause}: {count}"
     for part, count in sorted(state.get("faults", {}).items()):
-        yield f"faults survived, {part}: {count}"
+        yield f"errors in {part}: {count}"
 
 
 def describe_round(row: Mapping[str, Any], rounds: int, metric: str) -> str:
@@ -105,7 +108,9 @@ def describe_round(row: Mapping[str, Any], rounds: int, metric: str) -> str:
     if row.get("validation") is not None:
         parts.append(f"validation {metric} {row['validation']:.3f}")
     if "models" in row:
-        parts.append(f"{row['models']} models, {row['bytes_in'] / 1000:.1f} kB in, {row['bytes_out'] / 1000:.1f} kB out")
+        parts.append(
+            f"{plural(row['models'], 'model')}, {row['bytes_in'] / 1000:.1f} kB in, {row['bytes_out'] / 1000:.1f} kB out"
+        )
     return ", ".join(parts)
 
 
@@ -124,7 +129,7 @@ def describe_result(result: Mapping[str, float], best_round: int) -> str:
         best_round: round of that model.
     """
     figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.items())
-    best = "was best on validation" if "validation_loss" in result else "is the result, as there is no validation data"
+    best = "was best on validation" if "validation_loss" in result else "is the result, because there is no validation data"
     return f"finished; the model of round {best_round} {best}: {figures or 'not evaluated'}"
 
 

@@ -58,7 +58,7 @@ def total(tallies: Sequence[GroupCounts]) -> GroupCounts:
         ValueError: the groups differ.
     """
     if len({each.counts.shape for each in tallies}) > 1:
-        raise ValueError("submissions are not of the same groups")
+        raise ValueError("submissions have different groups")
     counts, positive, losses = (np.sum(parts, axis=0) for parts in zip(*tallies, strict=True))
     return GroupCounts(counts, positive, losses)
 
@@ -124,16 +124,16 @@ def from_extras(extras: Mapping[str, np.ndarray], n_samples: int) -> GroupCounts
     """
     counts = extras.get("counts")
     if counts is None or counts.dtype != np.int64 or counts.ndim != 2 or not 1 <= counts.shape[1] <= MOST_GROUPS:
-        raise ValueError("a submission says no tally of samples by label and group")
+        raise ValueError("a submission has no tally of samples by label and group")
     positive, losses = extras.get("positive", np.zeros_like(counts)), extras.get("losses", np.zeros(counts.shape))
     if len(counts) != 2 or counts.min() < 0 or counts.max() > n_samples or counts.sum() != n_samples:
-        raise ValueError(f"a tally is not of {n_samples} samples")
+        raise ValueError(f"a tally does not have the sum of {n_samples} samples")
     if positive.dtype != np.int64 or positive.shape != counts.shape or ((positive < 0) | (positive > counts)).any():
-        raise ValueError("a tally has more positive decisions than samples, or less than none")
+        raise ValueError("a tally has more positive decisions than samples, or fewer than 0")
     if (
         losses.dtype != np.float64
         or losses.shape != counts.shape
         or not ((losses >= 0) & (losses <= counts * MOST_LOSS)).all()
     ):
-        raise ValueError("a tally's losses are finite, and not negative, and those of no samples are 0")
+        raise ValueError("the losses of a tally must be finite, 0 or more, and 0 where there are no samples")
     return GroupCounts(counts, positive, losses)

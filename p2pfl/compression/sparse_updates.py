@@ -137,7 +137,7 @@ def _uses_list(count: int, size: int) -> bool:
 def _indices_from_list(data: Data, size: int) -> Indices:
     indices = np.frombuffer(data, "<u4")
     if len(indices) and (indices[-1] >= size or (indices[1:] <= indices[:-1]).any()):
-        raise DecodeError("malformed", "indices that do not ascend, or are beyond the model")
+        raise DecodeError("malformed", "indices that are not ascending, or are beyond the model")
     return indices
 
 
@@ -145,7 +145,9 @@ def _indices_from_bitmap(data: Data, count: int, size: int) -> NDArray[np.intp]:
     bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
     indices = np.flatnonzero(bits)
     if len(indices) != count or indices[-1] >= size:
-        raise DecodeError("malformed", f"{len(indices)} entries are marked, or one beyond the model; {count} were announced")
+        raise DecodeError(
+            "malformed", f"{len(indices)} entries are marked, or one beyond the model, but {count} were announced"
+        )
     return indices
 
 

@@ -56,8 +56,8 @@ def check_shared(where: str, task: str, options: Mapping[str, Any]) -> None:
 
 def _refusal(what: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{what} is a node's own business (a file of its machine, or its preference) and cannot be agreed on; each node's"
-        " owner writes it into node.toml, above the tables"
+        f"{what} cannot be shared, because each node has its own (a file of its machine, or its preference); set it in each"
+        " node's node.toml, above the tables"
     )
 
 

@@ -39,7 +39,7 @@ def locate(what: str, name: str, table: Mapping[str, str], group: str) -> str:
             raise ConfigurationError(f"{what} {name!r} is not of the form package.module:factory")
         if (module := root_of(name)) in sys.stdlib_module_names:
             raise ConfigurationError(
-                f"{what} {name!r}: {module} is a module of Python's standard library; give a module of your own another name"
+                f"{what} {name!r}: {module} is a module of Python's standard library; rename your module"
             )
         return name
     others = {point.name: point.value for point in entry_points(group=group)}
@@ -67,9 +67,9 @@ def resolve(what: str, name: str, table: Mapping[str, str], group: str, methods:
     if not (inspect.isclass(defined) or inspect.isroutine(defined)):
         raise ConfigurationError(f"{what} {name!r} is neither a class nor a function")
     if (home := root_of(defined.__module__ or "")) in sys.stdlib_module_names:
-        raise ConfigurationError(f"{what} {name!r} is no {what}, but something of {home}, in Python's standard library")
+        raise ConfigurationError(f"{what} {name!r} is not a valid {what}: it belongs to {home} in Python's standard library")
     if missing := _lacks(factory, methods):
-        raise ConfigurationError(f"{what} {name!r} is no {what}: it lacks {', '.join(missing)}")
+        raise ConfigurationError(f"{what} {name!r} is not a valid {what}: it lacks {', '.join(missing)}")
     return typing.cast(Callable[..., Any], factory)
 
 

@@ -50,17 +50,19 @@ def layout_of(module: nn.Module, private: Sequence[str] = ()) -> Layout:
     rest: list[tuple[str, tuple[int, ...]]] = []
     for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if isinstance(tensor, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
-            raise ConfigurationError(f"module {name}: {key} has no shape yet (a lazy layer); give its sizes")
+            raise ConfigurationError(f"module {name}: {key} has no shape yet (a lazy layer); specify its sizes")
         if isinstance(tensor, nn.Parameter):
             if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
-                raise ConfigurationError(f"module {name}: parameter {key} is {tensor.dtype}, only dense float32 is handled")
+                raise ConfigurationError(
+                    f"module {name}: parameter {key} is {tensor.dtype}, but only dense float32 is supported"
+                )
             (trained if tensor.requires_grad else rest).append((key, tuple(tensor.shape)))
         elif tensor.is_floating_point() or tensor.is_complex():
             if tensor.dtype != torch.float32:
-                raise ConfigurationError(f"module {name}: buffer {key} is {tensor.dtype}, only float32 is averaged")
+                raise ConfigurationError(f"module {name}: buffer {key} is {tensor.dtype}, but only float32 is supported")
             rest.append((key, tuple(tensor.shape)))
     if not trained:
-        raise ConfigurationError(f"module {name} has nothing to train")
+        raise ConfigurationError(f"module {name} has no trainable parameters")
     n_trained = sum(prod(shape) for _, shape in trained)
     return Layout(tuple(trained + rest), n_trained, _select_tensors([key for key, _ in trained + rest], private))
 
@@ -70,7 +72,7 @@ def _select_tensors(tensors: Sequence[str], parts: Sequence[str]) -> tuple[str, 
     found = {part: [key for key in tensors if key == part or key.startswith(f"{part}.")] for part in parts}
     for part, keys in found.items():
         if not keys:
-            raise ConfigurationError(f"there is no {part!r} to be kept private; the tensors are: {', '.join(tensors)}")
+            raise ConfigurationError(f"no tensor {part!r} to keep private; the tensors are: {', '.join(tensors)}")
     return tuple(key for key in tensors if any(key in keys for keys in found.values()))
 
 

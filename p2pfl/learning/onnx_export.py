@@ -37,7 +37,7 @@ def to_onnx(task: Task, params: Parameters, about: Mapping[str, str]) -> bytes:
     module, data = getattr(task, "template", None), getattr(task, "data", None)
     if not isinstance(module, nn.Module) or not isinstance(data, Mapping):
         raise ConfigurationError(
-            f"{type(task).__name__} has no torch module that ONNX could hold; export a .safetensors file"
+            f"the task {type(task).__name__} has no torch module to export to ONNX; export a .safetensors file"
         )
     if 4 * task.layout.size > MOST_BYTES:
         raise ConfigurationError(f"a model of {task.layout.size:,} values is too large for ONNX; export a .safetensors file")

@@ -48,17 +48,17 @@ def _load(path: Path, changed: int, layout: Layout, without: tuple[str, ...]) ->
                 found = file.get_slice(name)
                 if found.get_dtype() != "F32" or tuple(found.get_shape()) != shape:
                     raise ConfigurationError(
-                        f"{path}: {name} is {found.get_dtype()} {found.get_shape()}, the model's is F32 {list(shape)}"
+                        f"{path}: {name} is {found.get_dtype()} {found.get_shape()}, but the model has F32 {list(shape)}"
                     )
             others = sorted(names - needed.keys())
             if others:
-                raise ConfigurationError(f"{path} has the tensor {others[0]}, which the model lacks")
+                raise ConfigurationError(f"{path} has the tensor {others[0]}, but the model has not")
             zeros = {name: np.zeros(shape, np.float32) for name, shape in layout.shapes if name in without}
             params = layout.flatten(zeros | {name: file.get_tensor(name) for name in needed})
     except (SafetensorError, OSError) as error:
-        raise ConfigurationError(f"{path} is no safetensors file, or damaged: {error}") from error
+        raise ConfigurationError(f"{path} is damaged, or not a safetensors file: {error}") from error
     if not np.isfinite(params).all():
-        raise ConfigurationError(f"{path}: a value is not finite")
+        raise ConfigurationError(f"{path}: some values are not finite")
     return params
 
 

@@ -56,8 +56,8 @@ def resting(rule: Rule | None, shared: Tensor | None) -> Tensor | None:
         return None
     if shared is None or not shared.any():
         raise ConfigurationError(
-            "the policy trains the private and the shared part apart, and the task's model has not both; with the tasks"
-            ' digits and images, private = "head" keeps the last layer private'
+            "the policy needs a model with a private and a shared part; for the tasks digits and images, set"
+            ' task.private = "head" to keep the last layer private'
         )
     return (shared == (rule.part == "private")).nonzero().squeeze(1)
 

@@ -181,7 +181,7 @@ class TorchLearner(Learner):
             return lambda split: mixed([self.outputs(model, self.data[split][0]) for model in models], shares)
         assert isinstance(company, KnnDatastore)
         if self.task.objectives is not None or self.task.loss is not cross_entropy:
-            raise ConfigurationError("a memory of samples needs a classification with cross-entropy")
+            raise ConfigurationError("a memory of samples needs a classification task with cross-entropy loss")
         _, known = self._outputs_and_features(params, "train")
         labels = self.data["train"][1]
         return lambda split: knn_mixed_logits(company, *self._outputs_and_features(params, split), known, labels)
@@ -302,5 +302,5 @@ def choose_device(name: str) -> torch.device:
     if device is None or str(device) != name:  # torch silently changes a large number to another one
         raise ConfigurationError(f"device {name!r} is not of the form {kind} or {kind}:0")
     if (device.index or 0) >= present[kind]:
-        raise ConfigurationError(f"device {name!r} is not available on this machine; auto takes the best that is")
+        raise ConfigurationError(f"device {name!r} is not available on this machine; auto selects the best available device")
     return device

@@ -77,10 +77,10 @@ class TorchProblem:
             if len(x) != len(y):
                 raise ConfigurationError(f"{split} data: {len(x)} inputs, but {len(y)} targets")
             if x.is_floating_point() and not x.isfinite().all():
-                raise ConfigurationError(f"{split} data: an input is not finite")
+                raise ConfigurationError(f"{split} data: some inputs are not finite")
 
         if (self.objectives is None) != (self.preference is None):
-            raise ConfigurationError("a task has objectives and a preference, or neither")
+            raise ConfigurationError("a task must have both objectives and a preference, or neither")
         if self.objectives is not None and self.preference is not None:
             self.preference = validate_preference("preference", self.preference.tolist(), len(self.objectives.names))
 

@@ -52,6 +52,6 @@ def make_policy(name: str, options: Mapping[str, Any]) -> Policy:
     factory = resolve("policy", name, POLICIES, "p2pfl.policies", METHODS)
     policy = build("policy", factory, options)
     if missing := [member for member in ("reported_stage", *METHODS) if not hasattr(policy, member)]:
-        raise ConfigurationError(f"policy {name!r} is no policy: it lacks {', '.join(missing)}")
+        raise ConfigurationError(f"policy {name!r} is not a valid policy: it lacks {', '.join(missing)}")
     made: Policy = policy
     return made

@@ -97,11 +97,11 @@ def read(previous: Extras) -> tuple[str, Figures] | None:
         return None
     path, figures = previous.get("cluster"), previous.get("figures")
     if path is None or figures is None or path.ndim != 1 or figures.shape != (4,) or not np.isfinite(figures).all():
-        raise ValueError("a submission says no cluster")
+        raise ValueError("a submission has no cluster")
     if path.size > MOST_SPLITS or not np.isin(path, (0, 1)).all():
-        raise ValueError(f"a cluster is named by zeros and ones, at most {MOST_SPLITS}")
+        raise ValueError(f"the name of a cluster must have at most {MOST_SPLITS} zeros and ones")
     if figures.min() < 0:
-        raise ValueError("a cluster's figures are not negative")
+        raise ValueError("the figures of a cluster must be 0 or more")
     return "".join(str(int(part)) for part in path), Figures(int(figures[0]), int(figures[1]), *map(float, figures[2:]))
 
 
@@ -142,10 +142,10 @@ def gather(
         else:
             claims[s.sender], told = said or ("", Figures())
             if told.round >= s.round:
-                raise ValueError(f"{s.sender} tells of a step of round {told.round} in round {s.round}")
+                raise ValueError(f"the submission of {s.sender} in round {s.round} has figures of round {told.round}")
             figures[claims[s.sender]] = max(told, figures.get(claims[s.sender], told))
         if s.start is None and s.sender not in known:
-            raise ValueError(f"the submission of {s.sender} lacks the model that it began from")
+            raise ValueError(f"the submission of {s.sender} lacks the model that the round began with")
         starts[s.sender] = known[s.sender].start if s.start is None else s.start
     names = {*claims.values(), *(member.cluster for member in known.values())}
     split = {name for name in names if any(other != name and other.startswith(name) for other in names)}

@@ -108,5 +108,5 @@ def previous_weight(previous: Extras) -> float:
     """
     weight = previous.get("weight")
     if weight is None or weight.shape != (1,) or weight.dtype != np.float64 or not 0 <= weight[0] <= MOST:
-        raise ValueError(f"a submission says no weight from 0 to {MOST:.0e}")
+        raise ValueError(f"a submission has no weight from 0 to {MOST:.0e}")
     return float(weight[0])

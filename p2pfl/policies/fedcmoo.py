@@ -124,7 +124,7 @@ class FedCmoo(CoordinatedFedAvg):
         if start is None:
             starts = [(s.start, s.n_samples) for s in there if s.start is not None]
             if not starts:
-                raise ValueError("no submission says what model it began with")
+                raise ValueError("no submission has the model that the round began with")
             total = sum(count for _, count in starts)
             start = weighted_mean([model for model, _ in starts], [count / total for _, count in starts])
         further: Parameters = (start + self.global_lr * (mean - start)).astype(np.float32)
@@ -145,7 +145,7 @@ def _stack_submissions(there: Sequence[Submission]) -> tuple[np.ndarray, np.ndar
         if losses.shape != first[0].shape or gradients.shape != first[1].shape or len(losses) != len(gradients):
             raise ValueError(f"the submission of {s.sender} has other objectives, or gradients of another size")
         if not 1 <= len(losses) <= MOST_OBJECTIVES or not _within(losses, 0.0, MOST) or not _within(gradients, -MOST, MOST):
-            raise ValueError(f"the submission of {s.sender} has losses or gradients that cannot be")
+            raise ValueError(f"the submission of {s.sender} has losses or gradients out of range")
     stacked = [np.array([s.extras[name] for s in there], np.float64) for name in ("losses", "gradients")]
     return stacked[0], stacked[1]
 
@@ -158,12 +158,12 @@ def read(extras: Extras, count: int) -> tuple[np.ndarray, np.ndarray]:
     """
     losses, gram = extras.get("losses"), extras.get("gram")
     if losses is None or gram is None or losses.shape != (count,) or gram.shape != (count, count):
-        raise ValueError(f"an assignment of FedCMOO is not of the {count} objectives of this node")
+        raise ValueError(f"an assignment of FedCMOO does not have the {count} objectives of this node")
     most = MOST**2 * MOST_SIZE
     if not _within(losses, 0.0, MOST) or not _within(gram, -most, most):
-        raise ValueError("an assignment of FedCMOO has losses or inner products that cannot be")
+        raise ValueError("an assignment of FedCMOO has losses or inner products out of range")
     gram = (gram + gram.T) / 2
     lengths = np.linalg.eigvalsh(gram)
     if lengths[0] < -1e-6 * abs(lengths[-1]):
-        raise ValueError("an assignment of FedCMOO has inner products of no gradients")
+        raise ValueError("an assignment of FedCMOO has inner products that no gradients can have")
     return losses, gram

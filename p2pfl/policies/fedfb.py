@@ -166,11 +166,11 @@ def previous_weights(previous: Extras, tally: GroupCounts, round: int) -> tuple[
         return 0, even(tally.counts.shape[1])
     weights, number = previous.get("weights"), previous.get("number")
     if weights is None or weights.dtype != np.float64 or weights.shape != tally.counts.shape:
-        raise ValueError("a submission says no weights of its samples")
+        raise ValueError("a submission has no weights of its samples")
     if not ((weights >= 0) & (weights <= MOST)).all():
-        raise ValueError(f"weights of samples are from 0 to {MOST:.0e}")
+        raise ValueError(f"weights of samples must be from 0 to {MOST:.0e}")
     if number is None or number.dtype != np.int64 or number.shape != (1,) or not 0 < number[0] < round:
-        raise ValueError("a submission does not say how often its weights have moved")
+        raise ValueError("a submission has no valid number of updates of its weights")
     return int(number[0]), weights
 
 

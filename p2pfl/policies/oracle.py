@@ -20,7 +20,7 @@ class Oracle(Random):
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         if "group" not in peers.public_info(me.id):
-            raise ConfigurationError("the policy oracle needs a task whose nodes have groups; the task of this one has none")
+            raise ConfigurationError("the policy oracle needs a task with groups of nodes, but this task has none")
         return await super().prepare(me, peers)
 
     def candidates(self, me: Me, peers: Peers) -> Sequence[str]:

@@ -64,7 +64,7 @@ class PFedGraph(CoordinatedFedAvg):
         there = sorted(submissions, key=sender)
         initial = state.get("initial", next((s.start for s in there if s.start is not None), None))
         if initial is None:
-            raise ValueError("no submission brings the common initial model")
+            raise ValueError("no submission has the common initial model")
         alike = similarity([s.params for s in there], initial.astype(np.float64), layout_as_one(layout))
         shares = np.array(list(fedavg({s.sender: s.n_samples for s in there}).values()))
         return apart(there, graph(alike, shares, self.alpha)), {"initial": initial}

@@ -128,8 +128,8 @@ class MorlLearner(JudgedByReturns):
             self._restore(state)
         except (KeyError, ValueError, RuntimeError) as error:
             raise ConfigurationError(
-                "what the learner kept is of another environment, or of other settings; change these back,"
-                " or move the checkpoint away to start from round 0"
+                "the checkpoint belongs to another environment or to other settings; restore them, or move the checkpoint"
+                " away to start from round 0"
             ) from error
 
     def _restore(self, state: Mapping[str, np.ndarray]) -> None:

@@ -102,7 +102,7 @@ def read_sealed(path: Path, magic: bytes) -> bytes:
     head = len(magic) + _DIGEST_SIZE
     content = data[head:]
     if data[:head] != magic + _digest(magic, content):
-        raise DamagedFileError(f"{path} is damaged: it is not as it was written")
+        raise DamagedFileError(f"{path} is damaged: its checksum is wrong")
     return content
 
 
@@ -137,7 +137,7 @@ def exclusive(path: Path, patience: float = LOCK_PATIENCE) -> Iterator[None]:
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        held = f"another process has held its lock for {patience:g} s"
+                        held = f"another process has locked it for {patience:g} s"
                         raise OSError(errno.EAGAIN, held, str(path)) from None
                 time.sleep(_POLLING)
         yield
@@ -209,11 +209,11 @@ class DiskErrorReporter:
         except OSError as error:
             before, self.problem = self.problem, reason(error)
             if not before:
-                self._log.warning(f"cannot write {self._path}: {self.problem}; going on from memory", path=str(self._path))
+                self._log.warning(f"cannot write {self._path}: {self.problem}; continuing in memory", path=str(self._path))
             return
         before, self.problem = self.problem, ""
         if before:
-            self._log.info(f"writes {self._what} again", path=str(self._path))
+            self._log.info(f"can write {self._what} again", path=str(self._path))
 
 
 def reason(error: OSError) -> str:

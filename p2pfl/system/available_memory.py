@@ -29,7 +29,7 @@ def check_memory(what: str, size: int) -> None:
     """Raise ConfigurationError if `size` bytes are not free; `what` names their use."""
     free = free_memory()
     if free is not None and size > free:
-        raise ConfigurationError(f"{what} takes {amount(size)} of memory, and {amount(free)} are free")
+        raise ConfigurationError(f"{what} needs {amount(size)} of memory, but only {amount(free)} is free")
 
 
 def amount(size: float) -> str:

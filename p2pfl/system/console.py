@@ -65,7 +65,7 @@ def run_command(command: Callable[[], int]) -> int:
     except RunError as error:
         return fail(str(error), FAILED)
     except MemoryError:
-        return fail("this takes more memory than there is", FAILED)
+        return fail("not enough memory", FAILED)
     except KeyboardInterrupt:
         return fail("interrupted", INTERRUPTED)
     except BrokenPipeError:

@@ -31,7 +31,9 @@ def parse(text: str) -> tuple[str, int]:
     """
     name, _, times = text.partition(":")
     if text and (name not in POINTS or (":" in text and not times.isdecimal()) or times == "0"):
-        raise ValueError(f"{VARIABLE} is {text!r}; it may be one of {', '.join(POINTS)}, and :N for the N-th time")
+        raise ValueError(
+            f"{VARIABLE} is {text!r}; it must be one of {', '.join(POINTS)}, optionally with :N for the N-th time"
+        )
     return name, int(times or 1)
 
 

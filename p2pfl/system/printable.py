@@ -1,4 +1,4 @@
-"""Sanitising of untrusted text for terminals, logs and pages."""
+"""Sanitising of untrusted text for terminals, logs and pages, and plurals."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def printable(text: str) -> str:
 def key_name(key: bytes) -> str:
     """Return the first hexadecimal digits of a key, short enough for messages."""
     return key.hex()[:16]
+
+
+def plural(number: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 model" or "2 models"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

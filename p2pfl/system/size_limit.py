@@ -26,7 +26,8 @@ def check_size(what: str, values: int, memory: int | None, copies: int = TRAININ
     needed = 4 * copies * values
     if memory is not None and needed > memory:
         raise ConfigurationError(
-            f"{what} has {values:,} values: a node needs about {amount(needed)} of memory for it, {amount(memory)} are free"
+            f"{what} has {values:,} values: a node needs about {amount(needed)} of memory for it, but"
+            f" only {amount(memory)} is free"
         )
 
 

@@ -113,7 +113,7 @@ def fairness(
     if not (0 < sharpness < inf and 0 <= share < inf):
         raise ConfigurationError("task.sharpness must be more than 0, task.share 0 or more, and both finite")
     if kind == "covariance" and measure != "demographic-parity":
-        raise ConfigurationError('task.kind "covariance" knows demographic parity only')
+        raise ConfigurationError('task.kind "covariance" supports demographic parity only')
     pool = pool_of(
         data,
         root,
@@ -279,7 +279,7 @@ def _normalise(pool: Pool, losses: FairLosses, widths: tuple[int, ...], seed: in
         values = losses(module(samples.x), samples.y).tolist()
     if not min(values) > 0:
         raise ConfigurationError(
-            "an objective is 0 before training, and nothing can be divided by it: give task.share, or task.normalise = false"
+            "an objective is 0 before training, so it cannot be normalised: set task.share, or task.normalise = false"
         )
     return FairLosses(losses.counts, losses.measure, losses.kind, losses.sharpness, losses.share, tuple(values))
 

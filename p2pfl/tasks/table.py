@@ -178,7 +178,7 @@ def _read_csv(path: Path, target: str, classes: int, features: int) -> Arrays:
                     y.append(int(label))
                     if len(x) > most:
                         raise ConfigurationError(
-                            f"{path} has more values than fit into memory; {amount(most * 8)} were free"
+                            f"{path} has more values than fit into memory; only {amount(most * 8)} is free"
                         )
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path} is not UTF-8 text") from error
@@ -192,7 +192,7 @@ def _label_column(path: Path, header: Sequence[str], target: str, features: int)
         raise ConfigurationError(f"{path} has no column {target!r}; its first line must name the columns")
     if len(header) != features + 1:
         found = max(len(header) - 1, 0)
-        raise ConfigurationError(f"{path} has {found} features beside the label, task.features is {features}")
+        raise ConfigurationError(f"{path} has {found} features besides the label, but task.features is {features}")
     return header.index(target) if target else features
 
 
@@ -203,9 +203,9 @@ def _numbers(where: str, header: Sequence[str], row: Sequence[str]) -> Iterator[
         try:
             value = float(text)
         except ValueError:
-            raise ConfigurationError(f"{where}: {name} is {text[:40]!r}, and must be a number") from None
+            raise ConfigurationError(f"{where}: {name} must be a number, got {text[:40]!r}") from None
         if not abs(value) <= float(np.finfo(np.float32).max):
-            raise ConfigurationError(f"{where}: {name} is {text[:40]!r}, and must be finite and fit into float32")
+            raise ConfigurationError(f"{where}: {name} must be a finite float32, got {text[:40]!r}")
         yield value
 
 

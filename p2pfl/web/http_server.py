@@ -100,7 +100,7 @@ class PageServer:
         except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             await self._runner.cleanup()
             where = self._authority(self._port)
-            raise ConfigurationError(f"the page cannot be shown at {where}: {_words(error)}") from error
+            raise ConfigurationError(f"cannot serve the page at {where}: {_words(error)}") from error
         self._handler = handler
         self._sweeper = loop.create_task(self._sweep())
         port = self._server.sockets[0].getsockname()[1]
@@ -227,7 +227,7 @@ def _faults_only() -> logging.Logger:
 
 def _words(error: OSError | UnicodeError) -> str:
     if isinstance(error, UnicodeError):
-        return "this is no name of a machine"
+        return "not a valid host name"
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno).lower()
     return str(error.strerror or error)

@@ -161,7 +161,7 @@ class MdnsFinder:
         not raise.
         """
         self._found = found
-        self._task = asyncio.create_task(self._keep_on(), name="looks for nodes on the local network")
+        self._task = asyncio.create_task(self._keep_on(), name="discovery on the local network")
 
     async def wait_until_failed(self) -> None:
         """Wait until the search ends with an error that is not a network error, and raise it."""
@@ -185,7 +185,7 @@ class MdnsFinder:
             except* (OSError, Error) as errors:
                 error = errors.exceptions[0]
                 reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                self.problem = f"cannot look for nodes on the local network: {reason}"
+                self.problem = f"cannot search for nodes: {reason}"
                 await asyncio.sleep(RETRY)
 
     async def _take_part(self) -> None:
@@ -197,7 +197,7 @@ class MdnsFinder:
         local = interface_hosts()
         hosts = addresses_to_announce(self._addresses, local)
         if not hosts:
-            raise OSError("no network is connected")
+            raise OSError("this machine has no network")
         loopback = all(map(is_loopback, hosts))
         self._networks = LOOPBACK if loopback else interface_networks()
         zeroconf = self._open(local, loopback)

@@ -115,14 +115,14 @@ class Election(Voter):
         if self.coordinator(now) is not None:
             return ""
         if self.me not in self.electorate.members:
-            return "no coordinator is known here: this node has no vote"
+            return "no coordinator: this node has no vote"
         if not self.electorate.eligible:
-            return "no coordinator: no member may be one"
+            return "no coordinator: no member can be elected"
         if self.term.number == LAST:
-            return "no coordinator: the last term was claimed; elections go on when the membership changes"
+            return "no coordinator: the last possible term is used; elections continue when the membership changes"
         in_sight = max(self._in_sight, len(self._answered))
         if self._in_sight and in_sight < needed:  # after the first question has had time for answers
-            return f"no coordinator: {in_sight} of {total} members are in sight, {needed} are needed"
+            return f"no coordinator: {in_sight} of {total} members reachable, {needed} needed"
         return "no coordinator yet"
 
     def next_tick(self) -> float:
@@ -301,6 +301,6 @@ class Election(Voter):
             self._adopt(term, now)
         elif term == self.term and self.role == "coordinator":
             if beat > self._beat_number:
-                raise ProtocolError("election", f"{sender} answers a beat that was never sent")
+                raise ProtocolError("election", f"{sender} answers a beat that was not sent")
             if beat in self._sent:
                 self._supported[sender] = max(self._supported.get(sender, -inf), self._sent[beat])

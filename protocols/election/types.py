@@ -68,7 +68,7 @@ class Timing(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not 0 < 2 * self.beat <= self.lease < self.patience < inf:
-            raise ValueError("a lease takes at least two beats, and less than the patience")
+            raise ValueError("a lease must be at least two beats, and less than the patience")
 
 
 TIMING = Timing()

@@ -70,11 +70,11 @@ class Voter:
         if len(claims) >= needed:
             self._adopt(Term(self.term.membership_version, claims[needed - 1]), now)
         if term.number - self.term.number > FURTHEST:
-            raise ProtocolError("election", f"{sender} claims term {term.number}, far beyond {self.term.number}")
+            raise ProtocolError("election", f"{sender} claims term {term.number}, far ahead of {self.term.number}")
 
     def _expect_eligible(self, sender: str) -> None:
         if sender not in self.electorate.eligible:
-            raise ProtocolError("election", f"{sender} may not coordinate")
+            raise ProtocolError("election", f"{sender} cannot be elected")
 
     def _adopt(self, term: Term, now: float) -> None:
         """Adopt a later term, in which this node has not voted."""

@@ -67,22 +67,22 @@ class Federation:
             FederationError: the file has changed since it was signed, or it is not a federation file.
         """
         if len(data) > LIMIT:
-            raise FederationError(f"a federation's file has at most {LIMIT} bytes, this one {len(data)}")
+            raise FederationError(f"the federation file has {len(data):,} bytes, at most {LIMIT:,} are allowed")
         match = _LAST_LINE.fullmatch(data)
         key = _ADMISSION.search(data) if match else None
         if match is None or key is None:
-            raise FederationError("this is no federation's file, or it is damaged")
+            raise FederationError("not a federation file, or damaged")
         content, signature = match.group(1), bytes.fromhex(match.group(2).decode())
         admission = bytes.fromhex(key.group(1).decode())
         if not verify(admission, signature, _LABEL + content):
-            raise FederationError("the federation's file is damaged or forged: its signature does not hold")
+            raise FederationError("the federation file is damaged or forged: its signature is invalid")
         try:
             tables = tomllib.loads(content.decode())
         except (ValueError, RecursionError) as error:  # a ValueError may also mean a number with too many digits
-            raise FederationError(f"the federation's file is signed, but no TOML: {error}") from error
+            raise FederationError(f"the federation file is signed, but it is not valid TOML: {error}") from error
         if tables.pop("admission", None) != admission.hex() or not isinstance(tables.pop("nonce", None), str):
-            raise FederationError("the federation's file names its admission key in another place than at its top")
+            raise FederationError("the federation file does not name its admission key at its top")
         name = tables.get("name")
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise FederationError(f"{name!r} is no name for a federation: letters, digits, '.', '_' and '-', 64 at most")
+            raise FederationError(f"federation name {name!r} must have at most 64 letters, digits, '.', '_' and '-'")
         return cls(data, sha256(_LABEL + content).digest()[:16], name, admission, tables)

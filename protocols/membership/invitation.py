@@ -79,9 +79,9 @@ class Invitation:
         """
         fields = _decode(_unpack(text, INVITATION, "an invitation"), _Invitation, "an invitation")
         if not NAME.fullmatch(fields.member):
-            raise FederationError(f"{fields.member!r} is no name: letters, digits, '.', '_' and '-', 64 at most")
+            raise FederationError(f"name {fields.member!r} must have at most 64 letters, digits, '.', '_' and '-'")
         if is_weak(fields.admission) or is_weak(fields.inviter):
-            raise FederationError("an invitation with a key without a secret: its signatures prove nothing")
+            raise FederationError("the invitation has a weak key, for which signatures can be forged")
         return cls(*msgspec.structs.astuple(fields))
 
 
@@ -121,11 +121,11 @@ def decode_join(data: bytes) -> Join:
         ProtocolError: the data is not a newcomer's request.
     """
     if len(data) > JOIN_LIMIT:
-        raise ProtocolError("malformed", f"{len(data)} bytes of one who wants to join")
+        raise ProtocolError("malformed", f"a request to join of {len(data)} bytes")
     try:
         return msgspec.msgpack.decode(data, type=Join)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError("malformed", "no question of one who wants to join") from error
+        raise ProtocolError("malformed", "not a request to join") from error
 
 
 def decode_answer(data: bytes) -> Joined | JoinRefused:
@@ -135,11 +135,11 @@ def decode_answer(data: bytes) -> Joined | JoinRefused:
         FederationError: the data is not an answer.
     """
     if len(data) > ANSWER_LIMIT:
-        raise FederationError(f"the node that has invited answers with {len(data)} bytes")
+        raise FederationError(f"the answer of the inviting node is too large: {len(data)} bytes")
     try:
         return msgspec.msgpack.decode(data, type=Joined | JoinRefused)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FederationError(f"the node that has invited answers nonsense: {error}") from error
+        raise FederationError(f"the answer of the inviting node is invalid: {error}") from error
 
 
 class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -180,13 +180,13 @@ class Request:
         """
         fields = _decode(_unpack(text, REQUEST, "a request"), _Request, "a request")
         if not NAME.fullmatch(fields.name):
-            raise FederationError(f"{fields.name!r} is no name: letters, digits, '.', '_' and '-', 64 at most")
+            raise FederationError(f"name {fields.name!r} must have at most 64 letters, digits, '.', '_' and '-'")
         content = _content(fields.name, fields.key, fields.replaces)
         signatures = [(fields.key, fields.signature)]
         if fields.replaces is not None:
             signatures.append((fields.replaces, fields.old_signature or b""))
         if not all(verify(key, signature, content) for key, signature in signatures):
-            raise FederationError("the request was not signed with the keys that it names")
+            raise FederationError("the request has an invalid signature")
         return cls(fields.name, fields.key, fields.replaces)
 
 
@@ -216,7 +216,7 @@ def pack_word(data: bytes) -> str:
 def _unpack(text: str, prefix: str, what: str) -> bytes:
     text = "".join(text.split())  # a mail program may have broken the line
     if not text.startswith(prefix):
-        raise FederationError(f"this is not {what}, which begins with {prefix}")
+        raise FederationError(f"not {what}: it must begin with {prefix}")
     word = text[len(prefix) :]
     try:
         data = base64.b64decode(word + "=" * (-len(word) % 4), altchars=b"-_", validate=True)
@@ -224,7 +224,7 @@ def _unpack(text: str, prefix: str, what: str) -> bytes:
         data = b""
     content, check = data[:-4], data[-4:]
     if not content or sha256(content).digest()[:4] != check:
-        raise FederationError(f"{what} was not copied as it is: a part is missing, or something was mistyped")
+        raise FederationError(f"{what} was not copied correctly: a part is missing or changed")
     return content
 
 
@@ -232,4 +232,4 @@ def _decode(data: bytes, kind: type[T], what: str) -> T:
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise FederationError(f"{what} of another version of p2pfl") from None
+        raise FederationError(f"{what} from another version of p2pfl") from None

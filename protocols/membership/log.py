@@ -188,7 +188,7 @@ class Membership:
             FederationError: `identity` is not the admission key, or the entry is invalid.
         """
         if identity.public != self.admission:
-            raise FederationError("this is not the admission key that is in force")
+            raise FederationError("this key is not the current admission key")
         entry = msgspec.msgpack.encode(
             Entry(self.federation, self.membership_version + 1, self._last, action, name, key, role)
         )
@@ -208,15 +208,16 @@ class Membership:
         if entry.membership_version <= self.membership_version:
             self._check_signature(signed, self.admissions)  # a forged entry is not a fork
             raise ProtocolError(
-                "membership fork", f"two entries of membership version {entry.membership_version}; the first stands"
+                "membership fork",
+                f"two different entries of membership version {entry.membership_version}; the first one is kept",
             )
         if entry.membership_version != self.membership_version + 1:
             raise ProtocolError("membership", f"entry {entry.membership_version} after {self.membership_version}")
         if entry.before != self._last:
-            raise ProtocolError("membership", f"entry {entry.membership_version} names another one before it")
+            raise ProtocolError("membership", f"entry {entry.membership_version} does not follow the entry before it")
         self._check_signature(signed, self.admissions[-1:])
         if self._size + len(encoded) > LIMIT:
-            raise ProtocolError("membership", "the log is full; make a new federation")
+            raise ProtocolError("membership", "the membership log is full; create a new federation")
         self._apply(entry)
         self._log.append(encoded)
         self._known.add(encoded)
@@ -230,18 +231,18 @@ class Membership:
             verifier = self._verifiers.get(key) or self._verifiers.setdefault(key, Verifier(key))
             if verifier.valid(signed.signature, _LABEL + signed.entry):
                 return
-        raise ProtocolError("membership", "an entry that the admission key has not signed")
+        raise ProtocolError("membership", "an entry without a signature of the admission key")
 
     def _apply(self, entry: Entry) -> None:
         name, key, old = entry.name, entry.key, self._members.get(entry.name)
         if entry.action == "hand-over":
             if name or key in self.admissions:
-                raise ProtocolError("membership", "a hand-over to a key that was the admission key before, or with a name")
+                raise ProtocolError("membership", "an invalid hand-over: it has a name, or a former admission key")
             _check_strength(key)
             self.admissions.append(key)
             return
         if not NAME.fullmatch(name):
-            raise ProtocolError("membership", f"{name!r} is no name")
+            raise ProtocolError("membership", f"name {name!r} must have at most 64 letters, digits, '.', '_' and '-'")
         if entry.action == "add" and old is not None:
             raise ProtocolError("membership", f"there is a member named {name} already")
         if entry.action != "add" and old is None:
@@ -250,7 +251,7 @@ class Membership:
             raise ProtocolError("membership", f"{name} has another key")
         if entry.action != "remove":
             if key in self._seen:
-                raise ProtocolError("membership", "a key that was a member's is nobody else's, nor its own again")
+                raise ProtocolError("membership", "this key is or was that of a member, and cannot be used again")
             _check_strength(key)
         self._replace(name, old, None if entry.action == "remove" else Member(name, key, old.role if old else entry.role))
 
@@ -275,4 +276,4 @@ def count_entries(entries: bytes) -> int:
 
 def _check_strength(key: bytes) -> None:
     if is_weak(key):
-        raise ProtocolError("membership", f"{key.hex()} is a key without a secret: its signatures prove nothing")
+        raise ProtocolError("membership", f"{key.hex()} is a weak key, for which signatures can be forged")

@@ -35,11 +35,11 @@ class LinkAcceptor:
             link.repeat_answer(packet)
             return
         if not self._limits.may_verify(sender):
-            table.refused("too often", f"too many dials in the name of {key_name(sender)}")
+            table.refused("too often", f"too many connections in the name of {key_name(sender)}")
             return
         try:
             if opening.dialler != sender:
-                raise ProtocolError("other sender", f"says that it is {key_name(opening.dialler)}")
+                raise ProtocolError("other sender", f"claims to be {key_name(opening.dialler)}")
             accepted = key_exchange.accept(packet, opening, self._identity, self._gate)
         except ProtocolError as error:
             table.refused(error.cause, f"{key_name(sender)}: {error}")
@@ -48,7 +48,7 @@ class LinkAcceptor:
                 table.bus.publish(table.topics.inbox(sender), bytes([ANSWER_PACKET]) + answer)
             return
         if not self._limits.charge(sender, opening.id):
-            table.refused("too often", f"{key_name(sender)} dials too often")
+            table.refused("too often", f"{key_name(sender)} connects too often")
             return
         link = MqttLink(table, sender, opening.id, accepted.sealing, dialled=False, joining=opening.joining)
         link.half_open(packet, bytes([ANSWER_PACKET]) + accepted.packet)

@@ -116,7 +116,7 @@ class AiomqttBus:
         except ValueError:  # without its text, which may quote the password
             host, port = None, 0
         if not host or not port or parts.path.strip("/") or parts.query:
-            raise AddressError("the address of a broker is of the form mqtt://host:1883 or mqtts://user@host:8883")
+            raise AddressError("the address of a broker must be of the form mqtt://host:1883 or mqtts://user@host:8883")
         self.name = join_address(host, port)
         self.connected = False
         self.queued = 0
@@ -255,7 +255,7 @@ def _read(file: Path | None) -> str | None:
     try:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
-        raise AddressError(f"the broker's password cannot be read from {file}") from None
+        raise AddressError(f"cannot read the password of the broker from {file}") from None
     return lines[0] if lines else None
 
 
@@ -270,7 +270,7 @@ def describe_failure(error: Exception, stood: bool) -> str:
     """Describe an error of the client. The client's own texts contain no credentials, but sometimes only a code."""
     text = printable(" ".join(str(error).split()).lower()) or type(error).__name__
     if stood:
-        return f"has ended the connection: {text}"
+        return f"closed the connection: {text}"
     if "not authorized" in text or "bad user name" in text or "not authorised" in text:
-        return f"does not let this node in: {text}; check the user name and {PASSWORD}"
+        return f"refuses this node: {text}; check the user name and {PASSWORD}"
     return f"does not answer: {text}"

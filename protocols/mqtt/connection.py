@@ -100,7 +100,7 @@ class BrokerConnection:
                     pause = FIRST_PAUSE
             except Exception as error:
                 self._using = False
-                self._record_end(f"the link with the broker at {self._bus.name} has failed: {type(error).__name__}", on_end)
+                self._record_end(f"the connection to the broker at {self._bus.name} failed: {type(error).__name__}", on_end)
                 raise
             await asyncio.sleep(pause * self._uniform(0.75, 1.0))
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -114,7 +114,7 @@ class BrokerConnection:
         on_end()
         self._brief = self._brief + 1 if made and not stood else 0
         if self._brief > 1:
-            self._problem.set(f"{reason}, again and again: it may not take packets of {CHUNK >> 10} KiB")
+            self._problem.set(f"{reason}, repeatedly; check that it accepts packets of {CHUNK >> 10} KiB")
         elif not made:
             self._problem.set(reason)
         return stood
@@ -123,4 +123,4 @@ class BrokerConnection:
 def _raise(task: asyncio.Task[None]) -> None:
     """Pass an error of an unawaited task to the event loop, which ends the program or reports the error."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        task.get_loop().call_exception_handler({"message": "links through the broker have ended", "exception": error})
+        task.get_loop().call_exception_handler({"message": "the links through the broker ended", "exception": error})

@@ -95,5 +95,5 @@ class DeliveryMonitor:
     def _report(self) -> None:
         self._problem.set(
             f"the broker at {self._bus.name} does not deliver to topic {min(self.awaited)}: "
-            "it denies publishing or subscribing, check its access rules"
+            "check its access rules for publishing and subscribing"
         )

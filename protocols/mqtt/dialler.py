@@ -44,7 +44,7 @@ class LinkDialler:
             answer = await self._ask(dialler, key)
         if isinstance(answer, key_exchange.Refusing):
             reason = printable(f"{answer.cause}: {answer.detail}")
-            raise TransportError(f"{key_name(key)} keeps this node out: {reason}")
+            raise TransportError(f"{key_name(key)} refuses this node: {reason}")
         link = MqttLink(self._table, key, dialler.id, answer, dialled=True, joining=joining)
         link.begin()
         return link

@@ -202,7 +202,7 @@ def finish_exchange(packet: Part, opening: Part, key: bytes, private: X25519Priv
     """
     answer = decode_answer(packet)
     if answer.id != decode_opening(opening).id or answer.opening != sha256(opening).digest():
-        raise ProtocolError("other session", "answers something else")
+        raise ProtocolError("other session", "an answer to another opening")
     _check(key, ANSWER_LABEL, packet)
     if isinstance(answer, Refusing):
         return answer
@@ -225,20 +225,22 @@ def accept(packet: Part, opening: Opening, identity: Identity, gate: AccessContr
             revoked, wrong proof, malformed, or the error in the membership entries.
     """
     if opening.version != VERSION:
-        raise ProtocolError("version", f"theirs is {opening.version}, ours {VERSION}")
+        raise ProtocolError("version", f"the peer has version {opening.version}, this node {VERSION}")
     if opening.federation != gate.federation:
-        raise ProtocolError("other federation", f"theirs is {opening.federation.hex()}, ours {gate.federation.hex()}")
+        raise ProtocolError(
+            "other federation", f"the peer has {opening.federation.hex()}, this node {gate.federation.hex()}"
+        )
     if opening.listener != identity.public:
-        raise ProtocolError("other recipient", f"it was meant for {opening.listener.hex()}")
+        raise ProtocolError("other recipient", f"it is for {opening.listener.hex()}")
     if opening.joining:
         if not gate.invites:
-            raise ProtocolError("not inviting", "this node cannot let anyone in")
+            raise ProtocolError("not inviting", "this node has no admission key")
     else:
         if gate.refusal(opening.dialler) == "stranger" and opening.entries:
             gate.extend(opening.entries)
         if cause := gate.refusal(opening.dialler):
             raise ProtocolError(
-                cause, f"{opening.dialler.hex()} is no member at membership version {gate.membership_version}"
+                cause, f"{opening.dialler.hex()} is not a member (membership version {gate.membership_version})"
             )
     _check(opening.dialler, OPENING_LABEL, packet)
     private = X25519PrivateKey.generate()
@@ -292,7 +294,7 @@ def _check(key: bytes, label: bytes, packet: Part) -> None:
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], packet: Part, limit: int) -> T:
     if not SIGNATURE_SIZE < len(packet) <= limit:
-        raise ProtocolError("malformed", f"{len(packet)} bytes before the other side is known")
+        raise ProtocolError("malformed", f"{len(packet)} bytes before the peer is known")
     try:
         return decoder.decode(packet[SIGNATURE_SIZE:])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -94,7 +94,7 @@ class MqttLink:
         if self._closed:
             raise TransportError(f"the link with {self.remote} is closed")
         if self.backlog > BACKLOG_FRAMES * self._owner.max_frame:
-            raise TransportError(f"{self.remote} does not read what it is sent")
+            raise TransportError(f"{self.remote} does not read its messages")
         self.stream.send(parts)
         self._behind |= self.backlog > CHUNK
         self.pump()
@@ -129,7 +129,7 @@ class MqttLink:
     def half_open(self, opening: bytes, answer: bytes) -> None:
         """Answer the dialler, and wait for its proof that it has the keys."""
         self._opening, self._answer = opening, answer
-        self._expire(CONFIRMATION, "has not confirmed its dialling")
+        self._expire(CONFIRMATION, "did not confirm its connection in time")
         self._owner.enter(self)
         self.repeat_answer(opening)
 

@@ -41,7 +41,7 @@ class LinkTable:
     @property
     def handler(self) -> Handler:
         if self._handler is None:
-            raise TransportError("the transport does not listen yet")
+            raise TransportError("the transport is not listening yet")
         return self._handler
 
     def use(self, handler: Handler) -> None:
@@ -61,13 +61,15 @@ class LinkTable:
         self.strangers[link] = None
         if len(self.strangers) > STRANGERS:
             busiest = Counter(other.key for other in self.strangers).most_common(1)[0][0]
-            next(other for other in self.strangers if other.key == busiest).fail("made room for another one")
+            next(other for other in self.strangers if other.key == busiest).fail(
+                "closed to make room for another connection"
+            )
 
     def prove(self, link: MqttLink) -> None:
         self._on_proven()
         same = [other for other in self.links.values() if other.key == link.key and other.proven]
         if len(same) > LINKS_PER_KEY:
-            same[0].fail("made room for another one")
+            same[0].fail("closed to make room for another connection")
 
     def trust(self, link: MqttLink) -> None:
         self.strangers.pop(link, None)

@@ -81,9 +81,9 @@ class Directory:
         if presence.federation != self._gate.federation:
             raise ProtocolError("other federation", presence.federation.hex())
         if presence.key != key:
-            raise ProtocolError("other sender", f"the presence of {presence.key.hex()} in another's place")
+            raise ProtocolError("other sender", f"the presence of {presence.key.hex()} in the topic of another member")
         if cause := self._gate.refusal(key):
-            raise ProtocolError(cause, f"{key.hex()} is no member")
+            raise ProtocolError(cause, f"{key.hex()} is not a member")
         known = self._known.get(key)
         if known is not None and (presence.incarnation, presence.sequence) < (known.incarnation, known.sequence):
             raise ProtocolError("replay", f"an old presence of {key.hex()}")

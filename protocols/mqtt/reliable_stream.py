@@ -231,7 +231,7 @@ class ReliableStream:
             return  # repeated, or older than one that was processed already
         content = self._sealing.open(CONTROL, number, sealed, header)
         if len(content) != CONTROL_CONTENT.size:
-            raise ProtocolError("malformed", "a control packet of another length")
+            raise ProtocolError("malformed", "a control packet of the wrong length")
         self._newest_control = number
         self._alive()
         flags, missing, came = CONTROL_CONTENT.unpack(content)
@@ -281,9 +281,9 @@ class ReliableStream:
     def failure(self, now: float) -> str:
         """Return the reason to give the link up, or ""."""
         if self._sent and now >= self._progress + STALLED:
-            return "does not read what it is sent"
+            return "does not read its messages"
         if now >= self._probed_until:
-            return "does not know this link any more"
+            return "no longer knows this link"
         if now >= self._complete_by:
             return "did not complete a frame in time"
         return ""
@@ -371,5 +371,5 @@ class _Incoming:
         self._filled += length
         self._index += 1
         if last and self._digest.digest() != chunk[length:]:
-            raise ProtocolError("malformed", "a frame that is not the one that was sent")
+            raise ProtocolError("malformed", "a frame that was changed on the way")
         return last

@@ -193,7 +193,7 @@ class MqttTransport:
             self._on_fault(error)
             link = self.links.get(content[1:17])
             if link is not None and link.key == key:
-                link.fail("a packet of it could not be handled")
+                link.fail("one of its packets could not be handled")
 
     def _look_at(self, topic: str, place: str, key: bytes, content: bytes) -> None:
         if place == PRESENCE and key == self.topics.own:
@@ -248,7 +248,7 @@ class MqttTransport:
             return self.problem
         if self._observer.online(key):
             return (
-                f"{key_name(key)} is present, but does not answer through the broker at {self.bus.name}: "
-                f"it may deny publishing to {self.topics.inbox(key)}, check its access rules"
+                f"{key_name(key)} is present at the broker at {self.bus.name}, but does not answer; "
+                f"check the access rules for publishing to {self.topics.inbox(key)}"
             )
         return f"{key_name(key)} is not present at the broker at {self.bus.name}"

@@ -95,7 +95,7 @@ def decode(data: bytes | memoryview) -> Steps:
         ProtocolError: the data is not a step, or is longer than LIMIT.
     """
     if len(data) > LIMIT:
-        raise ProtocolError("malformed", f"{len(data)} bytes before the other side is known")
+        raise ProtocolError("malformed", f"{len(data)} bytes before the peer is known")
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -143,15 +143,15 @@ def check(proof: Proof, gate: AccessControl, challenge: Challenge, server: bytes
     """
     _same_version(proof.version)
     if proof.federation != gate.federation:
-        raise ProtocolError("other federation", f"theirs is {proof.federation.hex()}, ours {gate.federation.hex()}")
+        raise ProtocolError("other federation", f"the peer has {proof.federation.hex()}, this node {gate.federation.hex()}")
     if proof.joining:
         if not gate.invites:
-            raise ProtocolError("not inviting", "this node cannot let anyone in")
+            raise ProtocolError("not inviting", "this node has no admission key")
     else:
         if gate.refusal(proof.key) == "stranger" and proof.entries:
             gate.extend(proof.entries)
         if cause := gate.refusal(proof.key):
-            raise ProtocolError(cause, f"{proof.key.hex()} is no member at membership version {gate.membership_version}")
+            raise ProtocolError(cause, f"{proof.key.hex()} is not a member (membership version {gate.membership_version})")
     content = _content(
         gate.federation, server, certificate, challenge.nonce, proof.nonce, key=proof.key, joining=proof.joining
     )
@@ -162,7 +162,7 @@ def check(proof: Proof, gate: AccessControl, challenge: Challenge, server: bytes
 
 def _same_version(theirs: int) -> None:
     if theirs != VERSION:
-        raise ProtocolError("version", f"theirs is {theirs}, ours {VERSION}")
+        raise ProtocolError("version", f"the peer has version {theirs}, this node {VERSION}")
 
 
 def _content(

@@ -55,7 +55,7 @@ class InProcessNetwork:
         try:
             return self._transports[address.removeprefix("memory:")]
         except KeyError:
-            raise TransportError(f"nobody listens at {address}") from None
+            raise TransportError(f"no node listens at {address}") from None
 
     def deliver(self, link: MemoryLink, frame: memoryview | None) -> None:
         """Deliver a frame to the other end of a link; None reports that the link was closed."""

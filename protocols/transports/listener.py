@@ -91,7 +91,7 @@ class Listener:
             return self._admit(connection, address)
         except Exception as error:
             connection.close()
-            context = {"message": "a connection that was accepted could not be handed on", "exception": error}
+            context = {"message": "an accepted connection could not be handled", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
             return True
 

@@ -33,7 +33,7 @@ class MultiTransport:
         scheme, colon, _ = address.partition(":")
         transport = self._transports.get(scheme if colon and scheme in ("tcp", "mqtt", "memory") else self._first)
         if transport is None:
-            raise TransportError(f"this node has no way to {address}")
+            raise TransportError(f"this node has no transport for {address}")
         return await transport.dial(address, key, joining)
 
     def expel(self, key: bytes) -> None:

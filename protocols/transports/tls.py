@@ -90,7 +90,7 @@ class TlsTransport:
     @property
     def handler(self) -> Handler:
         if self._handler is None:
-            raise TransportError("the transport does not listen yet")
+            raise TransportError("the transport is not listening yet")
         return self._handler
 
     def use(self, handler: Handler) -> None:
@@ -216,7 +216,7 @@ class TlsTransport:
         accepted = [link for link in self.strangers if not link.dialled]
         if len(accepted) > STRANGERS:
             host = Counter(link.host for link in accepted).most_common(1)[0][0]
-            next(link for link in accepted if link.host == host).send_away("made room for another one")
+            next(link for link in accepted if link.host == host).send_away("closed to make room for another connection")
 
     def enter(self, link: TlsLink) -> None:
         """Add a link whose other side has proven its key. If the key has too many, end the oldest trusted one.
@@ -227,7 +227,7 @@ class TlsTransport:
         self.links[link] = None
         same = [other for other in self.links if other.key == link.key and not other.dialled]
         if len(same) > LINKS_PER_KEY:
-            next((other for other in same if other.trusted), link).fail("made room for another one")
+            next((other for other in same if other.trusted), link).fail("closed to make room for another connection")
 
     def reception(self, key: bytes) -> Reception[TlsLink]:
         """Return the reception limits of a member, for all its links."""

@@ -125,7 +125,7 @@ class TlsLink(asyncio.BufferedProtocol):
         if self.connection is None or self._closed or self.connection.is_closing():
             raise TransportError(f"the connection to {self.remote} is closed")
         if self.backlog > BACKLOG_FRAMES * self.owner.max_frame:
-            raise TransportError(f"{self.remote} does not read what it is sent")
+            raise TransportError(f"{self.remote} does not read its messages")
         size = sum(len(part) for part in parts)
         self._pieces.add([size.to_bytes(PREFIX, "big"), *parts])
         self._pump()
@@ -213,7 +213,7 @@ class TlsLink(asyncio.BufferedProtocol):
             self.fail(str(error))
             return
         if progress.refusal:
-            self.fail(f"keeps this node out: {progress.refusal}")
+            self.fail(f"refuses this node: {progress.refusal}")
             return
         if progress.reply:
             self._send_step(progress.reply)
@@ -264,7 +264,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self._is_stranger()
         certificate = _certificate(tls)
         if key_of(certificate) != self.key:
-            self.refuse("wrong key", "has another key than the one that was dialled")
+            self.refuse("wrong key", "has another key than expected")
             return
         self._proof = self.owner.client_proof(self.key, certificate, self.joining)
 
@@ -308,7 +308,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self._reader.begin(self.owner.buffers.take(size))
 
     def _fault(self, error: Exception) -> None:
-        self.refuse("fault", f"could not be answered: {error!r}")
+        self.refuse("fault", f"internal error: {error!r}")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.owner.ended(self)
@@ -317,7 +317,7 @@ class TlsLink(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._paused = True
-        self._stall.start(STALLED, partial(self.fail, "does not read what it is sent"))
+        self._stall.start(STALLED, partial(self.fail, "does not read its messages"))
 
     def resume_writing(self) -> None:
         self.progress += 1

@@ -101,4 +101,4 @@ def refusal_of(error: ProtocolError) -> bytes:
 
 
 def _out_of_order() -> ProtocolError:
-    return ProtocolError("malformed", "a step of the handshake out of its order")
+    return ProtocolError("malformed", "a step of the handshake in the wrong order")

@@ -121,7 +121,7 @@ class FrameSigner:
         )
         used = len(msgspec.msgpack.encode(Header(*fields, b"")))
         header = msgspec.msgpack.encode(Header(*fields, bytes(HEADER_SIZE - used)))
-        assert len(header) == HEADER_SIZE, "a message that does not fit into the header"
+        assert len(header) == HEADER_SIZE, "the message does not fit into the header"
         return [header, self._identity.sign(signed_content(header, payload.digest)), *payload.parts]
 
     def _note(self, session: bytes) -> None:
@@ -211,14 +211,14 @@ class FrameVerifier:
         if header.payload_size != len(payload):
             raise ProtocolError("wrong length", f"a payload of {len(payload)} bytes, {header.payload_size} announced")
         if len(payload) and not isinstance(header.body, WithPayload):
-            raise ProtocolError("wrong length", f"a payload of {len(payload)} bytes with a message that has none")
+            raise ProtocolError("wrong length", f"a payload of {len(payload)} bytes after a message without one")
         window = self._windows[header.sender]
         window.check(header.incarnation, header.sequence)
         signature = bytes(view[HEADER_SIZE:OVERHEAD])
         if not self._verifiers[header.sender].valid(signature, signed_content(header_bytes, header.digest)):
             raise ProtocolError("wrong signature", f"claims to be {self._names[header.sender]}")
         if blake3(payload).digest() != header.digest:
-            raise ProtocolError("wrong signature", "the payload is not the one that was signed")
+            raise ProtocolError("wrong signature", "the payload differs from the signed one")
         # Only after verification: a forger must not use up the sequence numbers of an honest peer.
         if window.commit(header.incarnation, header.sequence):
             self._newest[header.sender] = bytes(view[:OVERHEAD])
@@ -233,9 +233,9 @@ class FrameVerifier:
         if header.sender not in self._names:
             raise ProtocolError("stranger", header.sender.hex())
         if key is not None and header.sender != key:
-            raise ProtocolError("other sender", f"{self._names[header.sender]}'s, from another member")
+            raise ProtocolError("other sender", f"a message of {self._names[header.sender]} from another member")
         if header.session != session:
-            raise ProtocolError("other session", f"{self._names[header.sender]} has said this before")
+            raise ProtocolError("other session", f"a message of {self._names[header.sender]} from another link")
 
     def newest(self, key: bytes) -> bytes:
         """Return the header and the signature of the newest frame of a sender; b"" before the first."""
@@ -245,10 +245,10 @@ class FrameVerifier:
 def _decode_version(header: memoryview) -> Header:
     """Read a header; refuse another version, because its fields may differ."""
     if _is_array(header[0]) and header[1] < 128 and header[1] != VERSION:
-        raise ProtocolError("version", f"theirs is {header[1]}, ours {VERSION}")
+        raise ProtocolError("version", f"the peer has version {header[1]}, this node {VERSION}")
     decoded = _decode(header)
     if decoded.version != VERSION:
-        raise ProtocolError("version", f"theirs is {decoded.version}, ours {VERSION}")
+        raise ProtocolError("version", f"the peer has version {decoded.version}, this node {VERSION}")
     return decoded
 
 

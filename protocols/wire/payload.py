@@ -57,7 +57,7 @@ def pack(extras: Mapping[str, np.ndarray]) -> Arrays:
     arrays = []
     for name, array in extras.items():
         if array.dtype not in names:
-            raise ValueError(f"extra {name!r} is {array.dtype}; known: float32, float64, int64, uint64")
+            raise ValueError(f"extra {name!r} must be float32, float64, int64 or uint64, got {array.dtype}")
         arrays.append(_Array(name, names[array.dtype], array.shape, array.tobytes()))  # type: ignore[arg-type]
     return arrays
 
@@ -132,7 +132,7 @@ def decode_rest(data: memoryview, decoder: msgspec.msgpack.Decoder[T], what: str
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError("wrong length", f"what follows the model is no {what}: {error}") from error
+        raise ProtocolError("wrong length", f"invalid {what} after the model: {error}") from error
 
 
 def unpack(arrays: Arrays) -> dict[str, np.ndarray]:
@@ -147,7 +147,7 @@ def unpack(arrays: Arrays) -> dict[str, np.ndarray]:
         if array.name in extras:
             raise ProtocolError("malformed", f"two extras with the name {array.name!r}")
         if len(array.data) != prod(array.shape) * dtype.itemsize:
-            raise ProtocolError("malformed", f"extra {array.name!r} has another length than its shape")
+            raise ProtocolError("malformed", f"the length of extra {array.name!r} does not match its shape")
         try:
             extras[array.name] = np.frombuffer(array.data, dtype).reshape(array.shape)
         except ValueError as error:  # no values, but the product of its dimensions exceeds NumPy's limit

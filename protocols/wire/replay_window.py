@@ -18,7 +18,7 @@ class ReplayWindow:
     def check(self, incarnation: int, sequence: int) -> None:
         """Raise ProtocolError("replay") if the frame is a repetition, too old, or of an earlier incarnation."""
         if incarnation < self._incarnation:
-            raise ProtocolError("replay", f"incarnation {incarnation}, but {self._incarnation} was seen")
+            raise ProtocolError("replay", f"incarnation {incarnation} after {self._incarnation}")
         if incarnation > self._incarnation:
             return
         behind = self._highest - sequence

@@ -92,7 +92,7 @@ def decode_assignment(payload: bytes | memoryview, size: int) -> Given:
     pairs, extras = decode_rest(rest, _assignment, "assignment")
     weights = dict(pairs)
     if len(weights) < len(pairs):
-        raise ProtocolError("malformed", "a weight is there twice")
+        raise ProtocolError("malformed", "two weights for the same sender")
     given = Given(params, weights, unpack(extras))
     check_finite(params)
     return given

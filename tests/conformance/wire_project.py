@@ -51,19 +51,19 @@ from tests.conformance.wire_types import RefusedError, plain
 
 # Parts of error messages, and the causes of docs/wire-protocol.md to which they belong.
 WORDS = {
-    "has at most": "wrong length",
-    "its signature does not hold": "wrong signature",
-    "was not signed with the keys": "wrong signature",
-    "which begins with": "other kind",
-    "was not copied as it is": "damaged",
-    "answers with": "malformed",
-    "answers nonsense": "malformed",
-    "this is no federation's file": "malformed",
-    "is signed, but no TOML": "malformed",
-    "in another place than": "malformed",
-    "is no name": "malformed",
-    "with a key without a secret": "malformed",
-    "of another version of p2pfl": "malformed",
+    "are allowed": "wrong length",
+    "its signature is invalid": "wrong signature",
+    "has an invalid signature": "wrong signature",
+    "must begin with": "other kind",
+    "was not copied correctly": "damaged",
+    "is too large": "malformed",
+    "inviting node is invalid": "malformed",
+    "not a federation file": "malformed",
+    "is not valid TOML": "malformed",
+    "does not name its admission key": "malformed",
+    "must have at most 64 letters": "malformed",
+    "has a weak key": "malformed",
+    "another version of p2pfl": "malformed",
 }
 
 
@@ -254,7 +254,7 @@ def check_step(given):
 def step(data, kind):
     found = handshake.decode(unhex(data))
     if not isinstance(found, kind):
-        raise ProtocolError("malformed", "a step of the handshake out of its order")
+        raise ProtocolError("malformed", "a step of the handshake in the wrong order")
     return found
 
 

@@ -153,7 +153,7 @@ def test_load_detects_change_of_any_byte(store):
     whole = store.path.read_bytes()
     for position in range(len(whole)):
         store.path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
-        assert refusal(store.load).endswith("checkpoint: damaged; move away to start from round 0")
+        assert refusal(store.load).endswith("checkpoint; move them away to start from round 0")
 
 
 def test_load_detects_truncated_or_extended_file(store):
@@ -161,9 +161,9 @@ def test_load_detects_truncated_or_extended_file(store):
     whole = store.path.read_bytes()
     for size in range(len(whole)):
         store.path.write_bytes(whole[:size])
-        assert "damaged; move away" in refusal(store.load)
+        assert "no checkpoint is intact" in refusal(store.load)
     store.path.write_bytes(whole + b"\0")
-    assert "damaged; move away" in refusal(store.load)
+    assert "no checkpoint is intact" in refusal(store.load)
 
 
 def test_load_keeps_damaged_file(store):
@@ -189,7 +189,7 @@ def test_load_refuses_intact_file_of_another_version(store, change):
     magic = data[: -len(content) - 32]
     other = msgspec.msgpack.encode(change(msgspec.to_builtins(checkpoint(), builtin_types=(bytes,))))
     write_sealed(store.path, magic, other)
-    assert "is of another version" in refusal(store.load)
+    assert "was written by another version" in refusal(store.load)
 
 
 # Atomic replacement
@@ -298,14 +298,14 @@ def test_same_federation_accepts_equal_checkpoint():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": "bob"}, "the checkpoint has name 'alice', the configuration 'bob'"),
-        ({"policy": "a:B"}, "the checkpoint has policy 'p2pfl.policies.dac:Dac', the configuration 'a:B'"),
-        ({"seed": 8}, "the checkpoint has seed 7, the configuration 8"),
-        ({"layout": b"\xff" * 16}, f"the checkpoint has layout '{LAYOUT.hex()}', the configuration '{'ff' * 16}'"),
+        ({"name": "bob"}, "the checkpoint has name 'alice', the configuration has 'bob'"),
+        ({"policy": "a:B"}, "the checkpoint has policy 'p2pfl.policies.dac:Dac', the configuration has 'a:B'"),
+        ({"seed": 8}, "the checkpoint has seed 7, the configuration has 8"),
+        ({"layout": b"\xff" * 16}, f"the checkpoint has layout '{LAYOUT.hex()}', the configuration has '{'ff' * 16}'"),
     ],
 )
 def test_same_federation_refuses_differing_checkpoint(change, message):
-    hint = "; change that back, or move the checkpoint away to start from round 0"
+    hint = "; restore the old value, or move the checkpoint away to start from round 0"
     assert refusal(same_federation, checkpoint(), MINE | change) == message + hint
 
 
@@ -336,7 +336,7 @@ def test_node_resumes_from_own_checkpoint(tmp_path):
 
 def test_node_refuses_checkpoint_of_another_name(tmp_path):
     message = refusal(start_again, tmp_path, "b")
-    assert message.startswith("the checkpoint has name 'a', the configuration 'b'; change that back, or")
+    assert message.startswith("the checkpoint has name 'a', the configuration has 'b'; restore the old value, or")
 
 
 def test_node_refuses_checkpoint_of_another_layout(tmp_path):
@@ -369,7 +369,7 @@ def test_store_sets_damaged_checkpoint_aside_and_loads_previous(tmp_path):
     assert store.load() == checkpoint(2)
     assert files(store)["checkpoint.damaged"] == damaged
     (line,) = said
-    assert line == f"{store.path} is damaged: kept as checkpoint.damaged, and the checkpoint before it is used"
+    assert line == f"{store.path} is damaged: renamed it to checkpoint.damaged; continuing from the previous checkpoint"
 
 
 def test_crash_between_renames_loses_no_checkpoint(store, monkeypatch):

@@ -106,7 +106,9 @@ def test_count_start_increments_at_each_call(tmp_path):
 
 def test_count_start_names_file_of_earlier_version(tmp_path):
     (tmp_path / "boot").write_bytes(b"")
-    with pytest.raises(ConfigurationError, match=r"boot was written by an earlier version; rename it to incarnation$"):
+    with pytest.raises(
+        ConfigurationError, match=r"boot was written by an earlier version of p2pfl; rename it to incarnation$"
+    ):
         incarnation.count_start(tmp_path / "incarnation")
 
 
@@ -121,7 +123,9 @@ def test_count_start_after_damage_repeats_no_number(tmp_path):
         before.write_bytes(older)
         said = []
         assert incarnation.count_start(path, log_to(said)) == 2 + incarnation.JUMP + 1
-        assert said == [f"{path} is damaged or missing: counting on from {2 + incarnation.JUMP}, which is beyond it"]
+        assert said == [
+            f"{path} is damaged or missing: continuing from {2 + incarnation.JUMP}, a number that was never used"
+        ]
         assert incarnation.count_start(path, log_to(said)) == 2 + incarnation.JUMP + 2
         assert len(said) == 1
 
@@ -152,11 +156,9 @@ def test_count_start_without_intact_count_is_refused(tmp_path):
     for damage in (lambda: before.write_bytes(b"x"), before.unlink):
         damage()
         path.write_bytes(b"2\n")
-        with pytest.raises(
-            ConfigurationError, match=r"incarnation is damaged, and there is no whole incarnation\.1"
-        ) as refused:
+        with pytest.raises(ConfigurationError, match=r"incarnation and incarnation\.1 are damaged or missing") as refused:
             incarnation.count_start(path)
-        assert "Make a new node" in str(refused.value)
+        assert "create a new node" in str(refused.value)
         assert "\n" not in str(refused.value)
         assert path.read_bytes() == b"2\n"
 
@@ -201,11 +203,11 @@ def test_failed_save_is_reported_once_and_keeps_old_checkpoint(tmp_path):
             assert store.problem == "File too large"
             assert FileStore(store.path).load() == checkpoint(1)
             assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
-    assert said == [f"cannot write {store.path}: File too large; going on from memory"]
+    assert said == [f"cannot write {store.path}: File too large; continuing in memory"]
     store.save(checkpoint(4))
     assert store.problem == ""
     store.save(checkpoint(5))
-    assert said[1:] == ["writes checkpoints again"]
+    assert said[1:] == ["can write checkpoints again"]
     assert store.load() == checkpoint(5)
 
 
@@ -217,7 +219,7 @@ def test_disk_error_reporter_reports_each_failure_and_recovery(tmp_path):
             if full:
                 raise OSError(28, "No space left on device")
         assert bool(tries.problem) == full
-    assert [line.split()[0] for line in said] == ["cannot", "writes", "cannot", "writes"]
+    assert [line.split()[0] for line in said] == ["cannot", "can", "cannot", "can"]
 
 
 def test_disk_error_reporter_raises_other_errors(tmp_path):
@@ -242,7 +244,7 @@ def command(capsys, *arguments):
 def test_init_on_full_disk_creates_no_node(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with limited(0):
-        assert command(capsys, "init", "alice") == (2, "", "cannot make alice: File too large\n")
+        assert command(capsys, "init", "alice") == (2, "", "cannot create alice: File too large\n")
     assert not Path("alice", config.KEY).exists()
     assert command(capsys, "init", "alice")[0] == 0
 
@@ -252,7 +254,7 @@ def test_run_on_full_disk_does_not_start(capsys, tmp_path, monkeypatch):
     command(capsys, "init", "alice")
     with limited(40):  # less than the file needs, but more than scikit-learn writes at import
         code, out, err = command(capsys, "run", "alice")
-    assert (code, out, err) == (2, "", "cannot count this start in alice/incarnation: File too large\n")
+    assert (code, out, err) == (2, "", "cannot write the number of starts to alice/incarnation: File too large\n")
 
 
 # Failpoints
@@ -270,7 +272,7 @@ def test_failpoint_variable_names_point_and_count():
     assert failpoints.parse("published") == ("published", 1)
     assert failpoints.parse("published:12") == ("published", 12)
     for text in ("publish", "published:", "published:0", "published:x", ":3", "published:-1"):
-        with pytest.raises(ValueError, match=r"P2PFL_FAILPOINT is .* it may be one of incarnation-counted"):
+        with pytest.raises(ValueError, match=r"P2PFL_FAILPOINT is .* it must be one of incarnation-counted"):
             failpoints.parse(text)
 
 
@@ -451,7 +453,7 @@ def test_node_continues_on_unwritable_disk_and_recovers(tmp_path, trouble):
             process, path = federation.running["alice"], federation.folders["alice"] / config.CHECKPOINT
             federation.line_with("alice", "round 3 of")
             with trouble(federation.folders["alice"], process) as why:
-                assert federation.line_with("alice", "checkpoint: ") == f"cannot write {path}: {why}; going on from memory"
+                assert federation.line_with("alice", "checkpoint: ") == f"cannot write {path}: {why}; continuing in memory"
                 kept = federation.checkpoint("alice")
                 assert kept.round >= 3
                 if trouble is too_large:
@@ -462,7 +464,7 @@ def test_node_continues_on_unwritable_disk_and_recovers(tmp_path, trouble):
                     assert (told["disk"], told["stored"]) == (why, kept.round)
                     assert told["round"] >= kept.round + 5
                 assert federation.checkpoint("alice") == kept
-            assert federation.line_with("alice", "again") in ("writes checkpoints again", "writes its status again")
+            assert federation.line_with("alice", "again") in ("can write checkpoints again", "can write the status again")
             federation.until(lambda: federation.status("alice")["round"] > kept.round + 5, "its status is written again")
             process.send_signal(signal.SIGTERM)
             federation.line_with("alice", "stopping after this round")

@@ -658,7 +658,7 @@ def test_policy_that_exceeds_budget_ends_node():
             await peers.models(peers.ids)
             return Merge(me.params, {})  # reached only after all others have ended
 
-    with pytest.raises(BudgetExceededError, match="3 models in a round, the budget is 2"):
+    with pytest.raises(BudgetExceededError, match="3 models in a round, but the budget is 2"):
         play(to_the_end, NAMES, settings(), budget=Budget(models=2), policy=Greedy)
     with pytest.raises(BudgetExceededError, match="the budget is 100 bytes"):
         play(to_the_end, NAMES, settings(), budget=Budget(bytes=100), policy=Greedy)
@@ -669,7 +669,7 @@ def test_policy_that_returns_wrong_array_ends_node():
         async def round(self, me, peers):
             return Merge(np.zeros(3), {})
 
-    with pytest.raises(ConfigurationError, match="Wrong returned float64 of shape"):
+    with pytest.raises(ConfigurationError, match="Wrong returned an invalid model: float64 of shape"):
         play(to_the_end, ("a",), settings(), policy=Wrong)
 
 
@@ -688,7 +688,7 @@ def test_nodes_with_different_layouts_refuse_each_other():
         federation.start("b", task=make_task("concept-shift", {"dimensions": 12}, Part(1, 2), 0))
         await federation.done()
 
-    with pytest.raises(ConfigurationError, match=r"layout differs: ours is 1[13] values .* theirs 1[13] values"):
+    with pytest.raises(ConfigurationError, match=r"layout differs: this node has 1[13] values .* the peer has 1[13] values"):
         play(test, ("a", "b"), settings())
 
 
@@ -700,7 +700,7 @@ def test_node_with_other_settings_is_left_out():
 
     federation = play(test, ("a", "b", "c"), settings())
     exchange = federation.nodes["a"].exchange
-    assert exchange.roster.suspected == {"c": "policy.tau differs: ours is not set, theirs 3.0"}
+    assert exchange.roster.suspected == {"c": "policy.tau differs: this node has not set, the peer has 3.0"}
     assert federation.partners("a", 5) == {"b"}
     assert exchange.rejected["differs"] >= 1
 
@@ -889,7 +889,9 @@ def test_node_refuses_checkpoint_of_another_policy(tmp_path):
         federation.start("a")
         await federation.done()
 
-    with pytest.raises(ConfigurationError, match=r"has policy 'p2pfl.policies.random:Random', the configuration '.*:Dac'"):
+    with pytest.raises(
+        ConfigurationError, match=r"has policy 'p2pfl.policies.random:Random', the configuration has '.*:Dac'"
+    ):
         play(test, ("a",), settings(rounds=1), folder=tmp_path)
 
 
@@ -943,7 +945,7 @@ def test_policy_state_that_cannot_be_saved_is_reported(tmp_path):
         def state(self):
             return {"array": np.zeros(3)}
 
-    with pytest.raises(ConfigurationError, match=r"policy .*Hoarder has a state of more than numbers, strings"):
+    with pytest.raises(ConfigurationError, match=r"policy .*Hoarder must consist of numbers, strings"):
         play(to_the_end, ("a",), settings(), policy=Hoarder, folder=tmp_path)
 
 

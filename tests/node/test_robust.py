@@ -272,7 +272,7 @@ def test_non_finite_merge_is_dropped_and_its_senders_counted():
         assert np.isfinite(federation.nodes[name].me.params).all()
         ((round, reason, senders),) = federation.watch[name].discards
         assert (round, senders) == (2, [other])
-        assert f"the mean with {other}" in reason
+        assert f"the average with the models of {other}" in reason
         assert federation.watch[name].weights[2] == {name: 1.0}
 
 

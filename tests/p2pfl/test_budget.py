@@ -54,7 +54,7 @@ def test_tracker_counts_models_over_a_round():
     ledger = in_a_round(Budget(models=3))
     receive(ledger, "a", "b")
     receive(ledger, "c")
-    with pytest.raises(BudgetExceededError, match="4 models in a round, the budget is 3"):
+    with pytest.raises(BudgetExceededError, match="4 models in a round, but the budget is 3"):
         receive(ledger, "d")
     ledger.begin_round()
     receive(ledger, "d", "e", "f")
@@ -65,7 +65,7 @@ def test_tracker_in_preparation_limits_each_step():
     ledger = BudgetTracker(Budget(models=2, bytes=250))
     for _ in range(5):
         receive(ledger, "a", "b")
-    with pytest.raises(BudgetExceededError, match="3 models in a step of the preparation, the budget is 2"):
+    with pytest.raises(BudgetExceededError, match="3 models in a preparation step, but the budget is 2"):
         receive(ledger, "a", "b", "c")
     assert (ledger.preparation_models, ledger.models, ledger.round_models) == (10, 0, 0)
     ledger.begin_round()
@@ -91,7 +91,7 @@ def test_tracker_counts_held_models_while_array_is_alive():
     del first
     assert ledger.held == 1
     second = receive(ledger, "c")
-    with pytest.raises(BudgetExceededError, match="3 models held at once, the budget is 2"):
+    with pytest.raises(BudgetExceededError, match="3 models held at once, but the budget is 2"):
         receive(ledger, "d")
     del second, kept
     assert ledger.held == 0
@@ -112,7 +112,7 @@ def test_tracker_counts_shared_array_at_each_node():
 def test_tracker_counts_received_and_estimated_bytes():
     ledger = in_a_round(Budget(bytes=1000))
     receive(ledger, "a", "b", size=400)
-    with pytest.raises(BudgetExceededError, match="1 more models after 800 bytes, the budget is 1000 bytes a round"):
+    with pytest.raises(BudgetExceededError, match="1 more model after 800 bytes, but the budget is 1000 bytes in a round"):
         receive(ledger, "c", size=400)
     ledger.begin_round()
     receive(ledger, "c", "d", size=500)
@@ -154,7 +154,7 @@ def test_tracker_leaves_out_oversized_models():
     assert ledger.bytes == 400
     assert ledger.refused == 1
     assert ledger.oversized == {"b": 1}
-    assert "a model of b of 1000000 bytes" in ledger.refusal
+    assert "a model of 1000000 bytes from b" in ledger.refusal
 
 
 # In memory
@@ -188,9 +188,9 @@ TASKS = {name: make_task("concept-shift", {}, Part(k, 4), 0) for k, name in enum
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
-        (Budget(models=2), "3 models in a round, the budget is 2"),
-        (Budget(held=2), "3 models held at once, the budget is 2"),
-        (Budget(bytes=100), "3 more models after 0 bytes, the budget is 100 bytes a round"),
+        (Budget(models=2), "3 models in a round, but the budget is 2"),
+        (Budget(held=2), "3 models held at once, but the budget is 2"),
+        (Budget(bytes=100), "3 more models after 0 bytes, but the budget is 100 bytes in a round"),
     ],
 )
 def test_run_in_memory_beyond_budget_raises(budget, message):
@@ -217,9 +217,9 @@ def scenario(**changes):
 @pytest.mark.parametrize(
     ("policy", "budget", "message"),
     [
-        ("Greedy", {"models": 4}, "5 models in a round, the budget is 4"),
+        ("Greedy", {"models": 4}, "5 models in a round, but the budget is 4"),
         ("Greedy", {"bytes": 1000}, "5 more models after 0 bytes"),
-        ("Hoarder", {"held": 8}, "9 models held at once, the budget is 8"),
+        ("Hoarder", {"held": 8}, "9 models held at once, but the budget is 8"),
     ],
 )
 def test_simulation_beyond_budget_raises(fidelity, policy, budget, message):
@@ -235,7 +235,7 @@ def test_node_without_room_for_assignment_learns_alone(fidelity):
     for name, node in result.nodes.items():
         assert node.me.params.tobytes() == alone.nodes[name].me.params.tobytes()
         assert (node.peers.ledger.refused, node.peers.ledger.round_bytes) == (3, 0)
-    with pytest.raises(BudgetExceededError, match="1 more models after 0 bytes"):
+    with pytest.raises(BudgetExceededError, match="1 more model after 0 bytes"):
         run_in_memory({name: CoordinatedFedAvg() for name in NAMES}, TASKS, 1, budget=Budget(bytes=5))
 
 
@@ -388,7 +388,7 @@ def test_real_node_logs_models_refused_by_budget(tmp_path):
         await federation.done()
 
     play(test, NAMES, Settings(rounds=2, deadline=10.0), policy=Greedy, budget=Budget(models=1), lenient=True)
-    assert logged.count("2 models left out by the budget: 3 models in a round, the budget is 1") == 2
+    assert logged.count("budget: left out 2 models: 3 models in a round, but the budget is 1") == 2
     state = json.loads((tmp_path / "status.json").read_text())
     assert state["refused_by_budget"] == 4
     assert "  left out by the budget: 4 models" in describe(state)

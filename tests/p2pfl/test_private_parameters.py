@@ -124,11 +124,13 @@ def test_shared_layout_does_not_depend_on_private_part():
 
 
 def test_layout_refuses_unknown_or_complete_private_part():
-    with pytest.raises(ConfigurationError, match=r"no '3' to be kept private; the tensors are: 0.weight, 0.bias, 2.weight"):
+    with pytest.raises(
+        ConfigurationError, match=r"no tensor '3' to keep private; the tensors are: 0.weight, 0.bias, 2.weight"
+    ):
         _ = headed(Part(0, 1), 0, private=("3",)).layout
-    with pytest.raises(ConfigurationError, match="nothing left to be shared"):
+    with pytest.raises(ConfigurationError, match="at least one must be shared"):
         _ = headed(Part(0, 1), 0, private=("0", "2")).layout
-    with pytest.raises(ConfigurationError, match="no tensor 'b' to be kept private; there are: a"):
+    with pytest.raises(ConfigurationError, match="no tensor 'b' to keep private; the tensors are: a"):
         Layout((("a", (1,)),), 1, ("b",))
 
 
@@ -205,7 +207,7 @@ def test_mixture_uses_private_part_of_trained_model():
 
 def test_train_subset_without_private_part_is_refused():
     task = headed(Part(0, 1), 0, private=())
-    with pytest.raises(ConfigurationError, match="trains the private and the shared part apart"):
+    with pytest.raises(ConfigurationError, match="needs a model with a private and a shared part"):
         task.learner(RandomStreams(0, "a")).train(task.initial(0), round=1, rule=TrainSubset("private"))
 
 
@@ -385,7 +387,7 @@ def test_fedrep_absent_node_keeps_its_body():
 
 
 def test_fedrep_needs_a_private_part():
-    with pytest.raises(ConfigurationError, match='private = "head" keeps the last layer private'):
+    with pytest.raises(ConfigurationError, match='private = "head" to keep the last layer private'):
         run(scenario(task={**HEADED, "private": []}, policy={"name": "fedrep"}, trainer="stacked"))
     with pytest.raises(ConfigurationError, match="head_epochs must be 1 or more, got 0"):
         make_policy("fedrep", {"head_epochs": 0})
@@ -440,7 +442,7 @@ def test_handshake_refuses_different_shared_layouts():
         federation.start("b", task=tasks[1])
         await federation.done()
 
-    with pytest.raises(ConfigurationError, match=r"layout differs: ours is .*, theirs") as refused:
+    with pytest.raises(ConfigurationError, match=r"layout differs: this node has .*, the peer has") as refused:
         play(test, ("a", "b"), settings())
     assert ours in str(refused.value)
     assert theirs in str(refused.value)

@@ -72,7 +72,7 @@ def test_key_file_is_never_overwritten(tmp_path):
     path = tmp_path / "key.pem"
     Identity.create(path)
     before = path.read_bytes()
-    with pytest.raises(IdentityError, match="never overwritten"):
+    with pytest.raises(IdentityError, match="keys are not overwritten"):
         Identity.create(path)
     assert path.read_bytes() == before
 
@@ -225,7 +225,7 @@ def test_malformed_extras_are_rejected(extras):
 
 
 def test_encode_extras_rejects_unsupported_or_large_arrays():
-    with pytest.raises(ValueError, match="known: float32"):
+    with pytest.raises(ValueError, match="must be float32"):
         encode_extras({"a": np.array(["x"])})
     with pytest.raises(ValueError, match="at most"):
         encode_extras({"a": np.zeros(EXTRAS_LIMIT)})

@@ -204,11 +204,11 @@ class MemoryBroker:
     def go_away(self):
         self.up = False
         for bus in list(self.connections):
-            bus.end("has ended the connection: killed")
+            bus.end("closed the connection: killed")
 
     def drop(self, bus):
         """Lose a node's connection, so that its last will is published."""
-        bus.end("has ended the connection: lost")
+        bus.end("closed the connection: lost")
 
 
 class MemoryBus:

@@ -48,7 +48,7 @@ class Dialler:
 
     def keep(self, peer: Peer) -> None:
         """Start to keep a peer connected."""
-        name = f"{self._config.name} keeps in touch with {peer.name}"
+        name = f"{self._config.name}: connection to {peer.name}"
         self._keeping[peer.name] = self._tasks.spawn(self._keep_in_touch(peer), name)
 
     def forget(self, peer: Peer) -> None:
@@ -127,7 +127,7 @@ class Dialler:
         if link is None and before is None:
             link = await self._first_of(peer, [address for address in peer.addresses if not is_direct(address)])
         if not peer.addresses:
-            self._note(peer, "no address of it is known yet")
+            self._note(peer, "no address known yet")
         if link is None:
             return
         if peer.link is not before:  # the peer connected first

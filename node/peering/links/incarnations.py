@@ -24,7 +24,7 @@ class IncarnationConflictError(P2pflError):
     """
 
     def __init__(self, incarnation: int) -> None:
-        super().__init__(f"a frame of start {incarnation} of this node is known to others")
+        super().__init__(f"a peer has a message from start {incarnation} of this node")
         self.incarnation = incarnation
 
 
@@ -57,4 +57,4 @@ class IncarnationCheck:
             ProtocolError: the frame does not carry this node's key.
         """
         if (incarnation := self._sealer.foreign(opened.payload)) is not None:
-            self._tasks.fail(IncarnationConflictError(incarnation), f"{self._name} has started elsewhere")
+            self._tasks.fail(IncarnationConflictError(incarnation), f"{self._name}: conflict of incarnations")

@@ -99,5 +99,5 @@ def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     for key in sorted({*ours, *theirs}):
         mine, other = ours.get(key, "not set"), theirs.get(key, "not set")
         if mine != other:
-            return f"{printable(key)} differs: ours is {mine}, theirs {printable(other)}"
+            return f"{printable(key)} differs: this node has {mine}, the peer has {printable(other)}"
     return ""

@@ -51,7 +51,7 @@ class LinkHandler:
         try:
             if link.joining:
                 answer = self._newcomers.ask(link, frame)
-                self.serve(link, self._answer(link, answer), f"{self._name} answers one who wants to join")
+                self.serve(link, self._answer(link, answer), f"{self._name}: answer to a newcomer")
                 return
             self._expect_member(link)
             opened = self._door.open(frame, link.session, link.key)
@@ -79,7 +79,7 @@ class LinkHandler:
         """Count a refused connection; log the first one of each cause."""
         self._rejected[cause] += 1
         if self._rejected[cause] == 1:  # the status file counts the rest
-            self._options.log.warning(f"refused, {detail}", cause=cause)
+            self._options.log.warning(f"refused a connection: {detail}", cause=cause)
 
     def serve(self, link: Link | None, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run the work that a frame of a link requested. An error in it ends only that link."""
@@ -109,7 +109,7 @@ class LinkHandler:
         gate = self._options.gate
         if gate is not None and link.key is not None and (cause := gate.refusal(link.key)):
             link.close()
-            raise ProtocolError(cause, f"{link.key.hex()} is no member any more")
+            raise ProtocolError(cause, f"{link.key.hex()} is no longer a member")
 
     def _refuse(self, link: Link, error: ProtocolError) -> None:
         """Count a refused frame by cause and sender. Exclude a member that sends many invalid frames."""
@@ -124,15 +124,15 @@ class LinkHandler:
         if guard is not None and guard.offend(peer.key, error.cause):
             self._transport.expel(peer.key)
             seconds = guard.seconds_left(peer.key)
-            self._table.disconnect(peer, f"kept out for {seconds:.0f} s, as it sent nonsense ({error.cause})")
+            self._table.disconnect(peer, f"excluded for {seconds:.0f} s after invalid messages ({error.cause})")
 
     def _fail(self, link: Link | None, error: Exception) -> None:
         """End a link after an unexpected error in one of its frames, or the node if faults are not counted."""
         on_fault = self._options.on_fault
         if on_fault is None:
-            self._tasks.fail(error, f"{self._name} handles a frame")
+            self._tasks.fail(error, f"{self._name}: message of a peer")
             return
         on_fault("links", error)
         if link is not None:
             link.close()
-            self.lost(link, "a message of it could not be handled")
+            self.lost(link, "one of its messages could not be handled")

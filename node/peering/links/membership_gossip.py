@@ -54,5 +54,5 @@ class MembershipGossip:
         """
         peer.membership_version = max(peer.membership_version, message.membership_version)
         if self._gate is None:
-            raise ProtocolError("membership", "there is no log here")
+            raise ProtocolError("membership", "this node has no membership log")
         self._gate.extend(bytes(opened.payload))

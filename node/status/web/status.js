@@ -4,13 +4,13 @@ import { bytes, clock, draw, el, figure, follow, meter, say, seconds, state as b
 
 const SHOWN = 30; // rounds in the matrix
 const STATES = { // of a peer: the kind of its mark, and what it means
-  connected: ["good", "in touch, and learned with"],
-  connecting: ["idle", "not introduced yet"],
-  suspected: ["bad", "was there, and is not waited for until it is heard again"],
-  "not connected": ["warn", "not reached since this node has started"],
-  done: ["done", "has done its rounds, and is not there any more"],
+  connected: ["good", "connected"],
+  connecting: ["idle", "connecting"],
+  suspected: ["bad", "does not answer; this node does not wait for it"],
+  "not connected": ["warn", "not reached since the start of this node"],
+  done: ["done", "has finished its rounds and left"],
 };
-const NODE_STATES = { starting: "starts", running: "learns", serving: "is done, and serves its model", finished: "is done", stopped: "was stopped", failed: "has failed" };
+const NODE_STATES = { starting: "starting", running: "learning", serving: "finished, serving its model", finished: "finished", stopped: "stopped", failed: "failed" };
 
 const $ = (id) => document.getElementById(id);
 const history = new Map(); // the rows of the rounds, by round
@@ -48,7 +48,7 @@ function lost(since) {
 
 function show() {
   const rows = [...history.values()].sort((a, b) => a.round - b.round);
-  say($("name"), state.name ?? "a node that starts");
+  say($("name"), state.name ?? "starting node");
   const about = [state.federation && `federation ${state.federation}`, state.task && `task ${state.task}`, state.policy && `policy ${state.policy}`, state.version && `p2pfl ${state.version}`];
   say($("about"), about.filter(Boolean).join(" · "));
   document.title = `${state.name ?? "p2pfl node"}: round ${state.round ?? 0} of ${state.rounds ?? "?"}`;
@@ -76,12 +76,12 @@ function showLink() {
 
 function showBanners() {
   const problems = [
-    state.state === "failed" && ["bad", `The node has failed: ${state.reason || "it did not say why"}`],
-    state.disk && ["bad", `The disk: checkpoints cannot be written (${state.disk}). The node goes on from memory.`],
-    state.broker && ["warn", `The broker: ${state.broker}`],
-    state.state === "running" && state.election?.problem && ["warn", `Degraded: ${state.election.problem}. The node learns alone, as long as that lasts.`],
-    Object.keys(state.faults ?? {}).length && ["warn", `Faults survived, please report them: ${Object.entries(state.faults).map(([part, n]) => `${part} ${n}`).join(", ")}. The log says what they were.`],
-    state.refused_by_budget && ["info", `The budget has left out ${count(state.refused_by_budget, "model")} so far.`],
+    state.state === "failed" && ["bad", `The node failed: ${state.reason || "reason unknown"}`],
+    state.disk && ["bad", `Disk: cannot write checkpoints (${state.disk}). The node continues in memory.`],
+    state.broker && ["warn", `Broker: ${state.broker}`],
+    state.state === "running" && state.election?.problem && ["warn", `Degraded: ${state.election.problem}. Until there is one, the node learns alone.`],
+    Object.keys(state.faults ?? {}).length && ["warn", `Errors, please report them: ${Object.entries(state.faults).map(([part, n]) => `${part} ${n}`).join(", ")}. The log has the details.`],
+    state.refused_by_budget && ["info", `${count(state.refused_by_budget, "model")} left out because of the budget so far.`],
   ].filter(Boolean);
   draw($("banners"), problems, () => problems.map(([kind, text]) => el("p", { class: `banner ${kind}` }, text)));
 }
@@ -100,7 +100,7 @@ function showTiles(rows) {
     ["State", NODE_STATES[state.state] ?? state.state, state.reason ?? ""],
     ["Round", `${state.round ?? 0} of ${state.rounds ?? "?"}`, last?.seconds ? `${seconds(last.seconds)} for the last one${left && state.state === "running" ? `, about ${seconds(left)} left` : ""}` : "", done],
     [`Validation ${state.metric ?? "metric"}`, figure(judged.at(-1)?.validation), best ? `best ${figure(best.validation)} in round ${best.round}` : "not evaluated yet"],
-    ["Peers in touch", `${there} of ${peers.length}`, tally(peers)],
+    ["Connected peers", `${there} of ${peers.length}`, tally(peers)],
     ["Models in the last round", last ? `${last.models}` : "–", budget.models ? `budget ${budget.models.limit}` : "no limit", budget.models && last ? last.models / budget.models.limit : undefined],
     ["Received in the last round", last ? bytes(last.bytes_in) : "–", budget.bytes ? `models ${bytes(last?.budget_bytes ?? 0)} of ${bytes(budget.bytes.limit)}` : "no limit", budget.bytes && last ? (last.budget_bytes ?? 0) / budget.bytes.limit : undefined],
   ];
@@ -145,7 +145,7 @@ function showPeers(rows) {
   const peers = state.peers ?? [];
   const last = rows.findLast((row) => row.weights);
   draw($("peers"), [state.federation, peers.map((peer) => peer.name)], () => {
-    if (!peers.length) return el("p", { class: "quiet" }, state.federation ? "No other member is known yet." : "This node is in no federation: it learns alone.");
+    if (!peers.length) return el("p", { class: "quiet" }, state.federation ? "No other members yet." : "This node belongs to no federation: it learns alone.");
     const head = el("tr", {}, ...columns.map(([name]) => el("th", { scope: "col", class: name.replace(/\W/g, "-") }, name)));
     const body = peers.map((peer) => el("tr", { "data-peer": peer.name }, ...columns.map(([name]) =>
       el(name === "peer" ? "th" : "td", { class: name.replace(/\W/g, "-"), "data-label": name, scope: name === "peer" ? "row" : undefined }))));
@@ -174,7 +174,7 @@ function showChosen(rows) {
       el("th", { scope: "row" }, name === state.name ? `${name} (itself)` : name),
       el("td", { class: "bar" }, svg("svg", { "aria-hidden": "true" }, svg("rect", { width: `${100 * weight}%`, height: "100%" }))),
       el("td", {}, percent(weight))));
-    return [el("p", { class: "quiet" }, `Round ${last.round}: the weight of each model in the mean.`), el("table", { class: "weights" }, el("tbody", {}, ...bars))];
+    return [el("p", { class: "quiet" }, `Round ${last.round}: weight of each model in the average.`), el("table", { class: "weights" }, el("tbody", {}, ...bars))];
   });
 }
 
@@ -198,12 +198,12 @@ function showBytes(rows) {
   ];
   if (limit) series.push({ name: "budget, in", colour: 15, x, y: known.map(() => limit) });
   const empty = known.length ? "" : "No round has ended yet.";
-  chart("bytes", { name: "Bytes of each round", series, x: { label: "round" }, y: { label: "bytes that carried learning", unit: "B" }, empty });
+  chart("bytes", { name: "Bytes per round", series, x: { label: "round" }, y: { label: "bytes of models and requests", unit: "B" }, empty });
 }
 
 function showTraffic() {
   const { sent = {}, received = {} } = state.traffic ?? {};
-  const kinds = { models: "models", update: "bytes of models", get: "bytes of requests", score: "bytes of models to be judged", scored: "bytes of judgements", submit: "bytes of submissions", assigned: "bytes of assignments", control: "bytes of control" };
+  const kinds = { models: "models", update: "bytes of models", get: "bytes of requests", score: "bytes of models for scoring", scored: "bytes of scores", submit: "bytes of submissions", assigned: "bytes of assignments", control: "bytes of control messages" };
   const lines = Object.entries(kinds).filter(([kind]) => kind === "models" || sent[kind] || received[kind]);
   draw($("traffic"), [sent, received], () => el("table", {},
     el("thead", {}, el("tr", {}, el("th"), el("th", { scope: "col" }, "sent"), el("th", { scope: "col" }, "received"))),
@@ -230,7 +230,7 @@ function matrix(names, rows) {
     const weight = row.weights[name];
     const step = weight === undefined ? "none" : `step-${Math.min(5, Math.ceil(5 * weight))}`;
     return svg("rect", { x: x * cell, y: y * high, width: cell - gap, height: high - gap, rx: 2, class: step },
-      svg("title", {}, `round ${row.round}, ${name}: ${weight === undefined ? "did not count" : percent(weight)}`));
+      svg("title", {}, `round ${row.round}, ${name}: ${weight === undefined ? "not used" : percent(weight)}`));
   }));
   const width = SHOWN * cell - gap;
   const ends = [svg("text", { x: 0, y: names.length * high + 14 }, rows[0].round), rows.length > 3 && svg("text", { x: (rows.length - 1) * cell + cell - gap, y: names.length * high + 14, "text-anchor": "end" }, rows.at(-1).round)];
@@ -239,7 +239,7 @@ function matrix(names, rows) {
   const labels = names.map((name) => el("span", { title: name }, name));
   const key = ["none", 1, 2, 3, 4, 5].map((k) => svg("svg", { class: "cells", width: 12, height: 12, "aria-hidden": "true" }, svg("rect", { width: 12, height: 12, rx: 2, class: k === "none" ? k : `step-${k}` })));
   return [el("div", { class: "matrix" }, el("div", { class: "names" }, ...labels), el("div", { class: "scroll" }, drawing)),
-    el("p", { class: "quiet legend" }, key[0], "did not count", ...key.slice(1), "up to 20, 40, 60, 80, 100 %")];
+    el("p", { class: "quiet legend" }, key[0], "not used", ...key.slice(1), "up to 20, 40, 60, 80, 100 %")];
 }
 
 /** Draw lines where they are not what they were. */

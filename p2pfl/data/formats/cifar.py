@@ -35,11 +35,15 @@ def read(path: Path, label_bytes: int = 1, limit: int = MOST_RECORDS) -> tuple[n
     with reading(path) as (file, most):
         values = file.read(min(limit * record, most) + 1)
     if values[:1] == _PICKLE:
-        raise ConfigurationError(f"{path} is the pickled Python form, which is not read; take the binary version (.bin)")
+        raise ConfigurationError(
+            f"{path} is the pickled Python version, which is not supported; use the binary version (.bin)"
+        )
     if len(values) > limit * record:
         raise ConfigurationError(f"{path} has more than {limit:,} records")
     if not values or len(values) % record:
-        raise ConfigurationError(f"{path} has {len(values):,} bytes, which are no whole records of {record:,}")
+        raise ConfigurationError(
+            f"{path} has {len(values):,} bytes, which is not a multiple of the record size of {record:,}"
+        )
     records = np.frombuffer(values, np.uint8).reshape(-1, record)
     images = np.ascontiguousarray(records[:, label_bytes:]).reshape(-1, *SHAPE)
     return images, records[:, :label_bytes].astype(np.int64)

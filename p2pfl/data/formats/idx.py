@@ -38,7 +38,7 @@ def read(path: Path, limit: int = MOST_BYTES) -> np.ndarray:
     with reading(path) as (file, most):
         start = file.read(4)
         if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in TYPES or not 1 <= start[3] <= MOST_DIMENSIONS:
-            raise ConfigurationError(f"{path} is no IDX file: it begins with {start.hex(' ') or 'nothing'}")
+            raise ConfigurationError(f"{path} is not an IDX file: it begins with {start.hex(' ') or 'nothing'}")
         header = file.read(4 * start[3])
         if len(header) < 4 * start[3]:
             raise ConfigurationError(f"{path} ends within its header")

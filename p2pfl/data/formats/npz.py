@@ -54,7 +54,7 @@ def read(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
                 check_memory(f"{path}", sum(array.size + 4 * prod(array.shape) for array in found.values()))
                 return {name: _values(archive, member) for name, member in members.items()}
         except _BROKEN as error:
-            reason = "is damaged, or no file of plain arrays as numpy.savez writes it"
+            reason = "is damaged, or not a file of plain arrays written by numpy.savez"
             raise ConfigurationError(f"{path} {reason}") from error
 
 
@@ -69,7 +69,7 @@ def _header(path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.Zip
         array = _read_header(content)
         begin = content.tell()
     if array.dtype.kind not in KINDS:
-        raise ConfigurationError(f"{path}: {name} is {array.dtype}, and must be of numbers")
+        raise ConfigurationError(f"{path}: {name} must be of numbers, got {array.dtype}")
     if begin + array.size != member.file_size:
         raise ConfigurationError(
             f"{path}: the header of {name} announces {array.size:,} bytes, but there are {member.file_size - begin:,}"

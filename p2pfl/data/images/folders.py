@@ -42,7 +42,7 @@ def read_idx(folder: Path) -> tuple[Images, Images] | None:
         x, y = (idx.read(path) for path in paths.values() if path)
         x = x[:, None] if x.ndim == 3 else x
         if x.dtype != np.uint8 or x.ndim != 4 or y.ndim != 1 or y.dtype.kind not in "iu":
-            raise ConfigurationError(f"{folder}: the {part} part is not of byte images and whole labels")
+            raise ConfigurationError(f"{folder}: the {part} part must have images of bytes, and whole numbers as labels")
         parts[part] = Images(x, y.astype(np.int64))
     if not parts:
         return None
@@ -68,7 +68,9 @@ def read_cifar(folder: Path) -> tuple[Images, Images] | None:
         if any(found):
             raise ConfigurationError(f"{folder} has no {'test' if found[0] else 'training'} part")
     if any(re.fullmatch(r"data_batch_\d", path.name) for path in files) or {"train", "test"} <= {p.name for p in files}:
-        raise ConfigurationError(f"{folder} holds the pickled Python form, which is not read; take the binary version")
+        raise ConfigurationError(
+            f"{folder} contains the pickled Python version, which is not supported; use the binary version"
+        )
     return None
 
 
@@ -78,7 +80,7 @@ def the_one(folder: Path, pattern: str) -> Path | None:
     found = sorted(name for name in names if re.fullmatch(rf"{pattern}(\.gz)?", name))
     plain = sorted({name.removesuffix(".gz") for name in found})
     if len(plain) > 1:
-        raise ConfigurationError(f"{folder} holds several sets ({', '.join(plain)}); give each a folder of its own")
+        raise ConfigurationError(f"{folder} contains several data sets ({', '.join(plain)}); move each to its own folder")
     return folder / found[0] if found else None
 
 
@@ -89,6 +91,6 @@ def check(folder: Path, train: Images, test: Images) -> None:
         if not x.size:
             raise ConfigurationError(f"{folder}: the {part} part is empty")
         if y.min() < 0:
-            raise ConfigurationError(f"{folder}: the {part} part has the label {y.min()}")
+            raise ConfigurationError(f"{folder}: the {part} part has the label {y.min()}; labels must be 0 or more")
     if train.x.shape[1:] != test.x.shape[1:]:
-        raise ConfigurationError(f"{folder}: training and test images differ in shape")
+        raise ConfigurationError(f"{folder}: training and test images have different shapes")

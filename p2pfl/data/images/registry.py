@@ -58,11 +58,11 @@ def data_root(root: str, needed_by: str) -> Path:
     name = root or os.environ.get(ROOT, "")
     if not name:
         raise MissingRequirementError(
-            f"{needed_by} needs the folder that holds it: name it by the environment variable {ROOT}, or the option `root`"
+            f"{needed_by} needs the folder of the data sets: set the environment variable {ROOT}, or the option root"
         )
     path = Path(name).expanduser()
     if not path.is_dir():
-        raise ConfigurationError(f"{'root' if root else ROOT} names {name}, which is no folder")
+        raise ConfigurationError(f"{'root' if root else ROOT} is {name}, which is not a folder")
     return path
 
 
@@ -78,7 +78,7 @@ def load(name: str, root: str = "") -> ImageSet:
     if name == "digits":
         return _digits()
     if not name or "/" in name or "\\" in name or name in (".", ".."):
-        raise ConfigurationError(f"a data set is named by its folder in the data root, not by a path such as {name!r}")
+        raise ConfigurationError(f"the data set {name!r} must be the name of a folder in the data root, not a path")
     return _load(name, data_root(root, f"the data set {name!r}"))
 
 
@@ -93,8 +93,8 @@ def _load(name: str, root: Path) -> ImageSet:
         train, test = read_idx(folder) or read_cifar(folder) or (None, None)
         if train is None or test is None:
             if not folder.is_dir():
-                raise MissingRequirementError(f"there is no {folder}")
-            raise ConfigurationError(f"{folder} holds neither IDX files nor CIFAR's binary files")
+                raise MissingRequirementError(f"there is no folder {folder}")
+            raise ConfigurationError(f"{folder} contains neither IDX files nor binary files of CIFAR")
         check(folder, train, test)
         if known:
             _check_known(folder, known, train, test)
@@ -110,14 +110,14 @@ def _load(name: str, root: Path) -> ImageSet:
 def _check_known(folder: Path, known: Known, train: Images, test: Images) -> None:
     if train.x.shape[1:] != known.shape:
         raise ConfigurationError(
-            f"{folder}: images are {list(train.x.shape[1:])}, those of {known.title} {list(known.shape)}"
+            f"{folder}: images have the shape {list(train.x.shape[1:])}, but those of {known.title} {list(known.shape)}"
         )
     for part, (_, y, _), count in (("training", train, known.train), ("test", test, known.test)):
         if len(y) > count or (len(y) < count and not known.batches):
-            raise ConfigurationError(f"{folder}: {len(y):,} {part} images, {known.title} has {count:,}")
+            raise ConfigurationError(f"{folder}: {len(y):,} {part} images, but {known.title} has {count:,}")
         if y.max() >= known.classes:
             raise ConfigurationError(
-                f"{folder}: the label {y.max()} of a {part} image; {known.title} has {known.classes} classes"
+                f"{folder}: a {part} image has the label {y.max()}, but {known.title} has {known.classes} classes"
             )
 
 
@@ -136,9 +136,9 @@ def _with_writers(mnist: ImageSet, root: Path) -> ImageSet:
             )
         table = idx.read(path)
         if table.ndim != 2 or table.shape[1] < 3 or table.dtype.kind not in "iu":
-            raise ConfigurationError(f"{path} is no table of QMNIST; its tables come from {WRITERS}")
+            raise ConfigurationError(f"{path} is not a table of QMNIST; its tables come from {WRITERS}")
         if len(table) < len(images.y) or (table[: len(images.y), 0] != images.y).any():
-            raise ConfigurationError(f"{path} is not of the images in the folder mnist: classes differ")
+            raise ConfigurationError(f"{path} does not match the images in the folder mnist: the classes differ")
         joined.append(images._replace(writers=table[: len(images.y), 2].astype(np.int64)))
     return ImageSet("qmnist", mnist.classes, mnist.top, mnist.mean, mnist.std, joined[0], joined[1])
 

@@ -25,7 +25,9 @@ def rotate(x: np.ndarray, degrees: float) -> np.ndarray:
     if degrees % 90 == 0:
         quarters = int(degrees // 90) % 4
         if quarters % 2 and x.shape[2] != x.shape[3]:
-            raise ConfigurationError(f"images of {x.shape[2]} x {x.shape[3]} pixels cannot be turned by {degrees:g} degrees")
+            raise ConfigurationError(
+                f"images of {x.shape[2]} x {x.shape[3]} pixels cannot be rotated by {degrees:g} degrees"
+            )
         return np.ascontiguousarray(np.rot90(x, quarters, (2, 3)))
     n = len(x)
     return _rotate_and_shift(x, np.full(n, degrees), np.zeros((n, 2)))

@@ -138,8 +138,8 @@ def proportions(data: FairSet, n_nodes: int, rng: np.random.Generator, *, by: st
     fit = len(shares) == groups and all(len(row) == n_nodes for row in shares)
     if not fit or not all(min(row) >= 0 < sum(row) and isfinite(sum(row)) for row in shares):
         raise ConfigurationError(
-            f"task.partition.shares must have {groups} rows, one for each group by {by!r}, of {n_nodes} numbers, one for"
-            " each node, of 0 or more"
+            f"task.partition.shares must have {groups} rows (one for each group by {by!r}) of {n_nodes} numbers of 0 or more"
+            " (one for each node)"
         )
     return Rule(cells, np.array(shares, np.float64))
 

@@ -69,12 +69,12 @@ def load(name: str, root: str, seed: int, rows: int = 0, columns: Mapping[str, t
     """
     if name == SYNTHETIC:
         if columns:
-            raise ConfigurationError(f"task.columns is for tables; {SYNTHETIC!r} has no schema")
+            raise ConfigurationError(f"task.columns needs a table with a schema; {SYNTHETIC!r} has none")
         if not 0 <= rows <= MOST_ROWS:
             raise ConfigurationError(f"task.rows must be from 0 to {MOST_ROWS:,}, got {rows}")
         return _draw_synthetic(seed, rows or SYNTHETIC_ROWS)
     if rows:
-        raise ConfigurationError(f"task.rows is for the data set {SYNTHETIC!r}; a table has as many as its files")
+        raise ConfigurationError(f"task.rows applies to the data set {SYNTHETIC!r} only; a table has all rows of its files")
     table = tables.load(name, root, columns)
     whole = table.train if table.test is None else concatenate_rows(table.train, table.test)
 

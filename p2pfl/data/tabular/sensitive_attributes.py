@@ -96,7 +96,7 @@ def _single(name: str, parts: Sequence[Rows], groupings: Mapping[str, Grouping])
         if any(np.isnan(each).any() for each in values):
             raise ConfigurationError(f"the sensitive attribute {name!r}: some rows have no value of {column!r}")
         if not rule.between and not rule.bounds:
-            raise ConfigurationError(f"the sensitive attribute {name!r} is of numbers: say groups.{name} in the schema file")
+            raise ConfigurationError(f"the sensitive attribute {name!r} is numeric: set groups.{name} in the schema file")
         return [_by_number(each, rule) for each in values]
     if column in parts[0].categories:
         return _by_category([part.categories[column] for part in parts], rule)

@@ -108,11 +108,11 @@ def load(name: str, root: str = "", columns: Mapping[str, Kind] | None = None) -
     elif name.endswith(".toml"):
         path, folder = Path(name).expanduser(), Path(name).expanduser().parent
     else:
-        raise ConfigurationError(f"there is no schema {name!r}: name one of {', '.join(names())}, or a .toml file")
+        raise ConfigurationError(f"unknown schema {name!r}: use one of {', '.join(names())}, or a .toml file")
     schema = read_schema(path, columns)
     try:
         if not (folder / schema.train).exists():
-            raise MissingRequirementError(f"there is no {folder / schema.train}")
+            raise MissingRequirementError(f"there is no file {folder / schema.train}")
         schema = resolve(folder / schema.train, schema)
         train = read(folder / schema.train, schema, schema.rows)
         test = read(folder / schema.test, schema, schema.test_rows) if schema.test else None
@@ -144,7 +144,7 @@ def read_schema(path: Path, columns: Mapping[str, Kind] | None = None) -> Schema
     elif len(schema.delimiter) != 1:
         reason = "delimiter must be one character"
     elif not schema.negative or not schema.positive or set(schema.negative) & set(schema.positive):
-        reason = "negative and positive must name different labels, one at least each"
+        reason = "negative and positive must list different labels, at least one each"
     elif schema.rest == "auto" and not schema.header:
         reason = 'rest = "auto" needs a header, which names the columns'
     if reason:
@@ -180,7 +180,7 @@ def resolve(path: Path, schema: Schema) -> Schema:
     kinds: dict[str, Kind] = {name: "numeric" if kind == "auto" else kind for name, kind in columns.items()}
     found = msgspec.structs.replace(schema, columns=kinds, rest="ignore")
     if not found.columns_of("numeric") and not found.columns_of("categorical"):
-        raise ConfigurationError(f"{path}: no column but the label is left")
+        raise ConfigurationError(f"{path}: no column is left except the label")
     _check_sensitive(path, found)
     return found
 
@@ -188,9 +188,7 @@ def resolve(path: Path, schema: Schema) -> Schema:
 def _check_sensitive(path: Path, schema: Schema) -> None:
     usable = {*schema.columns_of("numeric"), *schema.columns_of("categorical"), *schema.groups}
     if unusable := [name for name in schema.sensitive if name not in usable]:
-        raise ConfigurationError(
-            f"{path}: sensitive columns must be numeric or categorical ones, and {unusable[0]!r} is none of them"
-        )
+        raise ConfigurationError(f"{path}: sensitive columns must be numeric or categorical, but {unusable[0]!r} is neither")
     try:
         for name, grouping in schema.groups.items():
             grouping.check(name, schema.columns)
@@ -313,7 +311,7 @@ def _number(where: str, text: str, schema: Schema) -> float:
     if not text or text in schema.missing:
         return float("nan")
     if not _is_number(text, schema):
-        raise ConfigurationError(f"{where} is {text[:40]!r}, and must be a finite number")
+        raise ConfigurationError(f"{where} must be a finite number, got {text[:40]!r}")
     return float(text)
 
 
@@ -329,13 +327,13 @@ def _is_number(text: str, schema: Schema) -> bool:
 
 def _category(where: str, text: str, schema: Schema) -> str:
     if len(text) > LONGEST_CATEGORY:
-        raise ConfigurationError(f"{where} has {len(text):,} characters, a category {LONGEST_CATEGORY} at most")
+        raise ConfigurationError(f"{where} has {len(text):,} characters, but a category may have at most {LONGEST_CATEGORY}")
     return "" if text in schema.missing else text
 
 
 def _label(where: str, text: str, schema: Schema) -> int:
     if text not in schema.negative and text not in schema.positive:
-        raise ConfigurationError(f"{where} is {text[:40]!r}, and must be one of {[*schema.negative, *schema.positive]}")
+        raise ConfigurationError(f"{where} must be one of {[*schema.negative, *schema.positive]}, got {text[:40]!r}")
     return int(text in schema.positive)
 
 

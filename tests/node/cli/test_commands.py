@@ -167,7 +167,7 @@ def test_run_reports_folder_that_cannot_be_created(capsys, tmp_path):
         (["run", "none.toml"], "the scenario file none.toml does not exist"),
         (
             ["run", "dac-synthetic", "--set", "form=smoke", "--set", "policy.name=knn-per", "--engine", "local"],
-            "run 'knn-per', seed 0: a memory of samples needs a classification with cross-entropy",
+            "run 'knn-per', seed 0: a memory of samples needs a classification task with cross-entropy loss",
         ),
     ],
 )
@@ -186,7 +186,7 @@ def test_sim_run_with_wrong_configuration_exits_with_code_2(capsys, arguments, m
         (sim_cli.main, ["walk"], "invalid choice: 'walk'"),
         (sim_cli.main, ["run", "x", "--speed"], "unrecognized arguments: --speed"),
         (sim_cli.main, ["run", "x", "--workers", "two"], "invalid int value: 'two'"),
-        (node_cli.main, ["run"], "arguments are required: folder"),
+        (node_cli.main, ["run"], "arguments are required: FOLDER"),
     ],
 )
 def test_wrong_usage_exits_with_code_2(capsys, main, arguments, message):
@@ -328,7 +328,7 @@ def init(capsys, name="alice", port=0, *more):
 
 def test_init_creates_node_folder(capsys, tmp_path):
     out = init(capsys, "alice", 4101, "--part", "1/3")
-    assert out == "made alice; next: p2pfl-node federation create, or p2pfl-node join with an invitation\n"
+    assert out.startswith("created alice; next: p2pfl-node federation create alice --backup FILE, or ")
     assert (tmp_path / "alice" / KEY).stat().st_mode & 0o077 == 0
     written = tomllib.loads((tmp_path / "alice" / CONFIG).read_text())
     assert (written["name"], written["listen"], written["part"]) == ("alice", ":4101", "1/3")
@@ -351,7 +351,7 @@ def test_init_creates_node_folder(capsys, tmp_path):
         ("--policy", "dax", "unknown policy 'dax'; did you mean 'dac'?"),
         ("--task", 'a"b', f"unknown task 'a\"b'; known: {', '.join(sorted(TASKS))}"),
         ("--task", 'a"b:c', "task 'a\"b:c' is not of the form package.module:factory"),
-        ("--name", "a b", "name 'a b' may have letters, digits"),
+        ("--name", "a b", "name 'a b' must have at most 64 letters, digits"),
     ],
 )
 def test_init_refuses_invalid_options_and_writes_nothing(capsys, option, value, message):
@@ -383,7 +383,7 @@ def test_init_writes_every_setting_with_comment_and_default(capsys):
 def test_init_does_not_overwrite(capsys):
     init(capsys)
     code, _, err = node(capsys, "init", "alice")
-    assert (code, err) == (2, "alice holds a node already\n")
+    assert (code, err) == (2, "alice contains a node already; choose another folder\n")
 
 
 @pytest.mark.slow
@@ -403,7 +403,7 @@ def test_run_without_validation_data_reports_last_model(capsys):
     init(capsys, "alice", 0, "--task", "deep-sea-treasure")
     _, out, _ = node(capsys, "run", "alice", "--set", "rounds=2")
     last = out.splitlines()[-1]
-    assert last.startswith("finished; the model of round 2 is the result, as there is no validation data: test loss ")
+    assert last.startswith("finished; the model of round 2 is the result, because there is no validation data: test loss ")
 
 
 @pytest.mark.slow
@@ -427,7 +427,7 @@ def test_node_run_with_json_prints_status_only(capsys):
 
 def test_status_of_node_that_never_ran_exits_with_code_1(capsys):
     init(capsys)
-    assert node(capsys, "status", "alice") == (1, "", "this node has never run\n")
+    assert node(capsys, "status", "alice") == (1, "", "alice: this node has never run; run it with p2pfl-node run alice\n")
 
 
 @pytest.mark.slow
@@ -475,15 +475,15 @@ def test_status_shows_running_only_while_lock_is_held(capsys):
         ('listen="4100"', "alice/node.toml: address '4100' is not of the form 192.168.1.5:4100"),
         ("device=tpu", "alice/node.toml: unknown device 'tpu'; known: auto, cpu, cuda, mps"),
         ("device=cpu:abc", "alice/node.toml: device 'cpu:abc' is not of the form cpu or cpu:0"),
-        ("name=../x", "alice/node.toml: name '../x' may have letters"),
+        ("name=../x", "alice/node.toml: name '../x' must have at most 64 letters"),
         ("peer={}", "alice/node.toml: unknown key 'peer'"),
         ("direct=maybe", "alice/node.toml: Expected `bool`, got `str` - at `$.direct`"),
         ("members=-1", "alice/node.toml: members must be 0 or more, got -1"),
-        ("broker=host:1883", "alice/node.toml: broker is not of the form mqtt://host:1883"),
+        ("broker=host:1883", "alice/node.toml: broker must be of the form mqtt://host:1883"),
         ("status_port=99999", "alice/node.toml: status_port must be from 0 to 65535, or -1 for none, got 99999"),
         (
             "status_host=0.0.0.0",
-            "alice/node.toml: status_host shows nothing without status_port, such as --status-port 4180",
+            "alice/node.toml: status_host needs status_port, such as --status-port 4180",
         ),
         ("status_host=", "alice/node.toml: status_host must be an address of this machine, such as 127.0.0.1"),
         ('addresses={bob="x"}', "alice/node.toml: address 'x' is not of the form 192.168.1.5:4100"),
@@ -500,7 +500,10 @@ def test_node_run_with_wrong_configuration_exits_with_code_2(capsys, change, mes
 
 def test_run_refuses_folder_without_node(capsys):
     code, _, err = node(capsys, "run", "nowhere")
-    assert (code, err) == (2, "nowhere is not a node's folder: it has no node.toml; make one with p2pfl-node init\n")
+    assert (code, err) == (
+        2,
+        "nowhere is not a node's folder: it has no node.toml; create one with p2pfl-node init nowhere\n",
+    )
 
 
 def test_run_refuses_key_readable_by_others(capsys, tmp_path):
@@ -508,7 +511,7 @@ def test_run_refuses_key_readable_by_others(capsys, tmp_path):
     (tmp_path / "alice" / KEY).chmod(0o644)
     code, _, err = node(capsys, "run", "alice")
     assert code == 2
-    assert err == "alice/key.pem is readable by others (mode 0644); run: chmod 600 alice/key.pem\n"
+    assert err == "alice/key.pem is accessible to other users (mode 0644); run: chmod 600 alice/key.pem\n"
 
 
 def test_run_reports_port_in_use(capsys):
@@ -534,7 +537,7 @@ def test_run_refuses_damaged_checkpoints_and_keeps_them(capsys, tmp_path):
         (tmp_path / "alice" / name).write_bytes(b"p2pfl checkpoint 1\nand then nothing of use")
     code, _, err = node(capsys, "run", "alice", "--set", "rounds=2")
     shown = ", ".join(f"alice/{name}" for name in names)
-    assert (code, err) == (2, f"{shown}: damaged; move away to start from round 0\n")
+    assert (code, err) == (2, f"no checkpoint is intact: {shown}; move them away to start from round 0\n")
     assert all((tmp_path / "alice" / name).read_bytes().endswith(b"of use") for name in names)
 
 
@@ -547,7 +550,7 @@ def test_run_sets_damaged_checkpoint_aside_and_uses_previous(capsys, tmp_path):
     path.write_bytes(damaged)
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=2")
     assert code == 0
-    assert "alice/checkpoint is damaged: kept as checkpoint.damaged" in out
+    assert "alice/checkpoint is damaged: renamed it to checkpoint.damaged" in out
     assert (tmp_path / "alice" / "checkpoint.damaged").read_bytes() == damaged
 
 
@@ -557,7 +560,7 @@ def test_run_refuses_checkpoint_of_another_seed(capsys):
     node(capsys, "run", "alice", "--set", "rounds=2")
     code, _, err = node(capsys, "run", "alice", "--set", "rounds=2", "--set", "seed=7")
     assert code == 2
-    assert err.startswith("the checkpoint has seed 0, the configuration 7")
+    assert err.startswith("the checkpoint has seed 0, the configuration has 7")
 
 
 def test_run_refuses_node_that_already_runs(capsys):
@@ -585,12 +588,12 @@ def test_help_describes_every_option_and_default(capsys, main, command):
     with pytest.raises(SystemExit):
         main([command, "--help"])
     text = capsys.readouterr().out.partition("\n\n")[2]  # after the usage
-    assert not re.search(r"^ +(folder|-\S+( \S+)?)$\n(?! {20})", text, re.M)  # an option without a description
+    assert not re.search(r"^ +([A-Z]+|-\S+( \S+)?)$\n(?! {20})", text, re.M)  # an option without a description
     assert all(remark.startswith("default: ") for remark in re.findall(r"\(([^)]*)\)", " ".join(text.split())))
 
 
 def test_help_explains_majority_and_eligible_members(capsys):
-    for command, said in (("init", "2 members tolerate none offline"), ("invite", "only these may be elected")):
+    for command, said in (("init", "docs/explanation/elections.md"), ("invite", "docs/explanation/elections.md")):
         with pytest.raises(SystemExit):
             node_cli.main([command, "--help"])
         assert said in " ".join(capsys.readouterr().out.split())
@@ -627,7 +630,7 @@ def test_doctor_reports_problems_and_exits_with_code_1(capsys):
     Path("alice", KEY).chmod(0o644)
     code, out, _ = node(capsys, "doctor", "alice")
     assert code == 1
-    assert "wrong  key: alice/key.pem is readable by others (mode 0644)" in out
+    assert "wrong  key: alice/key.pem is accessible to other users (mode 0644)" in out
     Path("alice", KEY).chmod(0o600)
     node(capsys, "federation", "create", "alice", "--backup", "backup.pem")
     code, out, _ = node(capsys, "doctor", "alice", "--json")
@@ -639,7 +642,7 @@ def test_doctor_reports_problems_and_exits_with_code_1(capsys):
     Path("alice", CONFIG).write_text(text.replace('[task]\nname = "digits"', '[task]\nname = "concept-shift"'))
     code, out, _ = node(capsys, "doctor", "alice")
     assert code == 1
-    said = "task differs: this node's configuration names 'concept-shift', the federation home 'digits'"
+    said = "task.name is 'concept-shift' in this node's node.toml, but 'digits' in the federation home"
     assert f"wrong  configuration: alice/node.toml: {said}" in out
 
 
@@ -649,14 +652,14 @@ def test_export_writes_the_best_model(capsys):
 
     init(capsys)
     code, _, err = node(capsys, "export", "alice", "model.safetensors")
-    assert (code, err) == (2, "alice has no checkpoint: the node has not learnt anything yet\n")
+    assert (code, err) == (2, "alice has no checkpoint: the node has not finished a round yet\n")
     node(capsys, "run", "alice", "--set", "rounds=2")
     code, out, _ = node(capsys, "export", "alice", "model.safetensors")
     assert code == 0
     assert out.startswith("wrote the model of round ")
     assert sum(array.size for array in load_file("model.safetensors").values()) == 4810
     code, _, err = node(capsys, "export", "alice", "model.safetensors")
-    assert (code, err) == (2, "model.safetensors exists; --force overwrites it\n")
+    assert (code, err) == (2, "model.safetensors exists; use --force to overwrite it\n")
     assert node(capsys, "export", "alice", "model.safetensors", "--force")[0] == 0
 
 
@@ -689,7 +692,11 @@ def test_status_watch_waits_for_node_that_never_ran(capsys, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr("p2pfl.node.cli.main.time.sleep", sleep)
-    assert node(capsys, "status", "alice", "--watch") == (130, "", "this node has never run\ninterrupted\n")
+    assert node(capsys, "status", "alice", "--watch") == (
+        130,
+        "",
+        "alice: this node has never run; run it with p2pfl-node run alice\ninterrupted\n",
+    )
 
 
 @pytest.mark.slow
@@ -735,14 +742,14 @@ def test_run_of_member_refuses_changes_of_agreed_settings(capsys):
     for change in ("rounds=4", "task.labels=3", "policy.name=random", "seed=1"):
         code, _, err = node(capsys, "run", "alice", "--set", change)
         key = change.partition("=")[0].partition(".")[0]
-        assert (code, err) == (2, f"{key} is what the federation home has agreed on; it cannot be changed here\n")
+        assert (code, err) == (2, f"--set {key}: this setting belongs to the federation home, and a node cannot change it\n")
     code, _, err = node(capsys, "federation", "create", "alice", "--backup", "other.pem")
-    assert (code, err) == (2, "alice belongs to a federation already; a node belongs to one\n")
+    assert (code, err) == (2, "alice belongs to a federation already; create another node with p2pfl-node init\n")
     for edge in ("alice", "alice-alice", "alice-bob-carol"):
         init(capsys, f"node-{edge}")
         code, _, err = node(capsys, "federation", "create", f"node-{edge}", "--backup", "x.pem", "--edge", edge)
         assert code == 2
-        assert "an edge is a pair of two names" in err
+        assert "an edge must be a pair of two names" in err
 
 
 def test_federation_create_reads_edges_from_file(capsys):
@@ -750,11 +757,11 @@ def test_federation_create_reads_edges_from_file(capsys):
     create = ("federation", "create", "alice", "--backup", "backup.pem", "--edges", "edges.txt")
     for content, message in (
         (None, "edges.txt: No such file or directory"),
-        (b"# none", "edges.txt holds no edge"),
-        (b"alice bob 2", "an edge is a pair of two names such as alice-bob, not 'alice-bob-2'"),
-        (b"alice alice", "an edge is a pair of two names such as alice-bob, not 'alice-alice'"),
-        (b"\xff", "edges.txt: it is not UTF-8 text"),
-        (b"#" * (2**20 + 1), "edges.txt has more than 1048576 bytes"),
+        (b"# none", "edges.txt has no pair of names; write two names on each line, such as alice bob"),
+        (b"alice bob 2", "an edge must be a pair of two names such as alice-bob, got 'alice-bob-2'"),
+        (b"alice alice", "an edge must be a pair of two names such as alice-bob, got 'alice-alice'"),
+        (b"\xff", "edges.txt is not UTF-8 text"),
+        (b"#" * (2**20 + 1), "edges.txt is too large: it has more than 1,048,576 bytes"),
     ):
         if content is not None:
             Path("edges.txt").write_bytes(content)

@@ -65,7 +65,7 @@ def test_write_without_evaluation_exports_last_model(tmp_path):
 def test_write_overwrites_file_only_with_force(tmp_path):
     target = tmp_path / "model.safetensors"
     target.write_text("mine")
-    with pytest.raises(ConfigurationError, match="exists; --force overwrites it"):
+    with pytest.raises(ConfigurationError, match="exists; use --force to overwrite it"):
         write(target, checkpoint(), LAYOUT, "home")
     assert target.read_text() == "mine"
     write(target, checkpoint(), LAYOUT, "home", force=True)
@@ -73,7 +73,7 @@ def test_write_overwrites_file_only_with_force(tmp_path):
 
 
 def test_write_refuses_model_of_another_task(tmp_path):
-    with pytest.raises(ConfigurationError, match="the checkpoint of alice is of the layout"):
+    with pytest.raises(ConfigurationError, match="the task was changed since the checkpoint of alice was written"):
         write(tmp_path / "model", checkpoint(), Layout((("weight", (9,)),), 9), "home")
     with pytest.raises(ConfigurationError, match=r"cannot write .*: No such file"):
         write(tmp_path / "none" / "model", checkpoint(), LAYOUT, "home")
@@ -83,7 +83,7 @@ def test_write_refuses_model_of_another_task(tmp_path):
 def test_export_reads_model_from_node_folder(tmp_path):
     folder = tmp_path / "alice"
     config.create(folder, "alice")
-    with pytest.raises(ConfigurationError, match="has no checkpoint: the node has not learnt anything yet"):
+    with pytest.raises(ConfigurationError, match="has no checkpoint: the node has not finished a round yet"):
         newest(folder)
     task = make_task("digits", {}, Part(0, 1), 0)
     model = task.initial(0)

@@ -117,7 +117,7 @@ def test_half_of_members_without_coordinator_learn_alone(count):
         lost = federation.nodes["a"].round
         await federation.round("a", lost + 3)
         problem = federation.nodes["a"].exchange.electing.seen.problem
-        assert problem == f"no coordinator: {alone} of {count} members are in sight, {count // 2 + 1} are needed"
+        assert problem == f"no coordinator: {alone} of {count} members reachable, {count // 2 + 1} needed"
         if count % 2:
             await wait_for_coordinator(federation, *set(names) - set(few))
         federation.cable.sides = {}
@@ -133,7 +133,7 @@ def test_half_of_members_without_coordinator_learn_alone(count):
     federation = play(test, names, settings(rounds=500), policy=CoordinatedFedAvg, period=1.0)
     assert any(weights == {"a": 1.0} for weights in federation.watch["a"].weights.values())
     for name in few:  # no problem is reported twice
-        said = [seen.problem for _, seen in federation.watch[name].elected_at if "in sight" in seen.problem]
+        said = [seen.problem for _, seen in federation.watch[name].elected_at if "reachable" in seen.problem]
         assert len(said) == len(set(said)) > 0
 
 
@@ -253,9 +253,9 @@ def test_status_shows_coordinator_or_reason_for_none():
     state = {"name": "a", "state": "running", "round": 3, "rounds": 9, "history": []}
     led = state | {"election": {"coordinator": "b", "term": "5.2", "problem": ""}}
     assert describe(led)[1:] == ["  coordinator: b, in term 5.2"]
-    problem = "no coordinator: 2 of 5 members are in sight, 3 are needed"
+    problem = "no coordinator: 2 of 5 members reachable, 3 needed"
     alone = state | {"election": {"coordinator": None, "term": "5.2", "problem": problem}}
-    assert describe(alone)[1:] == [f"  degraded: {problem}; it learns alone, as long as that lasts"]
+    assert describe(alone)[1:] == [f"  degraded: {problem}; until there is one, this node learns alone"]
     assert describe(led | {"state": "serving"})[1:] == ["  coordinator: b, in term 5.2"]
     for state_of, over in [(alone, "serving"), (alone, "finished"), (led, "stopped"), (led, "gone")]:  # it no longer learns
         assert len(describe(state_of | {"state": over})) == 1
@@ -561,7 +561,10 @@ def test_damaged_vote_prevents_votes_in_its_membership_version(tmp_path):
     (tmp_path / "vote").write_bytes(content)
     assert votes.load(3) == Ballot(Term(3, LAST))
     assert len(said) == 1
-    assert "vote is damaged: kept as vote.damaged; it takes no part in elections until the membership changes" in said[0]
+    assert (
+        "vote is damaged: renamed it to vote.damaged; this node takes no part in elections until the membership changes"
+        in said[0]
+    )
     assert votes.load(3) == Ballot(Term(3, LAST))
     assert (tmp_path / "vote.damaged").read_bytes() == content
     assert len(said) == 1

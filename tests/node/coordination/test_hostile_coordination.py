@@ -381,7 +381,7 @@ def test_node_with_damaged_vote_is_silent_and_others_elect():
             await asyncio.sleep(60)
             assert {node.coordinator for node in others} < set(HONEST)
             assert max(node.term for node in others) < Term(1, 10)
-            assert (dave.coordinator, "vote was damaged" in dave.seen.problem) == (None, True)
+            assert (dave.coordinator, "vote file was damaged" in dave.seen.problem) == (None, True)
             for electing in (*others, dave):
                 electing.change(Electorate(2, frozenset(NAMES), NAMES))
             await here.until(lambda: here.leader() is not None)

@@ -170,7 +170,7 @@ def test_nodes_with_different_codecs_refuse_each_other():
         federation.start("b")
         await federation.done()
 
-    words = r"format differs: ours is all parameters, (int8 with a scale for each tensor|float16), theirs all parameters, "
+    words = r"format differs: this node has all parameters, (int8 with a scale for each tensor|float16), the peer has all "
     with pytest.raises(ConfigurationError, match=words):
         play(test, ("a", "b"), settings({"name": "int8"}))
 
@@ -316,7 +316,7 @@ def test_expected_bytes_bound_received_bytes():
 def test_decode_rejects_difference_from_unknown_model():
     coding = ModelEncoder(TopK(0.1), LAYOUT, START)
     for copy in (None, Copy(b"87654321", START, 0)):
-        with pytest.raises(ProtocolError, match="a difference from a model that is not known"):
+        with pytest.raises(ProtocolError, match="a difference from an unknown model"):
             coding.decode(memoryview(bytes(4)), b"12345678", copy)
 
 
@@ -331,12 +331,12 @@ def test_restore_ignores_steps_without_their_model():
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "top-k"])
 def test_publish_refuses_model_that_is_not_finite(name):
     coding = ModelEncoder(make_codec(name, {}), LAYOUT, START)
-    with pytest.raises(RunError, match="values that are not finite"):
+    with pytest.raises(RunError, match="values are not finite"):
         coding.publish(START * np.nan)
 
 
 def test_top_k_requires_common_initial_model():
-    with pytest.raises(ConfigurationError, match="needs the common initial model"):
+    with pytest.raises(ConfigurationError, match="needs a common initial model"):
         ModelEncoder(TopK(), LAYOUT)
 
 

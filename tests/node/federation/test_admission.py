@@ -164,7 +164,7 @@ def test_create_federation_without_backup_writes_nothing(tmp_path, digits):
     for backup, why in ((tmp_path / "precious", "exists"), (tmp_path / "none" / "backup.pem", "No such file")):
         with pytest.raises(ConfigurationError, match=why):
             admission.create_federation(folder, tables, backup)
-    with pytest.raises(ConfigurationError, match="no name for a federation"):
+    with pytest.raises(ConfigurationError, match="federation name"):
         admission.create_federation(folder, tables | {"name": "h o m e"}, tmp_path / "backup.pem")
     assert (tmp_path / "precious").read_text() == "precious"
     assert not (tmp_path / "backup.pem").exists()
@@ -284,7 +284,7 @@ def test_save_reports_fork_and_keeps_file(home):
     running = home.log()
     running.append(home.admission_key(), "add", "carol", CAROL.public)
     home.bundle(home.node("bob"))
-    with pytest.raises(ConfigurationError, match="membership fork: two entries of membership version 2"):
+    with pytest.raises(ConfigurationError, match="membership fork: two different entries of membership version 2"):
         MembershipFile(home.alice).save(running)
     assert "bob" in home.log().members
 
@@ -506,7 +506,7 @@ def test_lock_never_released_is_reported_and_token_stays_valid(home):
     with exclusive(home.alice / "membership.lock"):
         assert isinstance(inviter.ask(BOB, token.secret), JoinRefused)
     path = home.alice / "membership.lock"
-    assert inviter.refusals == [("join failed", f"cannot write {path}: another process has held its lock for 0.05 s")]
+    assert inviter.refusals == [("join failed", f"cannot write {path}: another process has locked it for 0.05 s")]
     assert isinstance(inviter.ask(BOB, token.secret), Joined)
 
 
@@ -536,7 +536,7 @@ def test_taken_name_does_not_use_up_token(home, inviter):
 def test_invite_refuses_taken_or_invalid_name(home):
     with pytest.raises(ConfigurationError, match="there is a member named alice already"):
         home.token("alice")
-    with pytest.raises(ConfigurationError, match="may have letters, digits"):
+    with pytest.raises(ConfigurationError, match="must have at most 64 letters, digits"):
         home.token("../bob")
 
 
@@ -546,7 +546,7 @@ def test_invite_reuses_name_of_former_member_only_on_request(home, inviter):
     home.bundle(home.node("bob"))
     for name in ("bob", "carol"):
         admission.revoke(home.alice, name)
-    with pytest.raises(ConfigurationError, match=r"carol is the name of a former member.*--reuse-name"):
+    with pytest.raises(ConfigurationError, match=r"carol was the name of a former member.*--reuse-name"):
         home.token("carol")
     assert isinstance(inviter.ask(CAROL, home.token("carol", reuse_name=True).secret, "carol"), Joined)
     assert refusals(inviter, (BOB, early.secret)) == ["name taken"]  # the name was free when the token was made
@@ -638,19 +638,19 @@ def test_invite_requires_current_admission_key(home):
     shutil.copy(home.backup, bob / admission_key.ADMISSION)
     admission.rotate(home.alice, home.root / "second.pem")
     MembershipFile(bob).save(home.log())
-    with pytest.raises(ConfigurationError, match="not the admission key any more"):
+    with pytest.raises(ConfigurationError, match="no longer the admission key"):
         invite(bob, "carol", ["x:1"])
 
 
 @pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf"), 1e9])
 def test_invite_rejects_unreasonable_validity(home, minutes):
-    with pytest.raises(ConfigurationError, match="a token is good for up to"):
+    with pytest.raises(ConfigurationError, match="a token can be valid for at most"):
         home.token(minutes=minutes)
 
 
 def test_invite_rejects_too_many_or_too_long_addresses(home):
     for addresses in (["x:1"] * 9, ["x" * 300]):
-        with pytest.raises(ConfigurationError, match="8 addresses of 256 characters at most"):
+        with pytest.raises(ConfigurationError, match="at most 8 addresses of 256 characters"):
             invite(home.alice, "bob", addresses)
     longest = invite(home.alice, "bob", ["x" * 256] * 8)
     assert Invitation.parse(longest.encode()) == longest
@@ -664,14 +664,14 @@ def test_join_refuses_token_for_another_name_before_dialling(home):
     bob = home.node("bob")
     with pytest.raises(ConfigurationError) as caught:
         joining.join(bob, token.encode())
-    assert str(caught.value) == f"the token is for a node named carol; {bob / 'node.toml'} names this one bob"
+    assert str(caught.value) == f"the token is for a node named carol, but name in {bob / 'node.toml'} is bob"
 
 
 def test_join_retries_while_inviter_is_busy(tmp_path, monkeypatch):
     monkeypatch.setattr(joining, "PAUSE", 0.01)
     alice_folder = folders(tmp_path, "alice", "carol")["alice"]
     config.create(tmp_path / "bob", "bob", "127.0.0.1:0", task="concept-shift")
-    busy = [encode_join(JoinRefused("busy: too many questions")) for _ in range(3)]
+    busy = [encode_join(JoinRefused("busy: too many nodes")) for _ in range(3)]
 
     async def main():
         async with honest(alice_folder) as alice:
@@ -731,7 +731,7 @@ def test_accept_refuses_other_federation_than_that_of_token(home, tmp_path, digi
     log.append(home.admission_key(), "add", "bob", bob.key.public)
     assert "another federation than the token" in bob.refuses(joined=Joined(other.data, log.encode()))
     token = dataclasses.replace(bob.token, admission=EVE.public)
-    assert "admission key is another one than the token names" in bob.refuses(invitation=token)
+    assert "admission key of the federation is not the one in the token" in bob.refuses(invitation=token)
 
 
 def test_accept_refuses_log_without_own_key(home):
@@ -739,10 +739,10 @@ def test_accept_refuses_log_without_own_key(home):
     log = home.log()
     without = Membership(home.file, log.after(0, 250))
     assert without.membership_version == 1
-    assert "not among the members" in bob.refuses(joined=Joined(home.file.data, without.encode()))
-    assert "not among the members" in bob.refuses(key=EVE.public)
+    assert "with the key of this node" in bob.refuses(joined=Joined(home.file.data, without.encode()))
+    assert "with the key of this node" in bob.refuses(key=EVE.public)
     admission.revoke(home.alice, "bob")
-    assert "not among the members" in bob.refuses(joined=Joined(home.file.data, home.log().encode()))
+    assert "with the key of this node" in bob.refuses(joined=Joined(home.file.data, home.log().encode()))
 
 
 def test_accept_refuses_altered_file_or_log(home):
@@ -779,7 +779,7 @@ def test_accept_imports_no_module_that_owner_did_not_name(home, tmp_path, monkey
     with pytest.raises(ConfigurationError) as caught:
         home.accept(bob, (home.root / "bundle").read_text())
     own = {"task": "digits", "policy": "dac"}[kind]
-    assert str(caught.value) == (f"{kind} differs: this node's configuration names {own!r}, the federation home 'evil:make'")
+    assert str(caught.value) == f"{kind}.name is {own!r} in this node's node.toml, but 'evil:make' in the federation home"
     assert "evil" not in sys.modules
     assert load_federation(bob) is None
 
@@ -817,7 +817,7 @@ def test_admit_refuses_taken_name_for_another_key(home, tmp_path):
 
 def test_bundle_is_valid_only_for_requesting_node(home):
     bob, carol = home.node("bob"), home.node("carol")
-    with pytest.raises(ConfigurationError, match="carol, is not among the members"):
+    with pytest.raises(ConfigurationError, match="no member carol with the key of this node"):
         home.accept(carol, home.bundle(bob))
 
 
@@ -848,9 +848,9 @@ def test_revoked_key_is_never_admitted_again(home):
     admission.revoke(home.alice, "bob")
     key = Identity.load(bob / config.KEY).public
     assert home.log().refusal(key) == "revoked"
-    with pytest.raises(ConfigurationError, match="nobody else's, nor its own again"):
+    with pytest.raises(ConfigurationError, match="cannot be used again"):
         admission.admit(home.alice, line, "participant", home.root / "bundle")
-    with pytest.raises(ConfigurationError, match="there is no member named bob; there are alice"):
+    with pytest.raises(ConfigurationError, match="there is no member named bob; the members are alice"):
         admission.revoke(home.alice, "bob")
 
 
@@ -870,7 +870,7 @@ def test_revoked_node_returns_with_new_key(home):
     bob = home.node("bob")
     home.accept(bob, home.bundle(bob))
     admission.revoke(home.alice, "bob")
-    with pytest.raises(ConfigurationError, match="bob is the name of a former member"):
+    with pytest.raises(ConfigurationError, match="bob was the name of a former member"):
         home.bundle(bob, new_key=True)
     (bob / "key.pem.old").unlink()
     home.accept(bob, home.bundle(bob, new_key=True, reuse_name=True))
@@ -900,7 +900,7 @@ def test_rotate_makes_new_admission_key_decide(home):
     assert mode(home.alice / "admission.pem.old") == mode(home.root / "second.pem") == 0o600
     home.bundle(home.node("bob"))
     shutil.copy(home.backup, home.alice / admission_key.ADMISSION)
-    with pytest.raises(ConfigurationError, match="not the admission key any more"):
+    with pytest.raises(ConfigurationError, match="no longer the admission key"):
         home.bundle(home.node("carol"))
 
 

@@ -96,10 +96,10 @@ def test_join_without_terminal_accepts_equal_options(home, capsys, monkeypatch):
     root = home("samples = 40", "samples = 40")
     assert join(root) == 0
     assert capsys.readouterr().err.splitlines() == [
-        "the federation home asks for:",
+        "settings of the federation home:",
         "  task digits: samples = 40",
         "  policy dac",
-        "  a model of 4,810 values (0.02 MB), 10 rounds",
+        "  model of 4,810 values (0.02 MB), 10 rounds",
     ]
     assert has_joined(root)
 
@@ -109,8 +109,8 @@ def test_join_without_terminal_refuses_other_options(home, capsys, monkeypatch):
     root = home("samples = 40")
     assert join(root) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert "  task.samples is 40 there; this node's is 0" in lines
-    assert lines[-1].startswith("not joined: the federation has other options than node.toml (task.samples = 40); ")
+    assert "  task.samples is 40 in the federation, and 0 in this node's node.toml" in lines
+    assert lines[-1].startswith("not joined: the federation's options differ from node.toml (task.samples = 40); ")
     assert "--yes" in lines[-1]
     assert not has_joined(root)
     assert join(root, "--yes") == 0

@@ -90,11 +90,11 @@ def test_membership_sync_saves_after_disk_was_full(bob):
     async def test():
         with limited(100):
             bob.log.extend(news)
-            await until(lambda: f"cannot write {path}: File too large; going on from memory" in bob.said)
+            await until(lambda: f"cannot write {path}: File too large; continuing in memory" in bob.said)
             assert list(bob.contacts.peers) == ["alice"]
             assert bob.on_disk() == ["alice", "bob", "carol"]
         await until(lambda: bob.on_disk() == ["alice", "bob"])
-        await until(lambda: "writes the membership log again" in bob.said)
+        await until(lambda: "can write the membership log again" in bob.said)
 
     bob.run(test)
     about_disk = [line for line in bob.said if "write" in line]
@@ -108,7 +108,7 @@ def test_membership_sync_waits_for_lock_without_blocking_node(tmp_path, monkeypa
     async def test():
         with exclusive(bob.folder / "membership.lock"):
             bob.log.extend(news)
-            held = f"cannot write {path}: another process has held its lock for 0.02 s; going on from memory"
+            held = f"cannot write {path}: another process has locked it for 0.02 s; continuing in memory"
             await until(lambda: held in bob.said)
             assert list(bob.contacts.peers) == ["alice"]
         await until(lambda: bob.on_disk() == ["alice", "bob"])

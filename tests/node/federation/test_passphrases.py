@@ -87,12 +87,12 @@ def test_create_encrypts_admission_key_and_backup(home):
 def test_create_asks_twice_for_passphrase(tmp_path, typed, capsys):
     typed += [WORDS, WORDS]
     home = Home(tmp_path, "--passphrase")
-    assert "the admission key, encrypted, decides who is a member" in capsys.readouterr().out
+    assert "the encrypted admission key is in" in capsys.readouterr().out
     assert Identity.load(home.alice / "admission.pem", WORDS.encode())
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"), [([WORDS, MORE], "the two passphrases differ"), (["short", "short"], "8 characters at least")]
+    ("lines", "said"), [([WORDS, MORE], "the two passphrases differ"), (["short", "short"], "at least 8 characters")]
 )
 def test_create_with_bad_passphrase_writes_nothing(tmp_path, typed, capsys, lines, said):
     typed += lines
@@ -127,7 +127,7 @@ def test_commands_without_passphrase_change_nothing(home, capsys):
     ):
         assert main(command) == 2
         said = capsys.readouterr().err
-        assert f"{home.alice / 'admission.pem'} is encrypted; give its passphrase in a file" in said
+        assert f"{home.alice / 'admission.pem'} is encrypted and needs its passphrase" in said
         assert said.count("\n") == 1
     assert home.members() == ["alice"]
     assert not (home.alice / "invitations").exists()
@@ -219,11 +219,11 @@ def test_node_with_passphrase_answers_tokens(home):
     assert home.members() == ["alice", "bob"]
 
 
-@pytest.mark.parametrize(("words", "why"), [("", "is encrypted; give its passphrase"), (MORE, "the passphrase of")])
+@pytest.mark.parametrize(("words", "why"), [("", "is encrypted and needs its passphrase"), (MORE, "the passphrase of")])
 def test_node_without_passphrase_reports_it_answers_no_tokens(home, monkeypatch, words, why):
     monkeypatch.setenv(passphrases.VARIABLE, words)
     ((line,), service) = serve(home)
-    assert line.startswith("this node cannot answer tokens: ")
+    assert line.startswith("cannot answer invitation tokens: ")
     assert why in line
     assert line.endswith("; p2pfl-node admit still works")
     assert service is None
@@ -247,11 +247,11 @@ def test_run_with_encrypted_key_reports_if_tokens_unanswered(tmp_path):
         admission.create_federation(ready.folder, tables, tmp_path / "backup.pem", WORDS.encode())
         (tmp_path / "words").write_text(WORDS)
         federation.start("alice")
-        assert "this node cannot answer tokens" in federation.wait()["alice"]
+        assert "cannot answer invitation tokens" in federation.wait()["alice"]
         federation.start("alice", changes=[f"passphrase_file={tmp_path / 'words'}"])
         assert "tokens" not in federation.wait()["alice"]
 
 
 def test_choose_passphrase_without_terminal_is_refused():
-    with pytest.raises(ConfigurationError, match="asks on a terminal, and there is none"):
+    with pytest.raises(ConfigurationError, match="needs a terminal"):
         passphrases.choose(None, asked=True)

@@ -78,17 +78,17 @@ def test_run_warns_of_folder_open_to_others(alice, capsys):
 
 def test_check_folder_warns_of_locks_in_open_folder(alice):
     assert check_folder(alice).ok
-    assert "no other user can read it or hold its locks" in check_folder(alice).said
+    assert "accessible to its owner only" in check_folder(alice).said
     alice.chmod(0o711)
     found = check_folder(alice)
     assert found.ok is None
-    assert "hold its locks so that the node stops" in found.said
+    assert "stop the node by locking them" in found.said
     assert found.mend == f"run: chmod -R go= {alice}"
 
 
 def test_save_fails_while_another_process_holds_lock(alice):
     log = load_federation(alice)
-    held = pytest.raises(OSError, match=r"another process has held its lock for 0\.05 s")
+    held = pytest.raises(OSError, match=r"another process has locked it for 0\.05 s")
     with exclusive(alice / "membership.lock"), held:
         MembershipFile(alice, patience=0.05).save(log)
     MembershipFile(alice, patience=0.05).save(log)
@@ -96,7 +96,7 @@ def test_save_fails_while_another_process_holds_lock(alice):
 
 def test_revoke_fails_while_another_process_holds_lock(alice, monkeypatch):
     monkeypatch.setattr(MembershipFile.__init__, "__defaults__", (0.05,))
-    with exclusive(alice / "membership.lock"), pytest.raises(ConfigurationError, match="another process has held its lock"):
+    with exclusive(alice / "membership.lock"), pytest.raises(ConfigurationError, match="another process has locked it"):
         admission.revoke(alice, "bob")
 
 

@@ -104,7 +104,7 @@ def test_node_refuses_link_of_non_member(members, make, cause):
         async with honest(members["alice"]) as alice:
             before = alice.state()
             async with make(alice, members) as intruder:
-                with pytest.raises(TransportError, match=f"keeps this node out: {cause}"):
+                with pytest.raises(TransportError, match=f"refuses this node: {cause}"):
                     await intruder.dial(alice)
                 assert not alice.transport.links
                 assert_unchanged(alice, before, intruder, {cause: 1})
@@ -269,7 +269,7 @@ def test_node_rejects_messages_of_peer_not_introduced(members):
             mallory.send(link, m.Hello(), m.HelloParameters({"size": "7"}, {}, 1, False).encode())
             mallory.send(link, ask())
             await until(lambda: alice.rejected == {"not introduced": 5, "differs": 2})
-            before["peers"]["mallory"] = 0, False, "size differs: ours is 1000, theirs 7"
+            before["peers"]["mallory"] = 0, False, "size differs: this node has 1000, the peer has 7"
             before["ids"] = ("carol",)
             assert_unchanged(alice, before, mallory, alice.rejected)
 
@@ -375,13 +375,13 @@ def test_member_revoked_during_transfer_never_receives_rest(members):
             await until(lambda: link in mallory.lost_links)
             assert max(len(frame) for frame in mallory.heard[link]) < 4 * size
             await until(lambda: spare in mallory.lost_links)
-            with pytest.raises(TransportError, match="keeps this node out: revoked"):
+            with pytest.raises(TransportError, match="refuses this node: revoked"):
                 await mallory.dial(alice)
             assert alice.rejected == {"revoked": 2}
             assert alice.exchange.traffic.sent_models == 1
             assert alice.exchange.roster.ids == ("carol",)
             await until(lambda: "mallory" not in carol.exchange.peers)  # alice has sent her the entry
-            with pytest.raises(TransportError, match="keeps this node out: revoked"):
+            with pytest.raises(TransportError, match="refuses this node: revoked"):
                 await mallory.dial(carol)
 
     asyncio.run(main())

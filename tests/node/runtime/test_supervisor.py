@@ -59,7 +59,7 @@ def test_supervisor_restarts_failed_part_after_growing_pauses():
     assert pauses[9:] == [2 * LONGEST_PAUSE + FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
     assert watched.faults == {"part": 12}
     assert len(said) == 1
-    assert said[0].startswith("fault of part, which the node survives: KeyError: 'chaos")
+    assert said[0].startswith("error in part, the node continues: KeyError: 'chaos")
     assert said[0].isprintable()
 
 
@@ -178,7 +178,7 @@ def test_node_restarts_failed_part_and_continues(tmp_path, monkeypatch, what, lo
                 await breaking.worked.wait()
             await live.until(lambda status: status["faults"] == {part: 2} and not status["broker"])
             await live.makes_progress()
-        assert len([line for line in live.said if "fault" in line]) == 1
+        assert len([line for line in live.said if line.startswith("error in ")]) == 1
         assert live.status()["reason"] == ""
 
     with brokers.mosquitto() as broker:
@@ -201,8 +201,8 @@ def test_node_counts_unawaited_errors_and_continues(tmp_path, monkeypatch, on_lo
             gc.collect()
             await live.until(lambda status: status["faults"] == {STRAY: 2})
             await live.makes_progress()
-        assert [line.partition(":")[0] for line in live.said if "fault" in line] == [
-            f"fault of {STRAY}, which the node survives"
+        assert [line.partition(":")[0] for line in live.said if line.startswith("error in ")] == [
+            f"error in {STRAY}, the node continues"
         ]
 
     on_loop(main())

@@ -226,9 +226,9 @@ def test_page_reports_port_in_use_and_missing_package(monkeypatch, on_loop):
         async with showing(HELLO) as address:
             where = address.removeprefix("http://").strip("/")
             page = PageServer(HELLO, "127.0.0.1", int(where.rpartition(":")[2]))
-            with pytest.raises(ConfigurationError, match=f"page cannot be shown at {where}: address already in use"):
+            with pytest.raises(ConfigurationError, match=f"cannot serve the page at {where}: address already in use"):
                 await page.start()
-            with pytest.raises(ConfigurationError, match="this is no name of a machine"):
+            with pytest.raises(ConfigurationError, match="not a valid host name"):
                 await PageServer(HELLO, "x" * 100 + ".example", 0).start()
 
     on_loop(main())
@@ -277,7 +277,10 @@ def test_run_refuses_taken_status_port_and_warns_of_public_page(tmp_path, monkey
     quick = ["--set", "rounds=1", "--set", 'task.name="concept-shift"', "--set", 'policy.name="local"']
     assert main(["run", "alice", *quick, "--status-port", str(port), "--status-host", "0.0.0.0"]) == 0
     printed = capsys.readouterr().out
-    assert f"status page: http://0.0.0.0:{port}/ (not on loopback: whoever reaches this address sees it)\n" in printed
+    assert (
+        f"status page: http://0.0.0.0:{port}/ (not on loopback: everyone who can connect to this address can read it)\n"
+        in printed
+    )
     assert main(["run", "alice", *quick, "--status-port", "0"]) == 0
     assert "not on loopback" not in capsys.readouterr().out
 
@@ -288,7 +291,7 @@ def test_run_refuses_taken_status_port_and_warns_of_public_page(tmp_path, monkey
 
     assert asyncio.run(taken()) == 2
     err = capsys.readouterr().err
-    assert err.startswith("the page cannot be shown at 127.0.0.1:")
+    assert err.startswith("cannot serve the page at 127.0.0.1:")
     assert err.count("\n") == 1
 
 
@@ -375,7 +378,7 @@ def test_page_shows_foreign_text_as_text(chromium):
         assert opened.locator("tr[data-peer] th").all_inner_texts() == names
         assert opened.locator("tr[data-peer] td.reason").all_inner_texts() == [hostile(k) for k in range(6)]
         assert opened.locator("#rejected tbody th").all_inner_texts() == [hostile(0), hostile(1)]
-        assert f"checkpoints cannot be written ({HOSTILE})" in opened.locator("#banners").inner_text()
+        assert f"cannot write checkpoints ({HOSTILE})" in opened.locator("#banners").inner_text()
         assert f"Degraded: {hostile(2)}." in opened.locator("#banners").inner_text()
         assert hostile(0) in opened.locator("#tiles").inner_text()
         assert hostile(2) in opened.locator("#learning").inner_text()

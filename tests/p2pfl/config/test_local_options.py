@@ -43,7 +43,7 @@ def test_check_shared_refuses_local_options(task, message):
     with pytest.raises(ConfigurationError) as caught:
         check_shared("task", task["name"], options)
     assert str(caught.value).startswith(message)
-    assert "a node's own business" in str(caught.value)
+    assert "cannot be shared" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -123,5 +123,5 @@ def test_local_options_are_read_from_top_of_node_toml(tmp_path):
 
 @pytest.mark.parametrize("name", ["/etc", "../etc", "a/b", "..", "", "a\\b"])
 def test_load_data_set_refuses_paths(tmp_path, name):
-    with pytest.raises(ConfigurationError, match="is named by its folder in the data root, not by a path"):
+    with pytest.raises(ConfigurationError, match="must be the name of a folder in the data root, not a path"):
         sets.load(name, str(tmp_path))

@@ -65,11 +65,11 @@ GOOD = idx_bytes(np.arange(6, dtype=np.int16).reshape(2, 3))
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no IDX file: it begins with nothing"),
-        (b"PK\3\4", "is no IDX file: it begins with 50 4b 03 04"),
-        (b"\0\0\7\1" + bytes(20), "is no IDX file"),
-        (b"\0\0\x08\0" + bytes(20), "is no IDX file"),
-        (b"\0\0\x08\xff" + bytes(20), "is no IDX file"),
+        (b"", "is not an IDX file: it begins with nothing"),
+        (b"PK\3\4", "is not an IDX file: it begins with 50 4b 03 04"),
+        (b"\0\0\7\1" + bytes(20), "is not an IDX file"),
+        (b"\0\0\x08\0" + bytes(20), "is not an IDX file"),
+        (b"\0\0\x08\xff" + bytes(20), "is not an IDX file"),
         (GOOD[:10], "ends within its header"),
         (GOOD[:-1], "its header announces 12 bytes, but there are 11|too short"),
         (GOOD + b"\0", "its header announces 12 bytes, but there are more"),
@@ -126,7 +126,7 @@ def test_idx_read_larger_than_memory_is_refused_early(tmp_path, monkeypatch):
     monkeypatch.setattr(available_memory, "free_memory", lambda: 2**20)
     tracemalloc.start()
     try:
-        with pytest.raises(ConfigurationError, match=r"x takes 64\.0 MiB of memory, and 1\.0 MiB are free"):
+        with pytest.raises(ConfigurationError, match=r"x needs 64\.0 MiB of memory, but only 1\.0 MiB is free"):
             idx.read(path)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
@@ -169,9 +169,9 @@ def test_cifar_read_returns_images_and_labels(tmp_path, label_bytes, packed):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no whole records of 3,073"),
-        (cifar_bytes(2)[:-1], "has 6,145 bytes, which are no whole records"),
-        (b"\x80\x02}q", "pickled Python form, which is not read; take the binary version"),
+        (b"", "not a multiple of the record size of 3,073"),
+        (cifar_bytes(2)[:-1], "has 6,145 bytes, which is not a multiple of the record size"),
+        (b"\x80\x02}q", "pickled Python version, which is not supported; use the binary version"),
         (cifar_bytes(4), "more than 3 records"),
     ],
 )
@@ -217,7 +217,7 @@ def test_load_finds_folder_in_root_and_refuses_paths(tmp_path, monkeypatch):
     monkeypatch.setenv("P2PFL_DATA", str(tmp_path))
     assert len(sets.load("own").train.y) == 12
     for path in (str(tmp_path / "own"), "../own", "..", ""):
-        with pytest.raises(ConfigurationError, match="is named by its folder in the data root, not by a path"):
+        with pytest.raises(ConfigurationError, match="must be the name of a folder in the data root, not a path"):
             sets.load(path)
 
 
@@ -227,7 +227,7 @@ def test_load_without_root_explains_how_to_set_it(monkeypatch):
         ConfigurationError, match=r"'mnist' needs the folder .* environment variable P2PFL_DATA, or the option"
     ):
         sets.load("mnist")
-    with pytest.raises(ConfigurationError, match="root names /nowhere, which is no folder"):
+    with pytest.raises(ConfigurationError, match="root is /nowhere, which is not a folder"):
         sets.load("mnist", "/nowhere")
 
 
@@ -237,10 +237,10 @@ def test_load_without_root_explains_how_to_set_it(monkeypatch):
         ({"train-labels-idx1-ubyte": np.zeros(11, np.uint8)}, "the training part has 12 images, but 11 labels"),
         ({"train-labels-idx1-ubyte": None}, "no file of the labels of the train part"),
         ({"t10k-labels-idx1-ubyte": None, "t10k-images-idx3-ubyte": None}, "has no test part"),
-        ({"t10k-images-idx3-ubyte": images(5, shape=(4, 5))}, "training and test images differ in shape"),
-        ({"train-images-idx3-ubyte": images(12).astype(np.int16)}, "not of byte images"),
+        ({"t10k-images-idx3-ubyte": images(5, shape=(4, 5))}, "training and test images have different shapes"),
+        ({"train-images-idx3-ubyte": images(12).astype(np.int16)}, "must have images of bytes"),
         ({"train-labels-idx1-ubyte": np.full(12, -1, np.int8)}, "has the label -1"),
-        ({"other-train-images-idx3-ubyte": images(12)}, "holds several sets"),
+        ({"other-train-images-idx3-ubyte": images(12)}, "contains several data sets"),
         ({"train-images-idx3-ubyte": images(0), "train-labels-idx1-ubyte": np.zeros(0, np.uint8)}, "training part is empty"),
     ],
 )
@@ -252,7 +252,8 @@ def test_load_idx_folder_with_mismatched_files_is_refused(tmp_path, changes, mes
 
 def test_load_of_missing_or_wrong_set_names_its_source(tmp_path):
     with pytest.raises(
-        MissingRequirementError, match=r"there is no .*mnist; MNIST comes from yann.lecun.com/exdb/mnist: train-images"
+        MissingRequirementError,
+        match=r"there is no folder .*mnist; MNIST comes from yann.lecun.com/exdb/mnist: train-images",
     ):
         sets.load("mnist", str(tmp_path))
     make_idx(tmp_path / "fashion-mnist")
@@ -265,7 +266,7 @@ def test_load_of_missing_or_wrong_set_names_its_source(tmp_path):
     with pytest.raises(ConfigurationError, match="12 training images, MNIST has 60,000"):
         sets.load("mnist", str(tmp_path))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigurationError, match="holds neither IDX files nor CIFAR's binary files"):
+    with pytest.raises(ConfigurationError, match="contains neither IDX files nor binary files of CIFAR"):
         sets.load("empty", str(tmp_path))
 
 
@@ -294,11 +295,11 @@ def test_load_cifar100_uses_fine_labels_and_official_folder(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"data_batch_1": b"\x80"}, "pickled Python form"),
+        ({"data_batch_1": b"\x80"}, "pickled Python version"),
         ({"data_batch_1.bin": cifar_bytes(1)}, "has no test part; CIFAR-10 comes from"),
         (
             {"data_batch_1.bin": b"\x0b" + cifar_bytes(1)[1:], "test_batch.bin": cifar_bytes(1)},
-            "the label 11 of a training image",
+            "a training image has the label 11",
         ),
     ],
 )
@@ -395,10 +396,10 @@ def test_encoder_maps_empty_column_to_zero(tmp_path):
     [
         ("y,sex,age\nyes,f,1\n", "has no column 'code'; its first line must name the columns"),
         ("y,sex,age,code\nyes,f,1\n", "line 2: 3 values, expected 4"),
-        ("y,sex,age,code\n\nyes,f,old,1\n", "line 3: age is 'old', and must be a finite number"),
-        ("y,sex,age,code\nyes,f,inf,1\n", "age is 'inf', and must be a finite number"),
-        ("y,sex,age,code\nmaybe,f,1,1\n", r"y is 'maybe', and must be one of \['no', 'yes'\]"),
-        ("y,sex,age,code\nyes," + "f" * 257 + ",1,1\n", "sex has 257 characters, a category 256 at most"),
+        ("y,sex,age,code\n\nyes,f,old,1\n", "line 3: age must be a finite number, got 'old'"),
+        ("y,sex,age,code\nyes,f,inf,1\n", "age must be a finite number, got 'inf'"),
+        ("y,sex,age,code\nmaybe,f,1,1\n", r"y must be one of \['no', 'yes'\], got 'maybe'"),
+        ("y,sex,age,code\nyes," + "f" * 257 + ",1,1\n", "sex has 257 characters, but a category may have at most 256"),
         ("y,sex,age,code\n", "has 0 rows"),
         ('y,sex,age,code\nyes,"f"f,1,1\n', "line 2: ',' expected after '\"'"),
     ],
@@ -414,7 +415,7 @@ def test_load_table_with_invalid_rows_is_refused(tmp_path, rows, message):
         (SCHEMA.replace('"label"', '"ignore"'), "one of the columns must be the label"),
         (SCHEMA.replace("numeric", "number"), "Invalid enum value 'number'"),
         (SCHEMA + 'other = "label"', "one of the columns must be the label"),
-        (SCHEMA.replace('"no"', '"yes"'), "must name different labels"),
+        (SCHEMA.replace('"no"', '"yes"'), "must list different labels"),
         (SCHEMA.replace('sensitive = ["sex"]', 'sensitive = ["code"]'), "sensitive columns must be numeric or categorical"),
         ('delimiter = ", "' + SCHEMA, "delimiter must be one character"),
         ("colour = 1" + SCHEMA, "unknown field `colour`"),
@@ -428,10 +429,10 @@ def test_load_table_with_invalid_schema_is_refused(tmp_path, schema, message):
 
 
 def test_load_of_missing_table_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"no schema 'law': name one of adult, bank, compas, or a \.toml file"):
+    with pytest.raises(ConfigurationError, match=r"unknown schema 'law': use one of adult, bank, compas, or a \.toml file"):
         tables.load("law", str(tmp_path))
     with pytest.raises(
-        MissingRequirementError, match=r"there is no .*bank-full.csv; the official files come from archive.ics.uci.edu"
+        MissingRequirementError, match=r"there is no file .*bank-full.csv; the official files come from archive.ics.uci.edu"
     ):
         tables.load("bank", str(tmp_path))
 
@@ -546,7 +547,7 @@ def test_data_check_with_invalid_arguments_is_refused(tmp_path, capsys, monkeypa
     assert sim(capsys, "--only", "x")[0] == 2
     code, _, err = sim(capsys, "fairness-adult", "--root", str(tmp_path))
     assert code == 2
-    assert f"there is no {tmp_path / 'adult' / 'adult.data'}" in err  # a scenario reads from the given root, too
+    assert f"there is no file {tmp_path / 'adult' / 'adult.data'}" in err  # a scenario reads from the given root, too
     assert "P2PFL_DATA" not in os.environ
     code, _, err = sim(capsys, "digits-gossip", "--set", "nodes=2000", "--set", "task.labels=10")
     assert code == 2

@@ -373,10 +373,10 @@ def test_fairness_adult_scenario_pools_ten_runs_per_row():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"data": "adlt"}, "there is no schema 'adlt'"),
+        ({"data": "adlt"}, "unknown schema 'adlt'"),
         ({"sensitive": ["y"]}, "unknown sensitive attribute 'y'"),
         ({"measure": "parity"}, "task.measure must be one of demographic-parity"),
-        ({"kind": "covariance", "measure": "equal-opportunity"}, "knows demographic parity only"),
+        ({"kind": "covariance", "measure": "equal-opportunity"}, "supports demographic parity only"),
         ({"sharpness": 0.0}, "task.sharpness must be more than 0"),
         ({"share": -0.1}, "task.share 0 or more"),
         ({"hidden": [0]}, "task.hidden must be widths of 1 or more"),
@@ -413,11 +413,11 @@ y = "label"
     [
         ("x;g;y", "{k};{g};{y}", "first line must name the columns: it has no ',', which is the delimiter"),
         ("x,g,g,y", "{k},{g},{g},{y}", "has two columns 'g'"),
-        ("x,h,y", "{k},{g},{y}", "and 'g' is none of them"),
+        ("x,h,y", "{k},{g},{y}", "but 'g' is neither"),
         ("x,g,y", "", "has 0 rows"),
-        ("x,g,y", "{k},{g},perhaps", "line 2: y is 'perhaps', and must be one of"),
+        ("x,g,y", "{k},{g},perhaps", "line 2: y must be one of"),
         ("x,g,y", "{k},a,{y}", "has 1 group; it must have 2 to 64"),
-        ("x,g,y", "{k},{k},{y}", "'g' is of numbers: say groups.g in the schema file"),
+        ("x,g,y", "{k},{k},{y}", "'g' is numeric: set groups.g in the schema file"),
     ],
 )
 def test_fairness_task_with_invalid_table_reports_reason(tmp_path, header, row, words):

@@ -180,7 +180,7 @@ def test_single_model_is_measured_by_one_point():
         ({"personal": -1}, "task.personal must be from 0 to 1000000, got -1"),
         ({"measured": 10**6}, "task.measured must be from 1 to 65536"),
         ({"gamma": 0.0}, "gamma must be more than 0"),
-        ({"columns": {"age": "numeric"}}, "task.columns is for tables; 'synthetic' has no schema"),
+        ({"columns": {"age": "numeric"}}, "task.columns needs a table with a schema; 'synthetic' has none"),
         ({"model": "double"}, "task.model"),
         ({"sensitive": "age"}, "unknown sensitive attribute 'age'"),
     ],
@@ -331,11 +331,11 @@ def test_onnx_export_with_preference_equals_module(node, tmp_path):
 @pytest.mark.parametrize(
     ("file", "options", "message"),
     [
-        ("model", ["--preference", "a,b"], "--preference must be weights such as 0.3,0.7, got 'a,b'"),
-        ("model", ["--preference", ""], "--preference must be weights such as 0.3,0.7, got ''"),
+        ("model", ["--preference", "a,b"], "--preference must be numbers such as 0.3,0.7, got 'a,b'"),
+        ("model", ["--preference", ""], "--preference must be numbers such as 0.3,0.7, got ''"),
         ("model", ["--preference", "0.3,0.3"], "the preference must be weights of 0 or more with the sum 1"),
         ("model", ["--preference", "1"], "the preference must have 2 weights, one for each objective, got 1"),
-        ("model.onnx", [], "the node has a model for each preference: say which with --preference, such as 0.3,0.7"),
+        ("model.onnx", [], "the task has a model for each preference; choose one with --preference, such as 0.3,0.7"),
     ],
 )
 def test_export_with_invalid_preference_is_refused(node, tmp_path, file, options, message, capsys):
@@ -345,7 +345,7 @@ def test_export_with_invalid_preference_is_refused(node, tmp_path, file, options
 
 
 def test_export_preference_of_single_model_task_is_refused():
-    with pytest.raises(ConfigurationError, match="has one model, and none for each preference: leave --preference out"):
+    with pytest.raises(ConfigurationError, match="has no model for each preference; leave out --preference"):
         encoder_for(make_task("digits", {}, Part(0, 1), 0), False, [0.3, 0.7])
 
 

@@ -44,7 +44,7 @@ def test_exported_onnx_model_runs_in_onnxruntime(tmp_path, monkeypatch, capsys):
     assert main(["export", "alice", "model.bin", "--format", "onnx"]) == 0
     assert main(["export", "alice", "model.onnx"]) == 2
     printed = capsys.readouterr()
-    assert printed.err.endswith("model.onnx exists; --force overwrites it\n")
+    assert printed.err.endswith("model.onnx exists; use --force to overwrite it\n")
     assert "to model.onnx" in printed.out
     assert (tmp_path / "model.bin").read_bytes() == (tmp_path / "model.onnx").read_bytes()
     task = make_task("digits", {}, Part(0, 1), 0)
@@ -108,7 +108,7 @@ def test_onnx_of_fairness_model_equals_module():
 
 def test_onnx_of_task_without_module_is_refused():
     task = make_task("deep-sea-treasure", {}, Part(0, 1), 0)
-    with pytest.raises(ConfigurationError, match=r"has no torch module that ONNX could hold; export a \.safetensors file"):
+    with pytest.raises(ConfigurationError, match=r"has no torch module to export to ONNX; export a \.safetensors file"):
         to_onnx(task, task.initial(0), ABOUT)
 
 

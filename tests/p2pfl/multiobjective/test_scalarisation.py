@@ -457,7 +457,7 @@ def test_preference_is_not_part_of_the_shared_task():
     task = make_task("teachers", config.task_options(), Part(0, 2), 0)
     assert task.preference == pytest.approx([0.7, 0.1, 0.1, 0.1])
     shared = NodeConfig(name="a", listen=":0", task={"name": "teachers", "preference": [0.7, 0.1, 0.1, 0.1]})
-    with pytest.raises(ConfigurationError, match=r"task.preference would be told to the other members"):
+    with pytest.raises(ConfigurationError, match=r"task.preference would be sent to the other members"):
         shared.check()
 
 

@@ -56,7 +56,7 @@ def test_policies_keep_within_the_budget():
 
 def test_oracle_refuses_task_without_groups():
     tasks = {name: make_task("digits", {}, Part(k, 2), 0) for k, name in enumerate("ab")}
-    with pytest.raises(ConfigurationError, match="the policy oracle needs a task whose nodes have groups"):
+    with pytest.raises(ConfigurationError, match="the policy oracle needs a task with groups of nodes"):
         run_in_memory({name: Oracle() for name in tasks}, tasks, 1)
 
 
@@ -180,7 +180,7 @@ def test_run_in_memory_detects_deadlock():
         async def round(self, me, peers):
             await peers.models(peers.ids)
 
-    with pytest.raises(RuntimeError, match="nobody will publish"):
+    with pytest.raises(RuntimeError, match="no node will publish"):
         play(Waiting)
 
 
@@ -215,7 +215,7 @@ def test_merge_weights_by_samples():
         ),
         ("nowhere:Policy", {}, "cannot be imported"),
         ("nowhere:", {}, "policy 'nowhere:' is not of the form package.module:factory"),
-        ("p2pfl:RandomStreams", {"seed": 0, "name": ""}, "no policy: it lacks prepare, round, state, restore"),
+        ("p2pfl:RandomStreams", {"seed": 0, "name": ""}, "not a valid policy: it lacks prepare, round, state, restore"),
     ],
 )
 def test_make_policy_refuses_invalid_policies(name, options, message):
@@ -226,7 +226,7 @@ def test_make_policy_refuses_invalid_policies(name, options, message):
 def test_make_policy_checks_class_before_instantiation(tmp_path, monkeypatch):
     (tmp_path / "careless.py").write_text("class Thing:\n    def __init__(self):\n        raise SystemExit('made')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigurationError, match="is no policy: it lacks prepare, round, state, restore"):
+    with pytest.raises(ConfigurationError, match="is not a valid policy: it lacks prepare, round, state, restore"):
         make_policy("careless:Thing", {})
 
 

@@ -226,7 +226,7 @@ def test_pfedgraph_successor_needs_the_initial_model_once():
     first, state = PFedGraph().step(there, {}, layout)
     again, _ = PFedGraph().step([msgspec.structs.replace(s, start=None) for s in there], state, layout)
     assert all(first[id].params.tobytes() == again[id].params.tobytes() for id in "abc")
-    with pytest.raises(ValueError, match="no submission brings the common initial model"):
+    with pytest.raises(ValueError, match="no submission has the common initial model"):
         PFedGraph().step([msgspec.structs.replace(s, start=None) for s in there], {}, layout)
 
 
@@ -433,7 +433,7 @@ def test_baselines_refuse_task_without_gradients_or_features():
     with pytest.raises(ConfigurationError, match="needs a task whose models have features and logits"):
         table.learner(RandomStreams(0, "a"), "cpu").evaluate([table.initial(0)], ("test",), KnnPer().memory)
     linear = TASKS["node-0"]
-    with pytest.raises(ConfigurationError, match="needs a classification with cross-entropy"):
+    with pytest.raises(ConfigurationError, match="needs a classification task with cross-entropy"):
         linear.learner(RandomStreams(0, "a"), "cpu").evaluate([linear.initial(0)], ("test",), KnnPer().memory)
     run_in_memory({"a": PFedGraph(weight=0.0)}, {"a": table}, 2)  # without the cosine it only averages
 

@@ -113,20 +113,20 @@ def test_tally_stacked_equals_one_by_one():
 @pytest.mark.parametrize(
     ("extras", "message"),
     [
-        ({}, "says no tally"),
-        ({"counts": np.array([[1.0], [2.0]])}, "says no tally"),
-        ({"counts": np.array([[1, 2, 3]])}, "not of 6 samples"),
-        ({"counts": np.array([[7], [-1]])}, "not of 6 samples"),
-        ({"counts": np.array([[2**62], [2**62]])}, "not of 6 samples"),
-        ({"counts": np.array([[1], [2]])}, "not of 6 samples"),
-        ({"counts": np.zeros((2, 0), np.int64)}, "says no tally"),
+        ({}, "has no tally"),
+        ({"counts": np.array([[1.0], [2.0]])}, "has no tally"),
+        ({"counts": np.array([[1, 2, 3]])}, "the sum of 6 samples"),
+        ({"counts": np.array([[7], [-1]])}, "the sum of 6 samples"),
+        ({"counts": np.array([[2**62], [2**62]])}, "the sum of 6 samples"),
+        ({"counts": np.array([[1], [2]])}, "the sum of 6 samples"),
+        ({"counts": np.zeros((2, 0), np.int64)}, "has no tally"),
         ({"counts": np.array([[2], [4]]), "positive": np.array([[3], [0]])}, "more positive decisions than samples"),
         ({"counts": np.array([[2], [4]]), "positive": np.array([[1, 1], [0, 0]])}, "more positive decisions than samples"),
-        ({"counts": np.array([[2], [4]]), "losses": np.array([[-1.0], [0.0]])}, "finite, and not negative"),
-        ({"counts": np.array([[2], [4]]), "losses": np.array([[np.inf], [0.0]])}, "finite, and not negative"),
-        ({"counts": np.array([[2], [4]]), "losses": np.array([[np.nan], [0.0]])}, "finite, and not negative"),
-        ({"counts": np.array([[2], [4]]), "losses": np.array([[1e308], [0.0]])}, "finite, and not negative"),
-        ({"counts": np.array([[6], [0]]), "losses": np.array([[1.0], [1.0]])}, "those of no samples are 0"),
+        ({"counts": np.array([[2], [4]]), "losses": np.array([[-1.0], [0.0]])}, "finite, 0 or more"),
+        ({"counts": np.array([[2], [4]]), "losses": np.array([[np.inf], [0.0]])}, "finite, 0 or more"),
+        ({"counts": np.array([[2], [4]]), "losses": np.array([[np.nan], [0.0]])}, "finite, 0 or more"),
+        ({"counts": np.array([[2], [4]]), "losses": np.array([[1e308], [0.0]])}, "finite, 0 or more"),
+        ({"counts": np.array([[6], [0]]), "losses": np.array([[1.0], [1.0]])}, "0 where there are no samples"),
     ],
 )
 def test_from_extras_refuses_invalid_tally(extras, message):
@@ -400,13 +400,13 @@ def test_successor_rebuilds_state_from_submissions(name):
 @pytest.mark.parametrize(
     ("name", "previous", "message"),
     [
-        ("fedfb", {"weights": np.ones((2, 3)), "number": np.array([1])}, "says no weights"),
-        ("fedfb", {"number": np.array([1])}, "says no weights"),
+        ("fedfb", {"weights": np.ones((2, 3)), "number": np.array([1])}, "has no weights"),
+        ("fedfb", {"number": np.array([1])}, "has no weights"),
         ("fedfb", {"weights": -np.ones((2, 2)), "number": np.array([1])}, "from 0 to 1e"),
         ("fedfb", {"weights": np.full((2, 2), 1e300), "number": np.array([1])}, "from 0 to 1e"),
         ("fedfb", {"weights": np.full((2, 2), np.nan), "number": np.array([1])}, "from 0 to 1e"),
-        ("fedfb", {"weights": np.ones((2, 2)), "number": np.array([0])}, "how often"),
-        ("fedfb", {"weights": np.ones((2, 2)), "number": np.array([4])}, "how often"),
+        ("fedfb", {"weights": np.ones((2, 2)), "number": np.array([0])}, "no valid number"),
+        ("fedfb", {"weights": np.ones((2, 2)), "number": np.array([4])}, "no valid number"),
         ("fairfed", {"weight": np.array([2e9])}, "no weight from 0 to 1e"),
         ("fairfed", {"weight": np.array([np.nan])}, "no weight from 0 to 1e"),
         ("fairfed", {"other": np.array([0.5])}, "no weight from 0 to 1e"),
@@ -445,10 +445,10 @@ def test_fairfed_weight_above_1_reaches_the_successor():
 
 def test_submissions_of_different_groups_are_refused():
     there = [submission("a", tally([[1, 1], [1, 1]]), ["losses"]), submission("b", tally([[1], [1]]), ["losses"])]
-    with pytest.raises(ValueError, match="not of the same groups"):
+    with pytest.raises(ValueError, match="different groups"):
         FedFB().step(there, {}, FLAT)
     there = [submission("a", tally([[1, 1], [1, 1]]), ["positive"]), submission("b", tally([[1], [1]]), ["positive"])]
-    with pytest.raises(ValueError, match="not of the same groups"):
+    with pytest.raises(ValueError, match="different groups"):
         FairFed().step(there, {}, FLAT)
 
 

@@ -140,7 +140,7 @@ def test_learner_restored_from_state_trains_identically(environment):
 def test_learner_refuses_state_of_other_settings():
     kept = learner(make())
     kept.train(make().initial(0), round=1)
-    with pytest.raises(ConfigurationError, match="what the learner kept is of another environment, or of other settings"):
+    with pytest.raises(ConfigurationError, match="the checkpoint belongs to another environment or to other settings"):
         learner(make(settings=SMALL | {"net_arch": [8]})).restore(kept.state())
 
 

@@ -82,5 +82,5 @@ def test_free_memory_without_system_files_is_unknown(files):
 
 def test_check_memory_beyond_free_reports_one_line(files):
     available_memory.check_memory("little", 8000 * 1024)
-    with pytest.raises(ConfigurationError, match=r"^much takes 1\.0 GiB of memory, and 7\.8 MiB are free$"):
+    with pytest.raises(ConfigurationError, match=r"^much needs 1\.0 GiB of memory, but only 7\.8 MiB is free$"):
         available_memory.check_memory("much", 2**30)

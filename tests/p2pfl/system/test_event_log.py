@@ -38,8 +38,8 @@ def new_record(message, level=logging.INFO, **fields):
 def test_event_has_fields_of_logger_and_call():
     records = []
     log = log_records_to(records).bind(node="alice", round=1)
-    log.warning("without bob", peer="bob")
-    log.bind(round=2).info("with bob again")
+    log.warning("bob is missing", peer="bob")
+    log.bind(round=2).info("bob is back")
     assert records == [("WARNING", {"node": "alice", "round": 1, "peer": "bob"}), ("INFO", {"node": "alice", "round": 2})]
 
 
@@ -66,8 +66,8 @@ def test_package_prints_nothing_by_itself(capsys):
 
 def test_package_events_reach_configured_logging(caplog):
     with caplog.at_level(logging.INFO, "p2pfl.test"):
-        package_logger("p2pfl.test").info("with bob again", peer="bob")
-    assert caplog.messages == ["with bob again"]
+        package_logger("p2pfl.test").info("bob is back", peer="bob")
+    assert caplog.messages == ["bob is back"]
     assert caplog.records[0].fields == {"peer": "bob"}
 
 

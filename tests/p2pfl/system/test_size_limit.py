@@ -115,4 +115,4 @@ def test_node_out_of_memory_reports_configuration_error(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "alice")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[3])
     assert done.stdout.startswith("ConfigurationError"), done.stderr
-    assert "the task needs more memory than this machine has" in done.stdout
+    assert "not enough memory for the task" in done.stdout

@@ -134,18 +134,18 @@ def test_table_layout_does_not_depend_on_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("a,b,kind\n1,2,0\n1,x,0\n", {}, "line 3: b is 'x', and must be a number"),
-        ("a,b,kind\n1,,0\n", {}, "line 2: b is '', and must be a number"),
-        ("a,b,kind\n1,nan,0\n", {}, "line 2: b is 'nan', and must be finite"),
-        ("a,b,kind\n1,-inf,0\n", {}, "line 2: b is '-inf', and must be finite"),
-        ("a,b,kind\n1,1e39,0\n", {}, "line 2: b is '1e39', and must be finite and fit into float32"),
+        ("a,b,kind\n1,2,0\n1,x,0\n", {}, "line 3: b must be a number, got 'x'"),
+        ("a,b,kind\n1,,0\n", {}, "line 2: b must be a number, got ''"),
+        ("a,b,kind\n1,nan,0\n", {}, "line 2: b must be a finite float32, got 'nan'"),
+        ("a,b,kind\n1,-inf,0\n", {}, "line 2: b must be a finite float32, got '-inf'"),
+        ("a,b,kind\n1,1e39,0\n", {}, "line 2: b must be a finite float32, got '1e39'"),
         ("a,b,kind\n1,2,3\n", {}, "line 2: kind is 3, a label must be a whole number from 0 to 2"),
         ("a,b,kind\n1,2,-1\n", {}, "line 2: kind is -1, a label"),
         ("a,b,kind\n1,2,0.5\n", {}, "line 2: kind is 0.5, a label"),
         ("a,b,kind\n1,2\n", {}, "line 2: 2 values, but the first line names 3 columns"),
         ("a,b,kind\n1,2,0,9\n", {}, "line 2: 4 values"),
         ('a,b,kind\n1,"2,0\n', {}, "line 2: unexpected end of data"),
-        ("a,b,c,kind\n1,2,3,0\n", {}, "has 3 features beside the label, task.features is 2"),
+        ("a,b,c,kind\n1,2,3,0\n", {}, "has 3 features besides the label, but task.features is 2"),
         ("a,b,kind\n1,2,0\n", {"target": "label"}, "has no column 'label'"),
         ("a,b,kind\n", {}, "no row is left to train on"),
         ("", {}, "has 0 features"),
@@ -177,8 +177,8 @@ X, Y = np.zeros((4, 2)), np.array([0, 1, 2, 0])
         ({"x": X, "y": Y + 1}, r"y\[2\] is 3, a label must be a whole number from 0 to 2"),
         ({"x": X, "y": Y - 1}, r"y\[0\] is -1, a label"),
         ({"x": X, "y": Y + 0.5}, r"y\[0\] is 0.5, a label"),
-        ({"x": X.astype(str), "y": Y}, "x is <U32, and must be of numbers"),
-        ({"x": X, "y": Y * 1j}, "y is complex128, and must be of numbers"),
+        ({"x": X.astype(str), "y": Y}, "x must be of numbers, got <U32"),
+        ({"x": X, "y": Y * 1j}, "y must be of numbers, got complex128"),
     ],
 )
 def test_invalid_npz_arrays_report_file_name(tmp_path, arrays, message):
@@ -199,7 +199,7 @@ class Trap:
 
 def test_npz_with_pickled_objects_is_not_unpickled(tmp_path):
     path = write_npz(tmp_path, x=X, y=np.array([Trap()] * 4, dtype=object))
-    with pytest.raises(ConfigurationError, match="y is object, and must be of numbers"):
+    with pytest.raises(ConfigurationError, match="y must be of numbers, got object"):
         make(path)
     assert not Trap.sprung
 
@@ -208,7 +208,7 @@ def test_npz_with_a_single_array_is_refused(tmp_path):
     path = tmp_path / "own.npz"
     with path.open("wb") as file:
         np.save(file, X)
-    with pytest.raises(ConfigurationError, match=r"no file of plain arrays as numpy\.savez writes it"):
+    with pytest.raises(ConfigurationError, match=r"not a file of plain arrays written by numpy\.savez"):
         make(path)
 
 
@@ -335,7 +335,7 @@ def test_npz_reads_only_the_arrays_that_it_needs(tmp_path):
         (npy({"descr": "<f8"}), "is damaged"),
         (npy(header(shape=(-4, 2))), "is damaged"),
         (npy(header(shape=(1,) * 40)), "is damaged"),
-        (npy(header(descr="|O"), bytes(64)), "x is object, and must be of numbers"),
+        (npy(header(descr="|O"), bytes(64)), "x must be of numbers, got object"),
         (npy(header(shape=(2**40, 2)), bytes(64)), "the header of x announces 17,592,186,044,416 bytes, but there are 64"),
         (npy(header(), bytes(65)), "the header of x announces 64 bytes, but there are 65"),
     ],
@@ -354,7 +354,7 @@ def test_npz_larger_than_memory_is_refused_before_allocation(tmp_path, monkeypat
     monkeypatch.setattr(available_memory, "free_memory", lambda: 2**24)
     tracemalloc.start()
     try:
-        with pytest.raises(ConfigurationError, match=r"own\.npz takes 0\.1 GiB of memory, and 16\.0 MiB are free"):
+        with pytest.raises(ConfigurationError, match=r"own\.npz needs 0\.1 GiB of memory, but only 16\.0 MiB is free"):
             make(path)
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:

@@ -151,10 +151,10 @@ def test_parse_of_invalid_part_is_refused(text):
         ("concept-shift", {"noise": -1.0}, "task.noise must be 0 or more"),
         ("no_such_module:make", {}, "cannot be imported"),
         ("p2pfl.task:TASKS", {}, "neither a class nor a function"),
-        ("numpy:prod", {}, "is no task: it does not take `part` and `seed`"),
+        ("numpy:prod", {}, "is not a valid task: it does not take `part` and `seed`"),
         ("os:removedirs", {}, "os is a module of Python's standard library"),
-        ("tests.p2pfl.tasks.test_tasks:no_task", {}, "no task: it lacks layout"),
-        ("tests.p2pfl.tasks.test_tasks:tells_nothing", {}, "no task: it lacks higher_is_better, public_info$"),
+        ("tests.p2pfl.tasks.test_tasks:no_task", {}, "not a valid task: it lacks layout"),
+        ("tests.p2pfl.tasks.test_tasks:tells_nothing", {}, "not a valid task: it lacks higher_is_better, public_info$"),
         (
             "tests.p2pfl.tasks.test_tasks:tells",
             {"key": "a", "kind": "numpy"},
@@ -247,7 +247,7 @@ class HalfBuffer(nn.Linear):
         (Doubles, "Doubles: parameter odd is torch.float64"),
         (HalfBuffer, "HalfBuffer: buffer small is torch.float16"),
         (lambda: nn.LazyLinear(2), "weight has no shape yet"),
-        (nn.ReLU, "ReLU has nothing to train"),
+        (nn.ReLU, "ReLU has no trainable parameters"),
     ],
 )
 def test_layout_of_unsupported_module_is_refused(module, message):

@@ -181,9 +181,7 @@ def test_mdns_without_network_reports_problem_and_retries(monkeypatch, on_loop):
     async def main():
         async with Node(1) as a, Node(2, interfaces=interfaces) as b:
             await until(lambda: b.finder.problem)
-            assert b.finder.problem == (
-                "cannot look for nodes on the local network: no network interface has the address 203.0.113.1"
-            )
+            assert b.finder.problem == ("cannot search for nodes: no network interface has the address 203.0.113.1")
             interfaces[:] = HERE
             await asyncio.gather(a.until((2, 4002)), b.until((1, 4001)))
             assert b.finder.problem == ""
@@ -200,7 +198,7 @@ def test_mdns_reports_errors_of_operating_system(monkeypatch, on_loop):
     async def main():
         async with Node(1) as a:
             await until(lambda: a.finder.problem)
-            assert a.finder.problem == "cannot look for nodes on the local network: Network is unreachable"
+            assert a.finder.problem == "cannot search for nodes: Network is unreachable"
 
     on_loop(main())
 

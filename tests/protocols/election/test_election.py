@@ -84,11 +84,11 @@ def test_two_members_lose_coordinator_when_one_is_silent():
     assert a.coordinator(PATIENCE + LEASE) is None
     a.tick(PATIENCE + LEASE)
     assert a.role == "follower"
-    assert a.problem(4.0) == "no coordinator: 1 of 2 members are in sight, 2 are needed"
+    assert a.problem(4.0) == "no coordinator: 1 of 2 members reachable, 2 needed"
     for _ in range(50):
         a.tick(a.next_tick())
     assert a.role == "standing"
-    assert a.problem(100.0) == "no coordinator: 1 of 2 members are in sight, 2 are needed"
+    assert a.problem(100.0) == "no coordinator: 1 of 2 members reachable, 2 needed"
 
 
 @pytest.mark.parametrize(("n", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4)])
@@ -119,7 +119,7 @@ def test_minority_has_no_coordinator_and_reports_it():
             if name == "b":
                 a.receive("b", grant_of(message), a.next_tick() - 0.3)
     assert a.coordinator(1000.0) is None
-    assert a.problem(1000.0) == "no coordinator: 2 of 5 members are in sight, 3 are needed"
+    assert a.problem(1000.0) == "no coordinator: 2 of 5 members reachable, 3 needed"
     assert a.term == Term(1, 0)
 
 
@@ -298,7 +298,9 @@ def test_member_in_last_term_does_not_stand():
     a = member(ballot=Ballot(Term(1, LAST)))
     for _ in range(5):
         assert a.tick(a.next_tick()) == (None, ())
-    assert a.problem(99.0) == "no coordinator: the last term was claimed; elections go on when the membership changes"
+    assert (
+        a.problem(99.0) == "no coordinator: the last possible term is used; elections continue when the membership changes"
+    )
 
 
 # Lease
@@ -335,7 +337,7 @@ def test_coordinator_without_majority_steps_down_with_reason():
             if name == "b":
                 a.receive("b", m.Following(1, 1, message.beat), now)
     assert PATIENCE + LEASE <= now < PATIENCE + LEASE + BEAT
-    assert a.problem(now) == "no coordinator: 2 of 5 members are in sight, 3 are needed"
+    assert a.problem(now) == "no coordinator: 2 of 5 members reachable, 3 needed"
     assert a.term == Term(1, 1)
 
 
@@ -367,13 +369,13 @@ def test_ineligible_member_votes_but_never_stands():
 @pytest.mark.parametrize("message", [m.Vote(1, 5, True), m.Vote(1, 5, False), m.Leading(1, 5, 1)])
 def test_candidacy_of_ineligible_member_is_rejected(message):
     b = member("b", eligible="ab")
-    with pytest.raises(ProtocolError, match="election: c may not coordinate"):
+    with pytest.raises(ProtocolError, match="election: c cannot be elected"):
         b.receive("c", message, 3.0)
     assert b.ballot == Ballot(Term(1, 0))
 
 
 def test_electorate_without_eligible_member_is_reported():
-    assert member(eligible="").problem(9.0) == "no coordinator: no member may be one"
+    assert member(eligible="").problem(9.0) == "no coordinator: no member can be elected"
 
 
 def test_preferred_of_two_standing_members_goes_first():
@@ -419,7 +421,7 @@ def test_second_coordinator_in_term_is_rejected():
 
 def test_answer_to_unsent_beat_is_rejected():
     a = coordinator()
-    with pytest.raises(ProtocolError, match="never sent"):
+    with pytest.raises(ProtocolError, match="was not sent"):
         a.receive("b", m.Following(1, 1, 2), 2.1)
 
 
@@ -463,7 +465,7 @@ def test_coordinator_that_loses_eligibility_stops_at_once(names, eligible):
     for _ in range(20):
         assert a.tick(a.next_tick()) == (None, ())
     if "a" not in names:
-        assert a.problem(9.0) == "no coordinator is known here: this node has no vote"
+        assert a.problem(9.0) == "no coordinator: this node has no vote"
 
 
 def test_votes_of_revoked_members_do_not_count():
@@ -537,7 +539,7 @@ def test_disturbed_world_is_reproducible_from_seed():
 def test_election_rejects_far_term_of_one_member(kind):
     more = {m.Vote: (False,), m.Voted: (False, False), m.Leading: (1,), m.Following: (0,)}[kind]
     a = member()
-    with pytest.raises(ProtocolError, match="b claims term 5000, far beyond 0") as refused:
+    with pytest.raises(ProtocolError, match="b claims term 5000, far ahead of 0") as refused:
         a.receive("b", kind(1, 5000, *more), 1.0)
     assert refused.value.cause == "election"
     assert a.term == Term(1, 0)
@@ -640,7 +642,7 @@ class LeadsTooLong(Election):
         ({"election": BreaksPromises}, "overlap"),
         ({"election": LeadsTooLong}, "overlap|minority"),
         ({"election": CountsOldGrants}, "with . votes of"),
-        ({"election": LeadsUnasked}, "may not"),
+        ({"election": LeadsUnasked}, "cannot be elected"),
     ],
     ids=[
         *("vote not persisted", "quorum off by one", "term not checked", "any term obeyed", "stale pre-vote", "two votes"),

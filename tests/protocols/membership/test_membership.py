@@ -63,7 +63,7 @@ def test_federation_parse_detects_every_flipped_bit():
 
 def test_federation_parse_detects_cut_or_extended_file():
     for changed in (FILE.data[:-1], FILE.data + b"\n", FILE.data + b"x = 1\n", b"", b"\n", FILE.data + FILE.data):
-        with pytest.raises(FederationError, match=r"no federation's file|damaged"):
+        with pytest.raises(FederationError, match=r"not a federation file|damaged"):
             Federation.parse(changed)
 
 
@@ -74,15 +74,15 @@ def test_federation_parse_rejects_signature_of_another_key():
 
 
 def test_federation_rejects_file_that_is_too_long():
-    with pytest.raises(FederationError, match="at most 65536 bytes"):
+    with pytest.raises(FederationError, match="at most 65,536 are allowed"):
         Federation.parse(bytes(federation_file.LIMIT + 1))
-    with pytest.raises(FederationError, match="at most 65536 bytes"):
+    with pytest.raises(FederationError, match="at most 65,536 are allowed"):
         Federation.sign(TABLES | {"more": "x" * federation_file.LIMIT}, ADMISSION)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../home", "x" * 65, "home\n", 7, None])
 def test_federation_rejects_name_unfit_for_files(name):
-    with pytest.raises(FederationError, match="no name for a federation"):
+    with pytest.raises(FederationError, match="federation name"):
         Federation.sign({"name": name} if name is not None else {}, ADMISSION)
 
 
@@ -259,7 +259,7 @@ def test_membership_remembers_names_of_removed_members():
 def test_membership_append_rejects_weak_key(weak):
     made = log("alice", "bob")
     for change in (("add", "carol", weak), ("replace", "bob", weak), ("hand-over", "", weak)):
-        with pytest.raises(FederationError, match="a key without a secret"):
+        with pytest.raises(FederationError, match="a weak key"):
             made.append(ADMISSION, *change)
     assert made.membership_version == 2
 
@@ -271,7 +271,7 @@ def test_federation_parse_rejects_weak_key():
 
 
 def test_request_parse_rejects_weak_key():
-    with pytest.raises(FederationError, match="not signed with the keys that it names"):
+    with pytest.raises(FederationError, match="an invalid signature"):
         Request.parse(request(key=WEAK[0], replaces=None, signature=WEAK[0] + bytes(32), old_signature=None))
 
 
@@ -285,7 +285,10 @@ def test_extend_announces_change_once():
 
 def test_fork_keeps_first_entry():
     made, other = log("alice", "bob"), log("alice", "carol")
-    assert cause(made, other.encode()) == "membership fork: two entries of membership version 2; the first stands"
+    assert (
+        cause(made, other.encode())
+        == "membership fork: two different entries of membership version 2; the first one is kept"
+    )
 
 
 def test_fork_from_before_hand_over_is_detected():
@@ -296,7 +299,7 @@ def test_fork_from_before_hand_over_is_detected():
 
 def test_forged_entry_is_not_a_fork():
     assert cause(log("alice", "carol"), encoded(signed(EVE))) == (
-        "membership: an entry that the admission key has not signed"
+        "membership: an entry without a signature of the admission key"
     )
 
 
@@ -313,14 +316,14 @@ def test_extend_stops_at_gap_and_keeps_entries_before():
 
 
 def test_entry_not_signed_by_admission_key_is_rejected():
-    assert "has not signed" in cause(log("alice"), encoded(signed(EVE)))
-    assert "has not signed" in cause(log("alice"), encoded(signed(ALICE)))
+    assert "without a signature" in cause(log("alice"), encoded(signed(EVE)))
+    assert "without a signature" in cause(log("alice"), encoded(signed(ALICE)))
 
 
 def test_signature_of_another_entry_is_rejected():
     good = signed(ADMISSION)
     other = signed(ADMISSION, name="carol")
-    assert "has not signed" in cause(log("alice"), encoded(Signed(other.entry, good.signature)))
+    assert "without a signature" in cause(log("alice"), encoded(Signed(other.entry, good.signature)))
 
 
 def test_log_of_another_federation_is_rejected():
@@ -328,24 +331,24 @@ def test_log_of_another_federation_is_rejected():
 
 
 def test_entry_that_follows_another_log_is_rejected():
-    assert "names another one before it" in cause(log("alice"), encoded(signed(ADMISSION, before=bytes(32))))
-    assert "names another one before it" in cause(Membership(FILE), encoded(signed(ADMISSION, membership_version=1)))
+    assert "does not follow the entry before it" in cause(log("alice"), encoded(signed(ADMISSION, before=bytes(32))))
+    assert "does not follow the entry before it" in cause(Membership(FILE), encoded(signed(ADMISSION, membership_version=1)))
 
 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
         ({"name": "alice"}, "there is a member named alice already"),
-        ({"name": ""}, "is no name"),
-        ({"name": "../bob"}, "is no name"),
-        ({"name": "bob\n"}, "is no name"),
-        ({"key": key("alice")}, "nobody else's"),
+        ({"name": ""}, "must have at most 64"),
+        ({"name": "../bob"}, "must have at most 64"),
+        ({"name": "bob\n"}, "must have at most 64"),
+        ({"key": key("alice")}, "cannot be used again"),
         ({"action": "remove"}, "there is no member named bob"),
         ({"action": "replace"}, "there is no member named bob"),
         ({"action": "remove", "name": "alice"}, "alice has another key"),
-        ({"action": "replace", "name": "alice", "key": key("alice")}, "nobody else's"),
-        ({"action": "hand-over", "name": "bob"}, "with a name"),
-        ({"action": "hand-over", "name": "", "key": ADMISSION.public}, "was the admission key before"),
+        ({"action": "replace", "name": "alice", "key": key("alice")}, "cannot be used again"),
+        ({"action": "hand-over", "name": "bob"}, "it has a name"),
+        ({"action": "hand-over", "name": "", "key": ADMISSION.public}, "a former admission key"),
         ({"action": "promote"}, "Invalid enum value 'promote'"),
         ({"role": "king"}, "Invalid enum value 'king'"),
         ({"key": b"short"}, "length >= 32"),
@@ -365,9 +368,9 @@ def test_revoked_key_is_rejected_under_any_name():
     made = log("alice", "bob")
     made.append(ADMISSION, "remove", "bob", key("bob"))
     for name in ("bob", "robert"):
-        with pytest.raises(FederationError, match="nobody else's, nor its own again"):
+        with pytest.raises(FederationError, match="cannot be used again"):
             made.append(ADMISSION, "add", name, key("bob"))
-    with pytest.raises(FederationError, match="nobody else's"):
+    with pytest.raises(FederationError, match="cannot be used again"):
         made.append(ADMISSION, "replace", "alice", key("bob"))
     made.append(ADMISSION, "add", "bob", BOB.public)  # the name may be used again
     assert made.refusal(BOB.public) == ""
@@ -378,10 +381,10 @@ def test_old_admission_key_is_rejected_after_hand_over():
     made = log("alice")
     made.append(ADMISSION, "hand-over", "", NEXT.public)
     assert made.admission == NEXT.public
-    with pytest.raises(FederationError, match="not the admission key that is in force"):
+    with pytest.raises(FederationError, match="not the current admission key"):
         made.append(ADMISSION, "add", "bob", BOB.public)
     before = sha256(msgspec.msgpack.encode(entries(made)[1])).digest()
-    assert "has not signed" in cause(made, encoded(signed(ADMISSION, membership_version=3, before=before)))
+    assert "without a signature" in cause(made, encoded(signed(ADMISSION, membership_version=3, before=before)))
     made.append(NEXT, "add", "bob", BOB.public)
     assert Membership(FILE, made.encode()).members == made.members
 
@@ -390,8 +393,8 @@ def test_old_admission_key_is_rejected_after_hand_over():
     ("change", "why"),
     [
         (("add", "alice", EVE.public), "there is a member named alice already"),
-        (("add", "eve", key("alice")), "nobody else's"),
-        (("add", "e v e", EVE.public), "'e v e' is no name"),
+        (("add", "eve", key("alice")), "cannot be used again"),
+        (("add", "e v e", EVE.public), "name 'e v e' must have at most 64"),
         (("remove", "eve", EVE.public), "there is no member named eve"),
         (("replace", "eve", EVE.public), "there is no member named eve"),
     ],
@@ -405,7 +408,7 @@ def test_append_rejects_invalid_change(change, why):
 
 
 def test_append_by_stranger_is_rejected():
-    with pytest.raises(FederationError, match="not the admission key"):
+    with pytest.raises(FederationError, match="not the current admission key"):
         log("alice").append(EVE, "add", "eve", EVE.public)
 
 
@@ -437,7 +440,7 @@ def test_extend_rejects_log_that_is_too_long():
 def test_full_log_rejects_further_entries(monkeypatch):
     made = log("alice", "bob")
     monkeypatch.setattr(membership, "LIMIT", len(made.encode()) + 100)
-    with pytest.raises(FederationError, match="the log is full"):
+    with pytest.raises(FederationError, match="the membership log is full"):
         made.append(ADMISSION, "add", "carol", CAROL.public)
     assert Membership(FILE, made.encode()).membership_version == made.membership_version == 2
 
@@ -466,7 +469,7 @@ def test_token_parse_detects_typos_without_quoting_them():
     for position in range(len("p2pfl-invite-"), len(word) - 1):
         other = "A" if word[position] != "A" else "B"
         for changed in (word[:position] + other + word[position + 1 :], word[:position] + word[position + 1 :]):
-            with pytest.raises(FederationError, match="not copied as it is") as caught:
+            with pytest.raises(FederationError, match="not copied correctly") as caught:
                 Invitation.parse(changed)
             assert changed[13:40] not in str(caught.value)
             assert "\n" not in str(caught.value)
@@ -490,7 +493,7 @@ def test_noise_with_valid_checksum_is_another_version(noise):
         ("p2pfl-request-", Request.parse),
         ("p2pfl-admission-", invitation.decode_admission),
     ):
-        with pytest.raises(FederationError, match="of another version"):
+        with pytest.raises(FederationError, match="from another version"):
             read(encode_word(prefix, noise))
 
 
@@ -498,7 +501,7 @@ def test_noise_with_valid_checksum_is_another_version(noise):
     "change", [{"addresses": ("x",) * 9}, {"addresses": ("x" * 257,)}, {"secret": bytes(15)}, {"expires": -1}, {"name": ""}]
 )
 def test_token_parse_rejects_values_beyond_limits(change):
-    with pytest.raises(FederationError, match="of another version"):
+    with pytest.raises(FederationError, match="from another version"):
         Invitation.parse(dataclasses.replace(TOKEN, **change).encode())
 
 
@@ -522,7 +525,7 @@ def test_join_questions_and_answers_round_trip():
 def test_join_decoders_reject_each_others_messages():
     with pytest.raises(ProtocolError, match="malformed"):
         invitation.decode_join(invitation.encode_join(Joined(b"", b"")))
-    with pytest.raises(FederationError, match="nonsense"):
+    with pytest.raises(FederationError, match="answer of the inviting node is invalid"):
         invitation.decode_answer(invitation.encode_join(Join(bytes(16), "bob")))
 
 
@@ -538,7 +541,7 @@ def test_join_decoders_reject_messages_that_are_too_long():
 def test_join_decoders_reject_noise(noise):
     with pytest.raises(ProtocolError, match="malformed"):
         invitation.decode_join(noise)
-    with pytest.raises(FederationError, match="nonsense"):
+    with pytest.raises(FederationError, match="answer of the inviting node is invalid"):
         invitation.decode_answer(noise)
 
 
@@ -579,12 +582,12 @@ def request(**changes):
 )
 def test_request_requires_signature_of_every_key(changes):
     assert Request.parse(request()).key == BOB.public
-    with pytest.raises(FederationError, match="not signed with the keys that it names"):
+    with pytest.raises(FederationError, match="an invalid signature"):
         Request.parse(request(**changes))
 
 
 def test_request_parse_rejects_name_unfit_for_files():
-    with pytest.raises(FederationError, match="is no name"):
+    with pytest.raises(FederationError, match="must have at most 64"):
         Request.parse(Request.make(BOB, "b o b"))
 
 
@@ -593,5 +596,5 @@ def test_admission_is_text_and_detects_change():
     text = invitation.encode_admission(joined)
     assert invitation.decode_admission(text) == joined
     assert text.isascii()
-    with pytest.raises(FederationError, match="not copied as it is"):
+    with pytest.raises(FederationError, match="not copied correctly"):
         invitation.decode_admission(text[:100] + text[101:])

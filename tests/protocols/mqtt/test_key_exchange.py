@@ -116,7 +116,7 @@ def test_accept_admits_joining_node_if_inviting():
 
 def test_accept_rejects_other_version():
     packet = resigned(ALICE, version=2)
-    with pytest.raises(ProtocolError, match="version: theirs is 2, ours 1"):
+    with pytest.raises(ProtocolError, match="version: the peer has version 2, this node 1"):
         accept(packet, decode_opening(packet), BOB, gate())
 
 
@@ -191,7 +191,7 @@ def test_decoders_reject_noise(noise):
 
 def test_decoders_reject_messages_that_are_too_long():
     for decode, limit in ((decode_opening, OPENING_LIMIT), (decode_answer, ANSWER_LIMIT)):
-        with pytest.raises(ProtocolError, match="before the other side is known"):
+        with pytest.raises(ProtocolError, match="before the peer is known"):
             decode(bytes(limit + 1))
 
 
@@ -365,7 +365,7 @@ def test_stream_without_acknowledgements_fails_as_not_reading():
     while not (reason := stream.failure(channel.now)):
         channel.pump()
         channel.now = min(stream.due(), STALLED)
-    assert reason == "does not read what it is sent"
+    assert reason == "does not read its messages"
     assert channel.now == STALLED
     stream.resume(channel.now)  # it was the channel that was away
     assert stream.failure(channel.now) == ""
@@ -397,7 +397,7 @@ def test_stream_fails_if_probe_is_not_answered():
     channel.fate = lambda packet: []
     channel.now += 1000
     channel.ends[0].probe(channel.now)
-    assert channel.ends[0].failure(channel.now + PROBE) == "does not know this link any more"
+    assert channel.ends[0].failure(channel.now + PROBE) == "no longer knows this link"
 
 
 def test_stream_closing_is_reported_to_other_side():

@@ -43,13 +43,13 @@ def test_proof_of_other_key_or_certificate_is_refused(options, cause):
 def test_proof_steps_out_of_order_are_malformed():
     server, client = sides()
     challenge = server.begin()
-    with pytest.raises(ProtocolError, match="out of its order"):
+    with pytest.raises(ProtocolError, match="in the wrong order"):
         server.step(memoryview(challenge))
     proof = client.step(memoryview(challenge))
     accepted = server.step(memoryview(proof.reply)).reply
-    with pytest.raises(ProtocolError, match="out of its order"):
+    with pytest.raises(ProtocolError, match="in the wrong order"):
         sides()[1].step(memoryview(accepted))
-    with pytest.raises(ProtocolError, match="out of its order"):
+    with pytest.raises(ProtocolError, match="in the wrong order"):
         client.step(memoryview(challenge))
 
 

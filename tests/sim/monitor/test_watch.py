@@ -294,7 +294,7 @@ def test_watch_port_in_use_reports_one_line(capsys, file):
         taken.listen()
         port = taken.getsockname()[1]
         for given, message in (
-            (port, f"the page cannot be shown at 127.0.0.1:{port}: address already in use"),
+            (port, f"cannot serve the page at 127.0.0.1:{port}: address already in use"),
             (70000, "--watch-port must be from 0 to 65535, got 70000"),
         ):
             assert main(["run", file, "--watch-port", str(given), "--out", "out"]) == 2

@@ -246,7 +246,7 @@ def elected(tmp_path_factory):
         (1.0, 2, 1, 2, ""),
         (1.5, 0, 1, 2, ""),
         (1.5, 1, 1, 2, ""),
-        (4.0, 2, 1, -1, "no coordinator: 1 of 3 members are in sight, 2 are needed"),
+        (4.0, 2, 1, -1, "no coordinator: 1 of 3 members reachable, 2 needed"),
         (5.0, 0, 1, -1, "no coordinator yet"),
         (5.5, 0, 2, -1, "no coordinator yet"),  # a term without a coordinator is not shown
         (6.0, 0, 2, 0, ""),
@@ -264,7 +264,7 @@ def test_coordinator_figure_shows_views_of_all_nodes(elected):
     lanes = {}
     for row, a, b, block in zip(found["row"], found["from"], found["to"], found["block"], strict=True):
         lanes.setdefault(found["rows"][row], []).append((a, b, found["blocks"][block]))
-    alone = "no coordinator: 1 of 3 members are in sight, 2 are needed"
+    alone = "no coordinator: 1 of 3 members reachable, 2 needed"
     assert lanes == {
         "coordinator": [
             (0, 1, "no coordinator yet"),

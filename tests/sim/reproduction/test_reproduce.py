@@ -134,7 +134,7 @@ def test_reproduce_continues_after_a_failure(study, capsys, monkeypatch):
     assert code == 1
     assert err.startswith("a-broken-one: failed: run 'alone': ")
     assert err.count("failed: ") == 1
-    assert "b-without-data: skipped: run 'alone': the data set 'mnist' needs the folder that holds it" in out
+    assert "b-without-data: skipped: run 'alone': the data set 'mnist' needs the folder of the data sets" in out
     assert "c-whole, form short: 1 row in " in out
     assert out.endswith("1 done, 1 skipped, 1 failed\n")
 
@@ -283,5 +283,5 @@ def test_reproduce_smoke_runs_and_skips(capsys, monkeypatch, tmp_path):
     code, out, err = describe(capsys, "codecs-one-byte-budget", "dac-cifar100", "--smoke", "--out", "again")
     assert (code, err) == (0, "")
     assert "codecs-one-byte-budget, form smoke: 8 rows in " in out
-    assert "dac-cifar100: skipped: run 'local': the data set 'cifar100' needs the folder that holds it" in out
+    assert "dac-cifar100: skipped: run 'local': the data set 'cifar100' needs the folder of the data sets" in out
     assert (tmp_path / "again" / "codecs-one-byte-budget-smoke" / "report.html").exists()

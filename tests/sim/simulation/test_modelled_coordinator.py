@@ -289,7 +289,7 @@ def test_submission_of_older_term_is_refused():
     ("changes", "message"),
     [
         ({"mode": "asynchronous"}, 'needs mode = "synchronous"'),
-        ({"codec": {"name": "float16"}}, 'codec.name must be "float32"'),
+        ({"codec": {"name": "float16"}}, 'needs codec.name = "float32"'),
         ({"policy_by_group": {"0": {"epochs": 2}}}, "policy_by_group cannot be used"),
     ],
 )

@@ -384,7 +384,7 @@ def test_rotate_interpolates_half_pixels():
 def test_rotate_refuses_quarter_turn_of_oblong_image():
     wide = np.zeros((1, 1, 2, 3), np.float32)
     assert rotate(wide, 180).shape == wide.shape
-    with pytest.raises(ConfigurationError, match="2 x 3 pixels cannot be turned by 90 degrees"):
+    with pytest.raises(ConfigurationError, match="2 x 3 pixels cannot be rotated by 90 degrees"):
         rotate(wide, 90)
 
 

@@ -97,7 +97,7 @@ def test_encoder_output_matches_golden_digest(tmp_path):
 def test_load_infers_column_kinds_from_training_part(tmp_path):
     test = "id;sex;age;town;score;paid\n1;f;old;Ulm;1;1\n"
     path = schema_in(tmp_path, 'test = "later.csv"' + SCHEMA, later=test)
-    with pytest.raises(ConfigurationError, match=r"later.csv, line 2: age is 'old', and must be a finite number"):
+    with pytest.raises(ConfigurationError, match=r"later.csv, line 2: age must be a finite number, got 'old'"):
         tables.load(path)
     path = schema_in(tmp_path, 'test = "later.csv"' + SCHEMA + 'age = "categorical"', later=test)
     assert tables.load(path).test.categories["age"].tolist() == ["old"]
@@ -122,8 +122,8 @@ y = "label"
     ("schema", "rows", "message"),
     [
         ("header = false" + SCHEMA, ROWS, r'people.toml: rest = "auto" needs a header'),
-        (SCHEMA.replace('["sex"]', '["id"]'), ROWS, "sensitive columns must be numeric or categorical ones"),
-        (SCHEMA, "id;paid\n1;0\n", "no column but the label is left"),
+        (SCHEMA.replace('["sex"]', '["id"]'), ROWS, "sensitive columns must be numeric or categorical"),
+        (SCHEMA, "id;paid\n1;0\n", "no column is left except the label"),
         (SCHEMA.replace("auto", "some"), ROWS, "people.toml: Invalid enum value 'some'"),
         (SCHEMA + "[groups]\nheight = { bounds = [1] }", ROWS, "groups.height: 'height' must be a numeric or a categorical"),
         (SCHEMA + "[groups]\nid = { bounds = [1] }", ROWS, "groups.id: 'id' must be a numeric or a categorical column"),
@@ -200,7 +200,7 @@ def test_groups_have_equal_numbers_in_all_parts(tmp_path):
     ("name", "message"),
     [
         ("sexx", "unknown sensitive attribute 'sexx'; did you mean 'sex'"),
-        ("age", "'age' is of numbers: say groups.age in the schema file"),
+        ("age", "'age' is numeric: set groups.age in the schema file"),
         ("score", "'score': some rows have no value of 'score'"),
         ("sex+sex+sex+sex", "'sex.sex.sex.sex' has 81 groups; it must have 2 to 64"),
         ("none", "no row has the value 'x' of a sensitive attribute; known: d, f, m"),
@@ -366,7 +366,7 @@ def test_divide_with_invalid_options_is_refused(options, message):
 
 
 def test_load_refuses_rows_option_for_other_data_sets(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"task\.rows is for the data set 'synthetic'"):
+    with pytest.raises(ConfigurationError, match=r"task\.rows applies to the data set 'synthetic'"):
         fairness_datasets.load(schema_in(tmp_path), "", 0, 10)
     with pytest.raises(ConfigurationError, match=r"task\.rows must be from 0"):
         fairness_datasets.load("synthetic", "", 0, 10**9)
