@@ -14,12 +14,12 @@ POINTS = {
     "incarnation-counted": "the incarnation counter is on the disk, and nothing was sent",
     "checkpoint-written": "a checkpoint is on the disk under its temporary name",
     "checkpoint-shifted": "the checkpoints before it have moved, and it is not in its place yet",
-    "checkpoint-saved": "it is in its place, and nobody was told",
+    "checkpoint-saved": "it is in its place, and no peer was notified",
     "published": "a model is in the checkpoint, and no peer can get it yet",
     "membership-saved": "new entries of the membership log are on the disk, and no newcomer has its answer",
     "invitation-used": "a token is marked as used, and its node is no member yet",
-    "vote-saved": "this node's vote in an election is on the disk, and nobody was told",
-    "round-saved": "the state after a round is in the checkpoint, and nobody was told",
+    "vote-saved": "this node's vote in an election is on the disk, and no peer was notified",
+    "round-saved": "the state after a round is in the checkpoint, and no peer was notified",
 }
 
 

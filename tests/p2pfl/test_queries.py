@@ -133,7 +133,7 @@ def test_query_in_a_thread_gets_the_answer():
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_unanswered_query_names_learner_and_query(workers):
-    with pytest.raises(ConfigurationError, match="TorchLearner does not answer Inspect"):
+    with pytest.raises(ConfigurationError, match="TorchLearner does not support Inspect"):
         run_all(scenario("plain"), "process", workers=workers)
 
 
@@ -151,7 +151,7 @@ def test_unanswered_query_names_learner_and_query(workers):
 )
 def test_unanswered_query_variant_names_the_requirement(query, text):
     task = make_task("deep-sea-treasure", {}, Part(0, 1), 0)
-    with pytest.raises(ConfigurationError, match=f"^QLearner does not answer {text}"):
+    with pytest.raises(ConfigurationError, match=f"^QLearner does not support {text}"):
         task.learner(RandomStreams(0, "a"), "cpu").compute(query)
 
 
@@ -179,7 +179,7 @@ def test_learner_inherits_answers_and_may_override_them():
     assert First().loss([model]).tolist() == [0]
     assert Second().compute(Inspect(model)) == (1, 2, 3.0)
     assert (First().compute(Mean([model, model], [0.5, 0.25])) == weighted_mean([model, model], [0.5, 0.25])).all()
-    with pytest.raises(ConfigurationError, match="First does not answer Inspect"):
+    with pytest.raises(ConfigurationError, match="First does not support Inspect"):
         First().compute(Inspect(model))
 
 

@@ -27,7 +27,7 @@ def test_matrix_has_the_python_versions_of_the_project():
     assert [Version(text).minor for text in stated] == list(range(Version(stated[0]).minor, Version(stated[-1]).minor + 1))
 
 
-def test_matrix_has_linux_on_two_processors_and_macos_and_windows():
+def test_matrix_has_linux_on_two_processors_macos_and_windows():
     assert {re.sub(r"-[\d.]+", "", system) for system in MATRIX["system"]} == {"ubuntu", "ubuntu-arm", "macos", "windows"}
     assert JOBS["quick"]["strategy"]["fail-fast"] is False
 

@@ -64,7 +64,7 @@ def test_key_file_readable_by_others_is_refused(tmp_path, mode):
     path = tmp_path / "key.pem"
     Identity.create(path)
     path.chmod(mode)
-    with pytest.raises(IdentityError, match=f"readable by others.*chmod 600 {path}"):
+    with pytest.raises(IdentityError, match=f"accessible to other users.*chmod 600 {path}"):
         Identity.load(path)
 
 

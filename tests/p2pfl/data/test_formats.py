@@ -258,12 +258,12 @@ def test_load_of_missing_or_wrong_set_names_its_source(tmp_path):
         sets.load("mnist", str(tmp_path))
     make_idx(tmp_path / "fashion-mnist")
     with pytest.raises(
-        ConfigurationError, match=r"images are \[1, 4, 4\], those of Fashion-MNIST \[1, 28, 28\]; .*zalandoresearch"
+        ConfigurationError, match=r"have the shape \[1, 4, 4\], but those of Fashion-MNIST \[1, 28, 28\]; .*zalandoresearch"
     ):
         sets.load("fashion-mnist", str(tmp_path))
     shape = images(12, shape=(28, 28)), images(5, shape=(28, 28))
     make_idx(tmp_path / "mnist", changes={"train-images-idx3-ubyte": shape[0], "t10k-images-idx3-ubyte": shape[1]})
-    with pytest.raises(ConfigurationError, match="12 training images, MNIST has 60,000"):
+    with pytest.raises(ConfigurationError, match="12 training images, but MNIST has 60,000"):
         sets.load("mnist", str(tmp_path))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigurationError, match="contains neither IDX files nor binary files of CIFAR"):

@@ -231,7 +231,7 @@ def test_pfedgraph_successor_needs_the_initial_model_once():
 
 
 def test_aligned_rule_pulls_model_towards_the_assigned_one():
-    """With inputs and targets of 0 the loss has no gradient: only the cosine, as in torch, makes the step."""
+    """The cosine alone makes the step, as in torch: the loss of inputs and targets of 0 has no gradient."""
     task = regression(lambda: nn.Linear(3, 1, bias=False), (np.zeros((2, 3)), np.zeros((2, 1))), optimizer=SGD(LR))
     start, anchor = np.array([1.0, 2.0, -1.0], np.float32), np.array([0.5, -1.0, 3.0], np.float32)
     w = torch.tensor(start, requires_grad=True)

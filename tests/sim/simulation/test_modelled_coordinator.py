@@ -93,7 +93,7 @@ def test_coordinated_modelled_equals_wire_in_models_and_bytes(policy):
 @pytest.mark.parametrize("trainer", ["one-by-one", "stacked"])
 @pytest.mark.parametrize("policy", ["fedavg", "fedprox"])
 def test_coordinated_mean_equals_mean_on_complete_graph(policy, trainer, task):
-    """With equal and unequal sample counts: bit for bit, except means computed in one stack.
+    """Equality for equal and unequal sample counts: bit for bit, except means computed in one stack.
 
     Some processors round stacked sums differently from the sum of a single mean.
     """
