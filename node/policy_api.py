@@ -152,7 +152,7 @@ class NodePeers:
         asks_scores: whether the policy may ask for losses.
 
     Attributes:
-        ledger: the received models and bytes, and their budget.
+        budget_tracker: the received models and bytes, and their budget.
         published: the models published in this round, by stage, with the private part at that time; [P].
         clip: protects the node's own model, if the federation has agreed on it; see
             p2pfl.algorithms.robust_aggregation.
@@ -176,7 +176,7 @@ class NodePeers:
         self._names = tuple(names)
         self._neighbours: tuple[str, ...] = exchange.roster.neighbours
         self.observer: Observer | None = None
-        self.ledger = BudgetTracker(me.budget, refuse)
+        self.budget_tracker = BudgetTracker(me.budget, refuse)
         self._extras = 0  # bytes of the extras that were published last
         self._beyond: dict[str, int] = {}  # by peer: bytes by which its last model exceeded the expected size
         self._own: Parameters | None = None  # the model that was published last in this round
@@ -186,7 +186,7 @@ class NodePeers:
         self.published: dict[Stage, Parameters] = {}
 
     def begin_round(self) -> None:
-        self.ledger.begin_round()
+        self.budget_tracker.begin_round()
         self.published = {}
         self._own = None
 
@@ -198,7 +198,7 @@ class NodePeers:
     @property
     def models_in(self) -> int:
         """Models received in this round."""
-        return self.ledger.models
+        return self.budget_tracker.models
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -223,18 +223,18 @@ class NodePeers:
             self.observer.published(self._me.id, self._me.round, stage, params)
 
     async def models(self, ids: Sequence[str], stage: Stage | Mapping[str, Stage] = "trained") -> list[Update]:
-        places = self.ledger.reserve(ids, self._expected_bytes)
+        places = self.budget_tracker.reserve(ids, self._expected_bytes)
         if not places.ids:
             return []
         try:
             updates = await self._exchange.fetch(places.ids, self._me.round, stage)
         finally:
-            self.ledger.release(places)
+            self.budget_tracker.release(places)
         if self.clip is not None and updates:
             updates = await self._clip_updates(self.clip, updates)
-        if self.ledger.refuses and self._me.budget.bytes:
+        if self.budget_tracker.refuses and self._me.budget.bytes:
             self._note_sizes(updates)
-        updates = self.ledger.take(updates)
+        updates = self.budget_tracker.take(updates)
         if self.observer is not None:
             self.observer.received(self._me.id, self._me.round, updates)
         return updates
@@ -250,7 +250,7 @@ class NodePeers:
         return [u if params is u.params else replace(u, params=params) for u, params in zip(capped, kept, strict=True)]
 
     def within_budget(self, ids: Sequence[str]) -> Sequence[str]:
-        return self.ledger.within_budget(self._me.rng, ids, self._expected_bytes)
+        return self.budget_tracker.within_budget(self._me.rng, ids, self._expected_bytes)
 
     async def remote_losses(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         if not self._asks_scores:
@@ -271,7 +271,7 @@ class NodePeers:
         self.published["trained"] = me.border.whole(params)
         if self.observer is not None:
             self.observer.published(me.id, me.round, "trained", params)
-        if not self.ledger.admits(
+        if not self.budget_tracker.admits(
             self._expected_bytes(me.id)
         ):  # the node learns alone, because the budget does not allow the assignment
             return None
@@ -282,7 +282,7 @@ class NodePeers:
                 given, name = assignment.params, str(me.round % ASSIGNMENTS)
                 (kept,) = await me.trainer.run(lambda: self._assigned.clip(params, me.initial, [name], [given]))
                 assignment = replace(assignment, params=kept)
-            self.ledger.charge(assignment.size)
+            self.budget_tracker.charge(assignment.size)
             if self.observer is not None:
                 self.observer.assigned(me.id, me.round, assignment)
         return assignment

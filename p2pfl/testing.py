@@ -74,7 +74,7 @@ class InMemoryNode(Me):
     Attributes:
         published: the updates that it has published, by (round, stage).
         asked: the ids whose models it has requested, by round.
-        ledger: the tracker of its budget.
+        budget_tracker: the tracker of its budget.
         task: its data and model.
         learner: its computations.
         coordinator: the common coordinator.
@@ -101,7 +101,7 @@ class InMemoryNode(Me):
         self.initial = self.params = task.layout.shared_of(initial)
         self.n_samples = task.n_samples
         self.budget = budget
-        self.ledger = BudgetTracker(budget)
+        self.budget_tracker = BudgetTracker(budget)
         self.published: dict[tuple[int, Stage], Update] = {}
         self.asked: dict[int, list[str]] = {}
         self._cast = cast
@@ -137,7 +137,7 @@ class InMemoryNode(Me):
         self.published[self.round, stage] = update
 
     async def models(self, ids: Sequence[str], stage: Stage | Mapping[str, Stage] = "trained") -> list[Update]:
-        places = self.ledger.reserve(ids, lambda peer: 4 * self.layout.size)
+        places = self.budget_tracker.reserve(ids, lambda peer: 4 * self.layout.size)
         self.asked.setdefault(self.round, []).extend(places.ids)
         updates = []
         for id in sorted(places.ids):
@@ -145,11 +145,11 @@ class InMemoryNode(Me):
             while key not in self._cast[id].published:
                 await _YieldOnce()
             updates.append(self._cast[id].published[key])
-        self.ledger.release(places)
-        return self.ledger.take(updates)
+        self.budget_tracker.release(places)
+        return self.budget_tracker.take(updates)
 
     def within_budget(self, ids: Sequence[str]) -> Sequence[str]:
-        return self.ledger.within_budget(self.rng, ids, lambda _: 4 * self.layout.size)
+        return self.budget_tracker.within_budget(self.rng, ids, lambda _: 4 * self.layout.size)
 
     async def remote_losses(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         asked = [(id, self._cast[id]) for id in sorted(ids)]
@@ -164,12 +164,12 @@ class InMemoryNode(Me):
         start: Parameters | None = None,
     ) -> Assignment | None:
         size = 4 * self.layout.size
-        if not self.ledger.admits(size):
-            raise BudgetExceededError(self.ledger.refusal)
+        if not self.budget_tracker.admits(size):
+            raise BudgetExceededError(self.budget_tracker.refusal)
         submission = Submission(self.id, self.round, params, self.n_samples, extras or {}, previous or {}, start)
         assignment = await self.coordinator.submit(submission)
         if assignment is not None and self.id != min(self._cast):
-            self.ledger.charge(size)
+            self.budget_tracker.charge(size)
         return assignment
 
 
@@ -208,7 +208,7 @@ def run_in_memory(
     for round in range(1, rounds + 1):
         for actor in cast.values():
             actor.round = round
-            actor.ledger.begin_round()
+            actor.budget_tracker.begin_round()
         history.append(_take_turns({id: policies[id].round(actor, actor) for id, actor in cast.items()}, cast))
     return cast, history
 

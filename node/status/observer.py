@@ -147,11 +147,11 @@ class StatusObserver:
 
     def _log_refused(self, node: Node) -> None:
         """Log the number of this round's models that the budget refused, and the reason."""
-        ledger = node.peers.ledger
-        if ledger.refused > self._refused:
-            count = ledger.refused - self._refused
-            self._log.info(f"budget: left out {plural(count, 'model')}: {ledger.refusal}", round=node.round, left_out=count)
-        self._refused = ledger.refused
+        tracker = node.peers.budget_tracker
+        if tracker.refused > self._refused:
+            count = tracker.refused - self._refused
+            self._log.info(f"budget: left out {plural(count, 'model')}: {tracker.refusal}", round=node.round, left_out=count)
+        self._refused = tracker.refused
 
     def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
         shown = (row for row in reversed(self.state["history"]) if row["round"] == round)
@@ -194,7 +194,7 @@ class StatusObserver:
         """Update the entries that change between rounds."""
         if (node := self._node) is not None:
             self.state |= {"disk": node.disk or self._file.problem, "stored": node.stored}
-            self.state |= snapshot.budget_state(node.peers.ledger)
+            self.state |= snapshot.budget_state(node.peers.budget_tracker)
             self.state |= snapshot.suspicious_state(self._exchange, node.peers, self._discarded)
         self.state |= {"updated": self._wall(), **snapshot.exchange_state(self._exchange), "faults": dict(self._faults)}
 

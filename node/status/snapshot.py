@@ -66,12 +66,12 @@ def peer_state(peer: Peer, reason: str) -> dict[str, Any]:
     }
 
 
-def budget_state(ledger: BudgetTracker) -> dict[str, Any]:
+def budget_state(tracker: BudgetTracker) -> dict[str, Any]:
     """Return the limits that are set, and their use in the current or the last round."""
-    used = {"models": ledger.models, "held": ledger.held, "bytes": ledger.bytes}
-    limits = {what: getattr(ledger.budget, what) for what in used}
+    used = {"models": tracker.models, "held": tracker.held, "bytes": tracker.bytes}
+    limits = {what: getattr(tracker.budget, what) for what in used}
     budget = {what: {"limit": limit, "used": used[what]} for what, limit in limits.items() if limit}
-    return {"budget": budget, "refused_by_budget": ledger.refused}
+    return {"budget": budget, "refused_by_budget": tracker.refused}
 
 
 def suspicious_state(exchange: MessageExchange, peers: NodePeers, discarded: Mapping[str, int]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def suspicious_state(exchange: MessageExchange, peers: NodePeers, discarded: Map
     counts: dict[str, Mapping[str, int]] = {
         "outliers": peers.clip.outliers if peers.clip is not None else {},
         "capped samples": peers.capped,
-        "over the budget": peers.ledger.oversized,
+        "over the budget": peers.budget_tracker.oversized,
         "not finite": discarded,
         "losses told": exchange.losses.given,
         "far ahead": exchange.pacer.far_ahead,
@@ -109,7 +109,7 @@ def round_row(node: Node, merge: Merge, *, at: float, seconds: float, bytes_in: 
         "weights": {id: round(weight, 4) for id, weight in merge.weights.items()},
     }
     if node.me.budget.bytes:
-        row["budget_bytes"] = node.peers.ledger.bytes
+        row["budget_bytes"] = node.peers.budget_tracker.bytes
     return row
 
 

@@ -18,7 +18,7 @@ def traffic(run: Run) -> dict[str, Any]:
     """Return the traffic of all rounds and, separately, of the preparation, and the use of budgets."""
     nodes = list(run.nodes.values())
     counts = [node.exchange.traffic for node in nodes]
-    prepared = sum(node.peers.ledger.preparation_models for node in nodes)
+    prepared = sum(node.peers.budget_tracker.preparation_models for node in nodes)
     figures: dict[str, Any] = {
         "bytes": sum(t.sent_in_rounds for t in counts),
         "models": sum(t.received_models for t in counts) - prepared,
@@ -39,9 +39,9 @@ def _most_held(run: Run) -> int:
     Without a budget this is not counted. The most models received in one round, or in one step of the preparation, then
     take its place.
     """
-    ledgers = [node.peers.ledger for node in run.nodes.values()]
+    trackers = [node.peers.budget_tracker for node in run.nodes.values()]
     received = max(run.recorder.most_models, run.recorder.most_prepared)
-    return 1 + max(ledger.most_held if ledger.limited else received for ledger in ledgers)
+    return 1 + max(tracker.most_held if tracker.limited else received for tracker in trackers)
 
 
 def _budget(nodes: Sequence[Node]) -> dict[str, Any]:
@@ -53,13 +53,13 @@ def _budget(nodes: Sequence[Node]) -> dict[str, Any]:
     for kind in ("models", "held", "bytes"):
         limits, shares = [], []
         for node in nodes:
-            ledger, limit = node.peers.ledger, getattr(node.me.budget, kind)
+            tracker, limit = node.peers.budget_tracker, getattr(node.me.budget, kind)
             if limit:
                 rounds = max(node.round, 1)
                 used = {
-                    "models": ledger.round_models / rounds,
-                    "bytes": ledger.round_bytes / rounds,
-                    "held": ledger.most_held,
+                    "models": tracker.round_models / rounds,
+                    "bytes": tracker.round_bytes / rounds,
+                    "held": tracker.most_held,
                 }
                 limits.append(limit)
                 shares.append(used[kind] / limit)

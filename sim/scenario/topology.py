@@ -34,7 +34,7 @@ def topology(table: Mapping[str, Any], nodes: int, seed: int) -> nx.Graph:
         graph: nx.Graph = build("topology", read, options)
         if len(graph) != nodes:
             raise ConfigurationError(
-                f"nodes is {nodes}, but {Path(options['file']).name} has {len(graph)} nodes; remove nodes, the file sets it"
+                f"nodes must be {len(graph)}, as in {Path(options['file']).name}, got {nodes}; remove the key nodes"
             )
         return graph
     if name not in BUILDERS:

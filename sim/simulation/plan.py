@@ -127,7 +127,7 @@ def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence
         graph = topology(scenario.topology, scenario.nodes, scenario.seed)
         name, notes = str(graph.graph["name"]), tuple(graph.graph.get("notes", []))
     if len(graph) != scenario.nodes:
-        raise ConfigurationError(f"the topology has {len(graph)} nodes, but the scenario has {scenario.nodes}")
+        raise ConfigurationError(f"nodes must be {len(graph)}, the size of the topology, got {scenario.nodes}")
     properties = measure(graph)
     places = placement_graph(scenario.network, graph)
     numbers = [str(k) for k in range(len(graph))]

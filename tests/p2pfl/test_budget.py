@@ -35,126 +35,126 @@ def models(*names, size=100):
 
 
 def in_a_round(budget, **options):
-    ledger = BudgetTracker(budget, **options)
-    ledger.begin_round()
-    return ledger
+    tracker = BudgetTracker(budget, **options)
+    tracker.begin_round()
+    return tracker
 
 
-def receive(ledger, *names, size=100):
-    places = ledger.reserve(names, lambda name: size)
+def receive(tracker, *names, size=100):
+    places = tracker.reserve(names, lambda name: size)
     updates = models(*places.ids, size=size)
-    ledger.release(places)
-    return ledger.take(updates)
+    tracker.release(places)
+    return tracker.take(updates)
 
 
 # The tracker
 
 
 def test_tracker_counts_models_over_a_round():
-    ledger = in_a_round(Budget(models=3))
-    receive(ledger, "a", "b")
-    receive(ledger, "c")
+    tracker = in_a_round(Budget(models=3))
+    receive(tracker, "a", "b")
+    receive(tracker, "c")
     with pytest.raises(BudgetExceededError, match="4 models in a round, but the budget is 3"):
-        receive(ledger, "d")
-    ledger.begin_round()
-    receive(ledger, "d", "e", "f")
-    assert (ledger.models, ledger.round_models) == (3, 6)
+        receive(tracker, "d")
+    tracker.begin_round()
+    receive(tracker, "d", "e", "f")
+    assert (tracker.models, tracker.round_models) == (3, 6)
 
 
 def test_tracker_in_preparation_limits_each_step():
-    ledger = BudgetTracker(Budget(models=2, bytes=250))
+    tracker = BudgetTracker(Budget(models=2, bytes=250))
     for _ in range(5):
-        receive(ledger, "a", "b")
+        receive(tracker, "a", "b")
     with pytest.raises(BudgetExceededError, match="3 models in a preparation step, but the budget is 2"):
-        receive(ledger, "a", "b", "c")
-    assert (ledger.preparation_models, ledger.models, ledger.round_models) == (10, 0, 0)
-    ledger.begin_round()
-    receive(ledger, "a", "b")
-    assert (ledger.preparation_models, ledger.models) == (10, 2)
+        receive(tracker, "a", "b", "c")
+    assert (tracker.preparation_models, tracker.models, tracker.round_models) == (10, 0, 0)
+    tracker.begin_round()
+    receive(tracker, "a", "b")
+    assert (tracker.preparation_models, tracker.models) == (10, 2)
 
 
 @pytest.mark.parametrize("preparing", [True, False])
 def test_tracker_counts_reserved_models(preparing):
-    ledger = BudgetTracker(Budget(models=3)) if preparing else in_a_round(Budget(models=3))
-    places = ledger.reserve(["a", "b"], len)
+    tracker = BudgetTracker(Budget(models=3)) if preparing else in_a_round(Budget(models=3))
+    places = tracker.reserve(["a", "b"], len)
     with pytest.raises(BudgetExceededError, match="4 models"):
-        ledger.reserve(["c", "d"], len)
-    ledger.release(places)  # they did not arrive
-    assert ledger.reserve(["d", "c"], len).ids == ["c", "d"]
+        tracker.reserve(["c", "d"], len)
+    tracker.release(places)  # they did not arrive
+    assert tracker.reserve(["d", "c"], len).ids == ["c", "d"]
 
 
 def test_tracker_counts_held_models_while_array_is_alive():
-    ledger = in_a_round(Budget(held=2))
-    first = receive(ledger, "a", "b")
-    assert (ledger.held, ledger.most_held) == (2, 2)
+    tracker = in_a_round(Budget(held=2))
+    first = receive(tracker, "a", "b")
+    assert (tracker.held, tracker.most_held) == (2, 2)
     kept = first[1].params
     del first
-    assert ledger.held == 1
-    second = receive(ledger, "c")
+    assert tracker.held == 1
+    second = receive(tracker, "c")
     with pytest.raises(BudgetExceededError, match="3 models held at once, but the budget is 2"):
-        receive(ledger, "d")
+        receive(tracker, "d")
     del second, kept
-    assert ledger.held == 0
-    receive(ledger, "d", "e")
-    assert ledger.most_held == 2
+    assert tracker.held == 0
+    receive(tracker, "d", "e")
+    assert tracker.most_held == 2
 
 
 def test_tracker_counts_shared_array_at_each_node():
     (update,) = models("a")
-    ledgers = [in_a_round(Budget(models=9)) for _ in range(2)]
-    taken = [ledger.take([update])[0] for ledger in ledgers]
-    assert [ledger.held for ledger in ledgers] == [1, 1]
+    trackers = [in_a_round(Budget(models=9)) for _ in range(2)]
+    taken = [tracker.take([update])[0] for tracker in trackers]
+    assert [tracker.held for tracker in trackers] == [1, 1]
     assert all(np.shares_memory(copy.params, update.params) for copy in taken)
     del taken[0]
-    assert [ledger.held for ledger in ledgers] == [0, 1]
+    assert [tracker.held for tracker in trackers] == [0, 1]
 
 
 def test_tracker_counts_received_and_estimated_bytes():
-    ledger = in_a_round(Budget(bytes=1000))
-    receive(ledger, "a", "b", size=400)
+    tracker = in_a_round(Budget(bytes=1000))
+    receive(tracker, "a", "b", size=400)
     with pytest.raises(BudgetExceededError, match="1 more model after 800 bytes, but the budget is 1000 bytes in a round"):
-        receive(ledger, "c", size=400)
-    ledger.begin_round()
-    receive(ledger, "c", "d", size=500)
-    assert (ledger.bytes, ledger.round_bytes) == (1000, 1800)
+        receive(tracker, "c", size=400)
+    tracker.begin_round()
+    receive(tracker, "c", "d", size=500)
+    assert (tracker.bytes, tracker.round_bytes) == (1000, 1800)
 
 
 @pytest.mark.parametrize("limit", [{"models": 3}, {"held": 3}, {"bytes": 399}])
 def test_refusing_tracker_admits_first_ids_that_fit(limit):
-    ledger = in_a_round(Budget(**limit), refuse=True)
-    updates = receive(ledger, "d", "b", "a", "c")
+    tracker = in_a_round(Budget(**limit), refuse=True)
+    updates = receive(tracker, "d", "b", "a", "c")
     assert [update.sender for update in updates] == ["a", "b", "c"]
-    assert ledger.refused == 1
-    assert "the budget is" in ledger.refusal
-    assert receive(ledger, "e") == []
-    assert ledger.refused == 2
+    assert tracker.refused == 1
+    assert "the budget is" in tracker.refusal
+    assert receive(tracker, "e") == []
+    assert tracker.refused == 2
 
 
 def test_tracker_without_limits_returns_same_updates():
-    ledger = in_a_round(Budget())
+    tracker = in_a_round(Budget())
     updates = models("a", "b")
-    ledger.release(ledger.reserve(("b", "a"), len))
-    assert ledger.take(updates) is updates
-    assert (ledger.models, ledger.most_held) == (2, 0)
+    tracker.release(tracker.reserve(("b", "a"), len))
+    assert tracker.take(updates) is updates
+    assert (tracker.models, tracker.most_held) == (2, 0)
 
 
 def test_tracker_reserves_models_of_different_sizes_in_order():
     sizes = {"a": 300, "b": 500, "c": 400, "d": 100}
-    ledger = in_a_round(Budget(bytes=900), refuse=True)
-    assert ledger.reserve(["d", "c", "b", "a"], sizes.__getitem__).ids == ["a", "b"]
-    assert ledger.reserve(["d"], sizes.__getitem__).ids == ["d"]  # in addition to the 800 reserved bytes
+    tracker = in_a_round(Budget(bytes=900), refuse=True)
+    assert tracker.reserve(["d", "c", "b", "a"], sizes.__getitem__).ids == ["a", "b"]
+    assert tracker.reserve(["d"], sizes.__getitem__).ids == ["d"]  # in addition to the 800 reserved bytes
 
 
 def test_tracker_leaves_out_oversized_models():
-    ledger = in_a_round(Budget(bytes=1000), refuse=True)
-    ledger.release(ledger.reserve(["a", "b", "c"], lambda name: 300))
+    tracker = in_a_round(Budget(bytes=1000), refuse=True)
+    tracker.release(tracker.reserve(["a", "b", "c"], lambda name: 300))
     (small,), (large,) = models("a", size=400), models("b", size=1_000_000)
-    updates = ledger.take([small, large])
+    updates = tracker.take([small, large])
     assert [update.sender for update in updates] == ["a"]
-    assert ledger.bytes == 400
-    assert ledger.refused == 1
-    assert ledger.oversized == {"b": 1}
-    assert "a model of 1000000 bytes from b" in ledger.refusal
+    assert tracker.bytes == 400
+    assert tracker.refused == 1
+    assert tracker.oversized == {"b": 1}
+    assert "a model of 1000000 bytes from b" in tracker.refusal
 
 
 # In memory
@@ -234,7 +234,7 @@ def test_node_without_room_for_assignment_learns_alone(fidelity):
     alone = run(scenario(policy={"name": "local"}))
     for name, node in result.nodes.items():
         assert node.me.params.tobytes() == alone.nodes[name].me.params.tobytes()
-        assert (node.peers.ledger.refused, node.peers.ledger.round_bytes) == (3, 0)
+        assert (node.peers.budget_tracker.refused, node.peers.budget_tracker.round_bytes) == (3, 0)
     with pytest.raises(BudgetExceededError, match="1 more model after 0 bytes"):
         run_in_memory({name: CoordinatedFedAvg() for name in NAMES}, TASKS, 1, budget=Budget(bytes=5))
 
@@ -260,9 +260,9 @@ def test_dpfl_stays_within_budget_of_each_node(fidelity):
     for k, (name, node) in enumerate(result.nodes.items()):
         assert len(node.policy.omega) <= limits[name]
         assert rounds["models_in"][rounds["node"] == k].tolist() == [len(node.policy.omega)] * 4
-        assert node.peers.ledger.most_held == limits[name]  # a full batch of the preparation
-        assert node.peers.ledger.held == 0  # nothing is kept after the end
-        assert 9 <= node.peers.ledger.preparation_models <= 18
+        assert node.peers.budget_tracker.most_held == limits[name]  # a full batch of the preparation
+        assert node.peers.budget_tracker.held == 0  # nothing is kept after the end
+        assert 9 <= node.peers.budget_tracker.preparation_models <= 18
     found = summary_metrics.traffic(result)
     assert found["budget"]["models"]["least"] == min(limits.values())
     assert found["budget"]["models"]["greatest"] == max(limits.values())
@@ -270,7 +270,7 @@ def test_dpfl_stays_within_budget_of_each_node(fidelity):
     assert found["max_models_in_round"] == rounds["models_in"].max()
     assert found["models"] == rounds["models_in"].sum()
     assert found["bytes"] == rounds["bytes_out"].sum() == rounds["bytes_in"].sum()
-    prepared = [node.peers.ledger.preparation_models for node in result.nodes.values()]
+    prepared = [node.peers.budget_tracker.preparation_models for node in result.nodes.values()]
     assert found["preparation"]["models"] == sum(prepared)
     a_model = found["bytes"] / found["models"]  # including its request
     assert found["preparation"]["bytes"] == pytest.approx(sum(prepared) * a_model)
@@ -285,9 +285,9 @@ def test_dpfl_stays_within_budget_of_each_node(fidelity):
 def test_byte_budget_holds_in_every_round_and_step(monkeypatch, fidelity, codec, policy):
     steps = []
 
-    def take(ledger, updates):
-        steps.append((ledger.preparing, sum(update.size for update in updates)))
-        return taken(ledger, updates)
+    def take(tracker, updates):
+        steps.append((tracker.preparing, sum(update.size for update in updates)))
+        return taken(tracker, updates)
 
     taken = BudgetTracker.take
     monkeypatch.setattr(BudgetTracker, "take", take)
@@ -296,7 +296,7 @@ def test_byte_budget_holds_in_every_round_and_step(monkeypatch, fidelity, codec,
     assert max(size for _, size in steps) <= limit
     if policy["name"] == "dpfl":
         assert max(size for preparing, size in steps if preparing) > limit / 2
-    received = [node.peers.ledger.round_models for node in result.nodes.values()]
+    received = [node.peers.budget_tracker.round_models for node in result.nodes.values()]
     assert 0 < max(received) < 9 * 4
 
 
@@ -371,7 +371,7 @@ def test_real_node_receives_models_within_budget():
     assert federation.partners("d", 3) == {"a", "b"}
     for node in federation.nodes.values():
         assert node.round == 3
-        assert node.peers.ledger.refused == 3
+        assert node.peers.budget_tracker.refused == 3
         assert node.exchange.traffic.received_models == 6
 
 

@@ -286,7 +286,7 @@ def test_nodes_must_agree_with_topology_file(write):
     for found in (scenario(file, nodes=4), scenario(file, "nodes=4")):
         with pytest.raises(ConfigurationError) as refused:
             p2pfl.simulate(SMALL | {"topology": found.topology, "nodes": found.nodes})
-        assert str(refused.value) == "nodes is 4, but net.edges has 3 nodes; remove nodes, the file sets it"
+        assert str(refused.value) == "nodes must be 3, as in net.edges, got 4; remove the key nodes"
 
 
 def test_topology_file_of_run_replaces_topology_and_nodes(write):

@@ -165,7 +165,7 @@ def test_restored_policy_has_same_previous_extras(name):
 @pytest.mark.parametrize("name", COORDINATED)
 def test_assignment_counts_as_one_model_in_the_budget(name):
     _, cast, _ = play(COORDINATED[name], rounds=3, budget=Budget(models=1))
-    assert [cast[id].ledger.round_models for id in NAMES] == [0, 3, 3, 3, 3, 3]  # the first one coordinates
+    assert [cast[id].budget_tracker.round_models for id in NAMES] == [0, 3, 3, 3, 3, 3]  # the first one coordinates
 
 
 def test_make_policy_returns_coordinated_policies():

@@ -82,7 +82,7 @@ def test_dpfl_chooses_as_many_as_fit_in_bytes():
         assert max(len(policy.omega) for policy in policies.values()) == 2
         assert all(set(actor.asked.get(3, ())) == set(policies[name].omega) for name, actor in cast.items())
         assert all(len(set(actor.asked[0])) == 5 for actor in cast.values())  # all were evaluated
-        assert max(actor.ledger.most_held for actor in cast.values()) == 2
+        assert max(actor.budget_tracker.most_held for actor in cast.values()) == 2
 
 
 @pytest.mark.parametrize("make", [lambda: Dpfl(initial_epochs=1, epochs=1), FedAvg, FedProx])
@@ -96,12 +96,12 @@ def test_dpfl_with_reduced_bytes_fetches_fewer_models():
     policies = {name: Dpfl(initial_epochs=1, epochs=1) for name in NAMES}
     cast, _ = run_in_memory(policies, TASKS, 1, budget=Budget(bytes=4 * 4 * 11))
     name, actor = next((name, actor) for name, actor in cast.items() if len(policies[name].omega) > 2)
-    actor.ledger = BudgetTracker(Budget(bytes=2 * 4 * 11))
+    actor.budget_tracker = BudgetTracker(Budget(bytes=2 * 4 * 11))
     asked = actor.asked[1]
     for due in (1, 9):  # in a round with GGC, and between two of them
         asked.clear()
         policies[name].due, policies[name].chosen = due, policies[name].omega
-        actor.ledger.begin_round()
+        actor.budget_tracker.begin_round()
         with pytest.raises(StopIteration):
             policies[name].round(actor, actor).send(None)
         assert len(asked) == 2

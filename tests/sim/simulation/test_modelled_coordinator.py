@@ -128,7 +128,7 @@ def test_submissions_and_assignments_count_as_models():
         assert (traffic.received_assigned, traffic.sent_assigned) == tuple(n * (size + weights) for n in to_and_from)
         assert traffic.sent_models == traffic.received_models == sum(to_and_from)
         assert traffic.sent == traffic.sent_in_rounds == traffic.sent_submit + traffic.sent_assigned
-        assert node.peers.ledger.round_models == to_and_from[0]
+        assert node.peers.budget_tracker.round_models == to_and_from[0]
     table = result.recorder.rounds_table()
     assert table["bytes_in"].sum() == table["bytes_out"].sum() == 5 * 6 * (2 * size + weights)
 
