@@ -21,7 +21,7 @@ from p2pfl.sim.cli.options import JSON_HELP
 from p2pfl.system.console import FAILED, add_command
 
 if TYPE_CHECKING:
-    from p2pfl.sim.reproduction.catalogue import Entry
+    from p2pfl.sim.reproduction.catalogue import CatalogueEntry
     from p2pfl.sim.scenario.claims import Checked
     from p2pfl.sim.scenario.scenario import ScenarioFile
 
@@ -149,7 +149,7 @@ def _take(options: argparse.Namespace, book: Path) -> int:
     return 0
 
 
-def _run_all(options: argparse.Namespace, found: Sequence[Entry], command: Command, book: Path) -> int:
+def _run_all(options: argparse.Namespace, found: Sequence[CatalogueEntry], command: Command, book: Path) -> int:
     """Run a form of each scenario, and print the outcomes."""
     if options.record and options.form == "smoke":
         raise ConfigurationError("--record needs --short or --full; figures of the smoke form are not recorded")

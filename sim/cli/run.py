@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommandResults:
     """Results of a command.
 
     Attributes:
@@ -107,7 +107,7 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
     return 0
 
 
-def _compute(options: argparse.Namespace, file: ScenarioFile, out: Path, forecasts: bool) -> Outcome:
+def _compute(options: argparse.Namespace, file: ScenarioFile, out: Path, forecasts: bool) -> CommandResults:
     """Compute the missing results, and write the files of the run."""
     from p2pfl.sim.report.write import try_write_report  # imported only after the workers have started
 
@@ -125,7 +125,7 @@ def _compute(options: argparse.Namespace, file: ScenarioFile, out: Path, forecas
             written = words_of_end(out, page)
             if watch is not None:
                 watch.ended(written)
-    return Outcome(summary, outcome, recomputed, written, problem)
+    return CommandResults(summary, outcome, recomputed, written, problem)
 
 
 def _run_rest(
@@ -146,7 +146,7 @@ def _run_rest(
         return run_all(file, options.engine, options.workers, done=done, listener=listener)
 
 
-def _print_outcome(options: argparse.Namespace, file: ScenarioFile, outcome: Outcome) -> None:
+def _print_outcome(options: argparse.Namespace, file: ScenarioFile, outcome: CommandResults) -> None:
     if options.json:
         print(results.to_json(outcome.summary))
         return

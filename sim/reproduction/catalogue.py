@@ -23,7 +23,7 @@ OWN = "p2pfl's own"
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """A scenario, and its measured figures by form."""
 
     file: ScenarioFile
@@ -71,7 +71,7 @@ class Entry:
         return [row for row in self.rows if not self.figures(row)]
 
 
-def entries(names: Sequence[str], book: Book) -> list[Entry]:
+def entries(names: Sequence[str], book: Book) -> list[CatalogueEntry]:
     """Return the scenarios with these names, or all shipped ones, in the order of their papers.
 
     Raises:
@@ -81,11 +81,11 @@ def entries(names: Sequence[str], book: Book) -> list[Entry]:
     for name in names:
         if name not in known:
             raise unknown_scenario(name)
-    found = [Entry(load(name), book.get(name, {})) for name in (names or known)]
+    found = [CatalogueEntry(load(name), book.get(name, {})) for name in (names or known)]
     return found if names else sorted(found, key=lambda entry: (not entry.file.source, entry.file.source, entry.file.name))
 
 
-def to_dict(entry: Entry) -> dict[str, Any]:
+def to_dict(entry: CatalogueEntry) -> dict[str, Any]:
     """Return an entry as plain values."""
     forms = {form: {"seconds": of.seconds, "cores": of.cores, "seeds": of.seeds} for form, of in entry.measured.items()}
     return {
@@ -99,7 +99,7 @@ def to_dict(entry: Entry) -> dict[str, Any]:
     }
 
 
-def lines(entry: Entry) -> list[tuple[str, str, str, str]]:
+def lines(entry: CatalogueEntry) -> list[tuple[str, str, str, str]]:
     """Return the lines of a scenario in the listing, in the columns of HEADS.
 
     They are the title, the rows, one line for all rows that were not run, and the claims with their verdicts.
@@ -113,18 +113,18 @@ def lines(entry: Entry) -> list[tuple[str, str, str, str]]:
     return found + [(str(claim), "", *_verdicts(entry, claim)) for claim in entry.file.claims]
 
 
-def _not_run(entry: Entry, rows: Sequence[str]) -> str:
+def _not_run(entry: CatalogueEntry, rows: Sequence[str]) -> str:
     """Name the rows that were not run, each with its printed figure."""
     named = [f"{row} ({printed})" if (printed := entry.written(row)[0]) else row for row in rows]
     return f"{len(rows)} row{'s' * (len(rows) != 1)} not run yet: {', '.join(named)}"
 
 
-def _verdicts(entry: Entry, claim: Claim) -> tuple[str, str]:
+def _verdicts(entry: CatalogueEntry, claim: Claim) -> tuple[str, str]:
     full, short = (_verdict(entry, claim, form) for form in FORMS)
     return full, short
 
 
-def _verdict(entry: Entry, claim: Claim, form: str) -> str:
+def _verdict(entry: CatalogueEntry, claim: Claim, form: str) -> str:
     """Return whether a claim held in the figures of a form; an empty string if a figure or a row is missing."""
     measured = entry.measured.get(form)
     if measured is None or claim.figure not in ("", entry.file.figure):
@@ -146,7 +146,7 @@ def _about(measured: Measured | None) -> str:
     return f"{seeds}, {time}" if time else seeds
 
 
-def markdown(found: Sequence[Entry]) -> str:
+def markdown(found: Sequence[CatalogueEntry]) -> str:
     """Return the generated part of docs/reproduced.md: a section for each paper, and in it one for each scenario."""
     parts = []
     for source, entries in groupby(found, key=lambda entry: entry.source):
@@ -154,7 +154,7 @@ def markdown(found: Sequence[Entry]) -> str:
     return "\n\n".join(parts)
 
 
-def _section(entry: Entry) -> Iterator[str]:
+def _section(entry: CatalogueEntry) -> Iterator[str]:
     yield f"### `{entry.file.name}`" + (f": {entry.file.table}" if entry.file.table else "")
     about = [f"{form.capitalize()} form: {told}." for form in FORMS if (told := _about(entry.measured.get(form)))]
     if entry.figure:
@@ -179,7 +179,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in shown)
 
 
-def print_listing(found: Sequence[Entry]) -> None:
+def print_listing(found: Sequence[CatalogueEntry]) -> None:
     """Print the table on a terminal."""
     from rich.console import Console
     from rich.table import Table
