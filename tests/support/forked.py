@@ -162,7 +162,6 @@ def _main():
     import aiohttp  # noqa: F401
     import aiomqtt  # noqa: F401
     import cryptography.x509  # noqa: F401
-    import duckdb  # noqa: F401
     import networkx  # noqa: F401
     import rich.live  # noqa: F401
     import safetensors.numpy  # noqa: F401

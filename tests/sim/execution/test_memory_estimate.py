@@ -66,7 +66,7 @@ def sim(capsys, *arguments):
         (["sweep", "digits-gossip", "--vary", "nodes=10,1000000000"], "run 'local, nodes=1000000000' needs"),
         (["pareto", "mofld-dst", "--set", "nodes=1000000000"], "run 'federated' needs"),
         (["data", "check", "digits-gossip", "--set", "nodes=1000000000"], "run 'local' needs"),
-        (["topology", "complete", "--nodes", "1000000000"], "a topology of 1,000,000,000 nodes takes"),
+        (["topology", "complete", "--nodes", "1000000000"], "a topology of 1,000,000,000 nodes needs"),
     ],
 )
 def test_scenario_larger_than_memory_is_refused_early(capsys, tmp_path, monkeypatch, free, arguments, message):
