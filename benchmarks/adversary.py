@@ -56,8 +56,8 @@ class Adversary:
         self.assigned = b""  # the payload of the last assignment
         self.serve: Callable[[str, Link, m.Get], Awaitable[None]] = self._have_none
         self._keys = {member.name: member.key for member in membership.members.values()}
-        self._sealer = FrameSigner(self.identity, membership.federation, bytes(16), int(time.time()))
-        self._door = FrameVerifier(self._keys, self.identity.public, membership.federation, LARGEST)
+        self._signer = FrameSigner(self.identity, membership.federation, bytes(16), int(time.time()))
+        self._verifier = FrameVerifier(self._keys, self.identity.public, membership.federation, LARGEST)
         self._transport = TlsTransport("127.0.0.1:0", self.identity, membership, LARGEST)
         self._transport.use(self)
         self._terms: dict[str, asyncio.Future[m.HelloParameters]] = {}
@@ -71,7 +71,7 @@ class Adversary:
     def received(self, link: Link, frame: memoryview) -> None:
         link.trust()
         with suppress(ProtocolError, TransportError):
-            opened = self._door.open(frame, link.session, link.key)
+            opened = self._verifier.open(frame, link.session, link.key)
             self._handle(opened.sender, link, opened.message, bytes(opened.payload))
 
     def _handle(self, name: str, link: Link, message: m.Message, payload: bytes) -> None:
@@ -125,7 +125,7 @@ class Adversary:
 
     def frame(self, link: Link, message: m.Message, payload: bytes = b"") -> bytes:
         assert link.key is not None
-        parts = self._sealer.seal(message, link.key, Payload.of(payload), link.session)
+        parts = self._signer.seal(message, link.key, Payload.of(payload), link.session)
         return b"".join(bytes(part) for part in parts)
 
     def send(self, link: Link, message: m.Message, payload: bytes = b"") -> None:

@@ -78,8 +78,8 @@ class BenchNode:
                 key=own.public,
                 neighbours={f"node-{k}": Member(key, (others[k],) if others[k] else ()) for k, key in keys.items()},
                 transport=self.transport,
-                sealer=FrameSigner(own, FEDERATION, LAYOUT, 1),
-                door=FrameVerifier(
+                signer=FrameSigner(own, FEDERATION, LAYOUT, 1),
+                verifier=FrameVerifier(
                     {f"node-{k}": key for k, key in keys.items()}, own.public, FEDERATION, payload_limit(size // 4)
                 ),
                 agreed={},

@@ -187,7 +187,7 @@ def describe(row: dict[str, float]) -> str:
     return f"round {row['round']:.0f}, {row['test']:.3f}, {row['memory']:.0f} MiB, {row['files']:.0f} files"
 
 
-def judge(rows: list[dict[str, dict[str, float]]], federation: Federation) -> list[str]:
+def stopping(rows: list[dict[str, dict[str, float]]], federation: Federation) -> list[str]:
     """Return the faults found at the end."""
     wrong = [f"{name} ended with {code}" for name, code in federation.ended().items()]
     late = rows[len(rows) // 4 :]
@@ -235,7 +235,7 @@ def main() -> int:
                     print(f"{time.monotonic() - begun:.0f} s: {said}", flush=True)
             state = federation.state(HONEST[0])
             print(f"{HONEST[0]}: rejected {state['rejected']}, suspicious {state.get('suspicious')}")
-            wrong = judge(rows, federation)
+            wrong = stopping(rows, federation)
     print("\n".join(wrong) or "all nodes run, learn, and stay within the limits")
     return 1 if wrong else 0
 

@@ -32,7 +32,7 @@ class Evaluations:
     """Evaluator of the models of each round.
 
     Args:
-        judge: receives each round's model for early stopping.
+        stopping: receives each round's model for early stopping.
         stage: stage of that model; "merged" for a round without a model of this stage.
         measure: starts to compute the metrics of some models.
         report: called with the metrics of a round's models by stage.
@@ -43,14 +43,14 @@ class Evaluations:
 
     def __init__(
         self,
-        judge: EarlyStopping,
+        stopping: EarlyStopping,
         stage: Stage,
         *,
         measure: Callable[[Sequence[Parameters]], Awaitable[list[Metrics]]],
         report: Callable[[int, Mapping[Stage, Metrics]], None],
     ) -> None:
         self.pending: Evaluation | None = None
-        self._judge = judge
+        self._stopping = stopping
         self._stage = stage
         self._measure = measure
         self._report = report
@@ -76,5 +76,5 @@ class Evaluations:
         begun = evaluation.metrics or self._measure(list(evaluation.snapshots.values()))
         metrics = dict(zip(evaluation.snapshots, await begun, strict=True))
         stage = self._stage if self._stage in metrics else "merged"
-        self._judge.see(evaluation.round, evaluation.snapshots[stage], metrics[stage].get("validation_loss"))
+        self._stopping.see(evaluation.round, evaluation.snapshots[stage], metrics[stage].get("validation_loss"))
         self._report(evaluation.round, metrics)

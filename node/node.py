@@ -272,7 +272,7 @@ class Node:
     def _metrics(self, models: Sequence[Parameters]) -> Awaitable[list[dict[str, float]]]:
         memory = memory_of(self.policy)
         if memory is not None:
-            memory = memory.complete(self.me.border.whole)
+            memory = memory.complete(self.me.private_parameters.whole)
         return self.trainer.submit(Evaluate(models, SPLITS, memory))
 
     def _reported_parameters(self) -> Parameters:
@@ -281,7 +281,7 @@ class Node:
     # Interface for the exchange (see p2pfl.node.exchange.base.ExchangeHost)
 
     def complete(self, params: Parameters) -> Parameters:
-        return self.me.border.whole(params)
+        return self.me.private_parameters.whole(params)
 
     async def save_model(self, model: Published) -> None:
         if self._store is not None:

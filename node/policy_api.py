@@ -56,7 +56,6 @@ class Me(policy.Me):
     """
 
     __slots__ = (
-        "border",
         "budget",
         "diverged",
         "draws",
@@ -67,6 +66,7 @@ class Me(policy.Me):
         "n_samples",
         "observer",
         "params",
+        "private_parameters",
         "robust",
         "round",
         "rounds",
@@ -93,7 +93,7 @@ class Me(policy.Me):
         self.diverged = 0  # number of diverged trainings in a row
         self.draws = draws
         self.trainer = trainer
-        self.border = PrivateParameters(layout, initial)
+        self.private_parameters = PrivateParameters(layout, initial)
         self.params = self.initial = layout.shared_of(initial)
         self.layout = layout.shared
         self.n_samples = n_samples
@@ -111,20 +111,20 @@ class Me(policy.Me):
         return self._compute(query)
 
     def _compute(self, query: Query[R]) -> Awaitable[R]:
-        return self._with_private_part(query) if self.border.layout.private else self.trainer.submit(query)
+        return self._with_private_part(query) if self.private_parameters.layout.private else self.trainer.submit(query)
 
     async def _with_private_part(self, query: Query[R]) -> R:
-        return query.restrict(await self.trainer.submit(query.complete(self.border)), self.border)
+        return query.restrict(await self.trainer.submit(query.complete(self.private_parameters)), self.private_parameters)
 
     async def _train_leniently(self, query: Train) -> Parameters:
         """Train. If the result has values that are not finite, return the previous model, a few times in a row."""
-        before = self.border.whole(query.params)
+        before = self.private_parameters.whole(query.params)
         try:
             trained = await self._compute(query)
-            if not np.isfinite(self.border.whole(trained)).all():
+            if not np.isfinite(self.private_parameters.whole(trained)).all():
                 raise DivergenceError(self.id, self.round)
         except DivergenceError as error:
-            self.border.keep(before)
+            self.private_parameters.keep(before)
             self.diverged += 1
             if self.diverged > DIVERGED_IN_A_ROW:
                 raise
@@ -137,11 +137,11 @@ class Me(policy.Me):
     @property
     def whole(self) -> Parameters:
         """All values, [P]."""
-        return self.border.whole(self.params)
+        return self.private_parameters.whole(self.params)
 
     def restore(self, whole: Parameters) -> None:
         """Continue from all values, [P]."""
-        self.params = self.border.keep(whole)
+        self.params = self.private_parameters.keep(whole)
 
 
 class NodePeers:
@@ -214,7 +214,7 @@ class NodePeers:
         return common_order(self._seed, round, self._names)
 
     async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
-        self.published[stage] = self._me.border.whole(params)
+        self.published[stage] = self._me.private_parameters.whole(params)
         self._own = params
         if self._me.budget.bytes:
             self._extras = len(encode_extras(extras)) if extras else 0
@@ -268,7 +268,7 @@ class NodePeers:
         start: Parameters | None = None,
     ) -> Assignment | None:
         me = self._me
-        self.published["trained"] = me.border.whole(params)
+        self.published["trained"] = me.private_parameters.whole(params)
         if self.observer is not None:
             self.observer.published(me.id, me.round, "trained", params)
         if not self.budget_tracker.admits(

@@ -97,7 +97,7 @@ class InMemoryNode(Me):
         self.robust: Robust = "none"
         self.layout: Layout = task.layout.shared
         initial = task.initial(seed)
-        self.border = PrivateParameters(task.layout, initial)
+        self.private_parameters = PrivateParameters(task.layout, initial)
         self.initial = self.params = task.layout.shared_of(initial)
         self.n_samples = task.n_samples
         self.budget = budget
@@ -116,7 +116,9 @@ class InMemoryNode(Me):
         return self._draws.generator(self.round, purpose)
 
     def compute(self, query: Query[R]) -> Awaitable[R]:
-        return _at_once(query.restrict(self.learner.compute(query.complete(self.border)), self.border))
+        return _at_once(
+            query.restrict(self.learner.compute(query.complete(self.private_parameters)), self.private_parameters)
+        )
 
     # Peers
 
@@ -153,7 +155,7 @@ class InMemoryNode(Me):
 
     async def remote_losses(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         asked = [(id, self._cast[id]) for id in sorted(ids)]
-        return {id: float(a.learner.loss([a.border.whole(params)], split="train")[0]) for id, a in asked}
+        return {id: float(a.learner.loss([a.private_parameters.whole(params)], split="train")[0]) for id, a in asked}
 
     async def submit(
         self,

@@ -45,12 +45,12 @@ class Guard:
     """Access control (see p2pfl.protocols.transport.AccessControl) that also excludes offenders for a time.
 
     Args:
-        gate: decides which nodes are members.
+        access: decides which nodes are members.
         clock: returns seconds and never goes back.
     """
 
-    def __init__(self, gate: AccessControl, clock: Callable[[], float]) -> None:
-        self._gate = gate
+    def __init__(self, access: AccessControl, clock: Callable[[], float]) -> None:
+        self._access = access
         self._clock = clock
         self._offences = TokenBucket(FORGIVEN, TOLERATED)
         self._records: dict[bytes, _Record] = {}
@@ -75,21 +75,21 @@ class Guard:
 
     @property
     def federation(self) -> bytes:
-        return self._gate.federation
+        return self._access.federation
 
     @property
     def invites(self) -> bool:
-        return self._gate.invites
+        return self._access.invites
 
     @property
     def membership_version(self) -> int:
-        return self._gate.membership_version
+        return self._access.membership_version
 
     def refusal(self, key: bytes) -> str:
-        return self._gate.refusal(key) or (CAUSE if self.seconds_left(key) else "")
+        return self._access.refusal(key) or (CAUSE if self.seconds_left(key) else "")
 
     def after(self, membership_version: int, limit: int) -> bytes:
-        return self._gate.after(membership_version, limit)
+        return self._access.after(membership_version, limit)
 
     def extend(self, entries: bytes) -> int:
-        return self._gate.extend(entries)
+        return self._access.extend(entries)

@@ -22,10 +22,10 @@ class Messenger:
         rejected: counts refused or lost frames by cause.
     """
 
-    def __init__(self, sealer: FrameSigner, roster: PeerView, traffic: Traffic) -> None:
+    def __init__(self, signer: FrameSigner, roster: PeerView, traffic: Traffic) -> None:
         self.numbers = count(1)
         self.rejected: Counter[str] = Counter()
-        self._sealer = sealer
+        self._signer = signer
         self._roster = roster
         self._traffic = traffic
 
@@ -45,7 +45,7 @@ class Messenger:
         Raises:
             TransportError: the link is closed, or the peer does not read.
         """
-        link.send(self._sealer.seal(message, peer.key, payload, link.session))
+        link.send(self._signer.seal(message, peer.key, payload, link.session))
         peer.bytes_out += OVERHEAD + payload.size
         if not isinstance(message, m.Learning):
             self._traffic.sent_control += OVERHEAD + payload.size

@@ -53,15 +53,15 @@ class PeerManager:
 
     def __init__(self, config: PeeringConfig, events: PeerEvents) -> None:
         self.name = config.name
-        self.transport, self.sealer, self.door = config.transport, config.sealer, config.door
+        self.transport, self.signer, self.verifier = config.transport, config.signer, config.verifier
         self.traffic = Traffic()
         self.broker = ""
         self.listening = asyncio.Event()
         self._local = local = LocalState(config.name, config.public_info)
         self._table = table = PeerTable(config, local, events)
         self._tasks = tasks = BackgroundTasks()
-        self._messenger = messenger = Messenger(config.sealer, table.roster, self.traffic)
-        self._gossip = gossip = MembershipGossip(config.options.gate, messenger)
+        self._messenger = messenger = Messenger(config.signer, table.roster, self.traffic)
+        self._gossip = gossip = MembershipGossip(config.options.access, messenger)
         self._prober = prober = Prober(local, table, messenger)
         self.introducer = introducer = Introducer(config, local, table, messenger, gossip)
         self._dialler = Dialler(config, table, messenger, introducer, tasks)
@@ -152,13 +152,13 @@ class PeerManager:
             return
         if name in self.peers:
             self.remove(name, "has another key now")
-        self.door.admit(name, member.key)
+        self.verifier.admit(name, member.key)
         self._dialler.keep(self._table.add(name, member, source))
 
     def remove(self, name: str, reason: str) -> None:
         """Disconnect a former member, and drop its pending messages."""
         peer = self._table.remove(name)
-        self.door.expel(peer.key)
+        self.verifier.expel(peer.key)
         self._dialler.forget(peer)
         if peer.link is not None:
             self.rejected[reason] += 1

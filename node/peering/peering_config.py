@@ -22,7 +22,7 @@ class PeeringOptions:
     """Options that only nodes on real machines need, not nodes in one process.
 
     Attributes:
-        gate: decides which nodes are members; None if the members never change.
+        access: decides which nodes are members; None if the members never change.
         guard: excludes members that send invalid frames; None to exclude no member.
         period: seconds between probes of silent peers; inf to probe only suspected ones.
         discovery: reports possible addresses of members.
@@ -31,7 +31,7 @@ class PeeringOptions:
         log: receives events about excluded peers.
     """
 
-    gate: AccessControl | None = None
+    access: AccessControl | None = None
     guard: Guard | None = None
     period: float = inf
     discovery: Discovery | None = None
@@ -48,7 +48,7 @@ class PeeringConfig:
         name: name of this node.
         key: its public key.
         neighbours: the members with which it may exchange messages, by name. More may be added later.
-        sealer, door: signer of sent frames, and verifier of received frames.
+        signer, verifier: signer of sent frames, and verifier of received frames.
         agreed: settings that must be equal on all nodes, as text, by key.
         public_info: public information about this node.
         seed: seed of the federation.
@@ -60,8 +60,8 @@ class PeeringConfig:
     key: bytes
     neighbours: Mapping[str, Member]
     transport: Transport
-    sealer: FrameSigner
-    door: FrameVerifier
+    signer: FrameSigner
+    verifier: FrameVerifier
     agreed: Mapping[str, str]
     public_info: Mapping[str, Any]
     seed: int = 0
@@ -72,7 +72,7 @@ class PeeringConfig:
     @property
     def membership_version(self) -> int:
         """The newest entry of the membership log that this node knows; 0 without a log."""
-        return 0 if self.options.gate is None else self.options.gate.membership_version
+        return 0 if self.options.access is None else self.options.access.membership_version
 
 
 class LocalState:

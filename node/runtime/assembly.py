@@ -49,15 +49,15 @@ class Parts(NamedTuple):
 
     node: Node
     exchange: MessageExchange
-    board: StatusObserver
-    reach: Connectivity | None
+    status_observer: StatusObserver
+    connectivity: Connectivity | None
     members: MembershipSync | None
     about: dict[str, str]
 
 
 class _Connected(NamedTuple):
     exchange: MessageExchange
-    reach: Connectivity | None = None
+    connectivity: Connectivity | None = None
     members: MembershipSync | None = None
 
 
@@ -95,10 +95,10 @@ class Assembly:
         ready, config, log = self._ready, self._config, self._log
         incarnation = folders.next_incarnation(ready.folder, log)
         if ready.membership is None or ready.agreement is None:
-            exchange, reach, members = self._alone(incarnation)
+            exchange, connectivity, members = self._alone(incarnation)
         else:
-            exchange, reach, members = self._connect(ready.membership, ready.agreement, incarnation)
-        board = StatusObserver(ready.folder / folders.STATUS, exchange, log, faults=self._supervisor.faults)
+            exchange, connectivity, members = self._connect(ready.membership, ready.agreement, incarnation)
+        status_observer = StatusObserver(ready.folder / folders.STATUS, exchange, log, faults=self._supervisor.faults)
         node = Node(
             config.name,
             [config.name] if ready.membership is None else list(ready.membership.members),
@@ -108,7 +108,7 @@ class Assembly:
             exchange=exchange,
             settings=config,
             store=FileStore(ready.folder / folders.CHECKPOINT, log),
-            observer=board,
+            observer=status_observer,
             budget=config.budget,
             lenient=True,
             initial=self._initial,
@@ -116,7 +116,7 @@ class Assembly:
         about = {"task": config.task["name"], "policy": config.policy["name"]}
         if ready.agreement is not None:
             about["federation"] = ready.agreement.name
-        return Parts(node, exchange, board, reach, members, about)
+        return Parts(node, exchange, status_observer, connectivity, members, about)
 
     def _alone(self, incarnation: int) -> _Connected:
         """Return the exchange of a node without a federation, which does not listen."""
@@ -140,20 +140,20 @@ class Assembly:
         ready, config, size = self._ready, self._config, self._task.layout.shared.size
         guard = Guard(membership, asyncio.get_running_loop().time)
         discovery = Discovery()
-        reach = Connectivity(
+        connectivity = Connectivity(
             config,
             self._identity,
-            gate=guard,
+            access=guard,
             most=max_frame(size, self._coordinated),
             incarnation=incarnation,
             discovery=discovery,
             supervisor=self._supervisor,
             log=self._log,
         )
-        neighbourhood = Neighbourhood(ready, reach.addresses, self._coordinated)
+        neighbourhood = Neighbourhood(ready, connectivity.addresses, self._coordinated)
         service = open_service(ready.folder, membership, config.passphrase_file, self._log)
         options = PeeringOptions(
-            gate=guard,
+            access=guard,
             guard=guard,
             period=PROBING,
             discovery=discovery,
@@ -172,7 +172,7 @@ class Assembly:
         exchange = message_exchange(
             config.name,
             roles,
-            transport=reach.transport,
+            transport=connectivity.transport,
             federation=membership.federation,
             agreed=agreement.describe("task", config.task) | agreement.describe("policy", config.policy),
             edges=agreed.edges,
@@ -182,7 +182,7 @@ class Assembly:
         )
         electing, key = exchange.electing, self._identity.public
         return _Connected(
-            exchange, reach, MembershipSync(ready, key, neighbourhood, exchange.contacts, electing, log=self._log)
+            exchange, connectivity, MembershipSync(ready, key, neighbourhood, exchange.contacts, electing, log=self._log)
         )
 
     def _electing(self, electorate: Electorate, incarnation: int) -> ElectionRunner:

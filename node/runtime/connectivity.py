@@ -31,7 +31,7 @@ class Connectivity:
     """Transports of a node, and the search for members.
 
     Args:
-        gate: decides which nodes the transports admit.
+        access: decides which nodes the transports admit.
         most: maximum bytes of a frame.
         incarnation: number of the node's starts.
         discovery: receives reports about members and about the broker.
@@ -50,7 +50,7 @@ class Connectivity:
         config: NodeConfig,
         identity: Identity,
         *,
-        gate: AccessControl,
+        access: AccessControl,
         most: int,
         incarnation: int,
         discovery: Discovery,
@@ -59,17 +59,17 @@ class Connectivity:
     ) -> None:
         self._config = config
         self._key = identity.public
-        self._federation = gate.federation
+        self._federation = access.federation
         self._discovery = discovery
         self._log = log
-        self._tls = TlsTransport(config.listen, identity, gate, most)
+        self._tls = TlsTransport(config.listen, identity, access, most)
         self.transport: Transport = self._tls
         self.addresses: tuple[str, ...] = ()
         if config.broker:
             broker = through_broker(
                 config.broker,
                 identity,
-                gate,
+                access,
                 most,
                 incarnation=incarnation,
                 addresses=self._own_addresses,
@@ -127,7 +127,7 @@ class Connectivity:
                 self._log.info("local network: discovery works again", part="mdns")
 
 
-def through_broker(url: str, identity: Identity, gate: AccessControl, most: int, **options: Any) -> MqttTransport:
+def through_broker(url: str, identity: Identity, access: AccessControl, most: int, **options: Any) -> MqttTransport:
     """Return a transport through a broker; see p2pfl.protocols.mqtt.transport.MqttTransport for `options`.
 
     Raises:
@@ -139,7 +139,7 @@ def through_broker(url: str, identity: Identity, gate: AccessControl, most: int,
         from p2pfl.protocols.mqtt.transport import MqttTransport
     except ImportError as error:
         raise ConfigurationError("a broker needs the package aiomqtt: pip install 'p2pfl-node[mqtt]'") from error
-    return MqttTransport(AiomqttBus(url), identity, gate, most, **options)
+    return MqttTransport(AiomqttBus(url), identity, access, most, **options)
 
 
 def own_addresses(config: NodeConfig, listening: str) -> list[str]:

@@ -168,7 +168,7 @@ async def _ask_at(address: str, invitation: Invitation, identity: Identity, own:
 
 def _transport_for(address: str, invitation: Invitation, identity: Identity, own: NodeConfig) -> tuple[Transport, str]:
     """Return a transport for one of the addresses of an invitation, and the address to dial with it."""
-    gate = _NoMember(invitation.federation)
+    access = _NoMember(invitation.federation)
     if not address.startswith("mqtt"):
-        return TlsTransport("127.0.0.1:0", identity, gate, ANSWER), address
-    return through_broker(own.broker or address, identity, gate, ANSWER, greeting=ANSWER), BROKER
+        return TlsTransport("127.0.0.1:0", identity, access, ANSWER), address
+    return through_broker(own.broker or address, identity, access, ANSWER, greeting=ANSWER), BROKER

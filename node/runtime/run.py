@@ -103,10 +103,10 @@ async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> i
     asyncio.get_running_loop().set_exception_handler(supervisor.stray)
     with ExitStack() as close:
         parts = Assembly(ready, log, close, supervisor).parts()
-        node, board = parts.node, parts.board
+        node, status_observer = parts.node, parts.status_observer
         page = await _show(ready.config, parts, log)
-        board.begin(node, parts.about)
-        leave = _on_signals(node, board, log)
+        status_observer.begin(node, parts.about)
+        leave = _on_signals(node, status_observer, log)
         try:
             async with asyncio.TaskGroup() as beside:
                 tasks = [beside.create_task(work) for work in _beside(parts, page, ready.folder, supervisor)]
@@ -114,22 +114,22 @@ async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> i
                 for task in tasks:
                     task.cancel()
         except asyncio.CancelledError:
-            board.ended("stopped")
+            status_observer.ended("stopped")
             return INTERRUPTED
         except BaseException as failure:
             error = first_error(failure)
             if isinstance(error, IncarnationConflictError):
                 raise error from None
-            board.ended("failed", str(error) or type(error).__name__)
+            status_observer.ended("failed", str(error) or type(error).__name__)
             raise error from None
         finally:
             if page is not None:
                 await supervisor.clean_up("page", page.close())
         if leave.is_set() and not node.done:
-            board.ended("stopped")
+            status_observer.ended("stopped")
             log.info(f"stopped after round {node.round}; run again to continue", round=node.round)
             return INTERRUPTED
-        board.ended("finished")
+        status_observer.ended("finished")
         return 0
 
 
@@ -137,7 +137,7 @@ async def _show(config: NodeConfig, parts: Parts, log: EventLogger) -> PageServe
     """Start the status page for browsers and Prometheus, if it is configured."""
     if config.status_port < 0:
         return None
-    page = status_page(parts.board, config.status_host, config.status_port)
+    page = status_page(parts.status_observer, config.status_host, config.status_port)
     address = await page.start()
     parts.about["page"] = address
     if open_to_others(config.status_host):
@@ -156,11 +156,11 @@ def _beside(parts: Parts, page: PageServer | None, folder: Path, supervisor: Sup
     Only an error in following the membership may end the node, because it decides whether the node is a member.
     """
     run, contacts = supervisor.run, parts.exchange.contacts
-    works = [_keep_fresh(parts.board), run("status socket", lambda: parts.board.answer(folder))]
+    works = [_keep_fresh(parts.status_observer), run("status socket", lambda: parts.status_observer.answer(folder))]
     if page is not None:
         works.append(run("page", _page_again(page, supervisor)))
-    if parts.reach is not None:
-        works.append(run("mdns", partial(parts.reach.search, contacts)))
+    if parts.connectivity is not None:
+        works.append(run("mdns", partial(parts.connectivity.search, contacts)))
     if parts.members is not None:
         works.append(parts.members.run())
     return works
@@ -181,11 +181,11 @@ def _page_again(page: PageServer, supervisor: Supervisor) -> Callable[[], Awaita
     return work
 
 
-async def _keep_fresh(board: StatusObserver) -> None:
+async def _keep_fresh(status_observer: StatusObserver) -> None:
     """Write the status periodically, even if nothing happens."""
     while True:
         await asyncio.sleep(FRESH)
-        board.write()
+        status_observer.write()
 
 
 async def _serve(parts: Parts, leave: asyncio.Event, until_done: bool) -> None:
@@ -198,17 +198,17 @@ async def _serve(parts: Parts, leave: asyncio.Event, until_done: bool) -> None:
             for wait in waits:
                 wait.cancel()
         return
-    parts.board.serving()
+    parts.status_observer.serving()
     await leave.wait()
 
 
-def _on_signals(node: Node, board: StatusObserver, log: EventLogger) -> asyncio.Event:
+def _on_signals(node: Node, status_observer: StatusObserver, log: EventLogger) -> asyncio.Event:
     """Stop after the current round on the first Ctrl-C or SIGTERM, and at once on the second."""
     leave = asyncio.Event()
 
     def stop() -> None:
         if leave.is_set():
-            board.ended("stopped")
+            status_observer.ended("stopped")
             log.info("stopped at once; run again to continue after the last finished round", round=node.round)
             sys.stdout.flush()
             os._exit(INTERRUPTED)  # Python would wait for the training thread

@@ -23,7 +23,7 @@ FILES = {
 }
 
 
-def status_page(board: StatusObserver, host: str, port: int) -> PageServer:
+def status_page(status_observer: StatusObserver, host: str, port: int) -> PageServer:
     """Return the page of a node; the caller starts it.
 
     It has / (for people), /status.json (the current output of `p2pfl-node status --json`), /status.json?newest (the
@@ -38,9 +38,9 @@ def status_page(board: StatusObserver, host: str, port: int) -> PageServer:
         raise ConfigurationError(EXTRA) from error
 
     shown = {path: asset(file) for path, file in FILES.items()}
-    shown["/status.json"] = Resource("application/json", lambda: _json(board.fresh()))
-    shown["/status.json?newest"] = Resource("application/json", lambda: _json(_newest(board.fresh())))
-    shown["/metrics"] = Resource(metrics.CONTENT_TYPE, lambda: metrics.text(board.fresh()))
+    shown["/status.json"] = Resource("application/json", lambda: _json(status_observer.fresh()))
+    shown["/status.json?newest"] = Resource("application/json", lambda: _json(_newest(status_observer.fresh())))
+    shown["/metrics"] = Resource(metrics.CONTENT_TYPE, lambda: metrics.text(status_observer.fresh()))
     return PageServer(shown, host, port)
 
 

@@ -59,7 +59,7 @@ class MorlLearner(JudgedByReturns):
         buffer = self._algorithm.replay_buffer
         assert buffer is not None
         self._buffer = buffer
-        self._judge = make_environment(task.environment.id)
+        self._stopping = make_environment(task.environment.id)
 
     @answers(Train)
     def _train(self, query: Train) -> Parameters:
@@ -90,15 +90,15 @@ class MorlLearner(JudgedByReturns):
         """Return the undiscounted sums of the rewards of the greedy policy, [m]: a mean of seeded episodes."""
         total = np.zeros(len(self.task.environment.names))
         seeds = self.draws.generator(0, "evaluation").integers(2**31, size=self.task.episodes).tolist()
-        discrete = isinstance(self._judge.action_space, spaces.Discrete)
+        discrete = isinstance(self._stopping.action_space, spaces.Discrete)
         with own_randomness():
             self._load(params)
             for seed in seeds:
-                seen, _ = self._judge.reset(seed=seed)
+                seen, _ = self._stopping.reset(seed=seed)
                 over = False
                 while not over:
                     action = self._algorithm.predict(seen, deterministic=True)[0]
-                    seen, rewards, ended, cut, _ = self._judge.step(action.item() if discrete else action)
+                    seen, rewards, ended, cut, _ = self._stopping.step(action.item() if discrete else action)
                     total += np.asarray(rewards)
                     over = ended or cut
         return total / self.task.episodes

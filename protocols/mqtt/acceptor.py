@@ -16,9 +16,9 @@ from p2pfl.system.printable import key_name
 class LinkAcceptor:
     """Acceptor that accepts or refuses openings, within limits."""
 
-    def __init__(self, identity: Identity, gate: AccessControl, limits: OpeningLimits, table: LinkTable) -> None:
+    def __init__(self, identity: Identity, access: AccessControl, limits: OpeningLimits, table: LinkTable) -> None:
         self._identity = identity
-        self._gate = gate
+        self._access = access
         self._limits = limits
         self._table = table
 
@@ -40,11 +40,11 @@ class LinkAcceptor:
         try:
             if opening.dialler != sender:
                 raise ProtocolError("other sender", f"claims to be {key_name(opening.dialler)}")
-            accepted = key_exchange.accept(packet, opening, self._identity, self._gate)
+            accepted = key_exchange.accept(packet, opening, self._identity, self._access)
         except ProtocolError as error:
             table.refused(error.cause, f"{key_name(sender)}: {error}")
             if self._limits.may_refuse():
-                answer = key_exchange.refuse(packet, opening, self._identity, self._gate, error)
+                answer = key_exchange.refuse(packet, opening, self._identity, self._access, error)
                 table.bus.publish(table.topics.inbox(sender), bytes([ANSWER_PACKET]) + answer)
             return
         if not self._limits.charge(sender, opening.id):

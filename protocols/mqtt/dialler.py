@@ -21,9 +21,9 @@ Answer = key_exchange.Sealing | key_exchange.Refusing
 class LinkDialler:
     """Dialler that repeats openings until they are answered."""
 
-    def __init__(self, identity: Identity, gate: AccessControl, table: LinkTable) -> None:
+    def __init__(self, identity: Identity, access: AccessControl, table: LinkTable) -> None:
         self._identity = identity
-        self._gate = gate
+        self._access = access
         self._table = table
         self._dials: dict[bytes, _Dial] = {}
 
@@ -33,14 +33,14 @@ class LinkDialler:
         Raises:
             TransportError: the member refuses this node, or the transport was closed.
         """
-        dialler = key_exchange.Dialler(self._identity, self._gate, key, joining)
+        dialler = key_exchange.Dialler(self._identity, self._access, key, joining)
         answer = await self._ask(dialler, key)
         if (
             isinstance(answer, key_exchange.Refusing)
             and answer.cause == "stranger"
-            and answer.membership_version < self._gate.membership_version
+            and answer.membership_version < self._access.membership_version
         ):
-            dialler = key_exchange.Dialler(self._identity, self._gate, key, joining, after=answer.membership_version)
+            dialler = key_exchange.Dialler(self._identity, self._access, key, joining, after=answer.membership_version)
             answer = await self._ask(dialler, key)
         if isinstance(answer, key_exchange.Refusing):
             reason = printable(f"{answer.cause}: {answer.detail}")

@@ -164,7 +164,7 @@ class Dialler:
     def __init__(
         self,
         identity: Identity,
-        gate: AccessControl,
+        access: AccessControl,
         key: bytes,
         joining: bool = False,
         after: int | None = None,
@@ -176,9 +176,9 @@ class Dialler:
         self._key = key
         self._private = private or X25519PrivateKey.generate()
         public = self._private.public_key().public_bytes_raw()
-        entries = b"" if after is None else gate.after(after, ENTRIES_LIMIT)
+        entries = b"" if after is None else access.after(after, ENTRIES_LIMIT)
         opening = Opening(
-            *(VERSION, self.id, gate.federation, identity.public, key, public, joining, gate.membership_version, entries)
+            *(VERSION, self.id, access.federation, identity.public, key, public, joining, access.membership_version, entries)
         )
         self.packet = sign(identity, OPENING_LABEL, opening)
 
@@ -217,7 +217,7 @@ class Accepted(NamedTuple):
     sealing: Sealing
 
 
-def accept(packet: Part, opening: Opening, identity: Identity, gate: AccessControl) -> Accepted:
+def accept(packet: Part, opening: Opening, identity: Identity, access: AccessControl) -> Accepted:
     """Answer an Opening.
 
     Raises:
@@ -226,37 +226,37 @@ def accept(packet: Part, opening: Opening, identity: Identity, gate: AccessContr
     """
     if opening.version != VERSION:
         raise ProtocolError("version", f"the peer has version {opening.version}, this node {VERSION}")
-    if opening.federation != gate.federation:
+    if opening.federation != access.federation:
         raise ProtocolError(
-            "other federation", f"the peer has {opening.federation.hex()}, this node {gate.federation.hex()}"
+            "other federation", f"the peer has {opening.federation.hex()}, this node {access.federation.hex()}"
         )
     if opening.listener != identity.public:
         raise ProtocolError("other recipient", f"it is for {opening.listener.hex()}")
     if opening.joining:
-        if not gate.invites:
+        if not access.invites:
             raise ProtocolError("not inviting", "this node has no admission key")
     else:
-        if gate.refusal(opening.dialler) == "stranger" and opening.entries:
-            gate.extend(opening.entries)
-        if cause := gate.refusal(opening.dialler):
+        if access.refusal(opening.dialler) == "stranger" and opening.entries:
+            access.extend(opening.entries)
+        if cause := access.refusal(opening.dialler):
             raise ProtocolError(
-                cause, f"{opening.dialler.hex()} is not a member (membership version {gate.membership_version})"
+                cause, f"{opening.dialler.hex()} is not a member (membership version {access.membership_version})"
             )
     _check(opening.dialler, OPENING_LABEL, packet)
     private = X25519PrivateKey.generate()
     public = private.public_key().public_bytes_raw()
-    answer = sign(identity, ANSWER_LABEL, Accepting(opening.id, sha256(packet).digest(), public, gate.membership_version))
+    answer = sign(identity, ANSWER_LABEL, Accepting(opening.id, sha256(packet).digest(), public, access.membership_version))
     there, back, session = agree_on_keys(private, opening.ephemeral, packet, answer)
     return Accepted(answer, Sealing(back, there, session))
 
 
-def refuse(packet: Part, opening: Opening, identity: Identity, gate: AccessControl, error: ProtocolError) -> bytes:
+def refuse(packet: Part, opening: Opening, identity: Identity, access: AccessControl, error: ProtocolError) -> bytes:
     """Return the packet with the reason why an Opening is refused."""
     detail = str(error).removeprefix(error.cause).removeprefix(": ")
     return sign(
         identity,
         ANSWER_LABEL,
-        Refusing(opening.id, sha256(packet).digest(), gate.membership_version, error.cause[:64], detail[:256]),
+        Refusing(opening.id, sha256(packet).digest(), access.membership_version, error.cause[:64], detail[:256]),
     )
 
 

@@ -14,8 +14,8 @@ REMEMBERED = 1024  # openings that are remembered
 class OpeningLimits:
     """Rate limits of verified signatures, accepted openings and refusals."""
 
-    def __init__(self, gate: AccessControl) -> None:
-        self._gate = gate
+    def __init__(self, access: AccessControl) -> None:
+        self._access = access
         self._verifications = Shares(VERIFICATIONS)
         self._openings, self._strangers, self._refusals = TokenBucket(2, 10), TokenBucket(5, 20), TokenBucket(5, 20)
         self._paid: dict[bytes, None] = {}  # openings that were charged to their dialler, the oldest first
@@ -23,7 +23,7 @@ class OpeningLimits:
     def may_verify(self, sender: bytes) -> bool:
         """Return whether the rate limit permits the verification of a signature of `sender`."""
         now = asyncio.get_running_loop().time()
-        if self._gate.refusal(sender):  # all strangers share one limit, so many of them cost no more than one
+        if self._access.refusal(sender):  # all strangers share one limit, so many of them cost no more than one
             return self._strangers.take(b"", now) and self._verifications.take(b"", now)
         return self._verifications.take(sender, now)
 
@@ -37,7 +37,7 @@ class OpeningLimits:
         Returns:
             False if the dialler exceeds its rate limit.
         """
-        if id not in self._paid and not self._gate.refusal(sender):
+        if id not in self._paid and not self._access.refusal(sender):
             if not self._openings.take(sender, asyncio.get_running_loop().time()):
                 return False
             self._paid[id] = None

@@ -50,8 +50,8 @@ def sign(identity: Identity, presence: Presence) -> bytes:
 class Directory:
     """Directory of the newest signed presence of each member."""
 
-    def __init__(self, gate: AccessControl) -> None:
-        self._gate = gate
+    def __init__(self, access: AccessControl) -> None:
+        self._access = access
         self._known: dict[bytes, Presence] = {}
 
     def online(self, key: bytes) -> bool:
@@ -78,11 +78,11 @@ class Directory:
             presence = _decoder.decode(packet[SIGNATURE_SIZE:])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError("malformed", str(error)) from error
-        if presence.federation != self._gate.federation:
+        if presence.federation != self._access.federation:
             raise ProtocolError("other federation", presence.federation.hex())
         if presence.key != key:
             raise ProtocolError("other sender", f"the presence of {presence.key.hex()} in the topic of another member")
-        if cause := self._gate.refusal(key):
+        if cause := self._access.refusal(key):
             raise ProtocolError(cause, f"{key.hex()} is not a member")
         known = self._known.get(key)
         if known is not None and (presence.incarnation, presence.sequence) < (known.incarnation, known.sequence):

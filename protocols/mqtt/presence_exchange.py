@@ -34,7 +34,7 @@ class Announcer:
         bus: Bus,
         topics: Topics,
         identity: Identity,
-        gate: AccessControl,
+        access: AccessControl,
         *,
         incarnation: int,
         addresses: Callable[[], Sequence[str]],
@@ -43,18 +43,18 @@ class Announcer:
         self._bus = bus
         self._topics = topics
         self._identity = identity
-        self._gate = gate
+        self._access = access
         self._incarnation = incarnation
         self._addresses = addresses
         self._delivery = delivery
         self._sequence = 0
         self._announced = False
-        self._version_seen = gate.membership_version
+        self._version_seen = access.membership_version
         self._newest = b""
 
     def announce(self) -> None:
         """Publish this node's addresses if the broker is connected and this node is a member."""
-        if self._bus.connected and not self._gate.refusal(self._identity.public):
+        if self._bus.connected and not self._access.refusal(self._identity.public):
             self._announced = True
             self._publish(online=True)
 
@@ -71,8 +71,8 @@ class Announcer:
         """Announce pending changes, and request the presence of new members."""
         if not self._announced or self._delivery.awaited:
             self.announce()
-        if self._version_seen != self._gate.membership_version:
-            self._version_seen = self._gate.membership_version
+        if self._version_seen != self._access.membership_version:
+            self._version_seen = self._access.membership_version
             self._bus.subscribe(self._topics.presences)
 
     def is_newest(self, content: bytes) -> bool:
@@ -82,7 +82,7 @@ class Announcer:
     def _publish(self, online: bool) -> None:
         self._sequence += 1
         said = presence.Presence(
-            federation=self._gate.federation,
+            federation=self._access.federation,
             key=self._identity.public,
             incarnation=self._incarnation,
             sequence=self._sequence,
@@ -107,7 +107,7 @@ class PresenceObserver:
     def __init__(
         self,
         own: bytes,
-        gate: AccessControl,
+        access: AccessControl,
         limits: OpeningLimits,
         *,
         found: Callable[[bytes, str], None],
@@ -115,12 +115,12 @@ class PresenceObserver:
         refused: Callable[[str, str], None],
     ) -> None:
         self._own = own
-        self._gate = gate
+        self._access = access
         self._limits = limits
         self._found = found
         self._hinted = hinted
         self._refused = refused
-        self._directory = presence.Directory(gate)
+        self._directory = presence.Directory(access)
         self._hints, self._presences = TokenBucket(0.5, 3), TokenBucket(1, 10)
 
     def online(self, key: bytes) -> bool:
@@ -149,7 +149,7 @@ class PresenceObserver:
 
     def will(self, key: bytes) -> None:
         """Process the broker's message that the owner of `key` is gone."""
-        known = key != self._own and not self._gate.refusal(key)
+        known = key != self._own and not self._access.refusal(key)
         if known and self._hints.take(key, asyncio.get_running_loop().time()):
             self._directory.mark_gone(key)
             self._hinted(key)

@@ -87,7 +87,7 @@ class MqttTransport:
         self,
         bus: Bus,
         identity: Identity,
-        gate: AccessControl,
+        access: AccessControl,
         max_frame: int,
         *,
         greeting: int = GREETING,
@@ -101,21 +101,21 @@ class MqttTransport:
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self.bus = bus
-        self.topics = topics = Topics(gate.federation, identity.public)
+        self.topics = topics = Topics(access.federation, identity.public)
         self._keep = keep
         self._on_fault = on_fault
         self._problem = ProblemReport(on_problem)
         self._delivery = DeliveryMonitor(bus, topics, self._problem)
         self._connection = BrokerConnection(bus, topics, self._problem, uniform)
         self._table = LinkTable(bus, topics, max_frame, greeting, self._delivery.permit)
-        limits = OpeningLimits(gate)
-        self._acceptor = LinkAcceptor(identity, gate, limits, self._table)
-        self._dialler = LinkDialler(identity, gate, self._table)
+        limits = OpeningLimits(access)
+        self._acceptor = LinkAcceptor(identity, access, limits, self._table)
+        self._dialler = LinkDialler(identity, access, self._table)
         self._announcer = Announcer(
-            bus, topics, identity, gate, incarnation=incarnation, addresses=addresses, delivery=self._delivery
+            bus, topics, identity, access, incarnation=incarnation, addresses=addresses, delivery=self._delivery
         )
         self._observer = PresenceObserver(
-            identity.public, gate, limits, found=found, hinted=hinted, refused=self._table.refused
+            identity.public, access, limits, found=found, hinted=hinted, refused=self._table.refused
         )
         self._resets = TokenBucket(5, 10)
 

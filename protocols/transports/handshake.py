@@ -106,12 +106,12 @@ def encode(step: _Step) -> bytes:
     return msgspec.msgpack.encode(step)
 
 
-def challenge(gate: AccessControl) -> Challenge:
-    return Challenge(VERSION, os.urandom(32), gate.membership_version)
+def challenge(access: AccessControl) -> Challenge:
+    return Challenge(VERSION, os.urandom(32), access.membership_version)
 
 
 def prove(
-    identity: Identity, gate: AccessControl, challenge: Challenge, server: bytes, certificate: bytes, *, joining: bool
+    identity: Identity, access: AccessControl, challenge: Challenge, server: bytes, certificate: bytes, *, joining: bool
 ) -> tuple[Proof, bytes]:
     """Answer a challenge; return the proof and the session.
 
@@ -124,17 +124,17 @@ def prove(
     """
     _same_version(challenge.version)
     nonce = os.urandom(32)
-    content = _content(gate.federation, server, certificate, challenge.nonce, nonce, key=identity.public, joining=joining)
+    content = _content(access.federation, server, certificate, challenge.nonce, nonce, key=identity.public, joining=joining)
     entries = (
-        gate.after(challenge.membership_version, ENTRIES_LIMIT)
-        if challenge.membership_version < gate.membership_version
+        access.after(challenge.membership_version, ENTRIES_LIMIT)
+        if challenge.membership_version < access.membership_version
         else b""
     )
     signature = identity.sign(_LABEL + content)
-    return Proof(VERSION, gate.federation, identity.public, nonce, joining, entries, signature), _session(content)
+    return Proof(VERSION, access.federation, identity.public, nonce, joining, entries, signature), _session(content)
 
 
-def check(proof: Proof, gate: AccessControl, challenge: Challenge, server: bytes, certificate: bytes) -> Proven:
+def check(proof: Proof, access: AccessControl, challenge: Challenge, server: bytes, certificate: bytes) -> Proven:
     """Check a proof; return its author and the session.
 
     Raises:
@@ -142,18 +142,20 @@ def check(proof: Proof, gate: AccessControl, challenge: Challenge, server: bytes
             the error in the membership entries.
     """
     _same_version(proof.version)
-    if proof.federation != gate.federation:
-        raise ProtocolError("other federation", f"the peer has {proof.federation.hex()}, this node {gate.federation.hex()}")
+    if proof.federation != access.federation:
+        raise ProtocolError(
+            "other federation", f"the peer has {proof.federation.hex()}, this node {access.federation.hex()}"
+        )
     if proof.joining:
-        if not gate.invites:
+        if not access.invites:
             raise ProtocolError("not inviting", "this node has no admission key")
     else:
-        if gate.refusal(proof.key) == "stranger" and proof.entries:
-            gate.extend(proof.entries)
-        if cause := gate.refusal(proof.key):
-            raise ProtocolError(cause, f"{proof.key.hex()} is not a member (membership version {gate.membership_version})")
+        if access.refusal(proof.key) == "stranger" and proof.entries:
+            access.extend(proof.entries)
+        if cause := access.refusal(proof.key):
+            raise ProtocolError(cause, f"{proof.key.hex()} is not a member (membership version {access.membership_version})")
     content = _content(
-        gate.federation, server, certificate, challenge.nonce, proof.nonce, key=proof.key, joining=proof.joining
+        access.federation, server, certificate, challenge.nonce, proof.nonce, key=proof.key, joining=proof.joining
     )
     if not verify(proof.key, proof.signature, _LABEL + content):
         raise ProtocolError("wrong proof", f"claims to be {proof.key.hex()}")

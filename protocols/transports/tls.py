@@ -56,7 +56,7 @@ class TlsTransport:
         self,
         address: str,
         identity: Identity,
-        gate: AccessControl,
+        access: AccessControl,
         max_frame: int,
         *,
         rate: float = RATE,
@@ -65,7 +65,7 @@ class TlsTransport:
         self._host, self._port = split_address(address)
         self.address = address
         self.identity = identity
-        self.gate = gate
+        self.access = access
         self.max_frame = max_frame
         self.certificate = make_certificate(identity)
         self.links: dict[TlsLink, None] = {}  # the oldest first
@@ -192,10 +192,10 @@ class TlsTransport:
     # Services for links
 
     def server_proof(self) -> ServerProof:
-        return ServerProof(self.identity, self.gate, self.certificate)
+        return ServerProof(self.identity, self.access, self.certificate)
 
     def client_proof(self, key: bytes, certificate: bytes, joining: bool) -> ClientProof:
-        return ClientProof(self.identity, self.gate, key, certificate, joining)
+        return ClientProof(self.identity, self.access, key, certificate, joining)
 
     def opened(self, link: TlsLink) -> None:
         self.connected.add(link)

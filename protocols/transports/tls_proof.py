@@ -35,11 +35,11 @@ class ServerProof:
         certificate: its own certificate, DER.
     """
 
-    def __init__(self, identity: Identity, gate: AccessControl, certificate: bytes) -> None:
+    def __init__(self, identity: Identity, access: AccessControl, certificate: bytes) -> None:
         self._identity = identity
-        self._gate = gate
+        self._access = access
         self._certificate = certificate
-        self._challenge = handshake.challenge(gate)
+        self._challenge = handshake.challenge(access)
 
     def begin(self) -> bytes:
         """Return the first step to send."""
@@ -54,7 +54,7 @@ class ServerProof:
         step = handshake.decode(data)
         if not isinstance(step, handshake.Proof):
             raise _out_of_order()
-        proven = handshake.check(step, self._gate, self._challenge, self._identity.public, self._certificate)
+        proven = handshake.check(step, self._access, self._challenge, self._identity.public, self._certificate)
         return Progress(handshake.encode(handshake.Accepted()), proven)
 
 
@@ -67,9 +67,9 @@ class ClientProof:
         joining: whether this node is a newcomer that wants to become a member.
     """
 
-    def __init__(self, identity: Identity, gate: AccessControl, server: bytes, certificate: bytes, joining: bool) -> None:
+    def __init__(self, identity: Identity, access: AccessControl, server: bytes, certificate: bytes, joining: bool) -> None:
         self._identity = identity
-        self._gate = gate
+        self._access = access
         self._server = server
         self._certificate = certificate
         self._joining = joining
@@ -84,7 +84,7 @@ class ClientProof:
         step = handshake.decode(data)
         if self._session is None and isinstance(step, handshake.Challenge):
             proof, self._session = handshake.prove(
-                self._identity, self._gate, step, self._server, self._certificate, joining=self._joining
+                self._identity, self._access, step, self._server, self._certificate, joining=self._joining
             )
             return Progress(handshake.encode(proof))
         if self._session is not None and isinstance(step, handshake.Accepted):

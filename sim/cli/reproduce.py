@@ -191,7 +191,7 @@ def run(file: ScenarioFile, form: str, out: Path, command: Command, *, quiet: bo
                 _measure_time(outcome, load(file.name, [f"form={form}"])),
             ):
                 _carry_out(file, form, folder, command, quiet)
-        _judge(outcome, file, folder)
+        _stopping(outcome, file, folder)
     except Exception as error:  # a scenario that fails does not stop the others
         line = str(error) if isinstance(error, ConfigurationError | RunError) else f"{type(error).__name__}: {error}"
         outcome.state = "skipped" if _missing(error) else "failed"
@@ -213,7 +213,7 @@ def _carry_out(file: ScenarioFile, form: str, folder: Path, command: Command, qu
         raise RunError(f"the command ended with exit code {code}")
 
 
-def _judge(outcome: Outcome, file: ScenarioFile, folder: Path) -> None:
+def _stopping(outcome: Outcome, file: ScenarioFile, folder: Path) -> None:
     """Read the results of a run, and check them."""
     from p2pfl.sim.results.artifacts import SUMMARY
     from p2pfl.sim.scenario.claims import check, figure_of

@@ -20,27 +20,27 @@ FAREWELL = 3.0  # maximum seconds for an open page to fetch the final state
 class Watch:
     """Receiver of events from runs; it updates a monitor, and its views show the monitor."""
 
-    def __init__(self, board: RunMonitor, views: Sequence[View]) -> None:
-        self._board = board
+    def __init__(self, status_observer: RunMonitor, views: Sequence[View]) -> None:
+        self._status_observer = status_observer
         self._views = views
 
     def saw(self, number: int, snapshot: Snapshot | None) -> None:
         """Show a snapshot of a job; None means that the job begins."""
-        self._board.saw(number, snapshot)
+        self._status_observer.saw(number, snapshot)
         for each in self._views:
             each.show(number)
 
     def finished(self, number: int, result: Result) -> None:
         """Show the result of a job."""
-        self._board.finished(number, result)
+        self._status_observer.finished(number, result)
         for each in self._views:
             each.show(number)
 
     def ended(self, words: str) -> None:
         """Show the end, with `words` about it; wait until an open page has received it."""
-        self._board.ended(words)
-        if self._board.open():
-            self._board.told.wait(FAREWELL)
+        self._status_observer.ended(words)
+        if self._status_observer.open():
+            self._status_observer.told.wait(FAREWELL)
 
 
 @contextmanager
@@ -59,11 +59,11 @@ def watching(file: ScenarioFile, done: Mapping[int, Result], port: int, quiet: b
     """
     if not 0 <= port < 65536:
         raise ConfigurationError(f"--watch-port must be from 0 to 65535, got {port}")
-    board = RunMonitor(file, done)
+    status_observer = RunMonitor(file, done)
     with ExitStack() as stack:
-        address = stack.enter_context(in_thread(page_of(board, port)))
+        address = stack.enter_context(in_thread(page_of(status_observer, port)))
         print(f"watch the runs at {address}", file=sys.stderr, flush=True)
-        watch = Watch(board, [] if quiet else [stack.enter_context(view(board))])
+        watch = Watch(status_observer, [] if quiet else [stack.enter_context(view(status_observer))])
         try:
             yield watch
         except KeyboardInterrupt:

@@ -157,13 +157,13 @@ def _row_dict(row: Row) -> dict[str, Any]:
     return shown | {name: getattr(seen, name) for name in names} | {"x": seen.rounds}
 
 
-def page_of(board: RunMonitor, port: int) -> PageServer:
+def page_of(status_observer: RunMonitor, port: int) -> PageServer:
     """Return the page of a monitor, not yet started; port 0 takes a free port."""
     here = Path(__file__).parent / "web"
     shown = {"/": asset(here / "watch.html")}
     shown |= {f"/{name}": asset(here / name) for name in ("watch.js", "watch.css")}
     shown |= {f"/{name}": asset(ASSETS / name) for name in ("live.js", "charts.js", "style.css", "status.css", "icon.svg")}
-    shown["/runs.json"] = Resource("application/json", board.state)
-    for number in range(len(board.rows)):
-        shown[f"/runs.json?{number}"] = Resource("application/json", partial(board.state, number))
+    shown["/runs.json"] = Resource("application/json", status_observer.state)
+    for number in range(len(status_observer.rows)):
+        shown[f"/runs.json?{number}"] = Resource("application/json", partial(status_observer.state, number))
     return PageServer(shown, "127.0.0.1", port)

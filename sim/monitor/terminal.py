@@ -29,17 +29,17 @@ class View(Protocol):
 
 
 @contextmanager
-def view(board: RunMonitor, stream: TextIO | None = None) -> Iterator[View]:
+def view(status_observer: RunMonitor, stream: TextIO | None = None) -> Iterator[View]:
     """View a monitor on standard error."""
     stream = stream or sys.stderr
     if not stream.isatty():
-        yield Lines(board, stream)
+        yield Lines(status_observer, stream)
         return
     from rich.console import Console
     from rich.live import Live
 
     console = Console(file=stream, highlight=False, markup=False)
-    with Live(console=console, transient=True, get_renderable=lambda: table(board, console)):
+    with Live(console=console, transient=True, get_renderable=lambda: table(status_observer, console)):
         yield _Itself()
 
 
@@ -52,59 +52,59 @@ class _Itself:
 class Lines:
     """Printer of periodic lines for each run in progress; other code prints the lines of finished runs."""
 
-    def __init__(self, board: RunMonitor, stream: TextIO) -> None:
-        self._board = board
+    def __init__(self, status_observer: RunMonitor, stream: TextIO) -> None:
+        self._status_observer = status_observer
         self._stream = stream
         self._said: dict[int, float] = {}
 
     def show(self, number: int) -> None:
-        row, now = self._board.rows[number], time.monotonic()
+        row, now = self._status_observer.rows[number], time.monotonic()
         if row.state != "running" or now - self._said.setdefault(number, now) < PAUSE:
             return
         self._said[number] = now
-        print(line(self._board, row), file=self._stream, flush=True)
+        print(line(self._status_observer, row), file=self._stream, flush=True)
 
 
-def line(board: RunMonitor, row: Row) -> str:
+def line(status_observer: RunMonitor, row: Row) -> str:
     """Return the progress of a run in words."""
     cells = dict(zip(HEADINGS, _cells(row), strict=True))
     parts = [f"{cells['run']}, seed {cells['seed']}: round {cells['round']}"]
     if row.seen is not None and row.seen.values:
         parts.append(f"{row.seen.metric} {cells['metric']}")
     parts += [f"{cells['sent']} sent", f"{cells['virtual time']} virtual", f"{cells['node-rounds/s']} node-rounds/s"]
-    return ", ".join(parts) + f"; {rest(board)}"
+    return ", ".join(parts) + f"; {rest(status_observer)}"
 
 
-def rest(board: RunMonitor) -> str:
+def rest(status_observer: RunMonitor) -> str:
     """Return the progress of all runs in words."""
-    finished = sum(row.state in ("finished", "kept") for row in board.rows)
-    _, left = board.pace()
-    words = "" if left is None or finished == len(board.rows) else f", about {duration(left)} left"
-    return f"{finished} of {len(board.rows)} runs finished{words}"
+    finished = sum(row.state in ("finished", "kept") for row in status_observer.rows)
+    _, left = status_observer.pace()
+    words = "" if left is None or finished == len(status_observer.rows) else f", about {duration(left)} left"
+    return f"{finished} of {len(status_observer.rows)} runs finished{words}"
 
 
 HEADINGS = ("run", "seed", "state", "round", "metric", "sent", "models", "virtual time", "node-rounds/s")
 
 
-def table(board: RunMonitor, console: Console) -> Table:
+def table(status_observer: RunMonitor, console: Console) -> Table:
     """Return a table of the runs that fit: runs in progress, then those that ended last, then waiting ones.
 
     A narrow console also gets fewer columns.
     """
     room = max(3, console.size.height - 4)
     while True:
-        shown = _table(board, room, console.size.width)
+        shown = _table(status_observer, room, console.size.width)
         lines = len(console.render_lines(shown))  # long names take several lines
         if lines < console.size.height or room == 1:
             return shown
         room = max(1, room - max(1, (lines - console.size.height) // 2))
 
 
-def _table(board: RunMonitor, room: int, width: int) -> Table:
+def _table(status_observer: RunMonitor, room: int, width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    rows = board.rows
+    rows = status_observer.rows
     metrics = {row.seen.metric for row in rows if row.seen is not None}
     headings = ["/".join(sorted(metrics)) or "metric" if name == "metric" else name for name in HEADINGS]
     order = {"running": 0, "stopped": 0, "finished": 1, "waiting": 2, "kept": 3}
@@ -114,7 +114,7 @@ def _table(board: RunMonitor, room: int, width: int) -> Table:
     columns = len(headings)
     while columns > FEWEST and NAME + sum(widths[1:columns]) > width:
         columns -= 1
-    shown = Table(caption=rest(board), caption_justify="left", box=None, header_style="bold", expand=False)
+    shown = Table(caption=rest(status_observer), caption_justify="left", box=None, header_style="bold", expand=False)
     for name, heading in zip(HEADINGS, headings[:columns], strict=False):
         shown.add_column(heading, justify="left" if name in ("run", "state") else "right", no_wrap=name != "run")
     for k, row in cells.items():

@@ -106,7 +106,7 @@ def solve(job: Job, progress: Callable[[int], None] = lambda node_rounds: None) 
             " fedavg on a complete topology"
         )
     asked = [NodeQuery(k, Evaluate([model], ["test"])) for k in range(job.scenario.nodes)]
-    figures = [row for (row,) in simulation.crew.compute(asked)]
+    figures = [row for (row,) in simulation.backend.compute(asked)]
     values = to_maximisation(figures, goals_of(simulation.plan.tasks[0])).mean(0)
     return Solved(values, model.copy(), time.perf_counter() - begun)
 

@@ -37,8 +37,8 @@ class _Queue:
         batches, jobs: number of batches, and number of computed jobs.
     """
 
-    def __init__(self, crew: ComputeBackend) -> None:
-        self._crew = crew
+    def __init__(self, backend: ComputeBackend) -> None:
+        self._backend = backend
         self.entries: list[tuple[NodeQuery[Any], float, Future[Any]]] = []
         self.due = inf
         self.batches = self.jobs = 0
@@ -47,7 +47,7 @@ class _Queue:
         """Compute all jobs. Results that are due are delivered now, the rest at their times."""
         entries, self.entries, self.due = self.entries, [], inf
         entries.sort(key=_node)  # makes the result independent of the order of the requests
-        results = self._crew.compute([entry[0] for entry in entries])
+        results = self._backend.compute([entry[0] for entry in entries])
         self.batches += 1
         self.jobs += len(entries)
         now = loop.now
@@ -70,10 +70,10 @@ class Batcher:
         queues: by the name of their queries, in the order in which they are computed.
     """
 
-    def __init__(self, crew: ComputeBackend, loop: VirtualLoop) -> None:
-        self._crew = crew
+    def __init__(self, backend: ComputeBackend, loop: VirtualLoop) -> None:
+        self._backend = backend
         self._loop = loop
-        self.queues = {name: _Queue(crew) for name in FIRST}
+        self.queues = {name: _Queue(backend) for name in FIRST}
         self._patient: dict[str, _Queue] = {}  # queues of queries that are not urgent
         self.due = inf
         loop.defer(self)
@@ -104,7 +104,7 @@ class Batcher:
         return future
 
     def _open(self, name: str) -> _Queue:
-        others = {other: queue for other, queue in self.queues.items() if other not in FIRST} | {name: _Queue(self._crew)}
+        others = {other: queue for other, queue in self.queues.items() if other not in FIRST} | {name: _Queue(self._backend)}
         self.queues = {name: self.queues[name] for name in FIRST} | dict(sorted(others.items()))
         return self.queues[name]
 

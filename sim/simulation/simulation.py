@@ -107,8 +107,8 @@ class Simulation:
         self.links = Links(scenario.network, scenario.seed, self.plan.positions)
         self.recorder = Recorder(self.loop, self.plan.names, scenario.rounds)
         self.processes = 1
-        self.crew = self._crew(workers)
-        self.batcher = Batcher(self.crew, self.loop)
+        self.backend = self._backend(workers)
+        self.batcher = Batcher(self.backend, self.loop)
         self.trainers = [
             BatchedTrainer(self.batcher, k, scenario.compute.seconds * slowdown)
             for k, slowdown in enumerate(slowdowns(self.plan))
@@ -129,8 +129,8 @@ class Simulation:
         try:
             clock.run(self._main(), self.loop)
         finally:
-            if isinstance(self.crew, ShardedBackend):
-                self.crew.close()
+            if isinstance(self.backend, ShardedBackend):
+                self.backend.close()
         wall = time.perf_counter() - begun
         self.recorder.close(self.nodes)
         return Run(
@@ -190,7 +190,7 @@ class Simulation:
             initial=plan.initial if plan.tasks[k].layout == plan.tasks[0].layout else None,  # private parts may differ
         )
 
-    def _crew(self, workers: int) -> ComputeBackend:
+    def _backend(self, workers: int) -> ComputeBackend:
         """Return the backend for the nodes' jobs.
 
         It is stacked if the task allows it, else one by one in `workers` processes. A stack stays in one process,

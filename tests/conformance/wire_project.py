@@ -226,8 +226,8 @@ class Listener:
 def check_frames(given):
     async def feed():
         listener, recorder = Listener(), Recorder()
-        gate = log_of({"federation": "00" * 16, "admission": "00" * 32, "log": ""})
-        transport = TlsTransport("127.0.0.1:0", KEYS["bob"], gate, given["limit"])
+        access = log_of({"federation": "00" * 16, "admission": "00" * 32, "log": ""})
+        transport = TlsTransport("127.0.0.1:0", KEYS["bob"], access, given["limit"])
         transport.server_proof = lambda: recorder
         transport.use(listener)
         link = TlsLink(transport)
@@ -260,8 +260,8 @@ def step(data, kind):
 
 def check_challenge(given):
     challenge = step(given["bytes"], handshake.Challenge)
-    gate = log_of({"federation": "00" * 16, "admission": "00" * 32, "log": ""})
-    handshake.prove(KEYS["alice"], gate, challenge, KEYS["bob"].public, b"", joining=False)
+    access = log_of({"federation": "00" * 16, "admission": "00" * 32, "log": ""})
+    handshake.prove(KEYS["alice"], access, challenge, KEYS["bob"].public, b"", joining=False)
     return plain({"nonce": challenge.nonce, "membership_version": challenge.membership_version})
 
 
@@ -273,8 +273,8 @@ def check_proof(given):
 
 
 def check_topic(given):
-    gate = log_of({"federation": given["federation"], "admission": "00" * 32, "log": ""})
-    return {"packets": Topics(gate.federation, unhex(given["sender"])).inbox(unhex(given["recipient"]))}
+    access = log_of({"federation": given["federation"], "admission": "00" * 32, "log": ""})
+    return {"packets": Topics(access.federation, unhex(given["sender"])).inbox(unhex(given["recipient"]))}
 
 
 def check_opening(given):
@@ -362,22 +362,22 @@ def check_txt(given):
 
 def check_conflict(given):
     identity = BY_KEY[unhex(given["key"])]
-    sealer, evidence = (
+    signer, evidence = (
         FrameSigner(identity, unhex(given["federation"]), bytes(16), given["incarnation"]),
         unhex(given["evidence"]),
     )
     for known in given["sessions"]:
-        sealer.seal(messages.Ping(1), identity.public, session=unhex(known))
-    foreign = sealer.foreign(evidence)
+        signer.seal(messages.Ping(1), identity.public, session=unhex(known))
+    foreign = signer.foreign(evidence)
     return {"conflict": foreign is not None, "incarnation": msgspec.msgpack.decode(evidence[:256])[5]}
 
 
 def check_frame(given):
     keys = {key: unhex(key) for key in given["members"]}
-    door = FrameVerifier(keys, unhex(given["me"]), unhex(given["federation"]), given["limit"])
+    verifier = FrameVerifier(keys, unhex(given["me"]), unhex(given["federation"]), given["limit"])
     for frame in given["before"]:
-        door.open(unhex(frame), unhex(given["session"]), unhex(given["link"]))
-    opened = door.open(unhex(given["frame"]), unhex(given["session"]), unhex(given["link"]))
+        verifier.open(unhex(frame), unhex(given["session"]), unhex(given["link"]))
+    opened = verifier.open(unhex(given["frame"]), unhex(given["session"]), unhex(given["link"]))
     header = msgspec.msgpack.decode(unhex(given["frame"])[:256])
     return plain(
         {
@@ -436,8 +436,8 @@ async def _update(given):
             key=bob.public,
             neighbours={"alice": Member(alice.public)},
             transport=InProcessNetwork().transport("bob"),
-            sealer=FrameSigner(bob, bytes(16), bytes(16), 1),
-            door=FrameVerifier({"alice": alice.public}, bob.public, bytes(16), 1 << 20),
+            signer=FrameSigner(bob, bytes(16), bytes(16), 1),
+            verifier=FrameVerifier({"alice": alice.public}, bob.public, bytes(16), 1 << 20),
             agreed={},
             public_info={},
             asynchronous=given["asynchronous"],

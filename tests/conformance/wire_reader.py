@@ -755,10 +755,10 @@ def check_conflict(given):
 
 
 def check_frame(given):
-    door = FrameVerifier(given)
+    verifier = FrameVerifier(given)
     for frame in given["before"]:
-        door.open(bytes.fromhex(frame))
-    return plain(door.open(bytes.fromhex(given["frame"])))
+        verifier.open(bytes.fromhex(frame))
+    return plain(verifier.open(bytes.fromhex(given["frame"])))
 
 
 # Payloads

@@ -886,8 +886,8 @@ def envelope_vectors() -> Vectors:
     model = Payload.of(np.arange(8, dtype="<f4").tobytes(), encode_extras({"x": np.ones(2, np.float32)}))
 
     def frame(message=None, payload=EMPTY, incarnation=2, number=1, by=ALICE, to=BOB, of=ID, session=SESSION):
-        sealer = FrameSigner(by, of, LAYOUT, incarnation, sequence=number - 1)
-        return b"".join(bytes(p) for p in sealer.seal(message or m.Ping(9), to.public, payload, session))
+        signer = FrameSigner(by, of, LAYOUT, incarnation, sequence=number - 1)
+        return b"".join(bytes(p) for p in signer.seal(message or m.Ping(9), to.public, payload, session))
 
     def good(name, frame, **changes):
         v.good(name, "frame", **base | {"frame": frame.hex()} | changes)

@@ -36,15 +36,15 @@ def published(extras=EXTRAS, time=2.0):
 
 
 def checkpoint(round=3, **changes):
-    judge = EarlyStopping(2)
-    judge.see(round, PARAMS, 0.25)
+    stopping = EarlyStopping(2)
+    stopping.see(round, PARAMS, 0.25)
     fields = {
         "name": "alice",
         "seed": 7,
         "layout": LAYOUT,
         "round": round,
         "params": PARAMS.tobytes(),
-        "early_stopping": judge.state(),
+        "early_stopping": stopping.state(),
         "unevaluated": {"trained": PARAMS.tobytes(), "merged": PARAMS[:2].tobytes()},
         "unevaluated_round": round,
         "policy": "p2pfl.policies.dac:Dac",

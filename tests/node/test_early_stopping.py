@@ -18,23 +18,23 @@ def params(round):
 
 def judge_after(losses, patience=0):
     """Return an `EarlyStopping` that has seen these losses in rounds 1, 2, ..."""
-    judge = EarlyStopping(patience)
+    stopping = EarlyStopping(patience)
     for round, loss in enumerate(losses, 1):
-        judge.see(round, params(round), loss)
-    return judge
+        stopping.see(round, params(round), loss)
+    return stopping
 
 
 def verdicts(losses):
-    judge = EarlyStopping(0)
-    return [judge.see(round, params(round), loss) for round, loss in enumerate(losses, 1)]
+    stopping = EarlyStopping(0)
+    return [stopping.see(round, params(round), loss) for round, loss in enumerate(losses, 1)]
 
 
 def stopping_round(losses, patience):
     """Return the first round after which patience has run out, or None."""
-    judge = EarlyStopping(patience)
+    stopping = EarlyStopping(patience)
     for round, loss in enumerate(losses, 1):
-        judge.see(round, params(round), loss)
-        if judge.stop:
+        stopping.see(round, params(round), loss)
+        if stopping.stop:
             return round
     return None
 
@@ -43,17 +43,17 @@ def stopping_round(losses, patience):
 
 
 def test_early_stopping_has_no_best_before_first_model():
-    judge = EarlyStopping(3)
-    assert judge.best is None
-    assert judge.round == 0
-    assert not judge.stop
+    stopping = EarlyStopping(3)
+    assert stopping.best is None
+    assert stopping.round == 0
+    assert not stopping.stop
 
 
 def test_early_stopping_keeps_model_with_lowest_loss():
-    judge = judge_after([3.0, 1.0, 2.0])
-    assert judge.round == 2
-    assert judge.loss == 1.0
-    assert judge.best.tolist() == params(2).tolist()
+    stopping = judge_after([3.0, 1.0, 2.0])
+    assert stopping.round == 2
+    assert stopping.loss == 1.0
+    assert stopping.best.tolist() == params(2).tolist()
 
 
 def test_see_returns_whether_model_is_best_so_far():
@@ -74,10 +74,10 @@ def test_early_stopping_accepts_infinite_first_loss():
 
 @given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=20))
 def test_early_stopping_keeps_first_minimum(losses):
-    judge = judge_after(losses)
-    assert judge.round == losses.index(min(losses)) + 1
-    assert judge.loss == min(losses)
-    assert judge.best.tolist() == params(judge.round).tolist()
+    stopping = judge_after(losses)
+    assert stopping.round == losses.index(min(losses)) + 1
+    assert stopping.loss == min(losses)
+    assert stopping.best.tolist() == params(stopping.round).tolist()
 
 
 # Losses that are not numbers
@@ -90,14 +90,14 @@ def test_early_stopping_never_prefers_nan_loss():
 
 
 def test_early_stopping_with_only_nan_losses_keeps_first_model():
-    judge = judge_after([nan, nan, nan])
-    assert judge.round == 1
-    assert judge.best.tolist() == params(1).tolist()
+    stopping = judge_after([nan, nan, nan])
+    assert stopping.round == 1
+    assert stopping.best.tolist() == params(1).tolist()
 
 
 def test_early_stopping_prefers_any_loss_to_nan():
-    judge = judge_after([nan, 1e30])
-    assert (judge.round, judge.loss) == (2, 1e30)
+    stopping = judge_after([nan, 1e30])
+    assert (stopping.round, stopping.loss) == (2, 1e30)
     assert verdicts([nan, 1e30]) == [False, True]
 
 
@@ -110,9 +110,9 @@ def test_early_stopping_nan_uses_up_patience():
 
 
 def test_early_stopping_without_validation_keeps_newest_model():
-    judge = judge_after([None, None, None])
-    assert judge.round == 3
-    assert judge.best.tolist() == params(3).tolist()
+    stopping = judge_after([None, None, None])
+    assert stopping.round == 3
+    assert stopping.best.tolist() == params(3).tolist()
     assert verdicts([None, None]) == [True, True]
 
 
@@ -139,12 +139,12 @@ def test_early_stopping_stops_after_patience_rounds(losses, patience, expected):
 
 
 def test_early_stopping_counts_rounds_not_evaluations():
-    judge = EarlyStopping(4)
-    judge.see(2, params(2), 1.0)
-    judge.see(4, params(4), 2.0)
-    assert not judge.stop
-    judge.see(6, params(6), 2.0)
-    assert judge.stop
+    stopping = EarlyStopping(4)
+    stopping.see(2, params(2), 1.0)
+    stopping.see(4, params(4), 2.0)
+    assert not stopping.stop
+    stopping.see(6, params(6), 2.0)
+    assert stopping.stop
 
 
 # State across restarts
@@ -190,16 +190,16 @@ def test_early_stopping_restored_mid_run_decides_alike(first, second, patience):
 
 
 def test_early_stopping_state_is_a_copy():
-    judge = judge_after([2.0])
-    state = judge.state()
-    judge.see(2, params(2), 1.0)
+    stopping = judge_after([2.0])
+    state = stopping.state()
+    stopping.see(2, params(2), 1.0)
     assert state["round"] == 1
     assert state["best"] == params(1).tobytes()
 
 
 def test_early_stopping_copies_best_model_out_of_stack():
     stack = np.arange(12, dtype=np.float32).reshape(3, 4)
-    judge = EarlyStopping(0)
-    judge.see(1, stack[1], 0.5)
-    assert judge.best.tolist() == [4, 5, 6, 7]
-    assert judge.best.base is None
+    stopping = EarlyStopping(0)
+    stopping.see(1, stack[1], 0.5)
+    assert stopping.best.tolist() == [4, 5, 6, 7]
+    assert stopping.best.base is None

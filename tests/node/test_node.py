@@ -642,7 +642,7 @@ def test_node_sends_two_models_at_once_and_then_the_newest():
             a.models.serve(peer, m.Get(number, round, "trained"))
         pipe.backlog = 0
         a.contacts.links.drained(pipe)
-        federation.said = [b.contacts.door.open(frame).message for frame in pipe.said]
+        federation.said = [b.contacts.verifier.open(frame).message for frame in pipe.said]
         a.contacts.links.drained(pipe)  # no request is left
 
     said = play(test, ("a", "b"), settings()).said
@@ -719,14 +719,14 @@ def hostile(script, policy=Random, **options):
 
         class Listener:
             def received(self, link, frame):
-                opened = peer.door.open(frame)
+                opened = peer.verifier.open(frame)
                 if opened.sender == "a":
                     script(lambda message, payload=b"": say(link, message, payload), opened.message)
 
             def lost(self, link, reason): ...
 
         def say(link, message, payload=b""):
-            link.send(peer.sealer.seal(message, key, Payload.of(payload)))
+            link.send(peer.signer.seal(message, key, Payload.of(payload)))
 
         await transport.listen(Listener())
         await asyncio.sleep(0.01)

@@ -381,9 +381,9 @@ def test_real_node_logs_models_refused_by_budget(tmp_path):
     async def test(federation):
         federation.start("b", "c", "d")
         exchange = federation.exchange("a")
-        board = StatusObserver(tmp_path / "status.json", exchange, log_to(logged))
-        node = federation.make("a", exchange=exchange, observer=board)
-        board.begin(node)
+        status_observer = StatusObserver(tmp_path / "status.json", exchange, log_to(logged))
+        node = federation.make("a", exchange=exchange, observer=status_observer)
+        status_observer.begin(node)
         federation.running["a"] = asyncio.create_task(node.run(node.exchange.others_done))
         await federation.done()
 

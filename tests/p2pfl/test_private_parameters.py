@@ -166,8 +166,8 @@ DECAYING = p2pfl.SGD(0.1, momentum=0.9, weight_decay=0.1)  # weight decay would 
 def trained(kind, options, **task):
     tasks = [headed(Part(k, NODES), 0, optimizer=DECAYING, **task) for k in range(NODES)]
     learners = [task.learner(RandomStreams(0, f"node-{k}")) for k, task in enumerate(tasks)]
-    crew = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
-    return np.array(crew.compute([NodeQuery(k, Train(tasks[k].initial(k), 1, **options)) for k in range(NODES)]))
+    backend = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
+    return np.array(backend.compute([NodeQuery(k, Train(tasks[k].initial(k), 1, **options)) for k in range(NODES)]))
 
 
 @pytest.mark.parametrize("kind", ["dense", "vmap"])
@@ -351,7 +351,7 @@ def test_run_in_memory_equals_simulation():
     policies = {name: make_policy("coordinated-fedavg", {}) for name in tasks}
     cast, _ = run_in_memory(policies, tasks, rounds=3)
     done = run(scenario(policy={"name": "coordinated-fedavg"}))
-    assert {id: actor.border.whole(actor.params).tobytes() for id, actor in cast.items()} == wholes(done.nodes)
+    assert {id: actor.private_parameters.whole(actor.params).tobytes() for id, actor in cast.items()} == wholes(done.nodes)
 
 
 # FedRep
@@ -374,7 +374,7 @@ def test_fedrep_trains_head_then_body_and_averages_bodies():
         for name, task in tasks.items():
             models[name] = task.layout.with_private(mean, models[name])
     for name in NAMES:
-        assert np.allclose(cast[name].border.whole(cast[name].params), models[name], rtol=1e-5, atol=1e-6)
+        assert np.allclose(cast[name].private_parameters.whole(cast[name].params), models[name], rtol=1e-5, atol=1e-6)
         assert set(history[1][name].weights) == set(NAMES)
 
 

@@ -186,14 +186,14 @@ def test_learner_inherits_answers_and_may_override_them():
 def test_query_complete_fills_private_part_of_every_model():
     task = plain(Part(0, 1), 0, private=("bias",))
     whole = np.array([1, 2, 3], np.float32)
-    border = PrivateParameters(task.layout, whole)
+    private_parameters = PrivateParameters(task.layout, whole)
     shared, other = np.array([5, 6], np.float32), np.array([7, 8], np.float32)
-    query = Train(shared, 1, proximal=(0.1, other), rule=Mixture(0.5, other)).complete(border)
+    query = Train(shared, 1, proximal=(0.1, other), rule=Mixture(0.5, other)).complete(private_parameters)
     assert query.params.tolist() == [5, 6, 3]
     assert query.proximal[1].tolist() == query.rule.shared.tolist() == [7, 8, 3]
-    assert [model.tolist() for model in Loss([shared, other]).complete(border).stack] == [[5, 6, 3], [7, 8, 3]]
-    assert query.restrict(np.array([5, 6, 9], np.float32), border).tolist() == [5, 6]
-    assert border.whole(shared).tolist() == [5, 6, 9]
+    assert [model.tolist() for model in Loss([shared, other]).complete(private_parameters).stack] == [[5, 6, 3], [7, 8, 3]]
+    assert query.restrict(np.array([5, 6, 9], np.float32), private_parameters).tolist() == [5, 6]
+    assert private_parameters.whole(shared).tolist() == [5, 6, 9]
 
 
 def test_stacked_learners_answer_other_queries_one_by_one():

@@ -317,17 +317,17 @@ class Pair:
 
     alice: Identity
     bob: Identity
-    sealer: FrameSigner
-    door: FrameVerifier
+    signer: FrameSigner
+    verifier: FrameVerifier
 
     def frame(self, message=EVERY_MESSAGE[2], payload=EMPTY):
-        return bytearray(b"".join(self.sealer.seal(message, self.bob.public, payload)))
+        return bytearray(b"".join(self.signer.seal(message, self.bob.public, payload)))
 
 
 def make_pair(incarnation=1, federation=FEDERATION):
     alice, bob = Identity.from_seed(b"a" * 32), Identity.from_seed(b"b" * 32)
-    sealer = FrameSigner(alice, federation, LAYOUT, incarnation)
-    return Pair(alice, bob, sealer, FrameVerifier({"alice": alice.public}, bob.public, FEDERATION, limit=1000))
+    signer = FrameSigner(alice, federation, LAYOUT, incarnation)
+    return Pair(alice, bob, signer, FrameVerifier({"alice": alice.public}, bob.public, FEDERATION, limit=1000))
 
 
 @pytest.fixture
@@ -335,9 +335,9 @@ def pair():
     return make_pair()
 
 
-def cause(door, frame):
+def cause(verifier, frame):
     with pytest.raises(ProtocolError) as refused:
-        door.open(frame)
+        verifier.open(frame)
     return refused.value.cause
 
 
@@ -347,7 +347,7 @@ def test_frame_round_trips_and_has_expected_size(pair, message, size):
     payload = b"p" * size if isinstance(message, m.WithPayload) else b""
     frame = pair.frame(message, Payload.of(payload))
     assert len(frame) == OVERHEAD + len(payload)
-    opened = pair.door.open(frame)
+    opened = pair.verifier.open(frame)
     assert (opened.sender, opened.message, bytes(opened.payload), opened.incarnation) == ("alice", message, payload, 1)
 
 
@@ -358,34 +358,34 @@ def test_frame_header_is_plain_msgpack(pair):
 
 
 def test_frame_of_another_session_is_rejected(pair):
-    frame = b"".join(pair.sealer.seal(m.Ping(1), pair.bob.public, session=b"1" * 16))
+    frame = b"".join(pair.signer.seal(m.Ping(1), pair.bob.public, session=b"1" * 16))
     for session in (b"2" * 16, bytes(16)):
         with pytest.raises(ProtocolError, match="other session"):
-            pair.door.open(frame, session)
-    assert pair.door.open(frame, b"1" * 16).sender == "alice"
+            pair.verifier.open(frame, session)
+    assert pair.verifier.open(frame, b"1" * 16).sender == "alice"
 
 
 def test_frame_relayed_by_another_member_is_rejected(pair):
     with pytest.raises(ProtocolError, match="other sender"):
-        pair.door.open(pair.frame(), key=pair.bob.public)
-    assert pair.door.open(pair.frame(), key=pair.alice.public).sender == "alice"
+        pair.verifier.open(pair.frame(), key=pair.bob.public)
+    assert pair.verifier.open(pair.frame(), key=pair.alice.public).sender == "alice"
 
 
 def test_verifier_admits_and_expels_members(pair):
     carol = Identity.from_seed(b"c" * 32)
-    sealer = FrameSigner(carol, FEDERATION, b"l" * 16, 1)
+    signer = FrameSigner(carol, FEDERATION, b"l" * 16, 1)
 
     def describe():
-        return b"".join(sealer.seal(m.Ping(1), pair.bob.public))
+        return b"".join(signer.seal(m.Ping(1), pair.bob.public))
 
-    assert cause(pair.door, describe()) == "stranger"
-    pair.door.admit("carol", carol.public)
+    assert cause(pair.verifier, describe()) == "stranger"
+    pair.verifier.admit("carol", carol.public)
     once = describe()
-    assert pair.door.open(once).sender == "carol"
-    pair.door.expel(carol.public)
-    assert cause(pair.door, describe()) == "stranger"
-    pair.door.admit("carol", carol.public)
-    assert cause(pair.door, once) == "replay"  # earlier frames stay known
+    assert pair.verifier.open(once).sender == "carol"
+    pair.verifier.expel(carol.public)
+    assert cause(pair.verifier, describe()) == "stranger"
+    pair.verifier.admit("carol", carol.public)
+    assert cause(pair.verifier, once) == "replay"  # earlier frames stay known
 
 
 def test_verifier_detects_every_changed_byte(pair):
@@ -394,66 +394,66 @@ def test_verifier_detects_every_changed_byte(pair):
         changed = bytearray(frame)
         changed[position] ^= 1
         with pytest.raises(ProtocolError):
-            pair.door.open(changed)
-    assert pair.door.open(frame).sender == "alice"  # none of those used up its sequence number
+            pair.verifier.open(changed)
+    assert pair.verifier.open(frame).sender == "alice"  # none of those used up its sequence number
 
 
 @pytest.mark.parametrize("message", EVERY_MESSAGE, ids=lambda message: type(message).__name__)
 def test_payload_on_message_without_one_is_rejected(pair, message):
     if isinstance(message, m.WithPayload):
         return
-    assert cause(pair.door, pair.frame(message, Payload.of(b"p"))) == "wrong length"
-    assert pair.door.open(pair.frame(message)).message == message
+    assert cause(pair.verifier, pair.frame(message, Payload.of(b"p"))) == "wrong length"
+    assert pair.verifier.open(pair.frame(message)).message == message
 
 
 @pytest.mark.parametrize("fields", [12, 13, 14])
 def test_frame_of_another_version_is_recognised(pair, fields):
     frame = pair.frame()
     frame[:2] = bytes([0x90 | fields, 4])
-    assert cause(pair.door, frame) == "version"
+    assert cause(pair.verifier, frame) == "version"
     frame[:2] = bytes([0x9E, 6])
-    assert cause(pair.door, frame) == "malformed"
+    assert cause(pair.verifier, frame) == "malformed"
 
 
 def test_frame_with_wrong_signature_is_rejected(pair):
     frame = pair.frame()
     frame[HEADER_SIZE] ^= 1
-    assert cause(pair.door, frame) == "wrong signature"
+    assert cause(pair.verifier, frame) == "wrong signature"
 
 
 def test_frame_with_altered_payload_is_rejected(pair):
     frame = pair.frame(m.Score(1, 1), Payload.of(b"payload"))
     frame[-1] ^= 1
-    assert cause(pair.door, frame) == "wrong signature"
+    assert cause(pair.verifier, frame) == "wrong signature"
 
 
 def test_frames_of_strangers_or_other_federations_are_rejected(pair):
     stranger = FrameSigner(Identity.from_seed(b"s" * 32), FEDERATION, LAYOUT, 1)
-    assert cause(pair.door, b"".join(stranger.seal(m.Hello(), pair.bob.public))) == "stranger"
-    assert cause(pair.door, b"".join(pair.sealer.seal(m.Hello(), pair.alice.public))) == "other recipient"
-    assert cause(pair.door, make_pair(federation=b"g" * 16).frame()) == "other federation"
+    assert cause(pair.verifier, b"".join(stranger.seal(m.Hello(), pair.bob.public))) == "stranger"
+    assert cause(pair.verifier, b"".join(pair.signer.seal(m.Hello(), pair.alice.public))) == "other recipient"
+    assert cause(pair.verifier, make_pair(federation=b"g" * 16).frame()) == "other federation"
 
 
 def test_frame_of_wrong_size_is_rejected_first(pair):
-    assert cause(pair.door, b"") == "wrong length"
-    assert cause(pair.door, pair.frame()[: OVERHEAD - 1]) == "wrong length"
-    assert cause(pair.door, pair.frame(m.Score(1, 1), Payload.of(bytes(1001)))) == "wrong length"
-    assert cause(pair.door, pair.frame() + b"x") == "wrong length"
-    assert cause(pair.door, b"\xdd\xff\xff\xff\xff" + bytes(OVERHEAD)) == "malformed"
+    assert cause(pair.verifier, b"") == "wrong length"
+    assert cause(pair.verifier, pair.frame()[: OVERHEAD - 1]) == "wrong length"
+    assert cause(pair.verifier, pair.frame(m.Score(1, 1), Payload.of(bytes(1001)))) == "wrong length"
+    assert cause(pair.verifier, pair.frame() + b"x") == "wrong length"
+    assert cause(pair.verifier, b"\xdd\xff\xff\xff\xff" + bytes(OVERHEAD)) == "malformed"
 
 
 def test_frame_is_accepted_only_once(pair):
     first, second = pair.frame(), pair.frame()
-    pair.door.open(second)
-    pair.door.open(first)  # frames may overtake each other
-    assert cause(pair.door, first) == cause(pair.door, second) == "replay"
+    pair.verifier.open(second)
+    pair.verifier.open(first)  # frames may overtake each other
+    assert cause(pair.verifier, first) == cause(pair.verifier, second) == "replay"
 
 
 def test_old_frames_are_rejected_after_sender_restarts(pair):
     old, unseen = pair.frame(), pair.frame()
-    pair.door.open(old)
-    pair.door.open(make_pair(incarnation=2).frame())
-    assert cause(pair.door, unseen) == "replay"
+    pair.verifier.open(old)
+    pair.verifier.open(make_pair(incarnation=2).frame())
+    assert cause(pair.verifier, unseen) == "replay"
 
 
 @pytest.mark.slow
@@ -461,7 +461,7 @@ def test_old_frames_are_rejected_after_sender_restarts(pair):
 @given(st.binary(max_size=700))
 def test_random_frames_raise_only_documented_error(data):
     with pytest.raises(ProtocolError):
-        make_pair().door.open(data)
+        make_pair().verifier.open(data)
 
 
 @pytest.mark.slow
@@ -474,7 +474,7 @@ def test_mutated_frames_raise_only_documented_error(data):
         position = data.draw(st.integers(0, HEADER_SIZE - 1))
         frame[position] = data.draw(st.integers(0, 255))
     with contextlib.suppress(ProtocolError):
-        assert pair.door.open(frame).sender == "alice"  # the mutation changed nothing
+        assert pair.verifier.open(frame).sender == "alice"  # the mutation changed nothing
 
 
 # Replay

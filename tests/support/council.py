@@ -66,8 +66,8 @@ class Council:
                 key=KEYS[name].public,
                 neighbours=others,
                 transport=self.network.transport(name),
-                sealer=FrameSigner(KEYS[name], FEDERATION, LAYOUT.fingerprint, 1),
-                door=FrameVerifier(keys, KEYS[name].public, FEDERATION, payload_limit(SIZE, True)),
+                signer=FrameSigner(KEYS[name], FEDERATION, LAYOUT.fingerprint, 1),
+                verifier=FrameVerifier(keys, KEYS[name].public, FEDERATION, payload_limit(SIZE, True)),
                 agreed=AGREED,
                 public_info={"n_samples": SAMPLES[name]},
             ),
@@ -117,7 +117,7 @@ class Cheat:
 
     def __init__(self, council):
         self.council = council
-        self.sealer = FrameSigner(KEYS["mallory"], FEDERATION, LAYOUT.fingerprint, 1)
+        self.signer = FrameSigner(KEYS["mallory"], FEDERATION, LAYOUT.fingerprint, 1)
         self.transport = council.network.transport("mallory")
         self.links, self.heard = {}, []
 
@@ -138,7 +138,7 @@ class Cheat:
             self.send(name, m.Hello(), Payload.of(terms.encode()))
 
     def send(self, name, message, payload=Payload.of(b"")):  # noqa: B008
-        frame = b"".join(bytes(part) for part in self.sealer.seal(message, KEYS[name].public, payload))
+        frame = b"".join(bytes(part) for part in self.signer.seal(message, KEYS[name].public, payload))
         self.links[name].send([frame])
         return frame
 

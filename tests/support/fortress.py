@@ -66,8 +66,8 @@ class Honest:
         self.identity = Identity.load(folder / config.KEY)
         self.key, self.name = self.identity.public, own.name
         self.model = np.random.default_rng(size).standard_normal(size).astype(np.float32)
-        gate = Guard(self.log, asyncio.get_running_loop().time) if guarded else self.log
-        self.transport = TlsTransport(own.listen, self.identity, gate, max_frame(size))
+        access = Guard(self.log, asyncio.get_running_loop().time) if guarded else self.log
+        self.transport = TlsTransport(own.listen, self.identity, access, max_frame(size))
         neighbourhood = Neighbourhood(ready, ())
         around = neighbourhood.members()
         keys = {name: member.key for name, member in around.items()}
@@ -83,14 +83,14 @@ class Honest:
                 key=self.key,
                 neighbours=around,
                 transport=self.transport,
-                sealer=FrameSigner(self.identity, self.log.federation, LAYOUT, config.next_incarnation(folder)),
-                door=FrameVerifier(keys, self.key, self.log.federation, payload_limit(size)),
+                signer=FrameSigner(self.identity, self.log.federation, LAYOUT, config.next_incarnation(folder)),
+                verifier=FrameVerifier(keys, self.key, self.log.federation, payload_limit(size)),
                 agreed={"size": str(size)},
                 public_info={"n_samples": 50},
                 seed=own.seed,
                 options=PeeringOptions(
-                    gate=gate,
-                    guard=gate if guarded else None,
+                    access=access,
+                    guard=access if guarded else None,
                     answer_join=self._answer if self.service else None,
                 ),
             ),
@@ -147,16 +147,16 @@ class Intruder:
     """A client that sends arbitrary messages to nodes.
 
     Args:
-        gate: its claims about its federation.
+        access: its claims about its federation.
 
     Attributes:
         heard, said: frames, by their link.
     """
 
-    def __init__(self, identity, gate, incarnation=1, size=SIZE):
-        self.identity, self.gate, self.key = identity, gate, identity.public
-        self.sealer = FrameSigner(identity, gate.federation, LAYOUT, incarnation)
-        self.transport = TlsTransport("127.0.0.1:0", identity, gate, max_frame(size))
+    def __init__(self, identity, access, incarnation=1, size=SIZE):
+        self.identity, self.access, self.key = identity, access, identity.public
+        self.signer = FrameSigner(identity, access.federation, LAYOUT, incarnation)
+        self.transport = TlsTransport("127.0.0.1:0", identity, access, max_frame(size))
         self.transport.use(self)
         self.heard, self.said, self.numbers = {}, {}, iter(range(1, 1 << 30))
         self.lost_links = []
@@ -184,7 +184,7 @@ class Intruder:
     def seal(self, link, message, payload=b"", to=None, session=None):
         """Return a frame, by default for the other end of the link."""
         payload = payload if isinstance(payload, Payload) else Payload.of(payload)
-        parts = self.sealer.seal(message, to or link.key, payload, link.session if session is None else session)
+        parts = self.signer.seal(message, to or link.key, payload, link.session if session is None else session)
         return b"".join(bytes(part) for part in parts)
 
     def send(self, link, message, payload=b""):
@@ -197,7 +197,7 @@ class Intruder:
         """Become a regular peer; return the link."""
         link = await self.dial(node)
         terms = m.HelloParameters(
-            {"size": str(node.exchange.coding.layout.size)}, {"n_samples": 50}, 1, False, self.gate.membership_version
+            {"size": str(node.exchange.coding.layout.size)}, {"n_samples": 50}, 1, False, self.access.membership_version
         )
         self.send(link, m.Hello(), terms.encode())
         await until(lambda: link in self.heard)

@@ -37,8 +37,8 @@ class IncarnationCheck:
 
     def __init__(self, config: PeeringConfig, messenger: Messenger, tasks: BackgroundTasks) -> None:
         self._name = config.name
-        self._door = config.door
-        self._sealer = config.sealer
+        self._verifier = config.verifier
+        self._signer = config.signer
         self._messenger = messenger
         self._tasks = tasks
         self._shown: WeakSet[Link] = WeakSet()
@@ -48,7 +48,7 @@ class IncarnationCheck:
         if link not in self._shown:
             self._shown.add(link)
             with suppress(TransportError):
-                self._messenger.send_over(link, peer, m.Conflict(), Payload.of(self._door.newest(peer.key)))
+                self._messenger.send_over(link, peer, m.Conflict(), Payload.of(self._verifier.newest(peer.key)))
 
     def receive(self, opened: Opened) -> None:
         """End the node with IncarnationConflictError if another process signed the frame that a peer shows.
@@ -56,5 +56,5 @@ class IncarnationCheck:
         Raises:
             ProtocolError: the frame does not carry this node's key.
         """
-        if (incarnation := self._sealer.foreign(opened.payload)) is not None:
+        if (incarnation := self._signer.foreign(opened.payload)) is not None:
             self._tasks.fail(IncarnationConflictError(incarnation), f"{self._name}: conflict of incarnations")

@@ -35,7 +35,7 @@ class LinkHandler:
         router: MessageRouter,
     ) -> None:
         self._name = config.name
-        self._door = config.door
+        self._verifier = config.verifier
         self._transport = config.transport
         self._options = config.options
         self._events = events
@@ -54,7 +54,7 @@ class LinkHandler:
                 self.serve(link, self._answer(link, answer), f"{self._name}: answer to a newcomer")
                 return
             self._expect_member(link)
-            opened = self._door.open(frame, link.session, link.key)
+            opened = self._verifier.open(frame, link.session, link.key)
             peer = self._table.peers[opened.sender]
             peer.bytes_in += len(frame)
             self._router.receive(peer, link, opened)
@@ -106,8 +106,8 @@ class LinkHandler:
 
     def _expect_member(self, link: Link) -> None:
         """Close the link of a peer whose membership has ended. A peer may have other links than the one in use."""
-        gate = self._options.gate
-        if gate is not None and link.key is not None and (cause := gate.refusal(link.key)):
+        access = self._options.access
+        if access is not None and link.key is not None and (cause := access.refusal(link.key)):
             link.close()
             raise ProtocolError(cause, f"{link.key.hex()} is no longer a member")
 

@@ -21,22 +21,22 @@ class MembershipGossip:
     """Gossip that sends peers the entries that they lack and accepts entries from them.
 
     Args:
-        gate: holds the log; None if there is none.
+        access: holds the log; None if there is none.
     """
 
-    def __init__(self, gate: AccessControl | None, messenger: Messenger) -> None:
-        self._gate = gate
+    def __init__(self, access: AccessControl | None, messenger: Messenger) -> None:
+        self._access = access
         self._messenger = messenger
         self._news = TokenBucket(NEWS_RATE, NEWS_BURST)
 
     def send(self, peer: Peer) -> None:
         """Send a peer the entries that it is not known to have."""
-        if self._gate is None:
+        if self._access is None:
             return
         try:
-            while peer.membership_version < self._gate.membership_version:  # a long log needs several messages
-                news = self._gate.after(peer.membership_version, m.Entries.LIMIT)
-                self._messenger.send(peer, m.Entries(self._gate.membership_version), Payload.of(news))
+            while peer.membership_version < self._access.membership_version:  # a long log needs several messages
+                news = self._access.after(peer.membership_version, m.Entries.LIMIT)
+                self._messenger.send(peer, m.Entries(self._access.membership_version), Payload.of(news))
                 peer.membership_version += len(msgspec.msgpack.decode(news, type=list[msgspec.Raw]))
         except TransportError:
             self._messenger.rejected["link lost"] += 1
@@ -53,6 +53,6 @@ class MembershipGossip:
             ProtocolError: this node has no log, or the entries are malformed or not signed.
         """
         peer.membership_version = max(peer.membership_version, message.membership_version)
-        if self._gate is None:
+        if self._access is None:
             raise ProtocolError("membership", "this node has no membership log")
-        self._gate.extend(bytes(opened.payload))
+        self._access.extend(bytes(opened.payload))

@@ -22,16 +22,16 @@ BEST, LAST = np.arange(9, dtype=np.float32), np.arange(9, dtype=np.float32) * 10
 
 
 def checkpoint(layout=LAYOUT, params=LAST, best=BEST):
-    judge = EarlyStopping(0)
+    stopping = EarlyStopping(0)
     if best is not None:
-        judge.see(3, best, 0.5)
+        stopping.see(3, best, 0.5)
     return Checkpoint(
         name="alice",
         seed=0,
         layout=layout.fingerprint,
         round=4,
         params=params.tobytes(),
-        early_stopping=judge.state(),
+        early_stopping=stopping.state(),
         unevaluated={},
         unevaluated_round=0,
         policy="p2pfl.policies.dac:Dac",

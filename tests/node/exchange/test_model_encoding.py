@@ -194,7 +194,7 @@ def hostile(answer, table=TOP_K):
 
         class Listener:
             def received(self, link, frame):
-                opened = peer.door.open(frame)
+                opened = peer.verifier.open(frame)
                 message = opened.message
                 if opened.sender != "a":
                     return
@@ -208,7 +208,7 @@ def hostile(answer, table=TOP_K):
             def lost(self, link, reason): ...
 
         def say(link, message, payload=b""):
-            link.send(peer.sealer.seal(message, key, Payload.of(payload)))
+            link.send(peer.signer.seal(message, key, Payload.of(payload)))
 
         await transport.listen(Listener())
         await asyncio.sleep(0.01)

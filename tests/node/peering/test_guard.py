@@ -38,51 +38,51 @@ def guard():
 
 
 def test_guard_excludes_member_after_many_offences():
-    gate, clock = guard()
-    assert [gate.offend(KEY, "malformed") for _ in range(TOLERATED + 1)] == [False] * TOLERATED + [True]
-    assert gate.refusal(KEY) == CAUSE
-    assert gate.seconds_left(KEY) == FIRST
+    access, clock = guard()
+    assert [access.offend(KEY, "malformed") for _ in range(TOLERATED + 1)] == [False] * TOLERATED + [True]
+    assert access.refusal(KEY) == CAUSE
+    assert access.seconds_left(KEY) == FIRST
     clock.now += FIRST
-    assert gate.refusal(KEY) == ""
+    assert access.refusal(KEY) == ""
 
 
 def test_guard_doubles_exclusion_at_each_repeat():
-    gate, clock = guard()
+    access, clock = guard()
     pauses = []
     for _ in range(10):
-        while not gate.offend(KEY, "wrong signature"):
+        while not access.offend(KEY, "wrong signature"):
             pass
-        pauses.append(gate.seconds_left(KEY))
-        clock.now += gate.seconds_left(KEY)
+        pauses.append(access.seconds_left(KEY))
+        clock.now += access.seconds_left(KEY)
     assert pauses[:3] == [FIRST, 2 * FIRST, 4 * FIRST]
     assert pauses[-1] == LONGEST
 
 
 def test_guard_tolerates_same_number_after_exclusion():
-    gate, clock = guard()
+    access, clock = guard()
     for _ in range(3):
-        assert [gate.offend(KEY, "malformed") for _ in range(TOLERATED + 1)] == [False] * TOLERATED + [True]
-        clock.now += gate.seconds_left(KEY)
+        assert [access.offend(KEY, "malformed") for _ in range(TOLERATED + 1)] == [False] * TOLERATED + [True]
+        clock.now += access.seconds_left(KEY)
 
 
 def test_guard_forgives_rare_offences():
-    gate, clock = guard()
+    access, clock = guard()
     for _ in range(1000):
-        assert not gate.offend(KEY, "malformed")
+        assert not access.offend(KEY, "malformed")
         clock.now += 1 / FORGIVEN
 
 
 def test_guard_ignores_causes_that_honest_members_produce():
-    gate, _ = guard()
-    assert not any(gate.offend(KEY, cause) for cause in ("replay", "lower term", "differs", "not introduced") * 100)
+    access, _ = guard()
+    assert not any(access.offend(KEY, cause) for cause in ("replay", "lower term", "differs", "not introduced") * 100)
 
 
 def test_guard_delegates_to_access_control():
-    gate, _ = guard()
-    assert (gate.federation, gate.invites, gate.membership_version) == (bytes(16), False, 3)
-    assert gate.refusal(OTHER) == "stranger"
-    assert gate.after(1, 2) == b"entries"
-    assert gate.extend(b"two") == 3
+    access, _ = guard()
+    assert (access.federation, access.invites, access.membership_version) == (bytes(16), False, 3)
+    assert access.refusal(OTHER) == "stranger"
+    assert access.after(1, 2) == b"entries"
+    assert access.extend(b"two") == 3
 
 
 def test_member_that_sends_garbage_is_reported_and_excluded(tmp_path):
@@ -102,7 +102,7 @@ def test_member_that_sends_garbage_is_reported_and_excluded(tmp_path):
                 assert "excluded for 60 s" in alice.exchange.roster.suspected["mallory"]
                 await until(lambda: link in mallory.lost_links)
                 assert "bob" in alice.exchange.roster.ids
-                again = await mallory.dial(alice) if alice.transport.gate.refusal(mallory.key) == "" else None
+                again = await mallory.dial(alice) if alice.transport.access.refusal(mallory.key) == "" else None
                 assert again is None
 
     asyncio.run(main())

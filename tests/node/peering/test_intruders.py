@@ -31,7 +31,7 @@ def key(members, name):
     return Identity.load(members[name] / "key.pem")
 
 
-def gate(node):
+def access(node):
     return Membership(node.log.file, node.log.encode())
 
 
@@ -50,7 +50,7 @@ def ask(number=1):
 
 
 def stranger(node, members):
-    return Intruder(somebody(), gate(node))
+    return Intruder(somebody(), access(node))
 
 
 def claims_a_members_key(node, members):
@@ -73,7 +73,7 @@ def of_another_federation(node, members):
 
 def with_forged_log(node, members):
     """Return an intruder with an entry that follows the node's log, but carries the intruder's own signature."""
-    forger, log = somebody(), gate(node)
+    forger, log = somebody(), access(node)
     last = msgspec.msgpack.decode(log.encode(), type=list[msgspec.Raw])[-1]
     entry = Entry(
         log.federation, log.membership_version + 1, sha256(last).digest(), "add", "eve", forger.public, "participant"
@@ -184,7 +184,7 @@ class Scene:
 
     def signed_by_carol(self, message, to=None):
         """Return a frame that carol has signed for the session of mallory's link to alice."""
-        parts = self.carol.contacts.sealer.seal(message, to or self.alice.key, session=self.to_alice.session)
+        parts = self.carol.contacts.signer.seal(message, to or self.alice.key, session=self.to_alice.session)
         return b"".join(parts)
 
     def own_frame(self, message=None, **options):
@@ -195,7 +195,7 @@ def run_scene(members, test):
     async def main():
         async with honest(members["alice"]) as alice, honest(members["carol"]) as carol:
             await until(lambda: carol.exchange.peers["alice"].introduced and alice.exchange.peers["carol"].introduced)
-            async with Intruder(key(members, "mallory"), gate(alice)) as mallory:
+            async with Intruder(key(members, "mallory"), access(alice)) as mallory:
                 to_carol = await mallory.introduce(carol)
                 to_alice = await mallory.introduce(alice)
                 await test(Scene(alice, carol, mallory, to_alice, to_carol))
@@ -214,7 +214,7 @@ def flipped(frame, position):
 
 
 def stranger_frame(stage):
-    return Intruder(somebody(), stage.mallory.gate).seal(stage.to_alice, ask())
+    return Intruder(somebody(), stage.mallory.access).seal(stage.to_alice, ask())
 
 
 def other_federation_frame(stage):
@@ -260,7 +260,7 @@ def test_node_rejects_forged_or_replayed_frame(members, what):
 
 def test_node_rejects_messages_of_peer_not_introduced(members):
     async def main():
-        async with honest(members["alice"]) as alice, Intruder(key(members, "mallory"), gate(alice)) as mallory:
+        async with honest(members["alice"]) as alice, Intruder(key(members, "mallory"), access(alice)) as mallory:
             before = alice.state()
             link = await mallory.dial(alice)
             for message in (ask(), m.Score(2, 1), m.Ping(3), m.PingRequest(4, mallory.key), m.RoundReached(7)):
@@ -285,8 +285,8 @@ async def another_link(stage, again):
 
 
 async def sender_restarted(stage, again):
-    reborn = Intruder(stage.mallory.identity, stage.mallory.gate, incarnation=2)
-    stage.mallory.transport, stage.mallory.sealer, stage.mallory.heard = reborn.transport, reborn.sealer, {}
+    reborn = Intruder(stage.mallory.identity, stage.mallory.access, incarnation=2)
+    stage.mallory.transport, stage.mallory.signer, stage.mallory.heard = reborn.transport, reborn.signer, {}
     reborn.transport.use(stage.mallory)
     return again, await stage.mallory.introduce(stage.alice), "other session"
 
@@ -359,7 +359,7 @@ def test_member_revoked_during_transfer_never_receives_rest(members):
         async with (
             honest(members["alice"], size=size) as alice,
             honest(members["carol"], size=size) as carol,
-            Intruder(key(members, "mallory"), gate(alice), size=size) as mallory,
+            Intruder(key(members, "mallory"), access(alice), size=size) as mallory,
         ):
             await until(lambda: alice.exchange.peers["carol"].introduced and carol.exchange.peers["alice"].introduced)
             spare = await mallory.introduce(alice)
@@ -403,7 +403,7 @@ class Inviter:
 
     async def answer(self, join, identity=None):
         """Ask with a proven key; return the answer."""
-        async with Intruder(identity or somebody(), gate(self.alice)) as newcomer:
+        async with Intruder(identity or somebody(), access(self.alice)) as newcomer:
             link = await newcomer.dial(self.alice, joining=True)
             link.send([join if isinstance(join, bytes) else encode_join(join)])
             await until(lambda: newcomer.heard.get(link))
@@ -514,7 +514,7 @@ def test_refused_host_may_ask_again_later(members):
 
 def test_joining_link_closes_at_second_question(members):
     async def main():
-        async with honest(members["alice"]) as alice, Intruder(somebody(), gate(alice)) as eve:
+        async with honest(members["alice"]) as alice, Intruder(somebody(), access(alice)) as eve:
             before = alice.state()
             link = await eve.dial(alice, joining=True)
             for _ in range(2):
@@ -529,7 +529,7 @@ def test_joining_link_closes_at_second_question(members):
 
 def test_joining_link_rejects_other_messages(members):
     async def main():
-        async with honest(members["alice"]) as alice, Intruder(somebody(), gate(alice)) as eve:
+        async with honest(members["alice"]) as alice, Intruder(somebody(), access(alice)) as eve:
             before = alice.state()
             link = await eve.dial(alice, joining=True)
             eve.send(link, ask())

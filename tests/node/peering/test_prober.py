@@ -62,8 +62,8 @@ class Alice:
             key=bytes([9]) * 32,
             neighbours={name: Member(key) for name, key in KEYS.items()},
             transport=InProcessNetwork().transport("alice"),
-            sealer=PlainSigner(),
-            door=None,
+            signer=PlainSigner(),
+            verifier=None,
             agreed={},
             public_info={},
         )

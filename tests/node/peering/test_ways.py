@@ -45,7 +45,7 @@ class Pair:
         return RecordingLink(self.peer.key, direct)
 
     def receive(self, link, message):
-        parts = self.b.sealer.seal(message, self.b.peers["a"].key, self.b.introducer.parameters(), link.session)
+        parts = self.b.signer.seal(message, self.b.peers["a"].key, self.b.introducer.parameters(), link.session)
         self.a.links.received(link, memoryview(b"".join(parts)))
 
 

@@ -39,11 +39,11 @@ SETTINGS = Settings(rounds=6, deadline=10.0)
 def start_watched(federation, name, path, said, **clocks):
     """Start a node with a status observer; return the observer."""
     exchange = federation.exchange(name)
-    board = StatusObserver(path, exchange, log_to(said), clock=asyncio.get_running_loop().time, **clocks)
-    node = federation.make(name, exchange=exchange, observer=board)
-    board.begin(node)
+    status_observer = StatusObserver(path, exchange, log_to(said), clock=asyncio.get_running_loop().time, **clocks)
+    node = federation.make(name, exchange=exchange, observer=status_observer)
+    status_observer.begin(node)
     federation.nodes[name], federation.running[name] = node, asyncio.create_task(node.run(node.exchange.others_done))
-    return board
+    return status_observer
 
 
 # Peers that leave and return
@@ -218,11 +218,11 @@ def test_status_file_holds_newest_rounds(tmp_path):
 
 def test_status_file_holds_final_state(tmp_path):
     async def test(federation):
-        board = start_watched(federation, "a", tmp_path / "status.json", [])
+        status_observer = start_watched(federation, "a", tmp_path / "status.json", [])
         federation.start("b", "c")
         await federation.done()
         federation.nodes["a"].exchange.roster.suspect("b", "gone")
-        board.ended("finished")
+        status_observer.ended("finished")
 
     play(test, NAMES, SETTINGS)
     state = json.loads((tmp_path / "status.json").read_text())
@@ -237,9 +237,9 @@ def test_durations_ignore_jumps_of_wall_clock(tmp_path):
 
     async def test(federation):
         federation.start("b", "c")
-        board = start_watched(federation, "a", tmp_path / "status.json", [], wall=lambda: next(moments))
+        status_observer = start_watched(federation, "a", tmp_path / "status.json", [], wall=lambda: next(moments))
         await federation.done()
-        rows = board.state["history"]
+        rows = status_observer.state["history"]
         assert [row["round"] for row in rows] == [1, 2, 3, 4, 5, 6]
         assert all(0 <= row["seconds"] < 10 for row in rows)
 
@@ -272,19 +272,19 @@ def test_unsaved_round_is_shown_as_in_memory(tmp_path, size):
 
     async def test(federation):
         federation.start("b", "c")
-        board = start_watched(federation, "a", tmp_path / "status.json", said)
-        while board.state["round"] < 2:
+        status_observer = start_watched(federation, "a", tmp_path / "status.json", said)
+        while status_observer.state["round"] < 2:
             await asyncio.sleep(0.01)
         with limited(size):
-            while board.state["round"] < 4:
+            while status_observer.state["round"] < 4:
                 await asyncio.sleep(0.01)
-            shown.append(board.fresh() | {"history": []})
+            shown.append(status_observer.fresh() | {"history": []})
             kept = FileStore(tmp_path / "a").load().round
             assert shown[0]["stored"] == kept < 4
             if size > 50:
                 assert json.loads((tmp_path / "status.json").read_text())["stored"] == kept
         await federation.done()
-        assert board.fresh()["stored"] == board.state["round"] == 6
+        assert status_observer.fresh()["stored"] == status_observer.state["round"] == 6
 
     play(test, NAMES, SETTINGS, policy=Fast, folder=tmp_path)
     (state,) = shown
@@ -300,9 +300,9 @@ def test_shown_round_is_always_on_disk(tmp_path):
 
     async def test(federation):
         federation.start("b", "c")
-        board = start_watched(federation, "a", tmp_path / "status.json", [])
+        status_observer = start_watched(federation, "a", tmp_path / "status.json", [])
         while not federation.running["a"].done():
-            state = board.fresh()
+            state = status_observer.fresh()
             stored = FileStore(tmp_path / "a").load()
             seen.append((min(state["round"], state["stored"]), 0 if stored is None else stored.round))
             await asyncio.sleep(0.003)

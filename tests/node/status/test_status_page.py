@@ -308,9 +308,9 @@ def chromium():
 @contextmanager
 def shown_to_browsers(state):
     """Serve the page of the given state in another thread, as calls to the browser block this one."""
-    board = Board(state)
-    with in_thread(status_page(board, "127.0.0.1", 0)) as address:
-        yield SimpleNamespace(address=address, board=board)
+    status_observer = Board(state)
+    with in_thread(status_page(status_observer, "127.0.0.1", 0)) as address:
+        yield SimpleNamespace(address=address, status_observer=status_observer)
 
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -421,7 +421,7 @@ def test_page_that_missed_rounds_fetches_full_status(chromium):
     with shown_to_browsers(state_of(["bob"], rounds=2)) as shown, new_page(chromium) as (opened, _):
         opened.goto(shown.address)
         opened.get_by_text("2 of 20").wait_for(timeout=TIMEOUT)
-        shown.board.state.update(state_of(["bob"], rounds=400) | {"rounds": 500})
+        shown.status_observer.state.update(state_of(["bob"], rounds=400) | {"rounds": 500})
         opened.get_by_text("400 of 500").wait_for(timeout=TIMEOUT)
         assert opened.locator("#weights .cells text").all_text_contents() == ["371", "400"]
         with opened.expect_response(lambda answer: answer.url.endswith("/status.json"), timeout=TIMEOUT):

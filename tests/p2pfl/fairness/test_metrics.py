@@ -176,7 +176,7 @@ def node(k=0, nodes=NODES, **options):
     return make_task("fairness", SMALL | options, Part(k, nodes), 0)
 
 
-def crew(kind, tasks):
+def backend(kind, tasks):
     learners = [task.learner(RandomStreams(0, f"node-{k}")) for k, task in enumerate(tasks)]
     return SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
 
@@ -243,7 +243,7 @@ def test_fairness_figures_use_exact_decisions():
 @pytest.mark.parametrize("options", [{}, {"kind": "covariance"}, {"measure": "equalised-odds"}])
 def test_fairness_stacked_equals_one_by_one(kind, options):
     tasks = [node(k, **options) for k in range(NODES)]
-    alone, together = crew("one by one", tasks), crew(kind, tasks)
+    alone, together = backend("one by one", tasks), backend(kind, tasks)
     assert isinstance(together.kernel, DenseKernel) == (kind == "dense")
     start = tasks[0].initial(0)
     jobs = [NodeQuery(k, Train(start, 1, 1)) for k in range(NODES)]

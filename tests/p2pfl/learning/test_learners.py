@@ -91,7 +91,7 @@ def task(module, n, seed, **options):
     return make(module, data(n), data(7), data(9 + n % 2), **options)
 
 
-def crew(kind, module=mlp, counts=COUNTS, **options):
+def backend(kind, module=mlp, counts=COUNTS, **options):
     learners = [task(module, n, k, **options).learner(RandomStreams(0, f"node-{k}")) for k, n in enumerate(counts)]
     if kind == "one by one":
         return SequentialLearner(learners)
@@ -128,20 +128,20 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.05, 0.9, 0.01), Adam(0.01), Adam(0.01, weight_decay=0.1)])
 def test_stacked_training_equals_one_by_one(kind, options, optimizer):
-    expected = crew("one by one", optimizer=optimizer).compute(jobs(**options))
-    assert difference(expected, crew(kind, optimizer=optimizer).compute(jobs(**options))) < 1e-5
+    expected = backend("one by one", optimizer=optimizer).compute(jobs(**options))
+    assert difference(expected, backend(kind, optimizer=optimizer).compute(jobs(**options))) < 1e-5
 
 
 @pytest.mark.parametrize("kind", CREWS[1:])
 @pytest.mark.parametrize("module", [linear, tanh_chain])
 def test_stacked_training_of_other_chains_equals_one_by_one(kind, module):
-    expected = crew("one by one", module).compute(jobs(module))
-    assert difference(expected, crew(kind, module).compute(jobs(module))) < 1e-5
+    expected = backend("one by one", module).compute(jobs(module))
+    assert difference(expected, backend(kind, module).compute(jobs(module))) < 1e-5
 
 
 def test_stacked_training_of_custom_module_equals_one_by_one():
-    expected = crew("one by one", Own).compute(jobs(Own))
-    stacked = crew("dense", Own)
+    expected = backend("one by one", Own).compute(jobs(Own))
+    stacked = backend("dense", Own)
     assert isinstance(stacked.kernel, VmapKernel)
     assert difference(expected, stacked.compute(jobs(Own))) < 1e-5
     frozen = slice(-3, None)
@@ -150,8 +150,8 @@ def test_stacked_training_of_custom_module_equals_one_by_one():
 
 @pytest.mark.parametrize("rule", [Lookahead(0.05), Mixture(0.3, models(1, Own, 9)[0]), Aligned(0.5, models(1, Own, 9)[0])])
 def test_vmap_training_with_rules_keeps_frozen_parameters(rule):
-    expected = crew("one by one", Own).compute(jobs(Own, rule=rule))
-    assert difference(expected, crew("vmap", Own).compute(jobs(Own, rule=rule))) < 1e-5
+    expected = backend("one by one", Own).compute(jobs(Own, rule=rule))
+    assert difference(expected, backend("vmap", Own).compute(jobs(Own, rule=rule))) < 1e-5
     assert all((after[-3:] == job.query.params[-3:]).all() for after, job in zip(expected, jobs(Own), strict=True))
     assert all((after != job.query.params).any() for after, job in zip(expected, jobs(Own), strict=True))
 
@@ -160,31 +160,31 @@ def test_stacked_training_allows_different_rules():
     rules = [None, Lookahead(0.05), Lookahead(0.5), Mixture(0.3, models(seed=9)[0]), Mixture(0.9, models(seed=8)[0])]
     rules += [Descent(0.1), Descent(0.2)]
     asked = [NodeQuery(k, Train(model, 1, rule=rule)) for k, (model, rule) in enumerate(zip(models(), rules, strict=True))]
-    assert difference(crew("one by one").compute(asked), crew("dense").compute(asked)) < 1e-5
+    assert difference(backend("one by one").compute(asked), backend("dense").compute(asked)) < 1e-5
 
 
 def test_chains_of_linear_layers_use_the_dense_kernel():
-    assert isinstance(crew("dense", mlp).kernel, DenseKernel)
-    assert isinstance(crew("dense", tanh_chain).kernel, DenseKernel)
-    assert isinstance(crew("dense", linear).kernel, DenseKernel)
+    assert isinstance(backend("dense", mlp).kernel, DenseKernel)
+    assert isinstance(backend("dense", tanh_chain).kernel, DenseKernel)
+    assert isinstance(backend("dense", linear).kernel, DenseKernel)
 
 
 @pytest.mark.parametrize("kind", CREWS)
 def test_training_of_a_subset_equals_the_whole(kind):
     some = [jobs()[k] for k in (6, 2, 4)]
-    whole, part = crew(kind).compute(jobs()), crew(kind).compute(some)
+    whole, part = backend(kind).compute(jobs()), backend(kind).compute(some)
     assert difference([whole[6], whole[2], whole[4]], part) < 1e-6
 
 
 @pytest.mark.parametrize("kind", CREWS)
 def test_training_ignores_order_of_jobs(kind):
-    forward, backward = crew(kind).compute(jobs()), crew(kind).compute(jobs()[::-1])
+    forward, backward = backend(kind).compute(jobs()), backend(kind).compute(jobs()[::-1])
     assert all((a == b).all() for a, b in zip(forward, backward[::-1], strict=True))
 
 
 @pytest.mark.parametrize("kind", CREWS)
 def test_training_is_pure(kind):
-    team, given = crew(kind), jobs()
+    team, given = backend(kind), jobs()
     copies = [job.query.params.copy() for job in given]
     first = [params.copy() for params in team.compute(given)]
     team.compute([NodeQuery(k, Train(params, 2)) for k, params in enumerate(first)])
@@ -195,7 +195,7 @@ def test_training_is_pure(kind):
 
 @pytest.mark.parametrize("kind", CREWS)
 def test_trained_models_are_not_overwritten_later(kind):
-    team = crew(kind)
+    team = backend(kind)
     first = team.compute(jobs())
     kept = [params.copy() for params in first]
     team.compute([NodeQuery(k, Mean(first, [1 / 7] * 7)) for k in range(7)])
@@ -207,7 +207,7 @@ def test_trained_models_are_not_overwritten_later(kind):
 def test_training_draws_depend_on_round_and_purpose(kind):
     model = models()[0]
     trained = [
-        crew(kind).compute([NodeQuery(5, Train(model, r, purpose=p))])[0]
+        backend(kind).compute([NodeQuery(5, Train(model, r, purpose=p))])[0]
         for r, p in [(1, "a"), (2, "a"), (1, "b"), (1, "a")]
     ]
     assert (trained[0] == trained[3]).all()
@@ -252,8 +252,8 @@ def test_adam_equals_pytorch_adam():
 def test_losses_of_several_models_equal_one_by_one(kind, split):
     stacks = [models(1 + k % 3, seed=k) for k in range(NODES)]
     asked = [NodeQuery(k, Loss(stack, split)) for k, stack in enumerate(stacks)]
-    expected = crew("one by one").compute(asked)
-    found = crew(kind).compute(asked)
+    expected = backend("one by one").compute(asked)
+    found = backend(kind).compute(asked)
     assert [len(losses) for losses in found] == [len(stack) for stack in stacks]
     assert difference(expected, found) < 1e-5
 
@@ -261,7 +261,7 @@ def test_losses_of_several_models_equal_one_by_one(kind, split):
 @pytest.mark.parametrize("kind", CREWS)
 def test_metrics_of_several_models_equal_one_by_one(kind):
     asked = [NodeQuery(k, Evaluate(models(2, seed=k), ("validation", "test"))) for k in range(NODES)]
-    expected, found = crew("one by one").compute(asked), crew(kind).compute(asked)
+    expected, found = backend("one by one").compute(asked), backend(kind).compute(asked)
     for a, b in zip(expected, found, strict=True):
         for x, y in zip(a, b, strict=True):
             assert set(x) == {"validation_loss", "validation_accuracy", "test_loss", "test_accuracy"}
@@ -293,7 +293,7 @@ def test_evaluation_of_missing_split_gives_no_metrics(kind):
 
 @pytest.mark.parametrize("kind", CREWS)
 def test_mean_query_returns_weighted_means(kind):
-    team = crew(kind)
+    team = backend(kind)
     trained = team.compute(jobs())
     for stock in (trained, models(seed=9)):  # models of one stack, and separate ones
         asked = [NodeQuery(k, Mean([stock[k], stock[(k + 1) % 7]], [0.25, 0.75])) for k in range(7)]
@@ -318,7 +318,7 @@ class Normed(nn.Sequential):
 @pytest.mark.parametrize("module", [Dropping, Normed])
 def test_stacking_of_unsuitable_modules_is_refused(module):
     with pytest.raises(ConfigurationError, match=r"cannot be stacked|changes its buffers"):
-        crew("dense", module)
+        backend("dense", module)
 
 
 def test_random_layers_are_seeded_by_round_and_purpose():
@@ -349,7 +349,7 @@ def test_diverging_training_names_the_node(kind):
     given = jobs()
     broken = NodeQuery(3, Train(np.full_like(given[3].query.params, 1e38), 4))
     with pytest.raises(DivergenceError, match="node-3 diverged in round 4"):
-        crew(kind).compute([*given[:3], broken])
+        backend(kind).compute([*given[:3], broken])
 
 
 def test_choose_device_refuses_unknown_device():

@@ -100,7 +100,7 @@ def teachers(k, **options):
     return make_task("teachers", {"samples": 20 + k % 2, "validation": 5, "test": 30} | options, Part(k, NODES), 0)
 
 
-def crew(kind, tasks):
+def backend(kind, tasks):
     learners = [task.learner(RandomStreams(0, f"node-{k}")) for k, task in enumerate(tasks)]
     return SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
 
@@ -121,7 +121,7 @@ def test_stacked_nodes_with_own_preferences_equal_one_by_one(kind, name):
     tasks = [
         teachers(k, scalarisation=SCALARISATIONS[name], preferences={"name": "gaussian"}, lr=0.01) for k in range(NODES)
     ]
-    alone, together = crew("one by one", tasks), crew(kind, tasks)
+    alone, together = backend("one by one", tasks), backend(kind, tasks)
     assert isinstance(together.kernel, DenseKernel if kind == "dense" else VmapKernel)
     models = alone.compute(jobs(tasks))
     assert difference(models, together.compute(jobs(tasks))) < 1e-5
@@ -144,7 +144,7 @@ def test_objectives_may_couple_samples_of_a_batch(kind):
         multi_objective(lambda: nn.Linear(3, 1), (x, y), None, (x, y), objectives=goals, preference=np.array([1 - w, w]))
         for w in (0.0, 0.5, 1.0)
     ]
-    team, start = crew(kind, tasks), [np.array([1, 1, 1, 0], np.float32)] * 3
+    team, start = backend(kind, tasks), [np.array([1, 1, 1, 0], np.float32)] * 3
     models = start
     for round in range(1, 60):
         models = team.compute([NodeQuery(k, Train(model, round)) for k, model in enumerate(models)])
@@ -157,7 +157,7 @@ def test_objectives_may_couple_samples_of_a_batch(kind):
 def test_training_step_follows_weighted_sum_of_gradients(kind):
     task = teachers(0, lr=0.1, batch_size=100)
     start = jobs([task])[0].query.params
-    (found,) = crew(kind, [task, teachers(2, lr=0.1, batch_size=100)]).compute([NodeQuery(0, Train(start, 1))])
+    (found,) = backend(kind, [task, teachers(2, lr=0.1, batch_size=100)]).compute([NodeQuery(0, Train(start, 1))])
     module = task.module()
     nn.utils.vector_to_parameters(torch.from_numpy(start.copy()), module.parameters())
     x, y = task.data["train"]
@@ -171,7 +171,9 @@ def test_training_step_follows_weighted_sum_of_gradients(kind):
 def test_metrics_contain_objectives_and_weighted_reward(kind):
     tasks = [teachers(k) for k in range(NODES)]
     model = jobs(tasks)[0].query.params
-    found = [row[0] for row in crew(kind, tasks).compute([NodeQuery(k, Evaluate([model], ("test",))) for k in range(NODES)])]
+    found = [
+        row[0] for row in backend(kind, tasks).compute([NodeQuery(k, Evaluate([model], ("test",))) for k in range(NODES)])
+    ]
     names = ["mse_0", "mse_1", "mse_2", "mse_3"]
     assert list(found[0]) == ["test_loss", "test_reward", *(f"test_{name}" for name in names)]
     for task, row in zip(tasks, found, strict=True):
@@ -191,7 +193,7 @@ def test_single_objective_task_has_no_goals_and_weights():
 def test_stacking_of_different_objectives_is_refused():
     tasks = [teachers(0), teachers(1, scalarisation=SCALARISATIONS["tchebycheff"])]
     with pytest.raises(ConfigurationError, match="differ in objectives"):
-        crew("dense", tasks)
+        backend("dense", tasks)
 
 
 @pytest.mark.parametrize("weights", [[0.5, 0.4], [1.0], [2.0, -1.0]])
@@ -415,8 +417,8 @@ def test_status_and_log_contain_no_preference(tmp_path):
         for name in names:
             federation.watch[name] = Forwarded()
             federation.nodes[name] = made = federation.make(name)
-            board = federation.watch[name].to = StatusObserver(tmp_path / name, made.exchange, log_to(logged))
-            board.begin(made)
+            status_observer = federation.watch[name].to = StatusObserver(tmp_path / name, made.exchange, log_to(logged))
+            status_observer.begin(made)
             federation.running[name] = asyncio.create_task(made.run(made.exchange.others_done))
         await federation.done()
         shown.extend((tmp_path / name).read_bytes() for name in names)
@@ -465,5 +467,5 @@ def test_sgd_with_zero_rate_leaves_models_unchanged():
     """The tests of messages above assume this."""
     task = teachers(0, lr=0.0)
     assert task.optimizer == SGD(0.0)
-    (trained,) = crew("one by one", [task]).compute(jobs([task]))
+    (trained,) = backend("one by one", [task]).compute(jobs([task]))
     assert (trained == jobs([task])[0].query.params).all()

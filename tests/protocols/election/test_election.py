@@ -506,8 +506,8 @@ def test_member_with_outdated_log_gives_no_vote():
     ],
 )
 def test_election_messages_fit_into_header_and_are_limited(message):
-    sealer = FrameSigner(Identity.from_seed(b"a" * 32), b"f" * 16, b"l" * 16, LAST)
-    assert sum(map(len, sealer.seal(message, b"k" * 32))) == OVERHEAD
+    signer = FrameSigner(Identity.from_seed(b"a" * 32), b"f" * 16, b"l" * 16, LAST)
+    assert sum(map(len, signer.seal(message, b"k" * 32))) == OVERHEAD
     decode = msgspec.msgpack.Decoder(m.ElectionMessage).decode
     encoded = msgspec.msgpack.encode(message)
     assert decode(encoded) == message

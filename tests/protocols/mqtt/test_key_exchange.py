@@ -30,17 +30,17 @@ from p2pfl.protocols.reception_limits import patience
 from tests.support.members import ALICE, BOB, CAROL, EVE, KnownMembers
 
 
-def gate(**options):
+def access(**options):
     return KnownMembers(ALICE, BOB, **options)
 
 
 def answer(dialler, identity=BOB, members=None):
-    members = members or gate()
+    members = members or access()
     return accept(dialler.packet, decode_opening(dialler.packet), identity, members)
 
 
 def pair():
-    dialler = Dialler(ALICE, gate(), BOB.public)
+    dialler = Dialler(ALICE, access(), BOB.public)
     accepted = answer(dialler)
     return dialler.finish(accepted.packet), accepted.sealing
 
@@ -54,7 +54,7 @@ def test_both_ends_share_session_and_open_each_others_packets():
 
 
 def test_every_key_exchange_has_different_keys():
-    dialler = Dialler(ALICE, gate(), BOB.public)
+    dialler = Dialler(ALICE, access(), BOB.public)
     first, second = answer(dialler), answer(dialler)  # the second answers a replay
     assert len({first.sealing.session, second.sealing.session, pair()[0].session}) == 3
     with pytest.raises(ProtocolError, match="wrong seal"):
@@ -92,74 +92,74 @@ def test_open_rejects_altered_packet(change):
 
 def cause(identity, key, members, *, by=BOB, theirs=None, **options):
     """Return the cause for which `by` refuses a dialler."""
-    dialler = Dialler(identity, theirs or gate(), key, **options)
+    dialler = Dialler(identity, theirs or access(), key, **options)
     with pytest.raises(ProtocolError) as caught:
         accept(dialler.packet, decode_opening(dialler.packet), by, members)
     return caught.value.cause
 
 
 def test_accept_reports_distinct_causes_of_refusal():
-    assert cause(EVE, BOB.public, gate()) == "stranger"
-    revoking = gate()
+    assert cause(EVE, BOB.public, access()) == "stranger"
+    revoking = access()
     revoking.revoke(ALICE.public)
     assert cause(ALICE, BOB.public, revoking) == "revoked"
-    assert cause(ALICE, BOB.public, gate(federation=bytes(16))) == "other federation"
-    assert cause(ALICE, CAROL.public, gate()) == "other recipient"
-    assert cause(EVE, BOB.public, gate(), joining=True) == "not inviting"
+    assert cause(ALICE, BOB.public, access(federation=bytes(16))) == "other federation"
+    assert cause(ALICE, CAROL.public, access()) == "other recipient"
+    assert cause(EVE, BOB.public, access(), joining=True) == "not inviting"
 
 
 def test_accept_admits_joining_node_if_inviting():
-    dialler = Dialler(EVE, gate(), BOB.public, joining=True)
-    accepted = answer(dialler, members=gate(invites=True))
+    dialler = Dialler(EVE, access(), BOB.public, joining=True)
+    accepted = answer(dialler, members=access(invites=True))
     assert isinstance(dialler.finish(accepted.packet), Sealing)
 
 
 def test_accept_rejects_other_version():
     packet = resigned(ALICE, version=2)
     with pytest.raises(ProtocolError, match="version: the peer has version 2, this node 1"):
-        accept(packet, decode_opening(packet), BOB, gate())
+        accept(packet, decode_opening(packet), BOB, access())
 
 
 def resigned(identity, **changes):
     """Return an opening with changed fields and a valid signature."""
-    opening = decode_opening(Dialler(identity, gate(), BOB.public).packet)
+    opening = decode_opening(Dialler(identity, access(), BOB.public).packet)
     return sign(identity, OPENING_LABEL, msgspec.structs.replace(opening, **changes))
 
 
 def test_opening_signed_by_another_key_is_wrong_proof():
     packet = resigned(EVE, dialler=ALICE.public)
     with pytest.raises(ProtocolError, match="wrong proof"):
-        accept(packet, decode_opening(packet), BOB, gate())
+        accept(packet, decode_opening(packet), BOB, access())
 
 
 def test_opening_with_unusable_key_is_rejected():
     packet = resigned(ALICE, ephemeral=bytes(32))
     with pytest.raises(ProtocolError, match="unusable key"):
-        accept(packet, decode_opening(packet), BOB, gate())
+        accept(packet, decode_opening(packet), BOB, access())
 
 
 def test_accept_learns_new_member_from_opening():
     behind = KnownMembers(BOB, membership_version=0)
-    dialler = Dialler(ALICE, gate(), BOB.public, after=0)
+    dialler = Dialler(ALICE, access(), BOB.public, after=0)
     assert isinstance(dialler.finish(answer(dialler, members=behind).packet), Sealing)
     assert behind.refusal(ALICE.public) == ""
 
 
 def test_refusal_is_signed_and_has_cause():
-    dialler = Dialler(EVE, gate(), BOB.public)
+    dialler = Dialler(EVE, access(), BOB.public)
     opening = decode_opening(dialler.packet)
-    packet = refuse(dialler.packet, opening, BOB, gate(membership_version=7), ProtocolError("stranger", "nobody knows it"))
+    packet = refuse(dialler.packet, opening, BOB, access(membership_version=7), ProtocolError("stranger", "nobody knows it"))
     said = dialler.finish(packet)
     assert isinstance(said, Refusing)
     assert (said.cause, said.detail, said.membership_version) == ("stranger", "nobody knows it", 7)
     with pytest.raises(ProtocolError, match="wrong proof"):
-        dialler.finish(refuse(dialler.packet, opening, CAROL, gate(), ProtocolError("stranger")))
+        dialler.finish(refuse(dialler.packet, opening, CAROL, access(), ProtocolError("stranger")))
 
 
 def test_answer_of_another_node_or_opening_is_rejected():
-    dialler = Dialler(ALICE, gate(), BOB.public)
-    forged = Dialler(ALICE, gate(), CAROL.public)
-    other = accept(forged.packet, decode_opening(forged.packet), CAROL, gate())
+    dialler = Dialler(ALICE, access(), BOB.public)
+    forged = Dialler(ALICE, access(), CAROL.public)
+    other = accept(forged.packet, decode_opening(forged.packet), CAROL, access())
     with pytest.raises(ProtocolError, match="other session"):
         dialler.finish(other.packet)
     good = answer(dialler).packet
@@ -168,10 +168,10 @@ def test_answer_of_another_node_or_opening_is_rejected():
 
 
 def test_signatures_cover_every_byte_of_both_messages():
-    dialler = Dialler(ALICE, gate(), BOB.public)
+    dialler = Dialler(ALICE, access(), BOB.public)
     good = answer(dialler).packet
     for packet, check in (
-        (dialler.packet, lambda changed: accept(changed, decode_opening(changed), BOB, gate())),
+        (dialler.packet, lambda changed: accept(changed, decode_opening(changed), BOB, access())),
         (good, dialler.finish),
     ):
         for position in range(len(packet)):

@@ -86,7 +86,7 @@ class Handler:
 class End:
     transport: MqttTransport
     handler: Handler
-    gate: KnownMembers
+    access: KnownMembers
     problems: list
     found: list
     hinted: list
@@ -99,13 +99,13 @@ class DisturbedWorld:
         self.broker = brokers.MemoryBroker()
         self.ends = []
 
-    async def node(self, identity, gate=None, bus=None, trusting=True, max_frame=MAX, **options):
-        gate = gate or KnownMembers(ALICE, BOB, CAROL)
+    async def node(self, identity, access=None, bus=None, trusting=True, max_frame=MAX, **options):
+        access = access or KnownMembers(ALICE, BOB, CAROL)
         problems, found, hinted = [], [], []
         transport = MqttTransport(
             bus or self.broker.bus(),
             identity,
-            gate,
+            access,
             max_frame,
             **{"greeting": GREETING} | options,
             found=lambda *what: found.append(what),
@@ -113,7 +113,7 @@ class DisturbedWorld:
             on_problem=problems.append,
             uniform=random.Random(1).uniform,
         )
-        end = End(transport, Handler(trusting), gate, problems, found, hinted)
+        end = End(transport, Handler(trusting), access, problems, found, hinted)
         await transport.listen(end.handler)
         self.ends.append(end)
         return end
@@ -370,7 +370,7 @@ async def test_stranger_is_refused_with_reason(here):
 async def test_revoked_member_is_refused(here):
     bob = await here.node(BOB)
     alice = await here.node(ALICE)
-    bob.gate.revoke(ALICE.public)
+    bob.access.revoke(ALICE.public)
     with pytest.raises(TransportError, match="revoked"):
         await alice.transport.dial("mqtt:", BOB.public)
     assert set(bob.handler.causes) == {"revoked"}
@@ -381,7 +381,7 @@ async def test_new_member_introduces_itself_with_its_entry(here):
     bob = await here.node(BOB, KnownMembers(ALICE, BOB, membership_version=2))
     carol = await here.node(CAROL, KnownMembers(ALICE, BOB, CAROL, membership_version=3))
     await trusted_link(carol, bob)
-    assert bob.gate.refusal(CAROL.public) == ""
+    assert bob.access.refusal(CAROL.public) == ""
 
 
 @world
@@ -391,7 +391,7 @@ async def test_members_of_different_federations_do_not_connect(here):
     with pytest.raises(TransportError, match="is not present at the broker at memory:1883"):
         await alice.transport.dial("mqtt:", BOB.public)
     assert bob.handler.causes == []
-    packet = Dialler(ALICE, alice.gate, BOB.public).packet
+    packet = Dialler(ALICE, alice.access, BOB.public).packet
     here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
     assert bob.handler.causes == ["other federation"]
 
@@ -400,7 +400,7 @@ async def test_members_of_different_federations_do_not_connect(here):
 async def test_opening_for_another_recipient_is_refused(here):
     bob = await here.node(BOB)
     await asyncio.sleep(1)
-    packet = Dialler(ALICE, bob.gate, CAROL.public).packet
+    packet = Dialler(ALICE, bob.access, CAROL.public).packet
     here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
     assert bob.handler.causes == ["other recipient"]
     assert not bob.transport.links
@@ -436,7 +436,7 @@ async def test_joining_node_is_admitted_if_inviting_and_limited(here):
     await eve.handler.until(lambda handler: handler.frames)
     link.send([bytes(REQUEST + 1)])
     await bob.handler.until(lambda handler: handler.lost_links)
-    bob.gate.invites = False
+    bob.access.invites = False
     with pytest.raises(TransportError, match="not inviting"):
         await eve.transport.dial("mqtt:", BOB.public, joining=True)
 
@@ -447,7 +447,7 @@ async def test_half_open_links_are_limited_in_number_and_time(here):
     await asyncio.sleep(1)
     for k in range(100):
         other = Identity.from_seed(bytes([9, k]) * 16)
-        packet = Dialler(other, bob.gate, BOB.public).packet
+        packet = Dialler(other, bob.access, BOB.public).packet
         here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{other.public.hex()}", b"\3" + packet)
         assert len(bob.transport.links) <= STRANGERS
     assert len(bob.transport.links) == STRANGERS
@@ -461,7 +461,7 @@ async def test_member_that_dials_too_often_is_not_answered(here):
     bob = await here.node(BOB)
     await asyncio.sleep(1)
     for _ in range(100):
-        packet = Dialler(ALICE, bob.gate, BOB.public).packet
+        packet = Dialler(ALICE, bob.access, BOB.public).packet
         here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
     assert bob.handler.causes.count("too often") == 90
     carol = await here.node(CAROL)
@@ -474,18 +474,18 @@ async def test_flood_of_strangers_does_not_block_members(here):
     await asyncio.sleep(1)
     for k in range(200):
         stranger = Identity.from_seed(bytes([7, k]) * 16)
-        packet = Dialler(stranger, bob.gate, BOB.public).packet
+        packet = Dialler(stranger, bob.access, BOB.public).packet
         here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{stranger.public.hex()}", b"\3" + packet)
     assert (bob.handler.causes.count("stranger"), bob.handler.causes.count("too often")) == (20, 180)
     carol = await here.node(CAROL)
     await trusted_link(carol, bob)
 
 
-def forged(sender, gate, key, kind):
+def forged(sender, access, key, kind):
     """Return an opening packet that claims to be from a member."""
     if kind == "nonsense":
         return bytes([OPENING_PACKET]) + os.urandom(80)
-    packet = bytearray(Dialler(sender, gate, key).packet)
+    packet = bytearray(Dialler(sender, access, key).packet)
     packet[5] ^= 1
     return bytes([OPENING_PACKET]) + packet
 
@@ -499,7 +499,7 @@ def test_flood_of_forged_packets_does_not_block_members(kind):
         async def flood():
             while True:
                 for sender, end, key in ((ALICE, a, BOB.public), (BOB, b, ALICE.public)):
-                    packet = forged(sender, end.gate, key, kind)
+                    packet = forged(sender, end.access, key, kind)
                     here.broker.deliver(f"{ROOT}/{key.hex()}/{sender.public.hex()}", packet)
                 await asyncio.sleep(1 / 70)
 
@@ -518,7 +518,7 @@ def test_flood_of_forged_packets_does_not_block_members(kind):
 @world
 async def test_replayed_openings_do_not_count_against_member(here):
     a, b = await here.node(ALICE), await here.node(BOB)
-    recorded = bytes([OPENING_PACKET]) + Dialler(ALICE, a.gate, BOB.public).packet
+    recorded = bytes([OPENING_PACKET]) + Dialler(ALICE, a.access, BOB.public).packet
     for _ in range(30):
         for _ in range(20):
             here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", recorded)
@@ -785,7 +785,7 @@ async def test_presence_of_later_member_is_found(here):
     await asyncio.sleep(5)
     assert b.found == []
     assert b.handler.causes == ["stranger"]
-    b.gate.extend(CAROL.public)
+    b.access.extend(CAROL.public)
     await asyncio.sleep(25)
     assert b.found == [(CAROL.public, "mqtt:")]
 

@@ -15,8 +15,8 @@ CERTIFICATE = b"a certificate of Bob"
 
 
 def sides(client=ALICE, certificate=CERTIFICATE, joining=False):
-    gate = KnownMembers(ALICE, BOB)
-    return ServerProof(BOB, gate, CERTIFICATE), ClientProof(client, gate, BOB.public, certificate, joining)
+    access = KnownMembers(ALICE, BOB)
+    return ServerProof(BOB, access, CERTIFICATE), ClientProof(client, access, BOB.public, certificate, joining)
 
 
 def test_both_sides_prove_keys_and_share_session():

@@ -78,12 +78,12 @@ class Memory:
 class Tls:
     def __init__(self):
         self.people = identities(2)
-        self.gate = Club(*self.people)
+        self.access = Club(*self.people)
         self.left = list(self.people)
 
     def transport(self):
         identity = self.left.pop()
-        transport = TlsTransport("127.0.0.1:0", identity, self.gate, MAX)
+        transport = TlsTransport("127.0.0.1:0", identity, self.access, MAX)
         transport.public = identity.public
         return transport
 
@@ -230,7 +230,7 @@ def test_dial_of_closed_transport_fails(contract):
 def test_listen_on_address_in_use_fails(contract):
     async def test(a, b, handler_a, handler_b):
         if isinstance(a, TlsTransport):
-            other = TlsTransport(a.address, a.identity, a.gate, MAX)
+            other = TlsTransport(a.address, a.identity, a.access, MAX)
         else:
             other = a.network.transport(a.name)
         with pytest.raises(TransportError, match="in use"):
@@ -271,9 +271,9 @@ def test_split_address_returns_host_and_port():
 class Party:
     """Listening TLS transport with its handler and its key."""
 
-    def __init__(self, identity, gate, address="127.0.0.1:0"):
-        self.identity, self.gate, self.handler = identity, gate, Handler()
-        self.transport = TlsTransport(address, identity, gate, MAX)
+    def __init__(self, identity, access, address="127.0.0.1:0"):
+        self.identity, self.access, self.handler = identity, access, Handler()
+        self.transport = TlsTransport(address, identity, access, MAX)
 
     async def __aenter__(self):
         await self.transport.listen(self.handler)
@@ -313,8 +313,8 @@ def frame(data):
 
 def test_tls_link_has_same_session_and_keys_at_both_ends(on_loop):
     async def main():
-        async with pair()[0] as a, Party(identities(1)[0], a.gate) as b:
-            a.gate.members.add(b.identity.public)
+        async with pair()[0] as a, Party(identities(1)[0], a.access) as b:
+            a.access.members.add(b.identity.public)
             link = await a.dial(b)
             again = await a.dial(b)
             link.send([b"x"])
@@ -337,7 +337,7 @@ def test_tls_listens_on_ipv6_and_all_addresses(address, on_loop):
 
     async def main():
         a, b = pair()
-        b.transport = TlsTransport(address, b.identity, b.gate, MAX)
+        b.transport = TlsTransport(address, b.identity, b.access, MAX)
         async with a, b:
             port = split_address(b.transport.address)[1]
             for host in ("[::1]",) if address.startswith("[") else ("[::1]", "127.0.0.1"):
@@ -366,7 +366,7 @@ def test_tls_refuses_revoked_member(on_loop):
     async def main():
         a, b = pair()
         async with a, b:
-            b.gate.gone.add(a.identity.public)
+            b.access.gone.add(a.identity.public)
             with pytest.raises(TransportError, match="refuses this node: revoked"):
                 await a.dial(b)
             assert b.refusals() == ["revoked"]
@@ -399,7 +399,7 @@ def test_tls_refuses_claim_of_members_key(on_loop):
         async with b:
             reader, writer = await raw_tls(b.transport)
             challenge = handshake.decode(await read_frame(reader))
-            proof, _ = handshake.prove(Liar, b.gate, challenge, b.identity.public, b.transport.certificate, joining=False)
+            proof, _ = handshake.prove(Liar, b.access, challenge, b.identity.public, b.transport.certificate, joining=False)
             writer.write(frame(handshake.encode(proof)))
             answer = handshake.decode(await read_frame(reader))
             assert answer.cause == "wrong proof"
@@ -420,7 +420,7 @@ def test_tls_refuses_proof_made_for_another_member(on_loop):
             reader, writer = await raw_tls(b.transport)
             challenge = handshake.decode(await read_frame(reader))
             proof, _ = handshake.prove(
-                a.identity, a.gate, challenge, m.identity.public, m.transport.certificate, joining=False
+                a.identity, a.access, challenge, m.identity.public, m.transport.certificate, joining=False
             )
             writer.write(frame(handshake.encode(proof)))
             assert handshake.decode(await read_frame(reader)).cause == "wrong proof"
@@ -440,7 +440,7 @@ def test_tls_refuses_recorded_proof(on_loop):
                 challenge = handshake.decode(await read_frame(reader))
                 if recorded is None:
                     proof, _ = handshake.prove(
-                        a.identity, a.gate, challenge, b.identity.public, b.transport.certificate, joining=False
+                        a.identity, a.access, challenge, b.identity.public, b.transport.certificate, joining=False
                     )
                     recorded = frame(handshake.encode(proof))
                 writer.write(recorded)
@@ -480,11 +480,11 @@ def test_tls_dialler_sends_nothing_to_wrong_key(on_loop):
 def test_tls_joining_node_may_ask_if_inviting(on_loop):
     async def main():
         a, b = pair(invites=False)
-        newcomer = Party(identities(1)[0], b.gate)
+        newcomer = Party(identities(1)[0], b.access)
         async with a, b, newcomer:
             with pytest.raises(TransportError, match="refuses this node: not inviting"):
                 await newcomer.dial(b, joining=True)
-            b.gate.invites = True
+            b.access.invites = True
             link = await newcomer.dial(b, joining=True)
             link.send([b"may I?"])
             await b.handler.until(lambda handler: handler.frames)
@@ -731,7 +731,7 @@ def test_tls_frame_not_completed_in_time_ends_its_link(monkeypatch, on_loop):
     async def main():
         now = 0.0
         a, b = pair()
-        b.transport = TlsTransport("127.0.0.1:0", b.identity, b.gate, MAX, clock=lambda: now)
+        b.transport = TlsTransport("127.0.0.1:0", b.identity, b.access, MAX, clock=lambda: now)
         async with a, b:
             links = await dial_links(a, b, 2)
             begin_frame(a, MAX, 0)
@@ -797,7 +797,7 @@ def test_tls_throttles_flood_of_frames_without_loss(monkeypatch, on_loop):
 
     async def main():
         a, b, c = pair(3)
-        b.transport = TlsTransport("127.0.0.1:0", b.identity, b.gate, MAX, rate=1e-3, clock=lambda: 0.0)
+        b.transport = TlsTransport("127.0.0.1:0", b.identity, b.access, MAX, rate=1e-3, clock=lambda: 0.0)
         async with a, b, c:
             link = await a.dial(b)
             for k in range(30):
@@ -816,7 +816,7 @@ def test_tls_throttled_link_continues_later(monkeypatch, on_loop):
 
     async def main():
         a, b = pair()
-        b.transport = TlsTransport("127.0.0.1:0", b.identity, b.gate, MAX, rate=1000)
+        b.transport = TlsTransport("127.0.0.1:0", b.identity, b.access, MAX, rate=1000)
         async with a, b:
             link = await a.dial(b)
             sent = [bytes([k]) * 100 * k for k in range(1, 60)]

@@ -204,8 +204,8 @@ def test_announced_size_beyond_limit_closes_only_that_link(tmp_path, size):
 
 
 def test_verifier_rejects_model_larger_than_agreed():
-    sealer = FrameSigner(BOB, FILE.id, bytes(16), 1)
-    door = FrameVerifier({"bob": BOB.public}, ALICE.public, FILE.id, MODEL_LIMIT)
+    signer = FrameSigner(BOB, FILE.id, bytes(16), 1)
+    verifier = FrameVerifier({"bob": BOB.public}, ALICE.public, FILE.id, MODEL_LIMIT)
     large = Payload.of(bytes(MODEL_LIMIT + 4))
     with pytest.raises(ProtocolError, match="wrong length"):
-        door.open(b"".join(map(bytes, sealer.seal(m.ModelUpdate(1, 1, "trained", 50, False, 0.0), ALICE.public, large))))
+        verifier.open(b"".join(map(bytes, signer.seal(m.ModelUpdate(1, 1, "trained", 50, False, 0.0), ALICE.public, large))))

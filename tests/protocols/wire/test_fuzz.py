@@ -224,8 +224,8 @@ class FrameFuzzer:
 
     def __init__(self, mutator):
         self.mutator = mutator
-        sealer = FrameSigner(BOB, FILE.id, bytes(16), 1)
-        self.corpus = [b"".join(sealer.seal(*said[:1], ALICE.public, said[1], SESSION)) for said in MESSAGES]
+        signer = FrameSigner(BOB, FILE.id, bytes(16), 1)
+        self.corpus = [b"".join(signer.seal(*said[:1], ALICE.public, said[1], SESSION)) for said in MESSAGES]
         self.sequence = 1000
         self.recent = deque(maxlen=64)
         self.seen = Counter()
@@ -247,11 +247,11 @@ class FrameFuzzer:
                 key=ALICE.public,
                 neighbours=others,
                 transport=InProcessNetwork().transport("alice"),
-                sealer=FrameSigner(ALICE, FILE.id, bytes(16), 1),
-                door=FrameVerifier(keys, ALICE.public, FILE.id, payload_limit(P, True)),
+                signer=FrameSigner(ALICE, FILE.id, bytes(16), 1),
+                verifier=FrameVerifier(keys, ALICE.public, FILE.id, payload_limit(P, True)),
                 agreed={"size": "8"},
                 public_info={"n_samples": 50},
-                options=PeeringOptions(gate=make_log()),
+                options=PeeringOptions(access=make_log()),
             ),
             settings=Settings(),
             n_samples=50,
@@ -272,8 +272,8 @@ class FrameFuzzer:
     def greet(self):
         """Introduce bob, regardless of earlier frames; return whether that is still possible."""
         self.sequence += 1
-        sealer = FrameSigner(BOB, FILE.id, bytes(16), 1, sequence=self.sequence - 1)
-        self.contacts.links.received(self.wire, memoryview(b"".join(sealer.seal(m.Hello(), ALICE.public, TERMS, SESSION))))
+        signer = FrameSigner(BOB, FILE.id, bytes(16), 1, sequence=self.sequence - 1)
+        self.contacts.links.received(self.wire, memoryview(b"".join(signer.seal(m.Hello(), ALICE.public, TERMS, SESSION))))
         # Pending requests to him, so that his answers are processed.
         peer = self.exchange.peers["bob"]
         peer.requests = {k: asyncio.get_running_loop().create_future() for k in (1, 2)}

@@ -179,11 +179,11 @@ def test_every_query_in_processes_equals_one_process():
             [NodeQuery(k, Evaluate(models, ("validation", "test"))) for k in (1, 3)],
         ):
             for _ in range(2):
-                assert repr(simulation.crew.compute(jobs)) == repr(one.compute(jobs))
-                results = zip(simulation.crew.compute(jobs), one.compute(jobs), strict=True)
+                assert repr(simulation.backend.compute(jobs)) == repr(one.compute(jobs))
+                results = zip(simulation.backend.compute(jobs), one.compute(jobs), strict=True)
                 assert all(np.array_equal(mine, theirs) for mine, theirs in results)
     finally:
-        simulation.crew.close()
+        simulation.backend.close()
 
 
 @pytest.mark.slow

@@ -138,20 +138,20 @@ def snapshot(node_rounds=24, virtual_s=2.0, **more):
     return Snapshot(node_rounds, virtual_s, 0.5, "mse", False, **more)
 
 
-def overview(board):
-    return json.loads(board.state())
+def overview(status_observer):
+    return json.loads(status_observer.state())
 
 
 def test_monitor_tracks_state_of_each_run():
     file = scenario()
     (kept,) = engine.run_all(scenario(seeds=(0,)).only("random"))
-    board = RunMonitor(file, {0: kept})
-    assert [row.state for row in board.rows] == ["kept", "waiting", "waiting", "waiting"]
-    assert board.pace() == (0.0, None)
-    board.saw(1, None)
-    board.saw(2, None)
-    board.saw(2, snapshot(rounds=[1, 2], values=[5.0, float("nan")], limit=(1, 4)))
-    shown = overview(board)
+    status_observer = RunMonitor(file, {0: kept})
+    assert [row.state for row in status_observer.rows] == ["kept", "waiting", "waiting", "waiting"]
+    assert status_observer.pace() == (0.0, None)
+    status_observer.saw(1, None)
+    status_observer.saw(2, None)
+    status_observer.saw(2, snapshot(rounds=[1, 2], values=[5.0, float("nan")], limit=(1, 4)))
+    shown = overview(status_observer)
     assert [run["state"] for run in shown["runs"]] == ["kept", "running", "running", "waiting"]
     assert [run["round"] for run in shown["runs"]] == [6, 0, 2, 0]
     assert shown["runs"][2]["values"] == [5.0, None]
@@ -159,46 +159,46 @@ def test_monitor_tracks_state_of_each_run():
     assert shown["runs"][0]["result"] == kept.summary["test"]["mean"]
     assert shown["left"] / (3 * 72 - 24) == pytest.approx(1 / shown["node_rounds_per_s"])
     assert shown["end"] == ""
-    assert not board.told.is_set()
-    board.ended("results: here")
-    assert overview(board)["end"] == "results: here"
-    assert board.told.is_set()
+    assert not status_observer.told.is_set()
+    status_observer.ended("results: here")
+    assert overview(status_observer)["end"] == "results: here"
+    assert status_observer.told.is_set()
 
 
 def test_monitor_returns_matrix_of_each_run():
-    board = RunMonitor(scenario())
-    assert overview(board)["matrix"] == {"run": 0, "cells": 0}
+    status_observer = RunMonitor(scenario())
+    assert overview(status_observer)["matrix"] == {"run": 0, "cells": 0}
     weights = np.arange(4, dtype=np.float32).reshape(2, 2) / 4
-    board.saw(0, snapshot(weights=weights, groups=[("a", 6), ("b", 6)]))
-    shown = json.loads(board.state(0))["matrix"]
+    status_observer.saw(0, snapshot(weights=weights, groups=[("a", 6), ("b", 6)]))
+    shown = json.loads(status_observer.state(0))["matrix"]
     assert (shown["cells"], shown["nodes"], shown["groups"]) == (2, 12, [["a", 6], ["b", 6]])
     assert np.frombuffer(base64.b64decode(shown["weights"]), "<f4").tolist() == weights.ravel().tolist()
-    assert json.loads(board.state(1))["matrix"] == {"run": 1, "cells": 0}
+    assert json.loads(status_observer.state(1))["matrix"] == {"run": 1, "cells": 0}
 
 
 def test_monitor_default_matrix_is_of_first_active_run():
-    board = RunMonitor(scenario())
-    board.saw(1, snapshot())
-    assert overview(board)["matrix"]["run"] == 1
-    board.saw(0, snapshot())
-    assert overview(board)["matrix"]["run"] == 0
-    board.ended("results: here")
-    assert overview(board)["matrix"]["run"] == 1
+    status_observer = RunMonitor(scenario())
+    status_observer.saw(1, snapshot())
+    assert overview(status_observer)["matrix"]["run"] == 1
+    status_observer.saw(0, snapshot())
+    assert overview(status_observer)["matrix"]["run"] == 0
+    status_observer.ended("results: here")
+    assert overview(status_observer)["matrix"]["run"] == 1
 
 
 # In the terminal
 
 
-def written(board, height=30, width=120):
+def written(status_observer, height=30, width=120):
     console = Console(file=io.StringIO(), width=width, height=height, markup=False, highlight=False)
-    console.print(watch_terminal.table(board, console))
+    console.print(watch_terminal.table(status_observer, console))
     return console.file.getvalue()
 
 
 def test_terminal_table_shows_every_run():
-    board = RunMonitor(scenario(TOML.replace('name = "dac"\n', f"name = '{HOSTILE}'\n")))
-    board.saw(0, snapshot(rounds=[2], values=[1.25], bytes=12_345, most_models=3, limit=(4, 4)))
-    text = written(board)
+    status_observer = RunMonitor(scenario(TOML.replace('name = "dac"\n', f"name = '{HOSTILE}'\n")))
+    status_observer.saw(0, snapshot(rounds=[2], values=[1.25], bytes=12_345, most_models=3, limit=(4, 4)))
+    text = written(status_observer)
     assert HOSTILE in text
     lines = [line.split() for line in text.splitlines()]
     going = next(line for line in lines if "running" in line)
@@ -208,47 +208,47 @@ def test_terminal_table_shows_every_run():
 
 
 def test_low_terminal_shows_running_runs_first():
-    board = RunMonitor(scenario(seeds=range(40)))
+    status_observer = RunMonitor(scenario(seeds=range(40)))
     for number in range(30, 33):
-        board.saw(number, snapshot())
-    text = written(board, height=10)
+        status_observer.saw(number, snapshot())
+    text = written(status_observer, height=10)
     assert len(text.splitlines()) <= 10
     assert text.count("running") == 3
     assert "and 74 more" in text
 
 
 def test_terminal_shows_long_virtual_time_in_full():
-    board = RunMonitor(scenario())
-    board.saw(0, snapshot(virtual_s=123_456.7))
-    assert "123,457 s" in written(board)
+    status_observer = RunMonitor(scenario())
+    status_observer.saw(0, snapshot(virtual_s=123_456.7))
+    assert "123,457 s" in written(status_observer)
 
 
 def test_terminal_with_long_names_keeps_progress_line():
     long = TOML.replace('name = "dac"\n', 'name = "policy.strength=5, policy.neighbours=2, budget.models=10"\n')
-    board = RunMonitor(scenario(long, seeds=range(10)))
+    status_observer = RunMonitor(scenario(long, seeds=range(10)))
     for number in range(10, 13):
-        board.saw(number, snapshot())
-    text = written(board, height=14, width=90)
+        status_observer.saw(number, snapshot())
+    text = written(status_observer, height=14, width=90)
     assert len(text.splitlines()) < 14
     assert text.count("running") == 3
     assert "0 of 20 runs finished, about" in text
 
 
 def test_narrow_terminal_omits_columns():
-    board = RunMonitor(scenario())
-    board.saw(0, snapshot(rounds=[2], values=[1.25]))
-    head, first, *_ = written(board, width=54).splitlines()
+    status_observer = RunMonitor(scenario())
+    status_observer.saw(0, snapshot(rounds=[2], values=[1.25]))
+    head, first, *_ = written(status_observer, width=54).splitlines()
     assert head.split() == ["run", "seed", "state", "round", "mse", "sent"]
     assert first.split()[:3] == ["random", "0", "running"]
-    assert "…" not in written(board, width=40)
+    assert "…" not in written(status_observer, width=40)
 
 
 def test_view_without_terminal_prints_lines_periodically(monkeypatch):
-    board, stream = RunMonitor(scenario()), io.StringIO()
-    with watch_terminal.view(board, stream) as view:
-        board.saw(0, None)
+    status_observer, stream = RunMonitor(scenario()), io.StringIO()
+    with watch_terminal.view(status_observer, stream) as view:
+        status_observer.saw(0, None)
         view.show(0)
-        board.saw(0, snapshot(rounds=[2], values=[1.25], bytes=12_345))
+        status_observer.saw(0, snapshot(rounds=[2], values=[1.25], bytes=12_345))
         view.show(0)
         assert stream.getvalue() == ""
         monkeypatch.setattr(watch_terminal, "PAUSE", 0.0)
@@ -304,15 +304,15 @@ def test_watch_port_in_use_reports_one_line(capsys, file):
 
 def test_watch_end_waits_only_for_open_pages(monkeypatch):
     monkeypatch.setattr(monitor, "FAREWELL", 60.0)
-    board = RunMonitor(scenario())
-    monitor.Watch(board, []).ended("written")  # no page is open
-    assert not board.told.is_set()
-    board = RunMonitor(scenario())
-    board.state()
-    asker = threading.Timer(0.05, board.state)
+    status_observer = RunMonitor(scenario())
+    monitor.Watch(status_observer, []).ended("written")  # no page is open
+    assert not status_observer.told.is_set()
+    status_observer = RunMonitor(scenario())
+    status_observer.state()
+    asker = threading.Timer(0.05, status_observer.state)
     asker.start()
-    monitor.Watch(board, []).ended("written")
-    assert board.told.is_set()
+    monitor.Watch(status_observer, []).ended("written")
+    assert status_observer.told.is_set()
     asker.join()
 
 
@@ -328,21 +328,21 @@ def chromium():
 
 def going():
     """Monitor of runs in progress whose names contain markup."""
-    board = RunMonitor(scenario(TOML.replace('name = "dac"\n', f"name = '{HOSTILE}'\n")))
+    status_observer = RunMonitor(scenario(TOML.replace('name = "dac"\n', f"name = '{HOSTILE}'\n")))
     weights = np.full((12, 12), 0.1, np.float32)
     groups = [(HOSTILE, 4), ("1", 4), ("2", 4)]
     for number in (0, 2):
-        board.saw(
+        status_observer.saw(
             number, snapshot(rounds=[1, 2], values=[5.0, 4.0], weights=weights, groups=groups, limit=(4, 4), bytes=10**6)
         )
-    return board
+    return status_observer
 
 
 @needs_chromium
 @pytest.mark.parametrize("size", [(1280, 900), PHONE])
 def test_page_shows_runs_and_location_of_results(chromium, size):
-    board = going()
-    with in_thread(page_of(board, 0)) as address, new_page(chromium, size) as (opened, seen):
+    status_observer = going()
+    with in_thread(page_of(status_observer, 0)) as address, new_page(chromium, size) as (opened, seen):
         opened.on("dialog", lambda dialog: pytest.fail(f"the page ran a name: {dialog.message}"))
         opened.goto(address)
         opened.locator("tr[data-run]").first.wait_for(timeout=TIMEOUT)
@@ -356,9 +356,9 @@ def test_page_shows_runs_and_location_of_results(chromium, size):
         assert opened.locator("#learning svg[role=img] path.line").count() == 1
         assert opened.evaluate("document.documentElement.scrollWidth") <= size[0]
 
-        board.saw(1, snapshot(72, rounds=[1, 2, 3], values=[5.0, 4.0, 3.0]))
+        status_observer.saw(1, snapshot(72, rounds=[1, 2, 3], values=[5.0, 4.0, 3.0]))
         opened.locator('tr[data-run="1"][data-state="running"]').wait_for(timeout=TIMEOUT)
-        board.ended("results: runs/here")
+        status_observer.ended("results: runs/here")
         opened.get_by_text("results: runs/here").wait_for(timeout=TIMEOUT)
         states = [line.get_attribute("data-state") for line in opened.locator("tr[data-run]").all()]
         assert states == ["stopped", "stopped", "stopped", "waiting"]
@@ -370,21 +370,21 @@ def test_page_shows_runs_and_location_of_results(chromium, size):
 
 @needs_chromium
 def test_page_draws_latest_runs_until_a_selection(chromium):
-    board = RunMonitor(scenario(seeds=range(30)))
+    status_observer = RunMonitor(scenario(seeds=range(30)))
     for number in range(40):
-        board.saw(number, snapshot(rounds=[1, 2], values=[5.0, 4.0]))
-    with in_thread(page_of(board, 0)) as address, new_page(chromium) as (opened, _):
+        status_observer.saw(number, snapshot(rounds=[1, 2], values=[5.0, 4.0]))
+    with in_thread(page_of(status_observer, 0)) as address, new_page(chromium) as (opened, _):
         opened.goto(address)
         chips, pressed = opened.locator("#chips button"), opened.locator('#chips [aria-pressed="true"]')
         chips.first.wait_for(timeout=TIMEOUT)
         assert (chips.count(), pressed.count()) == (40, 12)
-        board.saw(40, snapshot(rounds=[1], values=[5.0]))
+        status_observer.saw(40, snapshot(rounds=[1], values=[5.0]))
         opened.locator('#chips [data-run="40"][aria-pressed="true"]').wait_for(timeout=TIMEOUT)
         assert pressed.count() == opened.locator("#learning svg[role=img] path.line").count() == 12
         chips.first.dblclick()
         assert pressed.count() == opened.locator("#learning svg[role=img] path.line").count() == 1
         chips.nth(1).click()
-        board.saw(41, snapshot(rounds=[1], values=[5.0]))
+        status_observer.saw(41, snapshot(rounds=[1], values=[5.0]))
         opened.locator('#chips [data-run="41"]').wait_for(timeout=TIMEOUT)
         assert pressed.count() == 2
 

@@ -144,8 +144,8 @@ class ComputeBackend:
 
 
 def batched(main):
-    loop, crew = virtual_loop(), ComputeBackend()
-    return crew, run(main(Batcher(crew, loop)), loop)
+    loop, backend = virtual_loop(), ComputeBackend()
+    return backend, run(main(Batcher(backend, loop)), loop)
 
 
 def test_batcher_computes_pending_jobs_together():
@@ -157,8 +157,8 @@ def test_batcher_computes_pending_jobs_together():
 
         return await asyncio.gather(one(2, 0, 5), one(0, 1, 10), one(1, 4, 1), one(3, 6, 1))
 
-    crew, results = batched(main)
-    assert crew.batches == [(5.0, "train", [0, 1, 2]), (7.0, "train", [3])]
+    backend, results = batched(main)
+    assert backend.batches == [(5.0, "train", [0, 1, 2]), (7.0, "train", [3])]
     assert results == [(("train", 2), 5.0), (("train", 0), 11.0), (("train", 1), 5.0), (("train", 3), 7.0)]
 
 
@@ -167,8 +167,8 @@ def test_batch_is_due_with_its_earliest_job():
         jobs = [batcher.ask(NodeQuery(k, Train(None, 1)), seconds) for k, seconds in enumerate((9, 3, 5))]
         await asyncio.gather(*jobs)
 
-    crew, _ = batched(main)
-    assert crew.batches == [(3.0, "train", [0, 1, 2])]
+    backend, _ = batched(main)
+    assert backend.batches == [(3.0, "train", [0, 1, 2])]
 
 
 def test_due_loss_does_not_split_batch_of_trainings():
@@ -180,8 +180,8 @@ def test_due_loss_does_not_split_batch_of_trainings():
         await batcher.ask(NodeQuery(7, Mean([], [])))
         await asyncio.gather(*trainings)
 
-    crew, _ = batched(main)
-    assert crew.batches == [(1.0, "loss", [7]), (1.0, "mean", [7]), (5.0, "train", [0, 1, 2])]
+    backend, _ = batched(main)
+    assert backend.batches == [(1.0, "loss", [7]), (1.0, "mean", [7]), (5.0, "train", [0, 1, 2])]
 
 
 def test_batcher_joins_requests_of_one_instant():
@@ -194,8 +194,8 @@ def test_batcher_joins_requests_of_one_instant():
 
         await asyncio.gather(*(one(node) for node in range(5)))
 
-    crew, _ = batched(main)
-    assert crew.batches == [(2.0, "loss", [0, 1, 2, 3, 4])]
+    backend, _ = batched(main)
+    assert backend.batches == [(2.0, "loss", [0, 1, 2, 3, 4])]
 
 
 def test_evaluations_wait_for_next_batch_unless_awaited():
@@ -208,8 +208,8 @@ def test_evaluations_wait_for_next_batch_unless_awaited():
         await batcher.ask(NodeQuery(2, Evaluate([], ())))
         assert now() == 2
 
-    crew, _ = batched(main)
-    assert crew.batches == [(2.0, "train", [0]), (2.0, "evaluate", [1]), (2.0, "evaluate", [2])]
+    backend, _ = batched(main)
+    assert backend.batches == [(2.0, "train", [0]), (2.0, "evaluate", [1]), (2.0, "evaluate", [2])]
 
 
 def test_cancelled_job_does_not_delay_the_next():
