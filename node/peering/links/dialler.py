@@ -155,7 +155,7 @@ class Dialler:
                 peer.addresses[address] = peer.addresses.pop(address)
         return [address for address in direct if address not in later]
 
-    async def _connectivity(self, peer: Peer, address: str) -> Link:
+    async def _reach(self, peer: Peer, address: str) -> Link:
         link = await self._config.transport.dial(address, peer.key)
         if address in peer.addresses:
             peer.record_proof(address)
@@ -163,7 +163,7 @@ class Dialler:
 
     async def _first_of(self, peer: Peer, addresses: list[str]) -> Link | None:
         """Return a link over the first address that answers, or None; cancel the other attempts."""
-        attempts = [asyncio.ensure_future(self._connectivity(peer, address)) for address in addresses]
+        attempts = [asyncio.ensure_future(self._reach(peer, address)) for address in addresses]
         found: Link | None = None
         try:
             for attempt in asyncio.as_completed(attempts):
