@@ -192,7 +192,7 @@ class MessageExchange:
         if round > self.round:
             if self._settings.mode == "synchronous":
                 await self.pacer.wait_for_slower(round)
-            self.pacer.connectivity(round)
+            self.pacer.reach(round)
         if (round, stage) not in self.outbox.models:  # otherwise published before a restart; served unchanged
             model = self._publisher.make(round, stage, params, extras)
             await self._host.save_model(model)
@@ -232,7 +232,7 @@ class MessageExchange:
         if self.coordination is None:
             raise ConfigurationError("only a coordinated policy, which has a method step, may call joint")
         self.limit.note(submission.params)
-        self.pacer.connectivity(submission.round)
+        self.pacer.reach(submission.round)
         return await self.coordination.client.submit(submission)
 
     def _send_in_election(self, name: str, message: m.ElectionMessage) -> None:

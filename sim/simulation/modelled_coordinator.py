@@ -84,7 +84,7 @@ class ModelledParticipant:
         """Return the coordinator's assignment; None without a coordinator, or after the deadline."""
         network, peer = self._peer.network, self._peer
         if submission.round > peer.round:
-            peer.connectivity(submission.round)
+            peer.reach(submission.round)
         leader = self.coordination.leader()
         known, self.assigned_in = self.assigned_in, None
         if leader is None:

@@ -93,7 +93,7 @@ class ModelledExchange:
             await network.move(ends)
         announced = self._pacing.enter(round, finished, int(self.peer.round), self.outbox)
         if announced is not None:
-            self.peer.connectivity(announced)
+            self.peer.reach(announced)
         return round
 
     def _following(self, finished: int) -> int:
@@ -109,7 +109,7 @@ class ModelledExchange:
         if round > peer.round:
             if network.synchronous and not network.all_know(round - 1):
                 await self._pace(round)
-            peer.connectivity(round)
+            peer.reach(round)
         model = self._publisher.make(round, stage, params, extras)
         await self._host.save_model(model)
         self.outbox.add(model)
@@ -118,7 +118,7 @@ class ModelledExchange:
 
     def finish(self) -> None:
         self.outbox.final = True
-        self.peer.connectivity(inf)
+        self.peer.reach(inf)
         self.peer.serve_waiting()
         if self.participant is not None:
             self.participant.leave()

@@ -170,7 +170,7 @@ class ModelledPeer:
 
     # Rounds
 
-    def connectivity(self, round: float) -> None:
+    def reach(self, round: float) -> None:
         """Announce a round to the nodes that wait for this one."""
         network = self.network
         network.round_changed(self.round, round)

@@ -101,7 +101,7 @@ class Pacer:
 
     # Announcements
 
-    def connectivity(self, round: int) -> None:
+    def reach(self, round: int) -> None:
         """Announce a round if it is a new one."""
         if round > self._contacts.round:
             self._announce(round)

@@ -165,7 +165,7 @@ def delayed(simulation, name, round, seconds):
     async def late(submission: Submission):
         if submission.round == round:
             if seconds is None:
-                exchange.peer.connectivity(round)
+                exchange.peer.reach(round)
                 exchange.participant.assigned_in = None
                 return None
             future = simulation.loop.create_future()
@@ -211,7 +211,7 @@ def test_coordinator_waits_only_once_for_missing_node():
 
     async def silent(submission):
         if submission.round > 1:
-            exchange.peer.connectivity(submission.round)
+            exchange.peer.reach(submission.round)
             await simulation.loop.create_future()
         return await submit(submission)
 
