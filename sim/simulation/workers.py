@@ -44,7 +44,7 @@ class Worker:
         context = _context()
         self.pipe, far = context.Pipe()
         self.process = context.Process(target=_begin, args=(work, far, *args))
-        with _interrupts_held_back():
+        with _interrupts_held_back(), _without_current_folder():
             self.process.start()
         far.close()  # closes the pipe when the worker ends
 
@@ -152,6 +152,23 @@ def _interrupts_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _without_current_folder() -> Iterator[None]:
+    """Keep processes started in this block from importing modules of the current folder, such as a user's queue.py.
+
+    They get the search path of this process before they do any work.
+    """
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def prepare_process(path: Sequence[str] = ()) -> None:

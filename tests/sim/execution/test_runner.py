@@ -256,3 +256,14 @@ def test_no_process_remains_after_divided_run_is_killed(tmp_path, end):
     process.send_signal(end)
     process.communicate(timeout=PATIENCE)  # returns when all processes have ended
     assert process.returncode == (-9 if end == signal.SIGKILL else 130)
+
+
+@pytest.mark.slow
+def test_modules_of_the_current_folder_do_not_reach_workers(tmp_path):
+    for name in ("queue.py", "random.py"):  # torch imports modules of these names
+        (tmp_path / name).write_text("raise SystemExit('the module of the user was imported')\n")
+    command = [sys.executable, "-P", "-m", "p2pfl.sim", "run", "digits-gossip", "--set", "form=smoke", "--only", "random"]
+    options = ["--engine", "process", "--workers", "2", "--no-report", "--out", "here"]
+    done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "here" / "summary.json").exists()
