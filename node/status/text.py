@@ -126,14 +126,14 @@ def _counts(state: Mapping[str, Any]) -> Iterator[Row]:
     if state.get("refused_by_budget"):
         yield "budget", f"{plural(state['refused_by_budget'], 'model')} left out"
     for what, counts in state.get("suspicious", {}).items():
-        yield what, _listed(counts)
+        yield what, _format_counts(counts)
     if state.get("rejected"):
-        yield "rejected", _listed(state["rejected"])
+        yield "rejected", _format_counts(state["rejected"])
     if state.get("faults"):
-        yield "errors", _listed(state["faults"])
+        yield "errors", _format_counts(state["faults"])
 
 
-def _listed(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
 
 
