@@ -185,7 +185,7 @@ class FileStore:
                 aside = bad.with_name(f"{bad.name}.damaged")
                 bad.replace(aside)
                 event = f"{bad} is damaged: renamed it to {aside.name}; continuing from the previous checkpoint"
-                self._log.warning(event, path=str(bad))
+                self._log.warning(event, kind="file-damaged", path=str(bad))
             return checkpoint
         if damaged:
             raise ConfigurationError(

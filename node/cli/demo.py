@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import socket
@@ -27,6 +26,7 @@ from p2pfl.node.runtime import join as joining
 from p2pfl.node.status import reader
 from p2pfl.policies import make_policy
 from p2pfl.system.console import fail
+from p2pfl.system.json_output import to_json
 from p2pfl.system.printable import plural
 
 NAMES = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "ivan", "judy")
@@ -69,7 +69,7 @@ def demo(nodes: int, rounds: int, policy: str, as_json: bool, through_broker: bo
         for name in names
     }
     if as_json:
-        print(json.dumps({"accuracy": accuracy, "nodes": together}))
+        print(to_json({"accuracy": accuracy, "nodes": together}))
     else:
         _print_accuracy(accuracy)
     return 0

@@ -15,6 +15,7 @@ from p2pfl.system.atomic_files import reason, replace_file
 from p2pfl.system.size_limit import READING
 from p2pfl.task import PreferenceConditioned, Task
 
+FORMATS = {".safetensors": "safetensors", ".onnx": "onnx", "": "safetensors"}  # by extension
 Encode = Callable[[Parameters, Mapping[str, str]], bytes]
 """Function of parameters and metadata that returns the content of a file."""
 
@@ -26,20 +27,40 @@ def export(folder: Path, target: Path, force: bool = False, format: str = "", pr
         folder: the node's folder.
         target: the file to write.
         force: whether to overwrite it.
-        format: "safetensors" or "onnx"; by default the format of the file's extension, or else safetensors.
+        format: "safetensors" or "onnx"; by default the format of the file's extension.
         preference: for a task with a model for each preference (see p2pfl.task.PreferenceConditioned), the preference
             whose model to write; without it, all parameters are written.
 
     Raises:
         ConfigurationError: the node has no checkpoint yet; its checkpoint does not fit the task's model; the file
-            exists or cannot be written; or the task has no model that ONNX supports, or none for this preference.
+            exists or cannot be written, or its extension names another format; or the task has no model that ONNX
+            supports, or none for this preference.
     """
+    onnx = format_of(target, format) == "onnx"
     ready = loading.load(folder)
     checkpoint, membership = newest(folder), ready.membership
     federation = "" if membership is None else f"{membership.file.name} ({membership.federation.hex()})"
     task = loading.task_of(ready, copies=READING)
-    onnx = (format or target.suffix.removeprefix(".").lower()) == "onnx"
     return write(target, checkpoint, task.layout, federation, force=force, encode=encoder_for(task, onnx, preference))
+
+
+def format_of(target: Path, given: str = "") -> str:
+    """Return the format of a file: the given one, or that of its extension; safetensors without both.
+
+    Raises:
+        ConfigurationError: the extension names another format than the given one or, without a given one, a format that
+            is not written.
+    """
+    extension = target.suffix.lower()
+    named = FORMATS.get(extension, "")
+    if given and named and extension and given != named:
+        raise ConfigurationError(f"{target} has the extension of {named}, but --format is {given}; change one of them")
+    if not (given or named):
+        raise ConfigurationError(
+            f"cannot write {target}: p2pfl-node exports .safetensors and .onnx, not {extension}; use one of these"
+            " extensions, or set --format"
+        )
+    return given or named
 
 
 def encoder_for(task: Task, onnx: bool, preference: Sequence[float]) -> Encode | None:

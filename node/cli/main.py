@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,17 +14,13 @@ from typing import Any
 
 from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError
-from p2pfl.policies import POLICIES
+from p2pfl.node.cli.options import PORT, add_folder, add_listen, add_policy, listen_of
 from p2pfl.system.console import FAILED, Parser, add_command, format_examples, run_command
 from p2pfl.system.event_log import print_events
+from p2pfl.system.json_output import to_json
 from p2pfl.system.printable import printable
+from p2pfl.system.shared_options import JSON_HELP, add_changes, add_output, port, print_answer
 from p2pfl.task import TASKS
-
-POLICY_HELP = (
-    f"policy that selects peers and averages models: {', '.join(POLICIES)}, or package.module:factory (default: dac); for"
-    " policies with a coordinator, such as fedpref, see docs/explanation/elections.md"
-)
-JSON_HELP = "print one JSON object and nothing else"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +47,7 @@ def parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, title="commands", metavar="COMMAND")
 
     _add_init(commands)
-    cli_members.add(commands, _folder)
+    cli_members.add(commands)
     _add_run(commands)
     _add_status(commands)
     _add_doctor(commands)
@@ -68,13 +65,10 @@ def _add_init(commands: Any) -> None:
         "p2pfl-node init bob --data bob.csv",
         "p2pfl-node init carol --broker mqtt://broker.example:1883 --policy fedpref",
     )
-    _folder(parser, "folder to create")
+    add_folder(parser, "folder to create")
     network = parser.add_argument_group("name and network")
     network.add_argument("--name", help="name of the node in the federation (default: the name of FOLDER)")
-    network.add_argument("--port", type=int, default=4100, help="TCP port to listen on, at all addresses (default: 4100)")
-    network.add_argument(
-        "--listen", metavar="HOST:PORT", help="listen at this address only, instead of --port at all addresses"
-    )
+    add_listen(network, str(PORT))
     network.add_argument(
         "--broker",
         default="",
@@ -107,7 +101,8 @@ def _add_init(commands: Any) -> None:
         help=f"learning problem: {', '.join(TASKS)}, or package.module:factory (default: digits; with --data"
         " classification)",
     )
-    learning.add_argument("--policy", default="dac", help=POLICY_HELP)
+    add_policy(learning)
+    add_output(parser)
     parser.set_defaults(do=_init)
 
 
@@ -120,12 +115,10 @@ def _add_run(commands: Any) -> None:
         "p2pfl-node run alice --until-done --set mdns=false",
         "p2pfl-node run alice --status-port 4180",
     )
-    _folder(parser)
+    add_folder(parser)
     configuration = parser.add_argument_group("configuration")
-    configuration.add_argument(
-        "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[],
-        help="override a key of node.toml for this run, such as mdns=false; can be repeated",
-    )  # fmt: skip
+    add_changes(configuration, "override a key of node.toml for this run, such as mdns=false")
+    add_listen(configuration, "listen in node.toml")
     configuration.add_argument("--data", metavar="FILE", help="the node's own data (default: data in node.toml)")
     configuration.add_argument(
         "--root", metavar="DIR", help="folder with the published data sets (default: root in node.toml)"
@@ -140,7 +133,7 @@ def _add_run(commands: Any) -> None:
     )
     page = parser.add_argument_group("status page")
     page.add_argument(
-        "--status-port", type=int, metavar="N",
+        "--status-port", type=port, metavar="N",
         help="port of the status page; 0 selects a free port (default: status_port in node.toml)",
     )  # fmt: skip
     page.add_argument(
@@ -148,12 +141,14 @@ def _add_run(commands: Any) -> None:
         help="address of the status page; on other addresses than loopback, other machines can read it (default:"
         " status_host in node.toml)",
     )  # fmt: skip
-    output = parser.add_argument_group("output")
+    output = add_output(parser, "print the final status as one JSON object, and no log")
     output.add_argument(
         "--log-format", choices=("text", "json"), default="text",
         help="format of the log: lines of text, or one JSON object a line (default: text)",
     )  # fmt: skip
-    output.add_argument("--json", action="store_true", help="print the final status as one JSON object, and no log")
+    amount = output.add_mutually_exclusive_group()
+    amount.add_argument("-v", "--verbose", action="store_true", help="also log each model, each weight and each link")
+    amount.add_argument("-q", "--quiet", action="store_true", help="log warnings and errors only")
     parser.set_defaults(do=_run)
 
 
@@ -165,10 +160,9 @@ def _add_status(commands: Any) -> None:
         "p2pfl-node status alice",
         "p2pfl-node status alice --watch",
     )
-    _folder(parser)
-    output = parser.add_argument_group("output")
+    add_folder(parser)
+    output = add_output(parser, f"{JSON_HELP}; with --watch, one every second")
     output.add_argument("--watch", action="store_true", help="refresh every second, until you press Ctrl-C")
-    output.add_argument("--json", action="store_true", help=f"{JSON_HELP}; with --watch, one every second")
     parser.set_defaults(do=_status)
 
 
@@ -179,9 +173,8 @@ def _add_doctor(commands: Any) -> None:
         "check a node for problems and print a remedy for each",
         "p2pfl-node doctor alice",
     )
-    _folder(parser)
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_folder(parser)
+    add_output(parser)
     parser.set_defaults(do=_doctor)
 
 
@@ -194,7 +187,7 @@ def _add_export(commands: Any) -> None:
         "p2pfl-node export alice model.onnx --force",
         "p2pfl-node export alice model.safetensors --preference 0.3,0.7",
     )
-    _folder(parser)
+    add_folder(parser)
     parser.add_argument("target", type=Path, metavar="TARGET", help="file to write, such as model.safetensors")
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -203,12 +196,12 @@ def _add_export(commands: Any) -> None:
         help="weights of the objectives, such as 0.3,0.7: which model to export, if the task has one for each preference, as"
         " praffl has (default: all parameters)",
     )
-    output = parser.add_argument_group("output")
+    output = add_output(parser)
     output.add_argument(
         "--format",
         choices=("safetensors", "onnx"),
         default="",
-        help="file format; onnx needs the extra onnx (default: by the extension of TARGET, otherwise safetensors)",
+        help="file format; onnx needs the extra onnx (default: by the extension of TARGET; without one, safetensors)",
     )
     output.add_argument("--force", action="store_true", help="overwrite TARGET if it exists")
     parser.set_defaults(do=_export)
@@ -225,19 +218,14 @@ def _add_demo(commands: Any) -> None:
     federation = parser.add_argument_group("federation")
     federation.add_argument("--nodes", type=int, default=3, help="number of nodes, from 2 to 10 (default: 3)")
     federation.add_argument("--rounds", type=int, default=10, help="number of rounds (default: 10)")
-    federation.add_argument("--policy", default="dac", help=POLICY_HELP)
+    add_policy(federation)
     federation.add_argument(
         "--broker",
         action="store_true",
         help="connect the nodes through a local MQTT broker, Mosquitto or amqtt (default: directly)",
     )
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_output(parser)
     parser.set_defaults(do=_demo)
-
-
-def _folder(parser: argparse.ArgumentParser, help: str = "folder of the node, created by init") -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help=help)
 
 
 def _from_anywhere(path: str) -> str:
@@ -250,11 +238,9 @@ def _init(options: argparse.Namespace) -> int:
 
     name = options.name or options.folder.resolve().name
     task = options.task or ("classification" if options.data else "digits")
-    if not 0 <= options.port < 65536:
-        raise ConfigurationError(f"--port must be from 0 to 65535, got {options.port}")
-    listen = options.listen or f":{options.port}"
+    listen = listen_of(options, ":0") or f":{PORT}"
     data, root = (_from_anywhere(path) for path in (options.data, options.root))
-    create(
+    identity = create(
         options.folder,
         name,
         listen,
@@ -265,17 +251,20 @@ def _init(options: argparse.Namespace) -> int:
         broker=options.broker,
         root=root,
     )
-    print(
+    text = (
         f"created {options.folder}; next: p2pfl-node federation create {options.folder} --backup FILE, or with a token"
         f" p2pfl-node join {options.folder}"
     )
+    answer = {"folder": str(options.folder), "name": name, "listen": listen, "key": identity.public.hex()}
+    print_answer(options, text, answer)
     return 0
 
 
 def _run(options: argparse.Namespace) -> int:
-    from p2pfl.node.folder.config import STATUS, open_to_others
+    from p2pfl.node.folder.config import STATUS, load, open_to_others
     from p2pfl.node.log import LOG
     from p2pfl.node.runtime import run as runtime
+    from p2pfl.node.status import reader
 
     given = {
         "data": options.data,
@@ -283,14 +272,16 @@ def _run(options: argparse.Namespace) -> int:
         "passphrase_file": options.passphrase_file,
         "status_port": options.status_port,
         "status_host": options.status_host,
+        "listen": listen_of(options, load(options.folder, options.changes).listen),
     }
     changes = [*options.changes, *(f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None)]
     if warning := open_to_others(options.folder):
         print(f"warning: {warning}", file=sys.stderr)
-    with nullcontext() if options.json else print_events(LOG, options.log_format, sys.stdout):
+    level = logging.DEBUG if options.verbose else logging.WARNING if options.quiet else logging.INFO
+    with nullcontext() if options.json else print_events(LOG, options.log_format, sys.stdout, level):
         code = runtime.run(options.folder, changes, LOG, options.until_done)
     if options.json:
-        print((options.folder / STATUS).read_text())
+        print(to_json(reader.read(options.folder / STATUS)))
     return code
 
 
@@ -299,7 +290,7 @@ def _status(options: argparse.Namespace) -> int:
     from p2pfl.node.status import reader
     from p2pfl.node.status import text as status_text
 
-    own = config.load(options.folder)
+    config.load(options.folder)
     waiting = False
     while True:
         state = reader.current(options.folder)
@@ -313,8 +304,7 @@ def _status(options: argparse.Namespace) -> int:
                 return FAILED
             waiting = True  # logged once
         if state is not None:
-            state = {"name": own.name, **state}
-            text = json.dumps(state) if options.json else "\n".join(status_text.describe(state))
+            text = to_json(state) if options.json else "\n".join(status_text.describe(state))
             print(_CLEAR + text if options.watch and sys.stdout.isatty() else text, flush=True)
         if not options.watch:
             return 0
@@ -331,10 +321,8 @@ def _doctor(options: argparse.Namespace) -> int:
     from p2pfl.node.doctor.run import run_checks
 
     findings = run_checks(options.folder)
-    if options.json:
-        print(json.dumps({"findings": [asdict(finding) for finding in findings]}))
-    else:
-        print("\n".join(map(printable, report(findings))))
+    text = "\n".join(map(printable, report(findings)))
+    print_answer(options, text, {"findings": [asdict(finding) for finding in findings]})
     return FAILED if any(finding.ok is False for finding in findings) else 0
 
 
@@ -346,7 +334,8 @@ def _export(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigurationError(f"--preference must be numbers such as 0.3,0.7, got {options.preference!r}") from error
     round = export(options.folder, options.target, options.force, options.format, preference)
-    print(f"wrote the model of round {round} to {options.target}")
+    answer = {"file": str(options.target), "round": round}
+    print_answer(options, f"wrote the model of round {round} to {options.target}", answer)
     return 0
 
 

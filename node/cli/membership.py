@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.cli import credentials
+from p2pfl.node.cli.options import add_folder, add_role
 from p2pfl.node.federation.passphrases import VARIABLE
+from p2pfl.protocols.membership.invitation import ADMISSION, INVITATION, REQUEST
 from p2pfl.system.console import add_command
+from p2pfl.system.shared_options import add_changes, add_output, print_answer
 
 if TYPE_CHECKING:
     from p2pfl.node.federation.agreement import Agreement
     from p2pfl.node.folder.config import NodeConfig
 
-ROLES = ("participant", "observer", "coordinator-eligible")
-ROLE_HELP = (
-    "role of the new member: an observer does not vote, and no node learns from it; for coordinator-eligible see"
-    " docs/explanation/elections.md (default: participant)"
-)
 DEFAULT_PASSPHRASE = f"default: the environment variable {VARIABLE}, or a prompt"
-Folder = Callable[[argparse.ArgumentParser], None]
 
 
-def add(commands: Any, folder: Folder) -> None:
+def add(commands: Any) -> None:
     """Add the commands to a parser."""
     federation = add_command(
         commands,
@@ -38,17 +34,17 @@ def add(commands: Any, folder: Folder) -> None:
         "p2pfl-node federation show alice",
     )
     federations = federation.add_subparsers(dest="federation", required=True, title="commands", metavar="COMMAND")
-    _add_create(federations, folder)
-    _add_show(federations, folder)
-    _add_rotate(federations, folder)
-    _add_invite(commands, folder)
-    _add_join(commands, folder)
-    _add_request(commands, folder)
-    _add_admit(commands, folder)
-    _add_revoke(commands, folder)
+    _add_create(federations)
+    _add_show(federations)
+    _add_rotate(federations)
+    _add_invite(commands)
+    _add_join(commands)
+    _add_request(commands)
+    _add_admit(commands)
+    _add_revoke(commands)
 
 
-def _add_create(federations: Any, folder: Folder) -> None:
+def _add_create(federations: Any) -> None:
     create = add_command(
         federations,
         "create",
@@ -56,7 +52,7 @@ def _add_create(federations: Any, folder: Folder) -> None:
         "p2pfl-node federation create alice --backup admission-key.backup",
         "p2pfl-node federation create alice --backup key.backup --set members=3",
     )
-    folder(create)
+    add_folder(create)
     settings = create.add_argument_group("settings")
     settings.add_argument("--name", default="home", help="name of the federation (default: home)")
     settings.add_argument(
@@ -66,40 +62,37 @@ def _add_create(federations: Any, folder: Folder) -> None:
     settings.add_argument(
         "--edges", dest="edge_list", type=Path, metavar="FILE", help="file with more pairs, two names on each line"
     )
-    settings.add_argument(
-        "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[],
-        help="override a key of node.toml for the federation, such as members=3; can be repeated",
-    )  # fmt: skip
+    add_changes(settings, "override a key of node.toml for the federation, such as members=3")
     key = create.add_argument_group("admission key")
     key.add_argument(
         "--backup", type=Path, required=True, metavar="FILE",
         help="file to write a backup of the admission key to; keep it off this machine",
     )  # fmt: skip
     _new_passphrase(key, "not encrypted")
+    add_output(create)
     create.set_defaults(do=_create)
 
 
-def _add_show(federations: Any, folder: Folder) -> None:
+def _add_show(federations: Any) -> None:
     show = add_command(
         federations,
         "show",
         "show the settings and the members of a federation",
         "p2pfl-node federation show alice",
     )
-    folder(show)
-    output = show.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    add_folder(show)
+    add_output(show)
     show.set_defaults(do=_show)
 
 
-def _add_rotate(federations: Any, folder: Folder) -> None:
+def _add_rotate(federations: Any) -> None:
     rotate = add_command(
         federations,
         "rotate",
         "replace the admission key by a new one",
         "p2pfl-node federation rotate alice --backup new-admission-key.backup",
     )
-    folder(rotate)
+    add_folder(rotate)
     new = rotate.add_argument_group("new key")
     new.add_argument(
         "--backup", type=Path, required=True, metavar="FILE",
@@ -109,10 +102,11 @@ def _add_rotate(federations: Any, folder: Folder) -> None:
     new.add_argument("--no-passphrase", action="store_true", help="do not encrypt the new key, even if the old key is")
     old = rotate.add_argument_group("old key")
     _passphrase(old, "--old-passphrase-file", "the old admission key")
+    add_output(rotate)
     rotate.set_defaults(do=_rotate)
 
 
-def _add_invite(commands: Any, folder: Folder) -> None:
+def _add_invite(commands: Any) -> None:
     invite = add_command(
         commands,
         "invite",
@@ -120,11 +114,10 @@ def _add_invite(commands: Any, folder: Folder) -> None:
         "p2pfl-node invite alice bob >bob.token",
         "p2pfl-node invite alice bob --minutes 60 --role observer >bob.token",
     )
-    folder(invite)
+    add_folder(invite)
     invite.add_argument("name", metavar="NAME", help="name of the new node, as in its node.toml")
     member = invite.add_argument_group("new member")
-    member.add_argument("--role", choices=ROLES, default="participant", help=ROLE_HELP)
-    _reuse_name(member)
+    add_role(member)
     token = invite.add_argument_group("token")
     token.add_argument("--minutes", type=float, default=15.0, help="minutes until the token expires (default: 15)")
     token.add_argument(
@@ -133,10 +126,11 @@ def _add_invite(commands: Any, folder: Folder) -> None:
         " those of this machine)",
     )  # fmt: skip
     _passphrase(invite.add_argument_group("admission key"))
+    add_output(invite)
     invite.set_defaults(do=_invite)
 
 
-def _add_join(commands: Any, folder: Folder) -> None:
+def _add_join(commands: Any) -> None:
     join = add_command(
         commands,
         "join",
@@ -144,7 +138,7 @@ def _add_join(commands: Any, folder: Folder) -> None:
         "p2pfl-node join bob <bob.token",
         "p2pfl-node join bob bob.admission --yes",
     )
-    folder(join)
+    add_folder(join)
     join.add_argument(
         "token", nargs="?", default="-", metavar="TOKEN",
         help="file with the token of invite, or the admission file of admit (default: standard input)",
@@ -154,10 +148,11 @@ def _add_join(commands: Any, folder: Folder) -> None:
         "--yes", action="store_true",
         help="accept the federation's options of task and policy without a question, even if node.toml has others",
     )  # fmt: skip
+    add_output(join)
     join.set_defaults(do=_join)
 
 
-def _add_request(commands: Any, folder: Folder) -> None:
+def _add_request(commands: Any) -> None:
     request = add_command(
         commands,
         "request",
@@ -165,25 +160,27 @@ def _add_request(commands: Any, folder: Folder) -> None:
         "p2pfl-node request bob >bob.request",
         "p2pfl-node request bob --new-key >bob.request",
     )
-    folder(request)
+    add_folder(request)
     key = request.add_argument_group("key")
     key.add_argument("--new-key", action="store_true", help="create a new key, and request that it replaces the present one")
+    add_output(request)
     request.set_defaults(do=_request)
 
 
-def _add_admit(commands: Any, folder: Folder) -> None:
+def _add_admit(commands: Any) -> None:
     admit = add_command(
         commands,
         "admit",
         "admit the node that printed a request, and write its admission file",
-        'p2pfl-node admit alice "$(cat bob.request)" --out bob.admission',
+        "p2pfl-node admit alice bob.request --out bob.admission",
     )
-    folder(admit)
-    admit.add_argument("request", metavar="REQUEST", help="line that the command request printed")
+    add_folder(admit)
+    admit.add_argument(
+        "request", metavar="REQUEST", help="file with the line of request, the line itself, or - for standard input"
+    )
     member = admit.add_argument_group("new member")
-    member.add_argument("--role", choices=ROLES, default="participant", help=ROLE_HELP)
-    _reuse_name(member)
-    output = admit.add_argument_group("output")
+    add_role(member)
+    output = add_output(admit)
     output.add_argument(
         "--out", type=Path, required=True, metavar="FILE",
         help="admission file to write, with which the new member joins; it contains no secret",
@@ -192,24 +189,18 @@ def _add_admit(commands: Any, folder: Folder) -> None:
     admit.set_defaults(do=_admit)
 
 
-def _add_revoke(commands: Any, folder: Folder) -> None:
+def _add_revoke(commands: Any) -> None:
     revoke = add_command(
         commands,
         "revoke",
         "end the membership of a node; running nodes learn of it within seconds",
         "p2pfl-node revoke alice bob",
     )
-    folder(revoke)
+    add_folder(revoke)
     revoke.add_argument("name", metavar="NAME", help="name of the member")
     _passphrase(revoke.add_argument_group("admission key"))
+    add_output(revoke)
     revoke.set_defaults(do=_revoke)
-
-
-def _reuse_name(group: Any) -> None:
-    group.add_argument(
-        "--reuse-name", action="store_true",
-        help="allow the name of a former member; peers may still have its data under this name",
-    )  # fmt: skip
 
 
 def _new_passphrase(group: Any, default: str) -> None:
@@ -255,16 +246,18 @@ def _create(options: argparse.Namespace) -> int:
             )
     edges = agreement.check_edges(pairs) if pairs else "all"
     config.check_name(options.name)
-    ready = loading.LoadedNode(options.folder, own, None, None)
+    ready = loading.LoadedNode(options.folder, own, None, None, options.changes)
     task = loading.task_of(ready)
     loading.policy_of(ready)
     tables = agreement.draft(options.name, own, task, edges)
     federation = admission.create_federation(options.folder, tables, options.backup, passphrase)
-    print(f"created the federation {federation.name} ({federation.id.hex()}) with {own.name} as its first member")
-    print(
+    text = (
+        f"created the federation {federation.name} ({federation.id.hex()}) with {own.name} as its first member\n"
         f"the {'' if passphrase is None else 'encrypted '}admission key is in {options.folder}, and its backup is"
         f" {options.backup}: keep the backup off this machine"
     )
+    answer = {"federation": federation.name, "id": federation.id.hex(), "member": own.name, "backup": str(options.backup)}
+    print_answer(options, text, answer)
     return 0
 
 
@@ -272,7 +265,7 @@ def _show(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import admission
 
     shown = admission.describe(options.folder)
-    print(json.dumps(shown) if options.json else "\n".join(_lines(shown)))
+    print_answer(options, "\n".join(_lines(shown)), shown)
     return 0
 
 
@@ -297,7 +290,8 @@ def _rotate(options: argparse.Namespace) -> int:
     if new is None and not options.no_passphrase:
         new = old
     admission.rotate(options.folder, options.backup, old, new)
-    print(f"replaced the admission key; the backup of the new key is {options.backup}, and the old key is no longer valid")
+    text = f"replaced the admission key; the backup of the new key is {options.backup}, and the old key is no longer valid"
+    print_answer(options, text, {"backup": str(options.backup)})
     return 0
 
 
@@ -318,20 +312,26 @@ def _invite(options: argparse.Namespace) -> int:
         passphrase=_unlock(options),
         reuse_name=options.reuse_name,
     )
-    print(
-        f"token for one node named {options.name}: it expires in {options.minutes:g} minutes, and this node must run at"
-        f" {', '.join(addresses)}; keep it secret, because anyone who has it can join",
-        file=sys.stderr,
-    )
-    print(invitation.encode())
+    if not options.json:
+        print(
+            f"token for one node named {options.name}: it expires in {options.minutes:g} minutes, and this node must run at"
+            f" {', '.join(addresses)}; keep it secret, because anyone who has it can join",
+            file=sys.stderr,
+        )
+    token = invitation.encode()
+    answer = {"token": token, "name": options.name, "role": options.role, "addresses": addresses}
+    print_answer(options, token, answer | {"federation": invitation.name, "expires": invitation.expires})
     return 0
 
 
 def _join(options: argparse.Namespace) -> int:
     from p2pfl.node.runtime import join as joining
 
-    name = joining.join(options.folder, _read(options.token), partial(_approve, options))
-    print(f"joined the federation {name}; next: p2pfl-node run {options.folder}")
+    token = credentials.read(options.token, (INVITATION, ADMISSION))
+    if options.token.startswith(INVITATION):
+        print("warning: other users of this machine can see arguments; pass the token on standard input", file=sys.stderr)
+    name = joining.join(options.folder, token, partial(_approve, options))
+    print_answer(options, f"joined the federation {name}; next: p2pfl-node run {options.folder}", {"federation": name})
     return 0
 
 
@@ -357,32 +357,11 @@ def _approve(options: argparse.Namespace, own: NodeConfig, agreement: Agreement)
         raise ConfigurationError(f"not joined: the federation's options differ from node.toml ({words}); {again}")
 
 
-def _read(token: str) -> str:
-    """Read a token or an admission from the argument, standard input or a file."""
-    if token.startswith("p2pfl-invite-"):
-        print("warning: other users of this machine can see arguments; pass the token on standard input", file=sys.stderr)
-        return token
-    try:
-        if token == "-":
-            if sys.stdin.isatty():
-                print("token: ", end="", file=sys.stderr, flush=True)
-                return sys.stdin.readline()
-            return sys.stdin.read(_MOST)
-        with Path(token).open(encoding="utf-8") as file:
-            return file.read(_MOST)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"cannot read {token}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}"
-        ) from error
-
-
-_MOST = 16 << 20  # maximum characters of an admission
-
-
 def _request(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import admission
 
-    print(admission.request(options.folder, options.new_key))
+    line = admission.request(options.folder, options.new_key)
+    print_answer(options, line, {"request": line})
     return 0
 
 
@@ -391,13 +370,14 @@ def _admit(options: argparse.Namespace) -> int:
 
     name = admission.admit(
         options.folder,
-        options.request,
+        credentials.read(options.request, (REQUEST,)),
         options.role,
         options.out,
         passphrase=_unlock(options),
         reuse_name=options.reuse_name,
     )
-    print(f"admitted {name}; on its machine, run: p2pfl-node join FOLDER {options.out}")
+    text = f"admitted {name}; on its machine, run: p2pfl-node join FOLDER {options.out}"
+    print_answer(options, text, {"name": name, "role": options.role, "admission": str(options.out)})
     return 0
 
 
@@ -405,5 +385,6 @@ def _revoke(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import admission
 
     admission.revoke(options.folder, options.name, _unlock(options))
-    print(f"revoked the membership of {options.name}; running nodes learn of it within seconds")
+    text = f"revoked the membership of {options.name}; running nodes learn of it within seconds"
+    print_answer(options, text, {"revoked": options.name})
     return 0

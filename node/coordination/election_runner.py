@@ -111,7 +111,7 @@ class FileVotes:
             f"{self._path} is damaged: renamed it to {aside.name}; this node takes no part in elections until the membership"
             " changes"
         )
-        self._log.warning(event, path=str(self._path))
+        self._log.warning(event, kind="file-damaged", path=str(self._path))
         return ballot
 
     def save(self, ballot: Ballot) -> None:
@@ -252,7 +252,8 @@ class ElectionRunner:
                 self._votes.save(step.write)
             except OSError as error:  # no promise was made and no message is sent, as after an earlier crash
                 self._log.warning(
-                    f"cannot write this node's vote: {reason(error)}; this node takes no part in this election"
+                    f"cannot write this node's vote: {reason(error)}; this node takes no part in this election",
+                    kind="vote-unwritten",
                 )
                 self.begin()
                 return

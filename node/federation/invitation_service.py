@@ -118,7 +118,7 @@ def open_service(
             with adding(folder) as entries:
                 admission_key.load(folder, entries, passphrase)
     except ConfigurationError as error:
-        log.warning(f"cannot answer invitation tokens: {error}; p2pfl-node admit still works")
+        log.warning(f"cannot answer invitation tokens: {error}; p2pfl-node admit still works", kind="tokens-unanswered")
         return None
     membership.invites = True
     return InvitationService(TokenRedeemer(folder, passphrase), membership)

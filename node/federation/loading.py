@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from p2pfl.system.available_memory import free_memory
 from p2pfl.system.size_limit import TRAINING, check_size, within
 from p2pfl.task import Part, Task, make_task
 
+TASK_KEYS = ("task", "part", "data", "root", "initial", "preference")  # keys from which a task is made
+
 
 class LoadedNode(NamedTuple):
     """Node that is loaded from its folder.
@@ -30,12 +32,19 @@ class LoadedNode(NamedTuple):
     Attributes:
         config: configuration with the values on which the federation has agreed.
         membership: the membership log; None if the node belongs to no federation.
+        changes: the "key=value" changes of node.toml that were applied.
     """
 
     folder: Path
     config: NodeConfig
     membership: Membership | None
     agreement: Agreement | None
+    changes: Sequence[str] = ()
+
+    def source(self, keys: Collection[str]) -> str:
+        """Return the source of keys for errors: the command line if it sets one of them, otherwise node.toml."""
+        changed = {table_changes.parse_change(change)[0].partition(".")[0] for change in self.changes}
+        return config.COMMAND_LINE if changed & set(keys) else str(self.folder / config.CONFIG)
 
 
 def load(folder: Path, changes: Sequence[str] = ()) -> LoadedNode:
@@ -48,7 +57,7 @@ def load(folder: Path, changes: Sequence[str] = ()) -> LoadedNode:
     own = config.load(folder, changes)
     membership = load_federation(folder)
     if membership is None:
-        return LoadedNode(folder, own, None, None)
+        return LoadedNode(folder, own, None, None, changes)
     agreed = agreement.read(membership.file)
     for change in changes:
         key = table_changes.parse_change(change)[0].partition(".")[0]
@@ -57,7 +66,7 @@ def load(folder: Path, changes: Sequence[str] = ()) -> LoadedNode:
                 f"--set {key}: this setting belongs to the federation {agreed.name}, and a node cannot change it"
             )
     with config.name_in_errors(folder / config.CONFIG):
-        return LoadedNode(folder, agreement.apply_agreement(own, agreed), membership, agreed)
+        return LoadedNode(folder, agreement.apply_agreement(own, agreed), membership, agreed, changes)
 
 
 def policy_of(setup: LoadedNode) -> Policy:
@@ -68,7 +77,7 @@ def policy_of(setup: LoadedNode) -> Policy:
     """
     own = setup.config
     find_own_modules(setup.folder, own)
-    with config.name_in_errors(setup.folder / config.CONFIG):
+    with config.name_in_errors(setup.source(["policy"])):
         policy = make_policy(*split_name("policy", own.policy))
         if isinstance(policy, Coordinated):
             check_coordinated(own)
@@ -90,7 +99,7 @@ def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING
     if setup.agreement is not None:
         check_size(f"the model of the federation {setup.agreement.name}", setup.agreement.model.values, memory, copies)
     find_own_modules(setup.folder, own)
-    with config.name_in_errors(setup.folder / config.CONFIG), within(memory, copies):
+    with config.name_in_errors(setup.source(TASK_KEYS)), within(memory, copies):
         try:
             task = make_task(own.task["name"], own.task_options(), Part.parse(own.part), own.seed)
             task.layout  # noqa: B018  made here, where its size is looked at first

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from p2pfl.task import TASKS, Part
 
 CONFIG, KEY, CHECKPOINT, INCARNATION, STATUS = "node.toml", "key.pem", "checkpoint", "incarnation", "status.json"
 VOTE = "vote"
+COMMAND_LINE = "command line"  # source of a configuration, in errors
 BROKERS = re.compile(r"mqtts?://[^/\s]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -138,29 +139,50 @@ def check_name(name: str) -> None:
 
 
 def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
-    """Read the configuration in a node's folder, with "key=value" changes applied.
+    """Read the configuration in a node's folder, with "key=value" changes from the command line applied.
 
     Raises:
-        ConfigurationError: the configuration is missing or wrong.
+        ConfigurationError: the configuration is missing or wrong; the text names its source, the file or the command line.
     """
     path = folder / CONFIG
     if not path.exists():
         raise ConfigurationError(
             f"{folder} is not a node's folder: it has no {CONFIG}; create one with p2pfl-node init {folder}"
         )
-    config = bind(str(path), table_changes.with_changes(toml_reader.read(path), changes), NodeConfig)
-    with name_in_errors(path):
+    table = toml_reader.read(path)
+    changed = table_changes.with_changes(table, changes)
+    try:
+        return _bind(path, changed)
+    except ConfigurationError as error:
+        if str(error) == _problem(path, table):
+            raise
+    return _bind(COMMAND_LINE, changed)  # raises the error with its true source
+
+
+def _bind(where: Path | str, table: Mapping[str, Any]) -> NodeConfig:
+    """Return the configuration in a table; ConfigurationError begins with `where`."""
+    config = bind(str(where), table, NodeConfig)
+    with name_in_errors(where):
         config.check()
     return config
 
 
+def _problem(where: Path, table: Mapping[str, Any]) -> str:
+    """Return the error of `_bind`, or ""."""
+    try:
+        _bind(where, table)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
 @contextmanager
-def name_in_errors(path: Path) -> Iterator[None]:
-    """Add the name of the file to a ConfigurationError about its content."""
+def name_in_errors(where: Path | str) -> Iterator[None]:
+    """Add the source of a configuration, such as its file, to a ConfigurationError about its content."""
     try:
         yield
     except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+        raise ConfigurationError(f"{where}: {error}") from error
 
 
 def create(

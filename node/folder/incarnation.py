@@ -71,7 +71,11 @@ def _last(path: Path, before: Path, log: EventLogger) -> int:
             f"{path} and {before.name} are damaged or missing, so the numbers of this node's earlier messages are"
             " unknown; create a new node with p2pfl-node init"
         ) from None
-    log.warning(f"{path} is damaged or missing: continuing from {last}, a number that was never used", path=str(path))
+    log.warning(
+        f"{path} is damaged or missing: continuing from {last}, a number that was never used",
+        kind="file-damaged",
+        path=str(path),
+    )
     return last
 
 

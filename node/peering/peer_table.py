@@ -15,8 +15,6 @@ from p2pfl.protocols.wire.envelope import Opened
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system.printable import printable
 
-NEW = "not connected yet"  # reason for the suspicion of a new member
-
 
 class PeerEvents(Protocol):
     """Receiver of peers' messages about learning and of changes among the peers; implemented by the exchange."""
@@ -91,7 +89,7 @@ class PeerTable:
         self._names[member.key] = name
         if source:
             self.roster.add(name)
-        self.roster.suspect(name, NEW)
+        self.roster.suspect(name, "not connected yet")
         return peer
 
     def remove(self, name: str) -> Peer:

@@ -86,7 +86,7 @@ class Assembly:
             agreement.same_model(ready.agreement, self._task, self._initial)
         self._policy = loading.policy_of(ready)
         self._coordinated = isinstance(self._policy, Coordinated)
-        with folders.name_in_errors(ready.folder / folders.CONFIG):
+        with folders.name_in_errors(ready.source(("device", *loading.TASK_KEYS))):
             self._trainer = ThreadTrainer(self._task.learner(RandomStreams(config.seed, config.name), config.device))
         close.callback(self._trainer.close)
 
@@ -114,10 +114,8 @@ class Assembly:
             initial=self._initial,
         )
         about = {"task": config.task["name"], "policy": config.policy["name"]}
-        if ready.agreement is not None and ready.membership is not None:
-            sparse = ready.agreement.edges != "all" and not self._coordinated
-            about["federation"], about["federation_id"] = ready.agreement.name, ready.membership.federation.hex()
-            about["topology"] = "sparse" if sparse else "complete"
+        if ready.agreement is not None:
+            about["federation"] = ready.agreement.name
         return Parts(node, exchange, status_observer, connectivity, members, about)
 
     def _alone(self, incarnation: int) -> _Connected:

@@ -26,9 +26,7 @@ from p2pfl.node.peering.links.incarnations import IncarnationConflictError
 from p2pfl.node.runtime.assembly import Assembly, Parts
 from p2pfl.node.runtime.supervisor import Supervisor
 from p2pfl.node.status.endpoints import open_to_others, status_page
-from p2pfl.node.status.event_text import describe_start, federation_title
 from p2pfl.node.status.observer import StatusObserver
-from p2pfl.node.status.status_file import write_state
 from p2pfl.protocols.errors import AddressError, FederationError, IdentityError, TransportError
 from p2pfl.system.atomic_files import lock_folder
 from p2pfl.system.console import INTERRUPTED
@@ -49,10 +47,8 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
         ConfigurationError: the configuration is wrong, the key is readable by others, or the port is in use.
     """
     log = log.bind(node=folder.resolve().name)
-    ready = loading.load(folder, changes)  # report its errors before the lock
+    loading.load(folder, changes)  # report its errors before the lock
     with lock_folder(folder):
-        write_state(folder / folders.STATUS, "starting")
-        _log_start(ready, log)
         try:
             return _run_once(folder, changes, log, until_done)
         except IncarnationConflictError as conflict:
@@ -64,16 +60,6 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
                 f"another process uses the key of this node: {folder} or a copy of it runs elsewhere; stop one of them, and"
                 " create a second node with p2pfl-node init"
             ) from None
-
-
-def _log_start(ready: LoadedNode, log: EventLogger) -> None:
-    """Log the node and its federation at once, because the task takes seconds to load."""
-    membership, title = ready.membership, ""
-    fields: dict[str, object] = {"folder": str(ready.folder.resolve())}
-    if membership is not None:
-        fields |= {"federation": membership.file.name, "federation_id": membership.federation.hex()}
-        title = federation_title(membership.file.name, membership.federation.hex())
-    log.bind(**fields).info(describe_start(ready.config.name, ready.folder.resolve(), title))
 
 
 def _run_once(folder: Path, changes: Sequence[str], log: EventLogger, until_done: bool) -> int:
@@ -98,7 +84,8 @@ def _renumber(folder: Path, known: int, log: EventLogger) -> None:
         FileVotes(folder / folders.VOTE, log).distrust(membership.membership_version)
     log.warning(
         f"peers have newer messages of this node than {folder}: it was restored from an older copy, or another process uses"
-        " its key; starting again with new message numbers"
+        " its key; starting again with new message numbers",
+        kind="renumbered",
     )
 
 
@@ -116,15 +103,9 @@ async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> i
     supervisor = Supervisor(log)
     asyncio.get_running_loop().set_exception_handler(supervisor.stray)
     with ExitStack() as close:
-        try:
-            parts = Assembly(ready, log, close, supervisor).parts()
-            page = await _show(ready.config, parts, log)
-        except Exception as cause:
-            write_state(ready.folder / folders.STATUS, "failed", str(cause))
-            raise
+        parts = Assembly(ready, log, close, supervisor).parts()
         node, status_observer = parts.node, parts.status_observer
-        if (connectivity := parts.connectivity) is not None:
-            parts.exchange.contacts.on_listening.append(lambda: status_observer.listening(connectivity.describe()))
+        page = await _show(ready.config, parts, log)
         status_observer.begin(node, parts.about)
         leave = _on_signals(node, status_observer, log)
         try:
@@ -147,7 +128,7 @@ async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> i
                 await supervisor.clean_up("page", page.close())
         if leave.is_set() and not node.done:
             status_observer.ended("stopped")
-            log.info(f"stopped after round {node.round}; run again to continue", round=node.round)
+            log.info(f"stopped after round {node.round}; run again to continue", kind="stopped", round=node.round)
             return INTERRUPTED
         status_observer.ended("finished")
         return 0
@@ -163,10 +144,11 @@ async def _show(config: NodeConfig, parts: Parts, log: EventLogger) -> PageServe
     if open_to_others(config.status_host):
         log.warning(
             f"status page: {address} (not on loopback: everyone who can connect to this address can read it)",
+            kind="status-page",
             address=address,
         )
     else:
-        log.info(f"status page: {address}", address=address)
+        log.info(f"status page: {address}", kind="status-page", address=address)
     return page
 
 
@@ -229,13 +211,15 @@ def _on_signals(node: Node, status_observer: StatusObserver, log: EventLogger) -
     def stop() -> None:
         if leave.is_set():
             status_observer.ended("stopped")
-            log.info("stopped at once; run again to continue after the last finished round", round=node.round)
+            log.info(
+                "stopped at once; run again to continue after the last finished round", kind="stopped", round=node.round
+            )
             sys.stdout.flush()
             os._exit(INTERRUPTED)  # Python would wait for the training thread
         leave.set()
         node.stop()
         if not node.done:
-            log.info("stopping after this round; press Ctrl-C again to stop at once", round=node.round)
+            log.info("stopping after this round; press Ctrl-C again to stop at once", kind="stopping", round=node.round)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

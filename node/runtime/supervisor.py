@@ -72,7 +72,7 @@ class Supervisor:
         if (part, kind) not in self._logged:
             self._logged.add((part, kind))
             event = f"error in {part}, the node continues: {kind}: {printable(str(error))}{_place(error)}"
-            self._log.error(event, part=part, error=kind)
+            self._log.error(event, kind="fault", part=part, error=kind)
 
     def stray(self, loop: AbstractEventLoop, context: dict[str, Any]) -> None:
         """Count an error that the event loop would only log (see asyncio's set_exception_handler)."""

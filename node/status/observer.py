@@ -15,13 +15,12 @@ from p2pfl.node.coordination.election_runner import UNKNOWN, Elected
 from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.log import LOG
 from p2pfl.node.node import Node
-from p2pfl.node.peering.peer_table import NEW
 from p2pfl.node.status import snapshot as snapshot
 from p2pfl.node.status import status_socket
-from p2pfl.node.status.event_text import describe_network, describe_result, describe_round, describe_wait, round_fields
 from p2pfl.node.status.peer_changes import PeerChanges
-from p2pfl.node.status.reader import read_earlier
+from p2pfl.node.status.reader import read_history
 from p2pfl.node.status.status_file import StatusFile
+from p2pfl.node.status.text import describe_result, describe_round, round_fields
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Merge, Stage, Update
 from p2pfl.system.event_log import EventLogger
@@ -63,12 +62,12 @@ class StatusObserver:
         self._refused = 0
         self._discarded: Counter[str] = Counter()
         self._missing: Mapping[str, str] = {}
-        self._earlier = read_earlier(path)
+        self._links: Mapping[str, str] = {}
+        self._earlier = read_history(path)
         self._node: Node | None = None
         self._ended = clock()  # end of the last round
         self.state: dict[str, Any] = {"state": "starting", "pid": os.getpid(), "history": []}
         exchange.roster.on_change.append(self._peers_changed)
-        exchange.start_wait.on_change.append(self._start_changed)
 
     def begin(self, node: Node, about: Mapping[str, str] = MappingProxyType({})) -> None:
         """Show a node from now on.
@@ -89,30 +88,17 @@ class StatusObserver:
 
     def restored(self, node: Node) -> None:
         """Continue the history of the node's last run, up to the stored round."""
-        rows = [row for row in self._earlier.rows if row["round"] <= node.round]
-        best = [row for row in (self._earlier.best, *rows) if row.get("round") == node.early_stopping.round]
-        self.state |= {"round": node.round, "history": rows, "best": snapshot.best_row(best[0]) if best else None}
-        if node.round:
-            self._log.info(f"resuming after round {node.round}", round=node.round)
-        self.write()
-
-    def listening(self, network: Mapping[str, Any]) -> None:
-        """Report that peers can connect to this node.
-
-        Args:
-            network: see p2pfl.node.runtime.connectivity.Connectivity.describe.
-        """
-        self.state["network"] = dict(network)
-        self._log.info(describe_network(network), address=network["listen"], broker=network["broker"])
+        rows = [row for row in self._earlier if row["round"] <= node.round]
+        self.state |= {"round": node.round, "history": rows}
         self.write()
 
     def skipped(self, node: Node, finished: int, following: int) -> None:
         """Report that the node skips forward or goes back to the round of most participants."""
         where = f"round {following} of most members"
         if following > finished:
-            self._log.info(f"skipped from round {finished} to {where}", round=following)
+            self._log.info(f"skipped from round {finished} to {where}", kind="round-changed", round=following)
         else:
-            self._log.warning(f"went back from round {finished} to {where}", round=following)
+            self._log.warning(f"went back from round {finished} to {where}", kind="round-changed", round=following)
             self.state["history"] = [row for row in self.state["history"] if row["round"] < following]
             self.state["round"] = following - 1
         self.write()
@@ -120,21 +106,32 @@ class StatusObserver:
     def discarded(self, id: str, round: int, reason: str, senders: Sequence[str]) -> None:
         """Report a discarded model, and count the peers whose models it contains."""
         self._discarded.update(senders or [id])
-        self._log.warning(f"round {round}: {reason}; the previous model is kept", round=round)
+        self._log.warning(f"round {round}: {reason}; the previous model is kept", kind="model-discarded", round=round)
 
-    def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None: ...
+    def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None:
+        self._log.debug(f"published the {stage} model of round {round}", kind="published", round=round, stage=stage)
 
-    def received(self, id: str, round: int, updates: Sequence[Update]) -> None: ...
+    def received(self, id: str, round: int, updates: Sequence[Update]) -> None:
+        for update in updates:
+            self._log.debug(
+                f"received the {update.stage} model of {update.sender}, round {update.round}, {update.size / 1000:.1f} kB",
+                kind="received",
+                peer=update.sender,
+                round=update.round,
+                stage=update.stage,
+                bytes=update.size,
+            )
 
-    def assigned(self, id: str, round: int, assignment: Assignment) -> None: ...
+    def assigned(self, id: str, round: int, assignment: Assignment) -> None:
+        self._log.debug(f"the coordinator assigned a model in round {round}", kind="assigned", round=round)
 
     def elected(self, node: Node, elected: Elected) -> None:
         """Log the coordinator's name, or the reason for its loss."""
         if elected.coordinator is not None:
             event = f"coordinator: {elected.coordinator}, term {elected.term}"
-            self._log.info(event, coordinator=elected.coordinator, term=str(elected.term))
+            self._log.info(event, kind="coordinator", coordinator=elected.coordinator, term=str(elected.term))
         elif elected.problem != UNKNOWN and not node.done:
-            self._log.warning(elected.problem, term=str(elected.term))
+            self._log.warning(elected.problem, kind="no-coordinator", term=str(elected.term))
         self.write()
 
     def merged(self, node: Node, merge: Merge) -> None:
@@ -149,6 +146,8 @@ class StatusObserver:
             bytes_in=self._before[0] - before[0],
             bytes_out=self._before[1] - before[1],
         )
+        weights = ", ".join(f"{id} {weight:.3f}" for id, weight in merge.weights.items())
+        self._log.debug(f"merged models with the weights {weights}", kind="merged", round=node.round, weights=weights)
         self._log_refused(node)
         self.state["round"] = node.round
         self.state["history"] = [*self.state["history"], row][-MOST_ROUNDS:]
@@ -158,36 +157,39 @@ class StatusObserver:
 
     def _log_round(self, node: Node, row: Mapping[str, Any]) -> None:
         metric = node.task.metric
-        self._log.info(describe_round(row, node.settings.rounds, metric), metric=metric, **round_fields(row))
+        self._log.info(describe_round(row, node.settings.rounds, metric), kind="round", metric=metric, **round_fields(row))
 
     def _log_refused(self, node: Node) -> None:
         """Log the number of this round's models that the budget refused, and the reason."""
         tracker = node.peers.budget_tracker
         if tracker.refused > self._refused:
             count = tracker.refused - self._refused
-            self._log.info(f"budget: left out {plural(count, 'model')}: {tracker.refusal}", round=node.round, left_out=count)
+            self._log.info(
+                f"budget: left out {plural(count, 'model')}: {tracker.refusal}",
+                kind="budget",
+                round=node.round,
+                left_out=count,
+            )
         self._refused = tracker.refused
 
     def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
         shown = (row for row in reversed(self.state["history"]) if row["round"] == round)
         row: dict[str, Any] = next(shown, {"round": round})
         row |= snapshot.evaluation(node, stages)
-        if node.early_stopping.round == round:
-            self.state["best"] = snapshot.best_row(row)
         self._log_round(node, row)
         self._file.write(ROUNDS_APART)
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
         self.state |= {"state": "finished", "result": dict(result), "best_round": node.early_stopping.round}
         self._log.bind(**result).info(
-            describe_result(result, node.early_stopping.round), best_round=node.early_stopping.round
+            describe_result(result, node.early_stopping.round), kind="finished", best_round=node.early_stopping.round
         )
         self.write()
 
     def serving(self) -> None:
         """Record that all rounds are done and that the node only serves its peers until it is stopped."""
         self.state |= {"state": "serving"}
-        self._log.info("all rounds are done; serving peers until you press Ctrl-C")
+        self._log.info("all rounds are done; serving peers until you press Ctrl-C", kind="serving")
         self.write()
 
     def ended(self, state: str, reason: str = "") -> None:
@@ -215,32 +217,27 @@ class StatusObserver:
             self.state |= snapshot.suspicious_state(self._exchange, node.peers, self._discarded)
         self.state |= {"updated": self._wall(), **snapshot.exchange_state(self._exchange), "faults": dict(self._faults)}
 
-    def _start_changed(self) -> None:
-        """Log the number of members for which the node waits at its start, and the end of the wait."""
-        wait, node = self._exchange.start_wait, self._node
-        if wait.waiting is not None:
-            self._log.info(describe_wait(wait.waiting), present=wait.waiting.present, needed=wait.waiting.needed)
-        elif self._exchange.peers and node is not None and not (node.done or self._exchange.pacer.leaving):
-            count = f"{1 + len(self._exchange.contacts.introduced_peers())} of {1 + len(self._exchange.peers)}"
-            following = f"round {node.round + 1} of {node.settings.rounds}"
-            self._log.info(f"connected members: {count}; starting {following}")
-        self.write()
-
     def _peers_changed(self) -> None:
-        """Log the peers that have disappeared or are connected, except peers that leave after their last round."""
+        """Log the peers that have disappeared or come back, except peers that leave after their last round."""
         missing = {
             name: reason
             for name, reason in self._exchange.roster.suspected.items()
             if not self._exchange.peers[name].stopped
         }
         for name in missing.keys() - self._missing.keys():
-            met = self._exchange.peers[name].known
-            if missing[name] == NEW and not met:
-                self._changes.expect(name)
-            else:
-                self._changes.left(name, missing[name], met)
+            self._changes.left(name, missing[name])
         for name in self._missing.keys() - self._exchange.roster.suspected.keys():
             if name in self._exchange.peers:  # otherwise it is no longer a member
                 self._changes.back(name)
         self._missing = missing
+        self._log_links()
         self._file.write(PEERS_APART)
+
+    def _log_links(self) -> None:
+        """Log the links that were made or lost since the last call."""
+        links = {name: snapshot.link_kind(peer) for name, peer in self._exchange.peers.items()}
+        for name, link in links.items():
+            if link != self._links.get(name, ""):
+                text = f"connected to {name} ({link})" if link else f"lost the link to {name}"
+                self._log.debug(text, kind="link", peer=name, link=link)
+        self._links = links

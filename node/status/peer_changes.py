@@ -49,24 +49,13 @@ class PeerChanges:
         self._log = log
         self._later = later
         self._lately: dict[str, _Lately] = {}
-        self._unmet: set[str] = set()
 
-    def expect(self, name: str) -> None:
-        """Note a new member, which is neither missing nor connected yet. Its connection will be logged."""
-        self._unmet.add(name)
-
-    def left(self, name: str, reason: str, met: bool = True) -> None:
-        """Report that a peer is missing.
-
-        Args:
-            met: whether it has been connected before.
-        """
-        if not met:
-            self._unmet.add(name)
+    def left(self, name: str, reason: str) -> None:
+        """Report that a peer is missing."""
         self._note_change(name, reason)
 
     def back(self, name: str) -> None:
-        """Report that a missing peer is connected."""
+        """Report that a missing peer has come back."""
         self._note_change(name, None)
 
     def _note_change(self, name: str, reason: str | None) -> None:
@@ -90,17 +79,13 @@ class PeerChanges:
             now = "connected" if lately.reason is None else f"missing: {lately.reason}"
             times = plural(lately.changes // 2, "time")
             log = self._log.info if lately.reason is None else self._log.warning
-            log(f"{name} left and came back {times} in {lately.pause:.0f} s; now {now}", peer=name)
+            log(f"{name} left and came back {times} in {lately.pause:.0f} s; now {now}", kind="peer-flaps", peer=name)
         lately.changes = 0
         lately.pause = min(2 * lately.pause, LONGEST)
         self._later(lately.pause, lambda: self._look(name))
 
     def _report(self, name: str, reason: str | None) -> None:
-        unmet = name in self._unmet
         if reason is None:
-            self._unmet.discard(name)
-            self._log.info(f"{name} is {'connected' if unmet else 'back'}", peer=name)
-        elif unmet:
-            self._log.warning(f"{name} is not connected: {reason}", peer=name)
+            self._log.info(f"{name} is back", kind="peer-back", peer=name)
         else:
-            self._log.warning(f"{name} is missing: {reason}", peer=name)
+            self._log.warning(f"{name} is missing: {reason}", kind="peer-missing", peer=name, reason=reason)

@@ -209,11 +209,15 @@ class DiskErrorReporter:
         except OSError as error:
             before, self.problem = self.problem, reason(error)
             if not before:
-                self._log.warning(f"cannot write {self._path}: {self.problem}; continuing in memory", path=str(self._path))
+                self._log.warning(
+                    f"cannot write {self._path}: {self.problem}; continuing in memory",
+                    kind="disk-failed",
+                    path=str(self._path),
+                )
             return
         before, self.problem = self.problem, ""
         if before:
-            self._log.info(f"can write {self._what} again", path=str(self._path))
+            self._log.info(f"can write {self._what} again", kind="disk-works", path=str(self._path))
 
 
 def reason(error: OSError) -> str:

@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from math import isfinite
 from typing import Any, Literal, TextIO
 
@@ -50,16 +50,28 @@ def package_logger(name: str) -> EventLogger:
 
 
 class TextFormatter(logging.Formatter):
-    """Formatter of an event as its message on one line."""
+    """Formatter of an event as one line with its time, its level and its message.
+
+    Args:
+        now: returns seconds since 1970; by default the time of the record is used.
+        zone: time zone of the times; by default that of this machine.
+    """
+
+    def __init__(self, now: Callable[[], float] | None = None, zone: tzinfo | None = None) -> None:
+        super().__init__()
+        self._now = now
+        self._zone = zone
 
     def format(self, record: logging.LogRecord) -> str:
-        return " ".join(_lines(record))
+        at = datetime.fromtimestamp(record.created if self._now is None else self._now(), self._zone)
+        return f"{at:%Y-%m-%d %H:%M:%S} {record.levelname.lower():<7} {' '.join(_lines(record))}"
 
 
 class JsonFormatter(logging.Formatter):
     """Formatter of an event as one JSON object on one line.
 
-    The object contains `time` (ISO 8601 in UTC), `level`, `node`, `event`, and the event's fields.
+    The object contains `time` (ISO 8601 in UTC), `level`, `node`, `kind`, `event`, and the event's fields. `kind` is a
+    name for programs, which stays the same when the text in `event` changes.
 
     Args:
         now: returns seconds since 1970; by default the time of the record is used.
@@ -76,27 +88,31 @@ class JsonFormatter(logging.Formatter):
             "time": at.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "node": fields.get("node"),
+            "kind": fields.get("kind"),
             "event": "\n".join(_lines(record)),
         }
         return json.dumps(event | fields | event)
 
 
 @contextmanager
-def print_events(log: EventLogger, format: Format, stream: TextIO) -> Iterator[None]:
+def print_events(log: EventLogger, format: Format, stream: TextIO, level: int = logging.INFO) -> Iterator[None]:
     """Print the events of a logger during this block, each at once and on one line.
+
+    Args:
+        level: lowest level of the events to print.
 
     Raises:
         BrokenPipeError: raised by the logger's methods if the reader of the stream has closed it.
     """
     logger, handler = log.logger, _StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
-    level = logger.level
+    before = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(level)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.setLevel(before)
         logger.removeHandler(handler)
         handler.close()
 

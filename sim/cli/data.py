@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from p2pfl.errors import ConfigurationError, MissingRequirementError
-from p2pfl.sim.cli.options import JSON_HELP, ROOT_HELP, add_trust
+from p2pfl.sim.cli.options import add_selection
 from p2pfl.system.console import FAILED, add_command
+from p2pfl.system.json_output import to_json
+from p2pfl.system.shared_options import add_output
 
 if TYPE_CHECKING:
     from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
@@ -41,19 +43,8 @@ def add_commands(commands: Any) -> None:
         help="name of a shipped scenario, or a TOML file (default: list the data sets)",
     )
     runs = checking.add_argument_group("runs")
-    runs.add_argument(
-        "--set",
-        dest="changes",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="change a key of all runs, such as nodes=20; can be repeated",
-    )
-    runs.add_argument("--only", metavar="TEXT", default="", help="only runs whose name contains TEXT (default: all runs)")
-    add_trust(runs)
-    runs.add_argument("--root", metavar="DIR", default="", help=ROOT_HELP)
-    output = checking.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_selection(runs, "change a key of all runs, such as nodes=20")
+    add_output(checking)
     checking.set_defaults(do=_check)
 
 
@@ -66,7 +57,7 @@ def _check(options: argparse.Namespace) -> int:
 
     divisions = divisions_of(load(options.scenario, options.changes, options.trust).only(options.only))
     if options.json:
-        print(json.dumps({"scenario": options.scenario, "divisions": divisions}))
+        print(to_json({"scenario": options.scenario, "divisions": divisions}))
         return 0
     for division in divisions:
         _show_division(division)
@@ -185,7 +176,7 @@ def _show_sets(root: str, as_json: bool) -> int:
     folder = str(sets.data_root(root, "a check of the data sets"))
     found = sets_of(root)
     if as_json:
-        print(json.dumps({"root": folder, "sets": found}))
+        print(to_json({"root": folder, "sets": found}))
     else:
         print(f"data sets in {folder}:")
         for about in found:

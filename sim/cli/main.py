@@ -13,8 +13,9 @@ from typing import Any
 
 from p2pfl._version import __version__
 from p2pfl.sim.cli import data, reproduce, scenario_list
-from p2pfl.sim.cli.options import JSON_HELP, add_choice, add_results, add_run_options
+from p2pfl.sim.cli.options import add_choice, add_results, add_run_options
 from p2pfl.system.console import Parser, add_command, format_examples, run_command
+from p2pfl.system.shared_options import add_changes, add_output, print_answer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,6 +146,7 @@ def _add_report(commands: Any) -> None:
         "--seed", type=int, metavar="N", help="seed to use in figures that show a single seed (default: the first)"
     )
     page.add_argument("--open", action="store_true", help="open the report in a browser")
+    add_output(reporting)
     reporting.set_defaults(do=_report)
 
 
@@ -160,16 +162,8 @@ def _add_topology(commands: Any) -> None:
     options = graph.add_argument_group("topology")
     options.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: 10, or the nodes of the file)")
     options.add_argument("--seed", type=int, default=0, metavar="N", help="seed of a random topology (default: 0)")
-    options.add_argument(
-        "--set",
-        dest="changes",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="option of the topology, such as degree=4; can be repeated",
-    )
-    output = graph.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_changes(options, "option of the topology, such as degree=4")
+    add_output(graph)
     graph.set_defaults(do=_topology)
 
 
@@ -202,7 +196,7 @@ def _report(options: argparse.Namespace) -> int:
     from p2pfl.sim.report.write import write_report
 
     page = write_report(options.folders, options.out, options.seed)
-    print(f"report: {page}")
+    print_answer(options, f"report: {page}", {"report": str(page), "folders": list(map(str, options.folders))})
     if options.open and not webbrowser.open(page.resolve().as_uri()):
         print(f"no browser found; open {page} in a browser", file=sys.stderr)
     return 0

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.system.shared_options import add_changes, add_output
 
 if TYPE_CHECKING:
     from p2pfl.sim.scenario.scenario import ScenarioFile
 
 MOST_SEEDS = 100_000  # more are probably a mistake
-JSON_HELP = "print one JSON object and nothing else"
-ROOT_HELP = "folder with the data sets (default: the environment variable P2PFL_DATA)"
 
 
 def add_run_options(running: argparse.ArgumentParser) -> None:
@@ -46,20 +45,12 @@ def add_choice(running: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add the argument and the options for the choice of runs, and return the group for options of their execution."""
     running.add_argument("scenario", nargs="?", metavar="SCENARIO", help="name of a shipped scenario, or a TOML file")
     runs = running.add_argument_group("runs")
-    runs.add_argument(
-        "--set",
-        dest="changes",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="change a key of all runs, such as nodes=20, policy.name=random or form=smoke; can be repeated",
-    )
-    runs.add_argument(
+    add_selection(runs, "change a key of all runs, such as nodes=20, policy.name=random or form=smoke")
+    seeds = runs.add_mutually_exclusive_group()
+    seeds.add_argument(
         "--seeds", metavar="A:B", help="seeds A to B-1, or a list such as 3,5 (default: the seeds of the scenario)"
     )
-    runs.add_argument("--only", metavar="TEXT", default="", help="only runs whose name contains TEXT (default: all runs)")
-    add_trust(runs)
-    runs.add_argument("--root", metavar="DIR", help=ROOT_HELP)
+    seeds.add_argument("--seed", dest="seeds", metavar="N", type=_seed, help="one seed; the same as --seeds N")
     execution = running.add_argument_group("execution")
     execution.add_argument(
         "--resume",
@@ -73,21 +64,25 @@ def add_choice(running: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 def add_results(running: argparse.ArgumentParser) -> None:
     """Add the options for the output."""
-    output = running.add_argument_group("output")
+    output = add_output(running, "print the contents of summary.json and nothing else")
     output.add_argument(
         "--out", type=Path, metavar="DIR", help="folder to write; it must hold no run (default: runs/SCENARIO-TIME)"
     )
     output.add_argument("--no-report", action="store_true", help="do not write report.html")
-    output.add_argument("--json", action="store_true", help="print the contents of summary.json and nothing else")
 
 
-def add_trust(parser: argparse._ActionsContainer) -> None:
-    """Add `--trust`, without which a scenario imports its own modules only."""
-    parser.add_argument(
+def add_selection(runs: argparse._ActionsContainer, changes_help: str) -> None:
+    """Add the options that select and change the runs of a scenario, and `--trust` and `--root`."""
+    add_changes(runs, changes_help)
+    runs.add_argument("--only", metavar="TEXT", default="", help="only runs whose name contains TEXT (default: all runs)")
+    runs.add_argument(
         "--trust",
         action="store_true",
         help="import every module that the scenario names; its code runs with your rights (default: only modules in the"
         " scenario's folder and registered entry points)",
+    )
+    runs.add_argument(
+        "--root", metavar="DIR", default="", help="folder with the data sets (default: the environment variable P2PFL_DATA)"
     )
 
 
@@ -115,6 +110,12 @@ def scenario_of(options: argparse.Namespace) -> ScenarioFile:
         if value:
             raise ConfigurationError(f"--resume continues a run with its own settings; leave out {what}")
     return load(scenario_to_resume(options.resume, options.command), trust=options.trust)
+
+
+def _seed(text: str) -> str:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a seed is a whole number of 0 or more, got {text!r}; for several use --seeds")
+    return text
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -16,9 +16,9 @@ from p2pfl.sim.formatting import number, of_paper
 from p2pfl.sim.pareto import results as pareto_results
 from p2pfl.sim.pareto.evaluation import Candidates, candidate, objectives_of
 from p2pfl.sim.pareto.search import FrontSearch, search_all, searches_of
-from p2pfl.sim.results.results import to_json
 from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
 from p2pfl.sim.simulation.plan import check
+from p2pfl.system.json_output import to_json
 
 COLUMNS = (("hypervolume", "hypervolume"), ("sparsity", "sparsity"), ("igd", "IGD"), ("cardinality", "solutions"))
 
@@ -42,7 +42,7 @@ def pareto_command(options: argparse.Namespace) -> int:
         candidates.remove()
     page, problem = (None, "") if options.no_report else try_write_report(out)
     if options.json:
-        print(to_json(summary))
+        print(to_json(summary, indent=1))
         return 0
     print_table(summary)
     for note in [*summary["notes"], *([problem] if problem else [])]:

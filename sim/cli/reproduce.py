@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2pfl.errors import ConfigurationError, MissingRequirementError, RunError
-from p2pfl.sim.cli.options import JSON_HELP
 from p2pfl.system.console import FAILED, add_command
+from p2pfl.system.json_output import to_json
+from p2pfl.system.shared_options import add_output
 
 if TYPE_CHECKING:
     from p2pfl.sim.reproduction.catalogue import CatalogueEntry
@@ -99,7 +100,7 @@ def add_commands(commands: Any, command: Command) -> None:
         metavar="FILE",
         help="file of measured figures (default: results/measured.json in a checkout of the repository)",
     )
-    output = parser.add_argument_group("output")
+    output = add_output(parser)
     output.add_argument(
         "--out",
         type=Path,
@@ -108,7 +109,6 @@ def add_commands(commands: Any, command: Command) -> None:
         " are kept and interrupted ones continue (default: runs/reproduce-TIME)",
     )
     form.add_argument("--markdown", action="store_true", help="print the tables of docs/reproduced.md, and run nothing")
-    output.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(do=lambda options: _reproduce(options, command))
 
 
@@ -128,7 +128,7 @@ def _reproduce(options: argparse.Namespace, command: Command) -> int:
     if not book.exists():
         print(f"no measured figures: {book} does not exist; it is part of the repository", file=sys.stderr)
     if options.json:
-        print(json.dumps({"scenarios": [catalogue.to_dict(entry) for entry in found]}))
+        print(to_json({"scenarios": [catalogue.to_dict(entry) for entry in found]}))
     elif options.markdown:
         print(catalogue.markdown(found))
     else:
@@ -144,8 +144,13 @@ def _take(options: argparse.Namespace, book: Path) -> int:
         )
     from p2pfl.sim.reproduction.record import take
 
+    lines = []
     for folder in options.take:
-        print(take(folder, book))
+        lines.append(take(folder, book))
+        if not options.json:
+            print(lines[-1])
+    if options.json:
+        print(to_json({"recorded": lines}))
     return 0
 
 
@@ -162,7 +167,7 @@ def _run_all(options: argparse.Namespace, found: Sequence[CatalogueEntry], comma
         if options.record:
             _record(outcomes[-1], book)
     if options.json:
-        print(json.dumps({"form": options.form, "scenarios": [asdict(outcome) for outcome in outcomes]}))
+        print(to_json({"form": options.form, "scenarios": [asdict(outcome) for outcome in outcomes]}))
     else:
         counts = [f"{sum(o.state == state for o in outcomes)} {state}" for state in ("done", "skipped", "failed")]
         missed = sum(not claim.stated for outcome in outcomes for claim in outcome.claims)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +25,7 @@ from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
 from p2pfl.sim.scenario.sweep import Axis, parse, sweep
 from p2pfl.sim.simulation.workers import prepare_process
 from p2pfl.system.available_memory import free_memory
+from p2pfl.system.json_output import to_json
 
 if TYPE_CHECKING:
     from p2pfl.sim.monitor.monitor import Watch
@@ -148,7 +148,7 @@ def _run_rest(
 
 def _print_outcome(options: argparse.Namespace, file: ScenarioFile, outcome: CommandResults) -> None:
     if options.json:
-        print(results.to_json(outcome.summary))
+        print(to_json(outcome.summary, indent=1))
         return
     print_table(outcome.summary)
     for sentence in findings(outcome.summary, file.raw()["run"]):
@@ -168,7 +168,7 @@ def _print_forecast(options: argparse.Namespace, file: ScenarioFile, done: Conta
         return
     found, free = forecast(left, file.path, processes_of(options.engine, options.workers)), free_memory()
     if options.dry_run and options.json:
-        print(json.dumps({**asdict(found), "free_memory": free}))
+        print(to_json({**asdict(found), "free_memory": free}))
         return
     out = sys.stdout if options.dry_run else sys.stderr
     print(found, file=out, flush=True)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from collections.abc import Sequence
 from itertools import zip_longest
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from p2pfl.sim.cli.options import JSON_HELP
 from p2pfl.sim.formatting import number
 from p2pfl.system.console import add_command
+from p2pfl.system.json_output import to_json
+from p2pfl.system.shared_options import add_output
 
 if TYPE_CHECKING:
     from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
@@ -37,8 +37,7 @@ def add_commands(commands: Any) -> None:
     listing.add_argument(
         "scenario", nargs="?", metavar="NAME", help="name of a shipped scenario, or a TOML file (default: list all)"
     )
-    output = listing.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_output(listing)
     listing.set_defaults(do=_list)
 
 
@@ -47,11 +46,11 @@ def _list(options: argparse.Namespace) -> int:
 
     if options.scenario is not None:
         forms = forms_of(options.scenario)
-        print(json.dumps(to_dict(forms)) if options.json else "\n".join(details(options.scenario, forms, _width())))
+        print(to_json(to_dict(forms)) if options.json else "\n".join(details(options.scenario, forms, _width())))
         return 0
     files = [load(name) for name in shipped_scenarios()]
     if options.json:
-        print(json.dumps({file.name: _summary(file) for file in files}))
+        print(to_json({file.name: _summary(file) for file in files}))
     else:
         print(*table(files, _width()), sep="\n")
         print("\ntime: rough run time of the full form on two cores\ndetails of a scenario: p2pfl-sim list NAME")

@@ -18,11 +18,12 @@ from p2pfl.sim.pareto.evaluation import front_of_search
 from p2pfl.sim.pareto.search import FrontSearch
 from p2pfl.sim.results import objectives
 from p2pfl.sim.results.artifacts import MODELS, SUMMARY
-from p2pfl.sim.results.results import Table, to_json, versions, write_parquet
+from p2pfl.sim.results.results import Table, versions, write_parquet
 from p2pfl.sim.scenario.claims import MEAN
 from p2pfl.sim.scenario.scenario import ScenarioFile
 from p2pfl.sim.simulation.sharding import task_of
 from p2pfl.system.atomic_files import reason, replace_file
+from p2pfl.system.json_output import to_json
 from p2pfl.task import excluded_solutions, reference_of
 
 
@@ -111,7 +112,7 @@ def write(path: Path, searches: Sequence[FrontSearch], summary: Mapping[str, Any
         shutil.rmtree(path / MODELS, ignore_errors=True)
         for search, run in zip(searches, summary["runs"], strict=True):
             _write_models(path / model_folder(run["name"], run["seed"]), search, run)
-        replace_file(path / SUMMARY, [to_json(summary).encode() + b"\n"])
+        replace_file(path / SUMMARY, [to_json(summary, indent=1).encode() + b"\n"])
     except OSError as error:
         raise RunError(f"cannot write to {path}: {reason(error)}") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.simulation import cluster_log
 from p2pfl.sim.simulation.simulation import Run
 from p2pfl.system.atomic_files import replace_file
+from p2pfl.system.json_output import to_json
 from p2pfl.task import extra_metrics_of, goals_of, group_of
 
 Table = dict[str, np.ndarray]
@@ -277,22 +277,7 @@ def write(path: Path, file: ScenarioFile, results: Sequence[Result], summary: Ma
     for name in sorted({name for result in results for name in result.more}):
         tables = [(result.summary, result.more[name]) for result in results if name in result.more]
         write_parquet(path / f"{name}.parquet", tables)
-    replace_file(path / SUMMARY, [to_json(summary).encode() + b"\n"])
-
-
-def to_json(summary: Mapping[str, Any]) -> str:
-    """Return valid JSON: values that are not finite become null."""
-    return json.dumps(_without_nan(summary), indent=1)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    return value
+    replace_file(path / SUMMARY, [to_json(summary, indent=1).encode() + b"\n"])
 
 
 def write_parquet(path: Path, tables: Sequence[tuple[Mapping[str, Any], Table]]) -> None:

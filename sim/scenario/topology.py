@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -16,6 +15,7 @@ from p2pfl.config.binding import build, split_name
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.sim.scenario.network import Network
 from p2pfl.system.available_memory import check_memory
+from p2pfl.system.json_output import to_json
 from p2pfl.topologies import BUILDERS, labels, places, properties, read
 from p2pfl.topologies.geography import Point
 
@@ -213,7 +213,7 @@ def show(name: str, nodes: int | None, seed: int, changes: Sequence[str], as_jso
     graph = topology(table, nodes, seed)
     shown = {"topology": graph.graph["name"], **measure(graph), "notes": graph.graph.get("notes", [])}
     if as_json:
-        print(json.dumps({**shown, "labels": labels(graph)}))
+        print(to_json({**shown, "labels": labels(graph)}))
         return
     for key, value in shown.items():
         print(f"{key.replace('_', ' ')}: {_words(value)}")

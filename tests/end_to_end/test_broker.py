@@ -22,6 +22,7 @@ from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Invitation
 from tests.support import brokers, forked
+from tests.support.logs import messages
 from tests.support.processes import Processes
 
 pytestmark = pytest.mark.slow
@@ -115,7 +116,7 @@ class Home(Processes):
         return self.cwd / f"{name}.log"
 
     def printed(self, name):
-        return self.log(name).read_text()
+        return messages(self.log(name).read_text())
 
     def links(self):
         """Return the kind of link between each pair of nodes."""

@@ -16,6 +16,7 @@ from p2pfl.node.federation import admission, agreement, loading
 from p2pfl.node.folder import config
 from p2pfl.node.runtime import join as joining
 from tests.support import forked
+from tests.support.logs import messages
 
 PATIENCE = 120  # seconds of real time after which something has gone wrong
 
@@ -44,7 +45,7 @@ def federate(root, names, edges="all"):
 
 
 class Printed:
-    """The lines that a process prints, read at once: a full pipe would stop it.
+    """The lines that a process prints, without the times and levels of a log, read at once: a full pipe would stop it.
 
     Attributes:
         looked_at: the number of lines that a test has read.
@@ -57,7 +58,7 @@ class Printed:
 
     def _read(self, pipe):
         with pipe:
-            self.lines.extend(pipe)
+            self.lines.extend(map(messages, pipe))
 
 
 class Processes:

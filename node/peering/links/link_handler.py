@@ -79,7 +79,7 @@ class LinkHandler:
         """Count a refused connection; log the first one of each cause."""
         self._rejected[cause] += 1
         if self._rejected[cause] == 1:  # the status file counts the rest
-            self._options.log.warning(f"refused a connection: {detail}", cause=cause)
+            self._options.log.warning(f"refused a connection: {detail}", kind="connection-refused", cause=cause)
 
     def serve(self, link: Link | None, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run the work that a frame of a link requested. An error in it ends only that link."""

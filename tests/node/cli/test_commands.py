@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -26,6 +27,7 @@ from p2pfl.sim.scenario.scenario import shipped_scenarios
 from p2pfl.sim.simulation.workers import WorkerLostError
 from p2pfl.system.atomic_files import lock_folder
 from p2pfl.task import TASKS
+from tests.support.logs import messages
 from tests.support.processes import PATIENCE
 
 SMOKE = ["run", "dac-synthetic", "--set", "form=smoke", "--only", "cosine-weights", "--engine", "local"]
@@ -321,7 +323,8 @@ def test_run_mentions_rows_made_equal_by_changes(capsys):
 
 
 def init(capsys, name="alice", port=0, *more):
-    code, out, _ = node(capsys, "init", name, "--port", port, *more)
+    address = () if "--listen" in more else ("--port", port)
+    code, out, _ = node(capsys, "init", name, *address, *more)
     assert code == 0
     return out
 
@@ -344,8 +347,6 @@ def test_init_creates_node_folder(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--port", "99999", "--port must be from 0 to 65535, got 99999"),
-        ("--port", "-4", "--port must be from 0 to 65535, got -4"),
         ("--part", "5/3", "part 5/3 does not exist; the first of 3 is 0/3"),
         ("--part", '1"', "part '1\"' is not of the form 0/3"),
         ("--policy", "dax", "unknown policy 'dax'; did you mean 'dac'?"),
@@ -391,22 +392,18 @@ def test_run_of_single_node_prints_rounds_and_result(capsys):
     init(capsys)
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=3")
     assert code == 0
-    lines = out.splitlines()
-    folder = Path("alice").resolve()
-    assert lines[0] == f"node alice, folder {folder}: it belongs to no federation and trains alone"
-    assert [line.split(",")[0] for line in lines[1:4]] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
-    assert lines[4].startswith("finished; the model of round ")
+    lines = messages(out).splitlines()
+    assert [line.split(",")[0] for line in lines[:3]] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
+    assert lines[3].startswith("finished; the model of round ")
     code, out, _ = node(capsys, "status", "alice")
     assert code == 0
-    shown = out.splitlines()
-    assert shown[0] == "alice: finished, round 3 of 3"
-    assert [line.split()[0] for line in shown[1:4]] == ["as", "accuracy", "best"]
+    assert out.splitlines()[0] == "alice: finished, round 3 of 3"
 
 
 def test_run_without_validation_data_reports_last_model(capsys):
     init(capsys, "alice", 0, "--task", "deep-sea-treasure")
     _, out, _ = node(capsys, "run", "alice", "--set", "rounds=2")
-    last = out.splitlines()[-1]
+    last = messages(out).splitlines()[-1]
     assert last.startswith("finished; the model of round 2 is the result, because there is no validation data: test loss ")
 
 
@@ -416,40 +413,7 @@ def test_run_of_finished_node_ends_at_once(capsys):
     node(capsys, "run", "alice", "--set", "rounds=2")
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=2")
     assert code == 0
-    assert [line.split(";")[0] for line in out.splitlines()[1:]] == ["resuming after round 2", "finished"]
-
-
-@pytest.mark.slow
-def test_run_of_member_prints_federation_address_and_rounds(capsys):
-    init(capsys)
-    create = ("federation", "create", "alice", "--backup", "backup.pem", "--set", "rounds=1")
-    assert node(capsys, *create)[0] == 0
-    id = json.loads(node(capsys, "federation", "show", "alice", "--json")[1])["id"]
-    code, out, _ = node(capsys, "run", "alice", "--until-done", "--set", "mdns=false")
-    first, second, third, *_ = out.splitlines()
-    assert code == 0
-    assert first == f"node alice, folder {Path('alice').resolve()}: federation home ({id[:8]})"
-    assert re.fullmatch(r"listening on port [1-9]\d* of all addresses", second)
-    assert third.startswith("round 1 of 1")
-    shown = json.loads(Path("alice", STATUS).read_text())
-    assert shown["network"] == {"listen": f":{second.split()[3]}", "broker": "", "mdns": False}
-
-
-@pytest.mark.slow
-def test_failed_start_is_the_status_of_the_node(capsys, tmp_path):
-    init(capsys)
-    assert node(capsys, "run", "alice", "--set", "device=tpu")[0] == 2
-    code, out, _ = node(capsys, "status", "alice")
-    assert code == 0
-    assert out.startswith("alice: failed, round 0\n")
-    assert "reason  alice/node.toml: unknown device 'tpu'" in out
-
-
-@pytest.mark.skipif(os.name != "posix", reason="there are no locks")
-def test_status_of_node_that_just_started_is_starting(capsys):
-    init(capsys)
-    with lock_folder(Path("alice")):
-        assert node(capsys, "status", "alice")[:2] == (0, "alice: starting, round 0\n")
+    assert messages(out).startswith("finished; the model of round")
 
 
 @pytest.mark.slow
@@ -495,43 +459,42 @@ def test_status_shows_running_only_while_lock_is_held(capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("rouns=3", "alice/node.toml: unknown key 'rouns'; did you mean 'rounds'?"),
-        ("rounds=-3", "alice/node.toml: rounds must be 0 or more, got -3"),
-        ("budget.models=-3", "alice/node.toml: a budget cannot be negative"),
-        ("rounds=many", "alice/node.toml: Expected `int`, got `str` - at `$.rounds`"),
-        ("deadline=nan", "alice/node.toml: deadline must be more than 0 seconds, got nan"),
-        ("max_staleness=nan", "alice/node.toml: max_staleness must be more than 0 seconds, got nan"),
-        ("mode=sync", "alice/node.toml: mode must be one of synchronous, asynchronous, got 'sync'; did you mean"),
-        ("policy=dac", "alice/node.toml: policy must be a table such as { name = \"dac\" }, got 'dac'"),
-        ("policy.name=dax", "alice/node.toml: unknown policy 'dax'; did you mean 'dac'?"),
-        ("task.name=digit", "alice/node.toml: unknown task 'digit'; did you mean 'digits'?"),
-        ("task.label=3", "alice/node.toml: unknown key 'task.label'; did you mean 'task.labels'?"),
-        ("task.lr=nan", "alice/node.toml: task: lr must be 0 or more, and finite, got nan"),
-        ("part=3", "alice/node.toml: Expected `str`, got `int` - at `$.part`"),
-        ('part="3/3"', "alice/node.toml: part 3/3 does not exist; the first of 3 is 0/3"),
-        ('listen="4100"', "alice/node.toml: address '4100' is not of the form 192.168.1.5:4100"),
-        ("device=tpu", "alice/node.toml: unknown device 'tpu'; known: auto, cpu, cuda, mps"),
-        ("device=cpu:abc", "alice/node.toml: device 'cpu:abc' is not of the form cpu or cpu:0"),
-        ("name=../x", "alice/node.toml: name '../x' must have at most 64 letters"),
-        ("peer={}", "alice/node.toml: unknown key 'peer'"),
-        ("direct=maybe", "alice/node.toml: Expected `bool`, got `str` - at `$.direct`"),
-        ("members=-1", "alice/node.toml: members must be 0 or more, got -1"),
-        ("broker=host:1883", "alice/node.toml: broker must be of the form mqtt://host:1883"),
-        ("status_port=99999", "alice/node.toml: status_port must be from 0 to 65535, or -1 for none, got 99999"),
+        ("rouns=3", "command line: unknown key 'rouns'; did you mean 'rounds'?"),
+        ("rounds=-3", "command line: rounds must be 0 or more, got -3"),
+        ("budget.models=-3", "command line: a budget cannot be negative"),
+        ("rounds=many", "command line: Expected `int`, got `str` - at `$.rounds`"),
+        ("deadline=nan", "command line: deadline must be more than 0 seconds, got nan"),
+        ("max_staleness=nan", "command line: max_staleness must be more than 0 seconds, got nan"),
+        ("mode=sync", "command line: mode must be one of synchronous, asynchronous, got 'sync'; did you mean"),
+        ("policy=dac", "command line: policy must be a table such as { name = \"dac\" }, got 'dac'"),
+        ("policy.name=dax", "command line: unknown policy 'dax'; did you mean 'dac'?"),
+        ("task.name=digit", "command line: unknown task 'digit'; did you mean 'digits'?"),
+        ("task.label=3", "command line: unknown key 'task.label'; did you mean 'task.labels'?"),
+        ("task.lr=nan", "command line: task: lr must be 0 or more, and finite, got nan"),
+        ("part=3", "command line: Expected `str`, got `int` - at `$.part`"),
+        ('part="3/3"', "command line: part 3/3 does not exist; the first of 3 is 0/3"),
+        ('listen="4100"', "command line: address '4100' is not of the form 192.168.1.5:4100"),
+        ("device=tpu", "command line: unknown device 'tpu'; known: auto, cpu, cuda, mps"),
+        ("device=cpu:abc", "command line: device 'cpu:abc' is not of the form cpu or cpu:0"),
+        ("name=../x", "command line: name '../x' must have at most 64 letters"),
+        ("peer={}", "command line: unknown key 'peer'"),
+        ("direct=maybe", "command line: Expected `bool`, got `str` - at `$.direct`"),
+        ("members=-1", "command line: members must be 0 or more, got -1"),
+        ("broker=host:1883", "command line: broker must be of the form mqtt://host:1883"),
+        ("status_port=99999", "command line: status_port must be from 0 to 65535, or -1 for none, got 99999"),
         (
             "status_host=0.0.0.0",
-            "alice/node.toml: status_host needs status_port, such as --status-port 4180",
+            "command line: status_host needs status_port, such as --status-port 4180",
         ),
-        ("status_host=", "alice/node.toml: status_host must be an address of this machine, such as 127.0.0.1"),
-        ('addresses={bob="x"}', "alice/node.toml: address 'x' is not of the form 192.168.1.5:4100"),
-        ('advertise=["[::1:4"]', "alice/node.toml: address '[::1:4' is not of the form 192.168.1.5:4100"),
+        ("status_host=", "command line: status_host must be an address of this machine, such as 127.0.0.1"),
+        ('addresses={bob="x"}', "command line: address 'x' is not of the form 192.168.1.5:4100"),
+        ('advertise=["[::1:4"]', "command line: address '[::1:4' is not of the form 192.168.1.5:4100"),
     ],
 )
 def test_node_run_with_wrong_configuration_exits_with_code_2(capsys, change, message):
     init(capsys)
     code, out, err = node(capsys, "run", "alice", "--set", change)
-    assert code == 2
-    assert re.fullmatch("(node alice, .*\n)?", out)  # the task finds its errors after the start
+    assert (code, out) == (2, "")
     assert err.startswith(message)
     assert err.count("\n") == 1
 
@@ -553,8 +516,6 @@ def test_run_refuses_key_readable_by_others(capsys, tmp_path):
 
 
 def test_run_reports_port_in_use(capsys):
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -744,25 +705,75 @@ def test_json_log_has_structured_events(capsys):
     assert code == 0
     events = [json.loads(line) for line in out.splitlines()]
     assert {(event["node"], event["level"]) for event in events} == {("alice", "info")}
-    assert events[0]["folder"] == str(Path("alice").resolve())
-    (finished,) = [event for event in events if "round" in event]
+    (finished,) = [event for event in events if event["kind"] == "round"]
     assert finished["round"] == 1
     assert finished["event"].startswith("round 1 of 1, validation accuracy ")
     assert 0 <= finished["validation"] <= 1
     assert finished["metric"] == "accuracy"
     assert events[-1]["event"].startswith("finished; the model of round")
-    assert events[-1]["best_round"] == 1
+    assert (events[-1]["kind"], events[-1]["best_round"]) == ("finished", 1)
     assert not logging.getLogger("p2pfl.node").isEnabledFor(logging.INFO)  # the level is restored
 
 
-def test_text_log_has_messages_only(capsys):
+def test_text_log_has_times_levels_and_messages(capsys):
     init(capsys)
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=1")
     assert code == 0
-    start, first, last = out.splitlines()
-    assert start.startswith("node alice, folder ")
-    assert first.startswith("round 1 of 1, validation ")
-    assert last.startswith("finished; the model of round")
+    first, last = out.splitlines()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info    round 1 of 1, validation .*", first)
+    assert messages(last).startswith("finished; the model of round")
+
+
+@pytest.mark.parametrize(("option", "levels"), [("-v", {"debug", "info"}), ("--verbose", {"debug", "info"}), ("-q", set())])
+def test_log_level_follows_options(capsys, option, levels):
+    init(capsys)
+    code, out, _ = node(capsys, "run", "alice", "--set", "rounds=1", "--log-format", "json", option)
+    events = [json.loads(line) for line in out.splitlines()]
+    assert (code, {event["level"] for event in events}) == (0, levels)
+    assert not levels or {"published", "merged", "round", "finished"} <= {event["kind"] for event in events}
+
+
+def test_run_listens_on_port_of_command_line(capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        init(capsys, "alice", 0, "--listen", "127.0.0.1:0")
+        node(capsys, "federation", "create", "alice", "--backup", "backup.pem")
+        for option in (("--port", port), ("--listen", f"127.0.0.1:{port}")):
+            code, _, err = node(capsys, "run", "alice", *option)
+            assert (code, err) == (2, f"cannot listen on 127.0.0.1:{port}: address already in use\n")
+
+
+def test_error_names_the_file_if_the_file_is_wrong(capsys):
+    init(capsys)
+    path = Path("alice", CONFIG)
+    path.write_text(path.read_text().replace("rounds = 10", "rounds = -3"))
+    code, _, err = node(capsys, "run", "alice", "--set", "members=3")
+    assert (code, err) == (2, "alice/node.toml: rounds must be 0 or more, got -3\n")
+    code, _, err = node(capsys, "run", "alice", "--set", "rounds=-4")
+    assert (code, err) == (2, "command line: rounds must be 0 or more, got -4\n")
+    code, _, err = node(
+        capsys, "federation", "create", "alice", "--backup", "x", "--set", "rounds=2", "--set", "task.lr=nan"
+    )
+    assert (code, err) == (2, "command line: task: lr must be 0 or more, and finite, got nan\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("init", "alice", "--port=99999"), ("run", "alice", "--port=-4"), ("run", "alice", "--status-port=high")],
+)
+def test_port_out_of_range_is_a_usage_error(capsys, arguments):
+    option, _, value = arguments[2].partition("=")
+    message = f"argument {option}: a port is a number from 0 to 65535, got '{value}'"
+    assert message in usage_error(capsys, node_cli.main, *arguments)
+
+
+def test_set_without_equals_sign_is_a_usage_error(capsys):
+    for main, *command in ((node_cli.main, "run", "alice"), (sim_cli.main, "run", "digits-gossip")):
+        assert "argument --set: 'rounds' is not of the form KEY=VALUE" in usage_error(
+            capsys, main, *command, "--set", "rounds"
+        )
 
 
 def test_node_run_with_json_prints_no_log(capsys):

@@ -1,5 +1,7 @@
 """Tools for a node: export of its model, and its metrics."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -8,7 +10,7 @@ from safetensors.numpy import load_file
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import Checkpoint, FileStore
-from p2pfl.node.cli.export import export, newest, write
+from p2pfl.node.cli.export import export, format_of, newest, write
 from p2pfl.node.early_stopping import EarlyStopping
 from p2pfl.node.federation import admission, agreement
 from p2pfl.node.folder import config
@@ -90,6 +92,33 @@ def test_export_reads_model_from_node_folder(tmp_path):
     FileStore(folder / config.CHECKPOINT).save(checkpoint(task.layout, model, model))
     assert export(folder, tmp_path / "model.safetensors") == 3
     assert task.layout.flatten(load_file(tmp_path / "model.safetensors")).tobytes() == model.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "format"),
+    [
+        ("model", "", "safetensors"),
+        ("model.safetensors", "", "safetensors"),
+        ("model.ONNX", "", "onnx"),
+        ("model", "onnx", "onnx"),
+        ("model.bin", "safetensors", "safetensors"),
+    ],
+)
+def test_format_of_export_follows_option_or_extension(name, given, format):
+    assert format_of(Path(name), given) == format
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("x.pt", "", "cannot write x.pt: p2pfl-node exports .safetensors and .onnx, not .pt; use one of these extensions"),
+        ("x.onnx", "safetensors", "x.onnx has the extension of onnx, but --format is safetensors; change one of them"),
+    ],
+)
+def test_export_refuses_extension_of_another_format(tmp_path, name, given, message):
+    with pytest.raises(ConfigurationError) as error:
+        export(tmp_path / "alice", Path(name), format=given)
+    assert str(error.value).startswith(message)
 
 
 def test_export_of_member_names_its_federation(tmp_path):

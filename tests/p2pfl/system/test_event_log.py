@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import logging
+from datetime import UTC
 
 import pytest
 
@@ -75,7 +76,24 @@ def test_package_events_reach_configured_logging(caplog):
 
 
 def test_text_format_prints_one_line_per_event(log):
-    assert output(log, "text", "round 1 of 3\nsecond line", "100 %", round=1) == "round 1 of 3 second line\n100 %\n"
+    lines = output(log, "text", "round 1 of 3\nsecond line", "100 %", round=1).splitlines()
+    assert [line.split(maxsplit=3)[2:] for line in lines] == [["info", "round 1 of 3 second line"], ["info", "100 %"]]
+
+
+def test_text_format_begins_with_time_and_level():
+    formatter = TextFormatter(now=lambda: 1_600_000_000.25, zone=UTC)
+    assert formatter.format(new_record("bob is missing", logging.WARNING)) == "2020-09-13 12:26:40 warning bob is missing"
+    assert formatter.format(new_record("round 1")) == "2020-09-13 12:26:40 info    round 1"
+
+
+@pytest.mark.parametrize(("level", "printed"), [(logging.DEBUG, ["a", "b", "c"]), (logging.WARNING, ["c"])])
+def test_print_events_prints_events_from_a_level(log, level, printed):
+    stream = io.StringIO()
+    with print_events(log, "json", stream, level):
+        log.debug("a")
+        log.info("b")
+        log.warning("c")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == printed
 
 
 def test_json_format_contains_time_level_node_and_fields():
@@ -87,6 +105,7 @@ def test_json_format_contains_time_level_node_and_fields():
         "time": "2020-09-13T12:26:40.250+00:00",
         "level": "warning",
         "node": "alice",
+        "kind": None,
         "event": 'without "bob":\nsilent, ä',
         "peer": "bob",
         "round": 3,
@@ -110,7 +129,7 @@ def test_record_of_other_logger_has_no_node_and_fields():
     record = logging.LogRecord("other", logging.ERROR, __file__, 1, "%d models", (3,), None)
     event = json.loads(JsonFormatter().format(record))
     assert (event["level"], event["node"], event["event"]) == ("error", None, "3 models")
-    assert TextFormatter().format(record) == "3 models"
+    assert TextFormatter().format(record).endswith(" error   3 models")
 
 
 def test_json_field_does_not_replace_reserved_key():
@@ -141,7 +160,7 @@ BAD += "\u2066\u2067\u2068\u2069"
 def test_formatters_remove_control_characters(formatter, bad):
     line = formatter.format(new_record(f"refused, {bad}[2Jgrüße", peer=f"{bad}[2J"))
     assert line.isprintable()
-    event = json.loads(line) if line.startswith("{") else {"event": line, "peer": ""}
+    event = json.loads(line) if line.startswith("{") else {"event": line.split(maxsplit=3)[3], "peer": ""}
     assert event["event"].replace("\n", "").isprintable()
     assert event["event"].startswith("refused, ")
     assert event["event"].endswith("[2Jgrüße")
@@ -153,7 +172,7 @@ def test_formatters_remove_control_characters(formatter, bad):
 
 def test_print_events_restores_the_logger(log):
     log.logger.setLevel(logging.ERROR)
-    assert output(log, "text", "a") == "a\n"
+    assert output(log, "text", "a").endswith(" a\n")
     assert (log.logger.handlers, log.logger.level) == ([], logging.ERROR)
 
 

@@ -1,0 +1,64 @@
+"""Options that several commands of p2pfl-node share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from p2pfl.policies import POLICIES
+from p2pfl.protocols.addresses import join_address, split_address
+from p2pfl.system.shared_options import port
+
+ROLES = ("participant", "observer", "coordinator-eligible")
+PORT = 4100  # TCP port of a new node
+_ROLE_HELP = (
+    "role of the new member: an observer does not vote, and no node learns from it; for coordinator-eligible see"
+    " docs/explanation/elections.md (default: participant)"
+)
+_POLICY_HELP = (
+    f"policy that selects peers and averages models: {', '.join(POLICIES)}, or package.module:factory (default: dac); for"
+    " policies with a coordinator, such as fedpref, see docs/explanation/elections.md"
+)
+
+
+def add_folder(parser: argparse.ArgumentParser, help: str = "folder of the node, created by init") -> None:
+    """Add the argument FOLDER."""
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help=help)
+
+
+def add_listen(network: argparse._ActionsContainer, default: str) -> None:
+    """Add --port and --listen, of which a command takes one.
+
+    Args:
+        default: port without these options, for the help.
+    """
+    address = network.add_mutually_exclusive_group()
+    address.add_argument("--port", type=port, help=f"TCP port to listen on, at all addresses (default: {default})")
+    address.add_argument("--listen", metavar="HOST:PORT", help="listen at this address only, instead of --port")
+
+
+def listen_of(options: argparse.Namespace, before: str) -> str | None:
+    """Return the address to listen on that the options name; None if they name none.
+
+    Args:
+        before: address whose host --port keeps.
+    """
+    if options.port is None:
+        listen: str | None = options.listen
+        return listen
+    return join_address(split_address(before)[0], options.port)
+
+
+def add_policy(group: argparse._ActionsContainer) -> None:
+    """Add --policy."""
+    group.add_argument("--policy", default="dac", help=_POLICY_HELP)
+
+
+def add_role(member: argparse._ActionsContainer) -> None:
+    """Add the options for the role and the name of a new member."""
+    member.add_argument("--role", choices=ROLES, default="participant", help=_ROLE_HELP)
+    member.add_argument(
+        "--reuse-name",
+        action="store_true",
+        help="allow the name of a former member; peers may still have its data under this name",
+    )
