@@ -290,7 +290,7 @@ def _status(options: argparse.Namespace) -> int:
     from p2pfl.node.status import reader
     from p2pfl.node.status import text as status_text
 
-    config.load(options.folder)
+    own = config.load(options.folder)
     waiting = False
     while True:
         state = reader.current(options.folder)
@@ -304,6 +304,7 @@ def _status(options: argparse.Namespace) -> int:
                 return FAILED
             waiting = True  # logged once
         if state is not None:
+            state = {"name": own.name, **state}
             text = to_json(state) if options.json else "\n".join(status_text.describe(state))
             print(_CLEAR + text if options.watch and sys.stdout.isatty() else text, flush=True)
         if not options.watch:

@@ -30,6 +30,7 @@ from p2pfl.node.exchange.rounds.pacer import Pacer
 from p2pfl.node.exchange.rounds.pacing import Pacing
 from p2pfl.node.exchange.rounds.participants import Participants
 from p2pfl.node.exchange.rounds.probation import Probation
+from p2pfl.node.exchange.rounds.start_wait import StartWait, all_incompatible
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.parameters import Parameters
@@ -57,6 +58,7 @@ class MessageExchange:
         models: server of this node's models.
         losses: server of losses.
         limit: limit of the norm of a model.
+        start_wait: wait for the members at the start.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class MessageExchange:
         self._publisher = Publisher(self.name, config.n_samples, coding, lambda: asyncio.get_running_loop().time())
         participants = Participants(self.contacts, config.askers, self.electing)
         pacing = Pacing(settings.rounds, not config.observer, config.sparse)
-        self.pacer = Pacer(
+        self.pacer = pacer = Pacer(
             self.contacts,
             participants=participants,
             pacing=pacing,
@@ -91,6 +93,7 @@ class MessageExchange:
             outbox=self.outbox,
             deadline=settings.deadline,
         )
+        self.start_wait = StartWait(self.contacts, lambda: pacer.leaving)
         self.requests = PeerRequests(self.contacts, self.deadlines, self._probation)
         self._model_client = ModelClient(
             self.contacts,
@@ -134,24 +137,18 @@ class MessageExchange:
         Raises:
             ConfigurationError: every peer is excluded because its settings differ.
         """
-        contacts, pacer = self.contacts, self.pacer
+        contacts = self.contacts
         self._host = host
         contacts.round = max(self.outbox.round, contacts.round)
         contacts.final = self.outbox.final
         await contacts.start(tasks)
         if self.electing is not None:
             contacts.begin(self.electing.run(), f"{self.name}: elections")
-        if contacts.round == 0:  # the members that must be present before any node begins
-            needed = self._settings.members - 1
-            await contacts.until(
-                lambda: pacer.leaving or len(contacts.introduced_peers()) >= needed or all_incompatible(self.peers), inf
-            )
-        await contacts.until(
-            lambda: pacer.leaving or all(p.introduced or p.problem for p in self.peers.values()), self._settings.deadline
-        )
+        await self.start_wait.run(self._settings.members, self._settings.deadline)
         for peer in self.peers.values():
             if not peer.introduced:
-                contacts.suspect(peer, peer.problem or self.roster.suspected.get(peer.name, "not connected at the start"))
+                reason = peer.problem or self.roster.suspected.get(peer.name) or peer.dial_problem
+                contacts.suspect(peer, reason or "not connected at the start")
         if all_incompatible(self.peers):
             problems = "; ".join(f"{name}: {peer.problem}" for name, peer in self.peers.items())
             raise ConfigurationError(f"the settings of every peer differ from this node's: {problems}")
@@ -286,11 +283,6 @@ class MessageExchange:
     def peers_changed(self) -> None:
         if self.coordination is not None:
             self.coordination.coordinator.review()
-
-
-def all_incompatible(peers: Mapping[str, Peer]) -> bool:
-    """Return whether the node has peers and all of them have settings that differ from its own."""
-    return bool(peers) and all(peer.problem for peer in peers.values())
 
 
 def payload_limit(size: int, coordinated: bool = False) -> int:

@@ -101,13 +101,13 @@ class MembershipSync:
                 )
         for name, member in now.items():
             if name not in contacts.peers:
-                contacts.add(name, member, self._neighbourhood.may_learn_from(name))
                 self._log.info(
                     f"{name} is a new member (membership version {membership_version})",
                     kind="member-added",
                     peer=name,
                     membership_version=membership_version,
                 )
+                contacts.add(name, member, self._neighbourhood.may_learn_from(name))
         if self._electing is not None:
             self._electing.change(self._neighbourhood.electorate())
         contacts.gossip_membership()

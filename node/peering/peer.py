@@ -55,6 +55,7 @@ class Peer:
         known: whether it has been introduced, on this link or an earlier one.
         membership_version: the newest entry of the membership log that it is known to have.
         problem: reason for its permanent exclusion.
+        dial_problem: reason why it could not be dialled since it was last connected.
         requests: requests to it that are not answered yet.
         asked: requests for models among them.
         overdue: the newest requests for whose answers this node does not wait, or never did.
@@ -85,6 +86,7 @@ class Peer:
         self.known = False
         self.membership_version = 0
         self.problem = ""
+        self.dial_problem = ""
         self.requests: dict[int, Future[Any]] = {}
         self.asked: dict[int, Asked] = {}
         self.overdue: set[int] = set()

@@ -47,6 +47,7 @@ class PeerManager:
         numbers: generates the numbers of requests.
         broker: the current problem of the broker; "" if there is none.
         listening: set once peers can dial this node.
+        on_listening: called then.
         introducer: introduces this node over new links.
         links: handles the frames of its transport.
     """
@@ -57,6 +58,7 @@ class PeerManager:
         self.traffic = Traffic()
         self.broker = ""
         self.listening = asyncio.Event()
+        self.on_listening: list[Callable[[], None]] = []
         self._local = local = LocalState(config.name, config.public_info)
         self._table = table = PeerTable(config, local, events)
         self._tasks = tasks = BackgroundTasks()
@@ -101,6 +103,8 @@ class PeerManager:
         self._tasks.start(tasks)
         await self.transport.listen(self.links)
         self.listening.set()
+        for report in self.on_listening:
+            report()
         for peer in self.peers.values():
             self._dialler.keep(peer)
         if self._probes:

@@ -15,6 +15,8 @@ from p2pfl.protocols.wire.envelope import Opened
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system.printable import printable
 
+NEW = "not connected yet"  # reason for the suspicion of a new member
+
 
 class PeerEvents(Protocol):
     """Receiver of peers' messages about learning and of changes among the peers; implemented by the exchange."""
@@ -89,7 +91,7 @@ class PeerTable:
         self._names[member.key] = name
         if source:
             self.roster.add(name)
-        self.roster.suspect(name, "not connected yet")
+        self.roster.suspect(name, NEW)
         return peer
 
     def remove(self, name: str) -> Peer:

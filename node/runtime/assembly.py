@@ -114,8 +114,10 @@ class Assembly:
             initial=self._initial,
         )
         about = {"task": config.task["name"], "policy": config.policy["name"]}
-        if ready.agreement is not None:
-            about["federation"] = ready.agreement.name
+        if ready.agreement is not None and ready.membership is not None:
+            sparse = ready.agreement.edges != "all" and not self._coordinated
+            about["federation"], about["federation_id"] = ready.agreement.name, ready.membership.federation.hex()
+            about["topology"] = "sparse" if sparse else "complete"
         return Parts(node, exchange, status_observer, connectivity, members, about)
 
     def _alone(self, incarnation: int) -> _Connected:

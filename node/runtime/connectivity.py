@@ -99,6 +99,18 @@ class Connectivity:
             return []
         return [f"tcp://{address}" for address in own_addresses(self._config, self._tls.address)]
 
+    def describe(self) -> dict[str, Any]:
+        """Return how this node can be reached: its address, its broker, and whether it searches the local network.
+
+        Call this once the transports listen. Without `direct`, the node listens at no address.
+        """
+        config = self._config
+        return {
+            "listen": self._tls.address if config.direct else "",
+            "broker": without_user(config.broker),
+            "mdns": config.mdns and config.direct,
+        }
+
     async def search(self, contacts: PeerManager) -> None:
         """Search for peers on the local network without end; return at once if the configuration disables this."""
         await contacts.listening.wait()
@@ -140,6 +152,12 @@ def through_broker(url: str, identity: Identity, access: AccessControl, most: in
     except ImportError as error:
         raise ConfigurationError("a broker needs the package aiomqtt: pip install 'p2pfl-node[mqtt]'") from error
     return MqttTransport(AiomqttBus(url), identity, access, most, **options)
+
+
+def without_user(broker: str) -> str:
+    """Return a broker's URL without the user name and the password in it."""
+    scheme, colon, rest = broker.partition("://")
+    return f"{scheme}{colon}{rest.rpartition('@')[2]}"
 
 
 def own_addresses(config: NodeConfig, listening: str) -> list[str]:

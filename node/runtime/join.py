@@ -12,7 +12,7 @@ from p2pfl.node.federation.agreement import Approve, approve_all
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
 from p2pfl.node.folder.config import BROKERS, NodeConfig
-from p2pfl.node.runtime.connectivity import BROKER, own_addresses, through_broker
+from p2pfl.node.runtime.connectivity import BROKER, own_addresses, through_broker, without_user
 from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.errors import AddressError, FederationError, IdentityError, TransportError
 from p2pfl.protocols.identity import Identity
@@ -94,16 +94,10 @@ def addresses(folder: Path, given: Sequence[str]) -> list[str]:
         )
     found = own_addresses(own, own.listen)
     if own.broker:
-        found.append(_without_user(own.broker))
+        found.append(without_user(own.broker))  # the newcomer has its own account
     if not found:
         raise ConfigurationError("this machine has no address that others can reach; give one with --address")
     return [*found[: MOST_ADDRESSES - 1], found[-1]] if len(found) > MOST_ADDRESSES else found
-
-
-def _without_user(broker: str) -> str:
-    """Return a broker's URL without its user: the newcomer uses its own credentials."""
-    scheme, _, rest = broker.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def join(folder: Path, token: str, approve: Approve = approve_all) -> str:

@@ -26,7 +26,9 @@ from p2pfl.node.peering.links.incarnations import IncarnationConflictError
 from p2pfl.node.runtime.assembly import Assembly, Parts
 from p2pfl.node.runtime.supervisor import Supervisor
 from p2pfl.node.status.endpoints import open_to_others, status_page
+from p2pfl.node.status.event_text import describe_start, federation_title
 from p2pfl.node.status.observer import StatusObserver
+from p2pfl.node.status.status_file import write_state
 from p2pfl.protocols.errors import AddressError, FederationError, IdentityError, TransportError
 from p2pfl.system.atomic_files import lock_folder
 from p2pfl.system.console import INTERRUPTED
@@ -47,8 +49,10 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
         ConfigurationError: the configuration is wrong, the key is readable by others, or the port is in use.
     """
     log = log.bind(node=folder.resolve().name)
-    loading.load(folder, changes)  # report its errors before the lock
+    ready = loading.load(folder, changes)  # report its errors before the lock
     with lock_folder(folder):
+        write_state(folder / folders.STATUS, "starting")
+        _log_start(ready, log)
         try:
             return _run_once(folder, changes, log, until_done)
         except IncarnationConflictError as conflict:
@@ -60,6 +64,16 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
                 f"another process uses the key of this node: {folder} or a copy of it runs elsewhere; stop one of them, and"
                 " create a second node with p2pfl-node init"
             ) from None
+
+
+def _log_start(ready: LoadedNode, log: EventLogger) -> None:
+    """Log the node and its federation at once, because the task takes seconds to load."""
+    membership, title = ready.membership, ""
+    fields: dict[str, object] = {"folder": str(ready.folder.resolve())}
+    if membership is not None:
+        fields |= {"federation": membership.file.name, "federation_id": membership.federation.hex()}
+        title = federation_title(membership.file.name, membership.federation.hex())
+    log.bind(**fields).info(describe_start(ready.config.name, ready.folder.resolve(), title), kind="start")
 
 
 def _run_once(folder: Path, changes: Sequence[str], log: EventLogger, until_done: bool) -> int:
@@ -103,9 +117,15 @@ async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> i
     supervisor = Supervisor(log)
     asyncio.get_running_loop().set_exception_handler(supervisor.stray)
     with ExitStack() as close:
-        parts = Assembly(ready, log, close, supervisor).parts()
+        try:
+            parts = Assembly(ready, log, close, supervisor).parts()
+            page = await _show(ready.config, parts, log)
+        except Exception as cause:
+            write_state(ready.folder / folders.STATUS, "failed", str(cause))
+            raise
         node, status_observer = parts.node, parts.status_observer
-        page = await _show(ready.config, parts, log)
+        if (connectivity := parts.connectivity) is not None:
+            parts.exchange.contacts.on_listening.append(lambda: status_observer.listening(connectivity.describe()))
         status_observer.begin(node, parts.about)
         leave = _on_signals(node, status_observer, log)
         try:

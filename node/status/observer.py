@@ -15,16 +15,17 @@ from p2pfl.node.coordination.election_runner import UNKNOWN, Elected
 from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.log import LOG
 from p2pfl.node.node import Node
+from p2pfl.node.peering.peer_table import NEW
 from p2pfl.node.status import snapshot as snapshot
 from p2pfl.node.status import status_socket
+from p2pfl.node.status.event_text import describe_network, describe_result, describe_round, describe_wait, round_fields
 from p2pfl.node.status.peer_changes import PeerChanges
-from p2pfl.node.status.reader import read_history
+from p2pfl.node.status.reader import read_earlier
 from p2pfl.node.status.status_file import StatusFile
-from p2pfl.node.status.text import describe_result, describe_round, round_fields
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Merge, Stage, Update
 from p2pfl.system.event_log import EventLogger
-from p2pfl.system.printable import plural
+from p2pfl.system.printable import byte_size, plural
 
 ROUNDS_APART, PEERS_APART = 0.1, 1.0  # seconds between two writes of the file after rounds, and after changes of peers
 MOST_ROUNDS = 1000  # maximum number of rounds that are kept
@@ -63,11 +64,12 @@ class StatusObserver:
         self._discarded: Counter[str] = Counter()
         self._missing: Mapping[str, str] = {}
         self._links: Mapping[str, str] = {}
-        self._earlier = read_history(path)
+        self._earlier = read_earlier(path)
         self._node: Node | None = None
         self._ended = clock()  # end of the last round
         self.state: dict[str, Any] = {"state": "starting", "pid": os.getpid(), "history": []}
         exchange.roster.on_change.append(self._peers_changed)
+        exchange.start_wait.on_change.append(self._start_changed)
 
     def begin(self, node: Node, about: Mapping[str, str] = MappingProxyType({})) -> None:
         """Show a node from now on.
@@ -88,8 +90,21 @@ class StatusObserver:
 
     def restored(self, node: Node) -> None:
         """Continue the history of the node's last run, up to the stored round."""
-        rows = [row for row in self._earlier if row["round"] <= node.round]
-        self.state |= {"round": node.round, "history": rows}
+        rows = [row for row in self._earlier.rows if row["round"] <= node.round]
+        best = [row for row in (self._earlier.best, *rows) if row.get("round") == node.early_stopping.round]
+        self.state |= {"round": node.round, "history": rows, "best": snapshot.best_row(best[0]) if best else None}
+        if node.round:
+            self._log.info(f"resuming after round {node.round}", kind="resuming", round=node.round)
+        self.write()
+
+    def listening(self, network: Mapping[str, Any]) -> None:
+        """Report that peers can connect to this node.
+
+        Args:
+            network: see p2pfl.node.runtime.connectivity.Connectivity.describe.
+        """
+        self.state["network"] = dict(network)
+        self._log.info(describe_network(network), kind="listening", address=network["listen"], broker=network["broker"])
         self.write()
 
     def skipped(self, node: Node, finished: int, following: int) -> None:
@@ -114,7 +129,7 @@ class StatusObserver:
     def received(self, id: str, round: int, updates: Sequence[Update]) -> None:
         for update in updates:
             self._log.debug(
-                f"received the {update.stage} model of {update.sender}, round {update.round}, {update.size / 1000:.1f} kB",
+                f"received the {update.stage} model of {update.sender}, round {update.round}, {byte_size(update.size)}",
                 kind="received",
                 peer=update.sender,
                 round=update.round,
@@ -176,6 +191,8 @@ class StatusObserver:
         shown = (row for row in reversed(self.state["history"]) if row["round"] == round)
         row: dict[str, Any] = next(shown, {"round": round})
         row |= snapshot.evaluation(node, stages)
+        if node.early_stopping.round == round:
+            self.state["best"] = snapshot.best_row(row)
         self._log_round(node, row)
         self._file.write(ROUNDS_APART)
 
@@ -217,15 +234,31 @@ class StatusObserver:
             self.state |= snapshot.suspicious_state(self._exchange, node.peers, self._discarded)
         self.state |= {"updated": self._wall(), **snapshot.exchange_state(self._exchange), "faults": dict(self._faults)}
 
+    def _start_changed(self) -> None:
+        """Log the number of members for which the node waits at its start, and the end of the wait."""
+        wait, node = self._exchange.start_wait, self._node
+        if wait.waiting is not None:
+            present, needed = wait.waiting.present, wait.waiting.needed
+            self._log.info(describe_wait(wait.waiting), kind="waiting", present=present, needed=needed)
+        elif self._exchange.peers and node is not None and not (node.done or self._exchange.pacer.leaving):
+            count = f"{1 + len(self._exchange.contacts.introduced_peers())} of {1 + len(self._exchange.peers)}"
+            following = f"round {node.round + 1} of {node.settings.rounds}"
+            self._log.info(f"connected members: {count}; starting {following}", kind="connected")
+        self.write()
+
     def _peers_changed(self) -> None:
-        """Log the peers that have disappeared or come back, except peers that leave after their last round."""
+        """Log the peers that have disappeared or are connected, except peers that leave after their last round."""
         missing = {
             name: reason
             for name, reason in self._exchange.roster.suspected.items()
             if not self._exchange.peers[name].stopped
         }
         for name in missing.keys() - self._missing.keys():
-            self._changes.left(name, missing[name])
+            met = self._exchange.peers[name].known
+            if missing[name] == NEW and not met:
+                self._changes.expect(name)
+            else:
+                self._changes.left(name, missing[name], met)
         for name in self._missing.keys() - self._exchange.roster.suspected.keys():
             if name in self._exchange.peers:  # otherwise it is no longer a member
                 self._changes.back(name)

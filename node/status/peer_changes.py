@@ -49,13 +49,24 @@ class PeerChanges:
         self._log = log
         self._later = later
         self._lately: dict[str, _Lately] = {}
+        self._unmet: set[str] = set()
 
-    def left(self, name: str, reason: str) -> None:
-        """Report that a peer is missing."""
+    def expect(self, name: str) -> None:
+        """Note a new member, which is neither missing nor connected yet. Its connection will be logged."""
+        self._unmet.add(name)
+
+    def left(self, name: str, reason: str, met: bool = True) -> None:
+        """Report that a peer is missing.
+
+        Args:
+            met: whether it has been connected before.
+        """
+        if not met:
+            self._unmet.add(name)
         self._note_change(name, reason)
 
     def back(self, name: str) -> None:
-        """Report that a missing peer has come back."""
+        """Report that a missing peer is connected."""
         self._note_change(name, None)
 
     def _note_change(self, name: str, reason: str | None) -> None:
@@ -85,7 +96,11 @@ class PeerChanges:
         self._later(lately.pause, lambda: self._look(name))
 
     def _report(self, name: str, reason: str | None) -> None:
+        unmet = name in self._unmet
         if reason is None:
-            self._log.info(f"{name} is back", kind="peer-back", peer=name)
+            self._unmet.discard(name)
+            self._log.info(f"{name} is {'connected' if unmet else 'back'}", kind="peer-back", peer=name)
+        elif unmet:
+            self._log.warning(f"{name} is not connected: {reason}", kind="peer-missing", peer=name, reason=reason)
         else:
             self._log.warning(f"{name} is missing: {reason}", kind="peer-missing", peer=name, reason=reason)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.folder.config import STATUS
@@ -25,14 +25,18 @@ def current(folder: Path, wall: Callable[[], float] = time.time) -> dict[str, An
         wall: returns seconds since 1970.
 
     Returns:
-        The status, with its `age` in seconds if it comes from the file; None if the node never ran.
+        The status, with its `age` in seconds if it comes from the file. Its state is "starting" if the node runs, but has
+        not reported its state yet. None if the node never ran.
 
     Raises:
         ConfigurationError: the file cannot be read, or is damaged.
     """
-    if is_folder_locked(folder) and (answer := status_socket.ask(folder)) is not None and _is_status(answer):
+    running = os.name == "posix" and is_folder_locked(folder)
+    if running and (answer := status_socket.ask(folder)) is not None and _is_status(answer):
         return answer
     status = read(folder / STATUS)
+    if status is None and running:
+        return {"state": "starting", "pid": 0, "history": []}
     if status is not None and isinstance(status.get("updated"), int | float):
         status["age"] = max(0.0, wall() - status["updated"])  # the clock may have been set back
     return status
@@ -61,14 +65,27 @@ def read(path: Path) -> dict[str, Any] | None:
     return status
 
 
-def read_history(path: Path) -> list[dict[str, Any]]:
+class Earlier(NamedTuple):
+    """Rounds of a node's last run.
+
+    Attributes:
+        rows: rows of the rounds.
+        best: metrics of the model that was best on validation; empty if unknown.
+    """
+
+    rows: list[dict[str, Any]]
+    best: dict[str, Any]
+
+
+def read_earlier(path: Path) -> Earlier:
     """Return the rounds in a status file; none if there is no readable file."""
     try:
-        status = read(path)
+        status = read(path) or {}
     except ConfigurationError:
-        return []
-    rows = [] if status is None else status["history"]
-    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("round"), int)]
+        status = {}
+    rows = [row for row in status.get("history", ()) if isinstance(row, dict) and isinstance(row.get("round"), int)]
+    best = status.get("best")
+    return Earlier(rows, best if isinstance(best, dict) else {})
 
 
 def _is_status(found: Any) -> TypeGuard[dict[str, Any]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from p2pfl._version import __version__
 from p2pfl.budget import BudgetTracker
 from p2pfl.node.exchange.message_exchange import MessageExchange
+from p2pfl.node.exchange.rounds.start_wait import Waiting
 from p2pfl.node.node import SPLITS, Node
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.policy_api import NodePeers
@@ -34,6 +36,7 @@ def exchange_state(exchange: MessageExchange) -> dict[str, Any]:
         "rejected": dict(exchange.rejected),
         "broker": exchange.contacts.broker,
         "deadlines_expired": exchange.expired,
+        "waiting": wait_state(exchange.start_wait.waiting),
     }
     if exchange.electing is not None:
         seen = exchange.electing.seen
@@ -41,11 +44,19 @@ def exchange_state(exchange: MessageExchange) -> dict[str, Any]:
     return state
 
 
+def wait_state(waiting: Waiting | None) -> dict[str, Any] | None:
+    """Return the members for which a node waits at its start; None if it does not wait."""
+    if waiting is None:
+        return None
+    seconds = waiting.seconds if isfinite(waiting.seconds) else None
+    return {"present": waiting.present, "needed": waiting.needed, "seconds": seconds}
+
+
 def peer_state(peer: Peer, reason: str) -> dict[str, Any]:
     """Return the state of a peer.
 
     Args:
-        reason: why it is missing; "" if it is not.
+        reason: why it is suspected; "" if it is not.
     """
     if reason:
         known = peer.introduced or peer.known
@@ -55,7 +66,7 @@ def peer_state(peer: Peer, reason: str) -> dict[str, Any]:
     return {
         "name": peer.name,
         "state": state,
-        "reason": reason,
+        "reason": reason or ("" if peer.introduced else peer.dial_problem),
         "round": peer.round,
         "link": link_kind(peer),
         "addresses": dict(peer.addresses),
@@ -116,6 +127,11 @@ def round_row(node: Node, merge: Merge, *, at: float, seconds: float, bytes_in: 
     if node.me.budget.bytes:
         row["budget_bytes"] = node.peers.budget_tracker.bytes
     return row
+
+
+def best_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of the model that was best on validation, from the row of its round."""
+    return {key: row.get(key) for key in ("round", *SPLITS)}
 
 
 def evaluation(node: Node, stages: Mapping[Stage, Mapping[str, float]]) -> dict[str, Any]:

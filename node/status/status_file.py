@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import time
 from asyncio import TimerHandle
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.status.reader import read
 from p2pfl.system.atomic_files import PRIVATE, DiskErrorReporter, replace_file
 from p2pfl.system.event_log import EventLogger
 
+EMPTY: Mapping[str, Any] = {"round": 0, "peers": [], "history": []}  # status of a node before its first round
+KEPT = ("name", "federation", "federation_id", "round", "rounds", "metric", "best", "history")  # from the last run
 SHOWN = 200  # rounds in the file, which is rewritten often; the node's page shows more
 
 
@@ -63,6 +70,25 @@ class StatusFile:
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._due = None, float("inf")
+
+
+def write_state(path: Path, state: str, reason: str = "", wall: Callable[[], float] = time.time) -> None:
+    """Write the state of a node that has no observer yet; keep the rounds of its last run.
+
+    Nothing is written if the disk is full: this state is for display only.
+
+    Args:
+        reason: why the node is in this state.
+        wall: returns seconds since 1970.
+    """
+    try:
+        earlier = read(path) or {}
+    except ConfigurationError:  # damaged
+        earlier = {}
+    kept = {key: earlier[key] for key in KEPT if key in earlier}
+    status = {**EMPTY, **kept, "state": state, "reason": reason, "pid": os.getpid(), "updated": wall()}
+    with suppress(OSError):
+        replace_file(path, [json.dumps(status).encode()], durable=False, mode=PRIVATE)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -1,136 +1,169 @@
-"""Text form of a node's status and its rounds."""
+"""Text form of a node's status, for terminals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from p2pfl.node.peering.traffic import KINDS
+from p2pfl.node.status.event_text import describe_address, federation_title
 from p2pfl.node.status.reader import RUNNING
-from p2pfl.system.printable import plural, printable
+from p2pfl.system.printable import byte_size, plural, printable
 
 STALE = 30.0  # seconds after which the status of a running node is overdue (see p2pfl.node.runtime.run.FRESH)
+PEER_COLUMNS = ("peer", "state", "round", "link", "last model", "received", "sent", "reason")
+LINKS = {"direct": "direct", "broker": "through the broker", "": "none"}
+Row = tuple[str, str]  # a label and its text
 
 
 def describe(state: Mapping[str, Any]) -> list[str]:
-    """Return a node's status as lines."""
-    lines = [f"{state.get('name', '?')}: {state['state']}, round {state.get('round', 0)} of {state.get('rounds', '?')}"]
-    for part in (_age, _problems, _election, _figures, _peers, _traffic, _counts):
-        lines += (f"  {line}" for line in part(state))
-    return [printable(line) for line in lines]
+    """Return a node's status as lines: its state, facts with labels, and a table of its peers."""
+    parts = (_age, _problems, _federation, _election, _figures, _traffic, _counts)
+    rows = [row for part in parts for row in part(state)]
+    width = max((len(label) for label, _ in rows), default=0)
+    lines = [f"{state.get('name') or 'this node'}: {headline(state)}"]
+    lines += (f"  {label:{width}}  {text}" for label, text in rows)
+    lines += (f"  {line}" for line in _peers(state))
+    return [printable(line).rstrip() for line in lines]
 
 
-def _age(state: Mapping[str, Any]) -> Iterator[str]:
+def headline(state: Mapping[str, Any]) -> str:
+    """Return a node's state and its round."""
+    now, waiting = state["state"], state.get("waiting")
+    if now == "running" and waiting:
+        now = f"waiting for members: {waiting['present']} of {waiting['needed']}"
+    elif now == "running" and "federation" not in state:
+        now = "training alone"
+    return f"{now}, round {state.get('round', 0)}" + (f" of {state['rounds']}" if "rounds" in state else "")
+
+
+def _age(state: Mapping[str, Any]) -> Iterator[Row]:
     """Yield the age of a status that comes from the file."""
     if "age" not in state:
         return
-    ago = f"as of {duration(state['age'])} ago"
+    ago = f"{duration(state['age'])} ago"
     if state["state"] == "gone":
-        yield f"{ago}: the node has ended unexpectedly since then"
+        yield "as of", f"{ago}: the node has ended unexpectedly since then"
+    elif state["state"] == "starting":
+        yield "started", ago
     elif state["state"] in RUNNING and state["age"] > STALE:
         yield (
-            f"{ago}: the node runs, but it neither answers nor writes its status; the disk may be full, or the node may hang"
+            "as of",
+            f"{ago}: the node runs, but it neither answers nor writes its status; the disk may be full, or the node may"
+            " hang",
         )
     else:
-        yield ago
+        yield "as of", ago
 
 
-def _problems(state: Mapping[str, Any]) -> Iterator[str]:
+def _problems(state: Mapping[str, Any]) -> Iterator[Row]:
     if state.get("reason"):
-        yield f"reason: {state['reason']}"
+        yield "reason", state["reason"]
     if state.get("disk"):
-        yield f"disk: cannot write: {state['disk']}"
+        yield "disk", f"cannot write: {state['disk']}"
     if state.get("stored", state.get("round", 0)) < state.get("round", 0):
-        yield f"round {state['round']} is in memory, round {state['stored']} is on the disk"
+        yield "saved", f"round {state['round']} is in memory, round {state['stored']} is on the disk"
     if state.get("broker"):
-        yield f"broker: {state['broker']}"
+        yield "broker", state["broker"]
 
 
-def _election(state: Mapping[str, Any]) -> Iterator[str]:
+def _federation(state: Mapping[str, Any]) -> Iterator[Row]:
+    if "federation" not in state:
+        return
+    yield "federation", federation_title(state["federation"], state.get("federation_id", ""))
+    network = state.get("network") or {}
+    if state["state"] in RUNNING and network.get("listen"):
+        yield "listening", describe_address(network["listen"])
+    if state["state"] not in RUNNING or state["state"] == "starting":
+        return
+    peers = state.get("peers", [])
+    connected = 1 + sum(bool(peer["link"]) for peer in peers)
+    label = "neighbours" if state.get("topology") == "sparse" else "members"
+    yield label, f"{connected} of {1 + len(peers)} connected, this node included"
+
+
+def _election(state: Mapping[str, Any]) -> Iterator[Row]:
     election = state.get("election")
     if not election or state["state"] not in RUNNING:
         return
     if election["coordinator"] is not None:
-        yield f"coordinator: {election['coordinator']}, in term {election['term']}"
+        yield "coordinator", f"{election['coordinator']}, in term {election['term']}"
     elif state["state"] != "serving":  # it has stopped learning, and needs no coordinator
-        yield f"degraded: {election['problem']}; until there is one, this node learns alone"
+        yield "degraded", f"{election['problem']}; until there is one, this node learns alone"
 
 
-def _figures(state: Mapping[str, Any]) -> Iterator[str]:
-    for row in state["history"][-1:]:
-        for split in ("validation", "test"):
-            if row.get(split) is not None:
-                yield f"{split} {state['metric']}: {row[split]:.3f}"
-    for name, value in state.get("result", {}).items():  # a result for each of several objectives
-        split, _, figure = name.partition("_")
-        if split == "test" and figure not in ("loss", state["metric"]) and value is not None:
-            yield f"test {figure.replace('_', ' ')} of the result: {value:.3f}"
+def _figures(state: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the metrics of the last evaluated model and of the model that was best on validation."""
+    metric = state.get("metric", "").replace("_", " ")
+    evaluated = [row for row in state["history"] if _metrics(row)]
+    if evaluated:
+        yield metric, f"{_metrics(evaluated[-1])}, in round {evaluated[-1]['round']}"
+    best = state.get("best")
+    if best and _metrics(best):
+        yield "best model", f"{_metrics(best)}, in round {best['round']}"
+    result = state.get("result", {})
+    others = [name for name in result if name.startswith("test_") and name not in ("test_loss", f"test_{state['metric']}")]
+    if others:  # a result for each of several objectives
+        texts = [f"{name.replace('_', ' ')} {result[name]:.3f}" for name in others if result[name] is not None]
+        yield "result", ", ".join(texts)
+
+
+def _metrics(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{split} {row[split]:.3f}" for split in ("validation", "test") if row.get(split) is not None)
+
+
+def _traffic(state: Mapping[str, Any]) -> Iterator[Row]:
+    for direction, counts in state.get("traffic", {}).items():
+        if not any(counts.values()):
+            continue
+        learning = byte_size(sum(counts[kind] for kind in KINDS))
+        models, control = plural(counts["models"], "model"), byte_size(counts["control"])
+        yield direction, f"{models}, {learning} of models and requests, {control} of control messages"
+
+
+def _counts(state: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield counts of refused models and messages, of suspicious peers, and of faults."""
+    if state.get("refused_by_budget"):
+        yield "budget", f"{plural(state['refused_by_budget'], 'model')} left out"
+    for what, counts in state.get("suspicious", {}).items():
+        yield what, _format_counts(counts)
+    if state.get("rejected"):
+        yield "rejected", _format_counts(state["rejected"])
+    if state.get("faults"):
+        yield "errors", _format_counts(state["faults"])
+
+
+def _format_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
 
 
 def _peers(state: Mapping[str, Any]) -> Iterator[str]:
-    for peer in state.get("peers", []):
-        parts = [peer["state"] + (f" ({peer['reason']})" if peer["reason"] else ""), f"round {peer['round']}"]
-        if peer["link"]:
-            parts.append("through the broker" if peer["link"] == "broker" else "directly")
-        if peer["staleness"] is not None:
-            parts.append(f"last model {peer['staleness']:.1f} s old")
-        parts.append(f"{peer['bytes_in']} bytes in, {peer['bytes_out']} out")
-        yield f"{peer['name']}: {', '.join(parts)}"
+    """Yield a table of the peers, after an empty line; nothing for a node that has ended as intended."""
+    peers = state.get("peers", [])
+    if peers and state["state"] not in ("finished", "stopped"):
+        yield ""
+        yield from columns([PEER_COLUMNS, *map(_peer, peers)])
 
 
-def _traffic(state: Mapping[str, Any]) -> Iterator[str]:
-    for direction, counts in state.get("traffic", {}).items():
-        learning = sum(counts[kind] for kind in KINDS)
-        models, control = plural(counts["models"], "model"), counts["control"]
-        yield f"{direction}: {models}, {learning} bytes of models and requests, {control} bytes of control messages"
+def _peer(peer: Mapping[str, Any]) -> Sequence[str]:
+    age = peer["staleness"]
+    return (
+        peer["name"],
+        peer["state"],
+        str(peer["round"]),
+        LINKS.get(peer["link"], peer["link"]),
+        "none" if age is None else f"{age:.1f} s old" if age < 10 else f"{duration(age)} old",
+        byte_size(peer["bytes_in"]),
+        byte_size(peer["bytes_out"]),
+        peer["reason"],
+    )
 
 
-def _counts(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield counts of refused models and messages, of suspicious peers, and of faults."""
-    if state.get("refused_by_budget"):
-        yield f"left out by the budget: {plural(state['refused_by_budget'], 'model')}"
-    for what, counts in state.get("suspicious", {}).items():
-        yield f"{what}: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-    for cause, count in sorted(state.get("rejected", {}).items()):
-        yield f"rejected, {cause}: {count}"
-    for part, count in sorted(state.get("faults", {}).items()):
-        yield f"errors in {part}: {count}"
-
-
-def describe_round(row: Mapping[str, Any], rounds: int, metric: str) -> str:
-    """Return one line about a finished round.
-
-    Args:
-        row: row of the status's history.
-        rounds: total number of rounds.
-    """
-    parts = [f"round {row['round']} of {rounds}"]
-    if row.get("validation") is not None:
-        parts.append(f"validation {metric} {row['validation']:.3f}")
-    if "models" in row:
-        parts.append(
-            f"{plural(row['models'], 'model')}, {row['bytes_in'] / 1000:.1f} kB in, {row['bytes_out'] / 1000:.1f} kB out"
-        )
-    return ", ".join(parts)
-
-
-def round_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that `describe_round` shows, by name."""
-    return {
-        name: row[name] for name in ("round", "validation", "models", "bytes_in", "bytes_out") if row.get(name) is not None
-    }
-
-
-def describe_result(result: Mapping[str, float], best_round: int) -> str:
-    """Return one line about a node's result.
-
-    Args:
-        result: metrics of the best model, by name.
-        best_round: round of that model.
-    """
-    figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.items())
-    best = "was best on validation" if "validation_loss" in result else "is the result, because there is no validation data"
-    return f"finished; the model of round {best_round} {best}: {figures or 'not evaluated'}"
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines with aligned columns, without columns that are empty below their title."""
+    shown = [k for k in range(len(rows[0])) if any(row[k] for row in rows[1:])]
+    widths = {k: max(len(row[k]) for row in rows) for k in shown}
+    return ["  ".join(f"{row[k]:{widths[k]}}" for k in shown).rstrip() for row in rows]
 
 
 def duration(seconds: float) -> str:

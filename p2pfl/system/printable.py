@@ -1,4 +1,4 @@
-"""Sanitising of untrusted text for terminals, logs and pages, and plurals."""
+"""Sanitising of untrusted text for terminals, logs and pages; plurals and sizes."""
 
 from __future__ import annotations
 
@@ -20,3 +20,11 @@ def key_name(key: bytes) -> str:
 def plural(number: int, noun: str) -> str:
     """Return a number with its noun, such as "1 model" or "2 models"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def byte_size(count: float) -> str:
+    """Return a number of bytes in the largest unit that fits, such as "900 B", "19.4 KiB" or "2.0 MiB"."""
+    for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count:.0f} B"

@@ -135,7 +135,8 @@ def test_first_federation_page_runs(terminals, tmp_path):
     there = terminals(FEDERATION)
     there.type_all()
     assert list(there.running) == ["alice", "bob"]
-    assert "bob: connected, round 10, directly" in there.printed
+    assert re.search(r"bob +connected +10 +direct ", there.printed)
+    assert "waiting for members: 1 of 2" in there.logs()["alice"]
     assert (tmp_path / "model.safetensors").exists()
     assert "finished; the model of round" in there.logs()["bob"]
 

@@ -17,6 +17,7 @@ from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import Link
 from p2pfl.random_streams import RandomStreams
+from p2pfl.system.printable import printable
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 4.0  # seconds between attempts to reach a silent peer
 GRACE = 1.0  # seconds for which the node with the greater key leaves the dialling to the other one
@@ -181,7 +182,8 @@ class Dialler:
         return found
 
     def _note(self, peer: Peer, reason: str) -> None:
-        """Replace the reason for the suspicion of a peer."""
+        """Record why a peer could not be dialled, also as the reason for its suspicion."""
+        peer.dial_problem = printable(reason)
         if self._table.is_suspected(peer):
             self._table.suspect(peer, reason)
 

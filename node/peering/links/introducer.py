@@ -70,7 +70,7 @@ class Introducer:
             peer.problem = problem
             self._table.suspect(peer, problem)
             raise ProtocolError("differs", problem)
-        peer.problem = ""
+        peer.problem = peer.dial_problem = ""
         self._choose_link(peer, link, answer)
         peer.known = True
         peer.public_info, peer.stopped = theirs.public_info, theirs.stopped

@@ -97,7 +97,7 @@ function showTiles(rows) {
   const done = Math.min(1, (state.round ?? 0) / (state.rounds || 1));
   const budget = state.budget ?? {};
   const tiles = [
-    ["State", NODE_STATES[state.state] ?? state.state, state.reason ?? ""],
+    ["State", NODE_STATES[state.state] ?? state.state, state.waiting ? `waiting for members: ${state.waiting.present} of ${state.waiting.needed}` : state.reason ?? ""],
     ["Round", `${state.round ?? 0} of ${state.rounds ?? "?"}`, last?.seconds ? `${seconds(last.seconds)} for the last one${left && state.state === "running" ? `, about ${seconds(left)} left` : ""}` : "", done],
     [`Validation ${state.metric ?? "metric"}`, figure(judged.at(-1)?.validation), best ? `best ${figure(best.validation)} in round ${best.round}` : "not evaluated yet"],
     ["Connected peers", `${there} of ${peers.length}`, tally(peers)],

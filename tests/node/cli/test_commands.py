@@ -393,11 +393,15 @@ def test_run_of_single_node_prints_rounds_and_result(capsys):
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=3")
     assert code == 0
     lines = messages(out).splitlines()
-    assert [line.split(",")[0] for line in lines[:3]] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
-    assert lines[3].startswith("finished; the model of round ")
+    folder = Path("alice").resolve()
+    assert lines[0] == f"node alice, folder {folder}: it belongs to no federation and trains alone"
+    assert [line.split(",")[0] for line in lines[1:4]] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
+    assert lines[4].startswith("finished; the model of round ")
     code, out, _ = node(capsys, "status", "alice")
     assert code == 0
-    assert out.splitlines()[0] == "alice: finished, round 3 of 3"
+    shown = out.splitlines()
+    assert shown[0] == "alice: finished, round 3 of 3"
+    assert [line.split()[0] for line in shown[1:4]] == ["as", "accuracy", "best"]
 
 
 def test_run_without_validation_data_reports_last_model(capsys):
@@ -413,7 +417,40 @@ def test_run_of_finished_node_ends_at_once(capsys):
     node(capsys, "run", "alice", "--set", "rounds=2")
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=2")
     assert code == 0
-    assert messages(out).startswith("finished; the model of round")
+    assert [line.split(";")[0] for line in messages(out).splitlines()[1:]] == ["resuming after round 2", "finished"]
+
+
+@pytest.mark.slow
+def test_run_of_member_prints_federation_address_and_rounds(capsys):
+    init(capsys)
+    create = ("federation", "create", "alice", "--backup", "backup.pem", "--set", "rounds=1")
+    assert node(capsys, *create)[0] == 0
+    id = json.loads(node(capsys, "federation", "show", "alice", "--json")[1])["id"]
+    code, out, _ = node(capsys, "run", "alice", "--until-done", "--set", "mdns=false")
+    first, second, third, *_ = messages(out).splitlines()
+    assert code == 0
+    assert first == f"node alice, folder {Path('alice').resolve()}: federation home ({id[:8]})"
+    assert re.fullmatch(r"listening on port [1-9]\d* of all addresses", second)
+    assert third.startswith("round 1 of 1")
+    shown = json.loads(Path("alice", STATUS).read_text())
+    assert shown["network"] == {"listen": f":{second.split()[3]}", "broker": "", "mdns": False}
+
+
+@pytest.mark.slow
+def test_failed_start_is_the_status_of_the_node(capsys, tmp_path):
+    init(capsys)
+    assert node(capsys, "run", "alice", "--set", "device=tpu")[0] == 2
+    code, out, _ = node(capsys, "status", "alice")
+    assert code == 0
+    assert out.startswith("alice: failed, round 0\n")
+    assert "reason  command line: unknown device 'tpu'" in out
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no locks")
+def test_status_of_node_that_just_started_is_starting(capsys):
+    init(capsys)
+    with lock_folder(Path("alice")):
+        assert node(capsys, "status", "alice")[:2] == (0, "alice: starting, round 0\n")
 
 
 @pytest.mark.slow
@@ -494,7 +531,8 @@ def test_status_shows_running_only_while_lock_is_held(capsys):
 def test_node_run_with_wrong_configuration_exits_with_code_2(capsys, change, message):
     init(capsys)
     code, out, err = node(capsys, "run", "alice", "--set", change)
-    assert (code, out) == (2, "")
+    assert code == 2
+    assert re.fullmatch("(node alice, .*\n)?", out)  # the task finds its errors after the start
     assert err.startswith(message)
     assert err.count("\n") == 1
 
@@ -705,6 +743,7 @@ def test_json_log_has_structured_events(capsys):
     assert code == 0
     events = [json.loads(line) for line in out.splitlines()]
     assert {(event["node"], event["level"]) for event in events} == {("alice", "info")}
+    assert events[0]["folder"] == str(Path("alice").resolve())
     (finished,) = [event for event in events if event["kind"] == "round"]
     assert finished["round"] == 1
     assert finished["event"].startswith("round 1 of 1, validation accuracy ")
@@ -719,7 +758,8 @@ def test_text_log_has_times_levels_and_messages(capsys):
     init(capsys)
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=1")
     assert code == 0
-    first, last = out.splitlines()
+    start, first, last = out.splitlines()
+    assert messages(start).startswith("node alice, folder ")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info    round 1 of 1, validation .*", first)
     assert messages(last).startswith("finished; the model of round")
 

@@ -19,11 +19,13 @@ from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.folder import config
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.log import LOG
+from p2pfl.node.peering.peer import Member, Peer
+from p2pfl.node.peering.traffic import KINDS
 from p2pfl.node.status import status_socket
 from p2pfl.node.status.observer import StatusObserver
 from p2pfl.node.status.peer_changes import PeerChanges
 from p2pfl.node.status.reader import current
-from p2pfl.node.status.status_file import SHOWN, StatusFile
+from p2pfl.node.status.status_file import SHOWN, StatusFile, write_state
 from p2pfl.node.status.text import describe, duration
 from p2pfl.policies.random import Random
 from p2pfl.sim.simulation.clock import run
@@ -187,7 +189,92 @@ def test_member_removed_while_missing_is_not_logged_as_back(tmp_path):
         federation.running.pop("a").cancel()
 
     play(test, NAMES, SETTINGS)
-    assert [line for line in said if line.startswith("c ")] == ["c is missing: no answer"]
+    assert [line for line in said if line.startswith("c ")] == ["c is not connected: no answer"]
+
+
+# The start
+
+
+def test_start_logs_each_change_of_the_wait_for_members(tmp_path):
+    said, shown = [], []
+
+    async def test(federation):
+        status_observer = start_watched(federation, "a", tmp_path / "status.json", said)
+        await asyncio.sleep(1)
+        shown.append(describe(status_observer.fresh()))
+        federation.start("b")
+        await asyncio.sleep(1)
+        shown.append(describe(status_observer.fresh()))
+        federation.start("c")
+        await federation.done()
+
+    play(test, NAMES, Settings(rounds=1, members=3, deadline=10.0))
+    assert said[:3] == [
+        "waiting for members: 1 of 3",
+        "waiting for members: 2 of 3",
+        "connected members: 3 of 3; starting round 1 of 1",
+    ]
+    assert [lines[0] for lines in shown] == [
+        "a: waiting for members: 1 of 3, round 0 of 1",
+        "a: waiting for members: 2 of 3, round 0 of 1",
+    ]
+
+
+def test_start_logs_the_limited_wait_for_neighbours(tmp_path):
+    said = []
+
+    async def test(federation):
+        federation.start("b")
+        start_watched(federation, "a", tmp_path / "status.json", said)
+        await federation.done()
+
+    play(test, NAMES, Settings(rounds=1, deadline=10.0))
+    assert "waiting for members: 2 of 3 (for at most 10 s)" in said
+    assert "connected members: 2 of 3; starting round 1 of 1" in said
+    (missing,) = [line for line in said if line.startswith("c ")]
+    assert missing.startswith("c is not connected: ")
+
+
+@pytest.mark.slow
+def test_restarted_node_logs_its_last_round(tmp_path):
+    said, shown = [], []
+
+    async def test(federation):
+        federation.start("b", "c")
+        start_watched(federation, "a", tmp_path / "status.json", said)
+        while federation.nodes["a"].round < 3:
+            await asyncio.sleep(0.01)
+        await federation.kill("a")
+        said.clear()
+        status_observer = start_watched(federation, "a", tmp_path / "status.json", said)
+        await asyncio.sleep(0.05)
+        shown.append(dict(status_observer.fresh()))
+        await federation.done()
+
+    play(test, NAMES, SETTINGS, folder=tmp_path)
+    (state,) = shown
+    assert f"resuming after round {state['round']}" == said[0]
+    best = state["best"]
+    assert best == {"round": best["round"], **{split: best[split] for split in ("validation", "test")}}
+    assert 1 <= best["round"] <= state["round"]
+
+
+def test_new_member_is_not_logged_as_missing(tmp_path):
+    said = []
+
+    async def test(federation):
+        federation.start("b")
+        start_watched(federation, "a", tmp_path / "status.json", said)
+        await federation.done()
+        contacts = federation.nodes["a"].exchange.contacts
+        contacts.roster.add("d")
+        contacts.peers["d"] = Peer("d", Member(bytes(32)))
+        contacts.roster.suspect("d", "not connected yet")
+        contacts.peers["d"].known = True
+        contacts.roster.heard("d")
+
+    play(test, ("a", "b"), Settings(rounds=1, deadline=10.0))
+    assert [line for line in said if line.startswith("d ")] == ["d is connected"]
 
 
 # The file
@@ -249,6 +336,29 @@ def test_durations_ignore_jumps_of_wall_clock(tmp_path):
     play(test, NAMES, SETTINGS)
 
 
+def test_status_of_locked_folder_without_file_is_starting(tmp_path):
+    with lock_folder(tmp_path):
+        assert describe(current(tmp_path)) == ["this node: starting, round 0"]
+    assert current(tmp_path) is None
+
+
+def test_written_state_keeps_rounds_and_drops_peers(tmp_path):
+    path, row = tmp_path / config.STATUS, {"round": 3, "validation": 0.5}
+    stopped = {"name": "alice", "state": "stopped", "pid": 1, "round": 3, "history": [row], "peers": [{"name": "bob"}]}
+    path.write_text(json.dumps(stopped))
+    write_state(path, "starting", wall=lambda: 100.0)
+    with lock_folder(tmp_path):
+        state = current(tmp_path, wall=lambda: 103.0)
+    assert describe(state | {"metric": "accuracy"}) == [
+        "alice: starting, round 3",
+        "  started   3 s ago",
+        "  accuracy  validation 0.500, in round 3",
+    ]
+    path.write_text("{")
+    write_state(path, "failed", "no data", wall=lambda: 100.0)
+    assert describe(current(tmp_path, wall=lambda: 101.0))[1:] == ["  as of   1 s ago", "  reason  no data"]
+
+
 def test_status_age_is_never_negative(tmp_path):
     folder = tmp_path
     (folder / config.STATUS).write_text(json.dumps({"state": "stopped", "pid": 1, "history": [], "updated": 5000.0}))
@@ -292,8 +402,8 @@ def test_unsaved_round_is_shown_as_in_memory(tmp_path, size):
     play(test, NAMES, SETTINGS, policy=Fast, folder=tmp_path)
     (state,) = shown
     lines = describe(state)
-    assert "  disk: cannot write: File too large" in lines
-    assert f"  round 4 is in memory, round {state['stored']} is on the disk" in lines
+    assert "  disk        cannot write: File too large" in lines
+    assert f"  saved       round 4 is in memory, round {state['stored']} is on the disk" in lines
 
 
 @pytest.mark.slow
@@ -440,14 +550,14 @@ def test_socket_drops_client_that_does_not_read(folder):
 @pytest.mark.parametrize(
     ("state", "line"),
     [
-        ({"state": "running", "age": 4.2}, "  as of 4 s ago"),
+        ({"state": "running", "age": 4.2}, "  as of  4 s ago"),
         (
             {"state": "running", "age": 95.0},
-            "  as of 95 s ago: the node runs, but it neither answers nor writes its status; the disk may be full, or"
+            "  as of  95 s ago: the node runs, but it neither answers nor writes its status; the disk may be full, or"
             " the node may hang",
         ),
-        ({"state": "gone", "age": 7500.0}, "  as of 2 h ago: the node has ended unexpectedly since then"),
-        ({"state": "finished", "age": 400_000.0}, "  as of 5 days ago"),
+        ({"state": "gone", "age": 7500.0}, "  as of  2 h ago: the node has ended unexpectedly since then"),
+        ({"state": "finished", "age": 400_000.0}, "  as of  5 days ago"),
     ],
 )
 def test_status_from_file_shows_its_age(state, line):
@@ -456,6 +566,43 @@ def test_status_from_file_shows_its_age(state, line):
 
 def test_status_from_node_shows_no_age():
     assert not any(re.search("as of|in memory", line) for line in describe(STATE | {"stored": 7}))
+
+
+FULL = STATE | {
+    "federation": "home",
+    "federation_id": "3f9a1c20" + 24 * "0",
+    "network": {"listen": ":4101", "broker": ""},
+    "metric": "accuracy",
+    "best": {"round": 5, "validation": 0.85, "test": 0.84},
+    "history": [{"round": 6, "validation": 0.8333, "test": 0.8278}, {"round": 7}],
+    "traffic": {"sent": dict.fromkeys(KINDS, 0) | {"update": 2**20, "models": 12, "control": 2048}},
+    "peers": [
+        {"name": "bob", "state": "connected", "reason": "", "round": 7, "link": "direct", "staleness": 0.31}
+        | {"bytes_in": 123_456, "bytes_out": 999},
+        {"name": "carol", "state": "not connected", "reason": "10.0.0.2:4100: connection refused", "round": 0, "link": ""}
+        | {"staleness": None, "bytes_in": 0, "bytes_out": 0},
+    ],
+}
+
+
+def test_status_text_has_aligned_columns_and_units():
+    assert describe(FULL) == [
+        "alice: running, round 7 of 9",
+        "  federation  home (3f9a1c20)",
+        "  listening   port 4101 of all addresses",
+        "  members     2 of 3 connected, this node included",
+        "  accuracy    validation 0.833, test 0.828, in round 6",
+        "  best model  validation 0.850, test 0.840, in round 5",
+        "  sent        12 models, 1.0 MiB of models and requests, 2.0 KiB of control messages",
+        "",
+        "  peer   state          round  link    last model  received   sent   reason",
+        "  bob    connected      7      direct  0.3 s old   120.6 KiB  999 B",
+        "  carol  not connected  0      none    none        0 B        0 B    10.0.0.2:4100: connection refused",
+    ]
+
+
+def test_status_of_node_without_federation_says_alone():
+    assert describe(STATE)[0] == "alice: training alone, round 7 of 9"
 
 
 @pytest.mark.parametrize(
