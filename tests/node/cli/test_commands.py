@@ -532,7 +532,7 @@ def test_node_run_with_wrong_configuration_exits_with_code_2(capsys, change, mes
     init(capsys)
     code, out, err = node(capsys, "run", "alice", "--set", change)
     assert code == 2
-    assert re.fullmatch("(node alice, .*\n)?", out)  # the task finds its errors after the start
+    assert re.fullmatch("(node alice, .*\n)?", messages(out))  # the task finds its errors after the start
     assert err.startswith(message)
     assert err.count("\n") == 1
 
