@@ -19,7 +19,10 @@ from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part, Task
 
 if TYPE_CHECKING:
-    from p2pfl.learning.optimizers import SGD, Adam
+    from p2pfl.data.partition.partitioner import partition
+    from p2pfl.learning.metrics import Metric
+    from p2pfl.learning.optimizers import SGD, Adam, AdamW
+    from p2pfl.learning.schedules import schedule
     from p2pfl.learning.torch_task import TorchTask, classification, multi_objective, regression
     from p2pfl.multiobjective.scalarisation import Objectives
     from p2pfl.node.node import Node
@@ -30,12 +33,16 @@ if TYPE_CHECKING:
 _LAZY = {
     "SGD": "p2pfl.learning.optimizers",
     "Adam": "p2pfl.learning.optimizers",
+    "AdamW": "p2pfl.learning.optimizers",
+    "Metric": "p2pfl.learning.metrics",
     "Objectives": "p2pfl.multiobjective.scalarisation",
     "TorchTask": "p2pfl.learning.torch_task",
     "classification": "p2pfl.learning.torch_task",
     "multi_objective": "p2pfl.learning.torch_task",
+    "partition": "p2pfl.data.partition.partitioner",
     "regression": "p2pfl.learning.torch_task",
     "run_in_memory": "p2pfl.testing",
+    "schedule": "p2pfl.learning.schedules",
     "Node": "p2pfl.node.node",
     "simulate": "p2pfl.sim.api",
 }
@@ -43,6 +50,7 @@ _LAZY = {
 __all__ = [
     "SGD",
     "Adam",
+    "AdamW",
     "Assignment",
     "Budget",
     "ConfigurationError",
@@ -51,6 +59,7 @@ __all__ = [
     "Learner",
     "Me",
     "Merge",
+    "Metric",
     "Node",
     "Objectives",
     "P2pflError",
@@ -66,9 +75,11 @@ __all__ = [
     "classification",
     "merge",
     "multi_objective",
+    "partition",
     "regression",
     "run_in_memory",
     "samples",
+    "schedule",
     "simulate",
     "weighted_mean",
 ]

@@ -6,7 +6,7 @@ A user's own task is named "package.module:factory" in the configuration. The fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -33,6 +33,8 @@ TASKS = {
     "teachers": "p2pfl.tasks.teachers:teachers",
 }
 
+DERIVED_OPTIONS: Mapping[str, Collection[str]] = {"classification": ("classes", "features")}
+"""By task, the options that it takes from the node's data if they are not set; a federation sets them for all."""
 
 POINT = {
     "smallest_error",
@@ -129,6 +131,9 @@ class Task(Protocol):
     p2pfl.pareto_metrics.Solutions of the test data, or None; the report shows them.
 
     Any task may have `extra_metrics`, names of further figures that `evaluate` reports and the table of a run shows.
+
+    A task may take options from the node's data if they are not set, for example the number of classes. It then has
+    `derived_options`, their values by name. A new federation sets these options for all of its members.
     """
 
     layout: Layout
@@ -188,6 +193,12 @@ def extra_metrics_of(task: Task) -> Sequence[str]:
     """Return the names of the figures shown next to a task's metric; empty if it defines none."""
     also: Sequence[str] = getattr(task, "extra_metrics", ())
     return also
+
+
+def derived_options_of(task: Task) -> Mapping[str, Any]:
+    """Return the options that a task has, or has taken from its data, and that all nodes must share; see Task."""
+    found: Mapping[str, Any] = getattr(task, "derived_options", {})
+    return found
 
 
 def solutions_of(task: Task, params: Parameters) -> Solutions | None:

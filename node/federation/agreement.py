@@ -18,7 +18,7 @@ from p2pfl.node.folder.settings import Settings
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Robust
 from p2pfl.protocols.election.types import Timing
-from p2pfl.task import Task
+from p2pfl.task import Task, derived_options_of
 
 if TYPE_CHECKING:
     from p2pfl.protocols.membership.federation_file import Federation
@@ -77,6 +77,8 @@ def approve_all(own: NodeConfig, agreement: Agreement) -> None:
 def draft(name: str, config: NodeConfig, task: Task, edges: Edges = "all") -> dict[str, Any]:
     """Return the agreement of a federation whose members are all configured like this node.
 
+    Options that the task took from this node's data, such as the number of classes, become options of the federation.
+
     Raises:
         ConfigurationError: the task or the policy has an option that each node sets for itself.
     """
@@ -88,7 +90,7 @@ def draft(name: str, config: NodeConfig, task: Task, edges: Edges = "all") -> di
         "name": name,
         **settings,
         "edges": pairs,
-        "task": config.task,
+        "task": {**config.task, **derived_options_of(task)},
         "policy": config.policy,
         "model": msgspec.to_builtins(model),
     }

@@ -15,7 +15,7 @@ from p2pfl.node.federation.loading import find_own_modules
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.policies import POLICIES
 from p2pfl.system.printable import plural, printable
-from p2pfl.task import TASKS
+from p2pfl.task import DERIVED_OPTIONS, TASKS
 
 NOTHING = "nothing"
 _KINDS: Mapping[str, tuple[Mapping[str, str], str]] = {
@@ -52,7 +52,8 @@ def differences(own: NodeConfig, agreement: Agreement, folder: Path) -> list[Dif
     """Return the options of task and policy that differ between a federation and a node's configuration.
 
     A missing option counts with the default of the task or policy, which is imported to find it. The node's owner has
-    named it too (see p2pfl.node.federation.agreement.apply_agreement).
+    named it too (see p2pfl.node.federation.agreement.apply_agreement). An option that the task would take from the
+    node's data (p2pfl.task.DERIVED_OPTIONS) differs only if the owner has set it.
     """
     found = []
     for kind in _KINDS:
@@ -62,7 +63,8 @@ def differences(own: NodeConfig, agreement: Agreement, folder: Path) -> list[Dif
             continue
         find_own_modules(folder, own)
         default = _defaults(kind, name)
-        for key in sorted({*theirs, *ours}):
+        unset = {*DERIVED_OPTIONS.get(name, ())} - {*ours} if kind == "task" else set()
+        for key in sorted({*theirs, *ours} - unset):
             here, there = (options.get(key, default.get(key, Parameter.empty)) for options in (ours, theirs))
             if here != there:
                 found.append(Difference(printable(f"{kind}.{key}"), _format_value(there), _format_value(here)))

@@ -13,6 +13,7 @@ from torch.nn import functional
 from p2pfl.errors import DivergenceError
 from p2pfl.fairness.praffl_model import BALANCED, BODY, OBJECTIVES, PRIVATE, GroupedSamples, PrafflProblem, heads, spread
 from p2pfl.learner import Learner, answers
+from p2pfl.learning.optimizers import at_round
 from p2pfl.learning.torch_learner import batches, choose_device, orders
 from p2pfl.parameters import Parameters
 from p2pfl.pareto_metrics import hypervolume
@@ -60,14 +61,15 @@ class PrafflLearner(Learner):
         (weight,), (bias,) = heads(self._views(vector, self._hypernetwork), torch.tensor([BALANCED], device=self.device))
         part = _Part(vector, self._body)
         anchor = None if proximal is None else torch.tensor(proximal[1], device=self.device)[: len(part.vector)]
-        state = how.optimizer.start(part.vector, how.communicated * -(-len(x) // how.batch_size))
+        optimizer = at_round(how.optimizer, round)
+        state = optimizer.start(part.vector, how.communicated * -(-len(x) // how.batch_size))
         order = orders(self.draws, round, purpose, n=len(x), batch_size=how.batch_size, epochs=how.communicated)
         for index in batches(order, how.batch_size):
             logits = features(part.leaves, x[index]) @ weight + bias
             gradient = part.gradient(functional.binary_cross_entropy_with_logits(logits, y[index]))
             if proximal is not None and anchor is not None:
                 gradient.add_(part.vector - anchor, alpha=proximal[0])
-            how.optimizer.step(part.vector, gradient, state, part.vector)
+            optimizer.step(part.vector, gradient, state, part.vector)
 
     def _train_hypernetwork(self, vector: Tensor, round: int, purpose: str) -> None:
         """Train the hypernetwork on the scalarised losses of random preferences, with a fixed psi (eq. 13)."""
@@ -77,7 +79,8 @@ class PrafflLearner(Learner):
         members = functional.one_hot(groups, self.task.groups).to(inputs.dtype)
         rng = self.draws.generator(round, f"{purpose} preferences")
         part = _Part(vector, self._hypernetwork)
-        state = how.optimizer.start(part.vector, how.personal * -(-len(x) // how.batch_size))
+        optimizer = at_round(how.optimizer, round)
+        state = optimizer.start(part.vector, how.personal * -(-len(x) // how.batch_size))
         order = orders(self.draws, round, purpose, n=len(x), batch_size=how.batch_size, epochs=how.personal)
         for index in batches(order, how.batch_size):
             drawn = rng.dirichlet([1.0] * OBJECTIVES, how.preferences).astype(np.float32)
@@ -85,7 +88,7 @@ class PrafflLearner(Learner):
             weights, biases = heads(part.leaves, preferences)
             both = losses(inputs[index] @ weights.t() + biases, y[index], members[index])
             gradient = part.gradient(how.scalarise(both, preferences).mean())
-            how.optimizer.step(part.vector, gradient, state, part.vector)
+            optimizer.step(part.vector, gradient, state, part.vector)
 
     @answers(Loss)
     def _losses(self, query: Loss) -> np.ndarray:

@@ -23,6 +23,7 @@ from p2pfl.learner import Learner
 from p2pfl.learning.batched_data import RowCache, StackedData
 from p2pfl.learning.batched_gradients import kernel_for
 from p2pfl.learning.batched_training import StackedTraining
+from p2pfl.learning.optimizers import at_round
 from p2pfl.learning.rule_gradients import plan, shared_values
 from p2pfl.learning.torch_learner import TorchLearner, orders
 from p2pfl.learning.torch_problem import TorchProblem
@@ -93,7 +94,7 @@ class BatchedLearner:
         groups = defaultdict(list)
         for k, query in enumerate(queries):
             key = None if query.rule is None else query.rule.batch_key
-            groups[query.epochs, query.proximal is None, key].append(k)
+            groups[query.epochs, query.proximal is None, key, self._rate(query.round)].append(k)
         counts = self._data["train"].counts
         for ks in groups.values():
             if not self._equal_counts:  # most samples first: the nodes with a full batch left are then at the front
@@ -105,7 +106,7 @@ class BatchedLearner:
 
     @torch.no_grad()
     def _train_alike(self, nodes: list[int], queries: list[Train]) -> list[Parameters]:
-        """Train models whose queries agree in epochs, kind of rule, and presence of a proximal term.
+        """Train models whose queries agree in epochs, kind of rule, presence of a proximal term, and learning rate.
 
         Args:
             nodes: the node of each query; those with more samples first.
@@ -115,7 +116,8 @@ class BatchedLearner:
         data, task = self._data["train"], self._task
         counts = data.counts[nodes]  # in descending order
         most = int(counts[0])
-        optimizer, batch_size, epochs = plan(queries[0].rule, task.optimizer, task.batch_size, queries[0].epochs, most)
+        planned = at_round(task.optimizer, queries[0].round)
+        optimizer, batch_size, epochs = plan(queries[0].rule, planned, task.batch_size, queries[0].epochs, most)
         training = StackedTraining(
             queries,
             start,
@@ -147,6 +149,11 @@ class BatchedLearner:
             raise DivergenceError(self._draws[nodes[first]].name, queries[first].round)
         self._trained = RowCache(new.cpu().numpy())
         return self._trained.rows
+
+    def _rate(self, round: int) -> float | None:
+        """Return the learning rate in a round; None if it is the same in all rounds."""
+        optimizer = at_round(self._task.optimizer, round)
+        return None if optimizer is self._task.optimizer else getattr(optimizer, "lr", None)
 
     def _weights_of(self, nodes: list[int], queries: list[Train]) -> Tensor | None:
         """Return the weights of the objectives in each training, float32 [K, m]; None without objectives."""
@@ -219,9 +226,8 @@ class BatchedLearner:
         """Return the reported figures for outputs and targets of [K, n, ...], by name: [K] each."""
         if self._weights is not None:
             return vmap(self._task.figures)(outputs, y, self._weights[list(nodes)])
-        shape, outputs, y = outputs.shape[:2], outputs.flatten(0, 1), y.flatten(0, 1)
-        losses, measures = self._task.loss(outputs, y), self._task.measure(outputs, y)
-        return {"loss": losses.view(shape).mean(1), self._task.metric: measures.view(shape).mean(1)}
+        losses = self._task.loss(outputs.flatten(0, 1), y.flatten(0, 1)).view(outputs.shape[:2])
+        return {"loss": losses.mean(1), **{metric.name: metric.of_each(outputs, y) for metric in self._task.measures}}
 
 
 def _common_task(learners: Sequence[TorchLearner]) -> TorchProblem:
@@ -233,6 +239,7 @@ def _common_task(learners: Sequence[TorchLearner]) -> TorchProblem:
             ("layout", task.layout == first.layout),
             ("module", repr(task.template) == repr(first.template)),
             ("loss", task.loss == first.loss and task.measure == first.measure),
+            ("metrics", tuple(task.metrics) == tuple(first.metrics)),
             ("objectives", task.objectives == first.objectives),
             ("optimizer", task.optimizer == first.optimizer),
             ("batch size", task.batch_size == first.batch_size),

@@ -14,7 +14,7 @@ from p2pfl.algorithms.group_statistics import CountGroups, GroupCounts
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner, answers
 from p2pfl.learning.losses import cross_entropy
-from p2pfl.learning.optimizers import Optimizer
+from p2pfl.learning.optimizers import Optimizer, at_round
 from p2pfl.learning.rule_gradients import follow, plan, resting, shared_values
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives, ObjectiveGradients
@@ -55,7 +55,8 @@ class TorchLearner(Learner):
         weights = vector[:n]
         anchor = None if proximal is None else torch.tensor(proximal[1], device=self.device)[:n]
         x, y = self.data["train"]
-        optimizer, batch_size, epochs = plan(rule, self.task.optimizer, self.task.batch_size, query.epochs, len(x))
+        planned = at_round(self.task.optimizer, query.round)
+        optimizer, batch_size, epochs = plan(rule, planned, self.task.batch_size, query.epochs, len(x))
         steps = epochs * -(-len(x) // batch_size)
         state = optimizer.start(weights, steps)
         gradient = self._gradient_by(rule, vector, own, optimizer, steps)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.losses import PerSample, accuracy, cross_entropy
+from p2pfl.learning.metrics import Metric
 from p2pfl.learning.modules import flatten, layout_of, make_module
 from p2pfl.learning.optimizers import SGD, Optimizer
 from p2pfl.multiobjective.preferences import Preference, validate_preference
@@ -37,10 +38,11 @@ class TorchProblem:
         data: samples by split; `train` is required, `validation` drives early stopping, `test` is reported.
         loss: the loss per sample; its mean is trained.
         metric: the name of the reported metric.
-        measure: one value of the metric for each sample.
+        measure: one value of the metric for each sample, or a Metric of this name.
         higher_is_better: whether a higher metric is better.
-        optimizer: p2pfl.SGD or p2pfl.Adam, or any object with the same methods; its state is discarded after each
-            round.
+        metrics: further figures that are reported; not for several objectives.
+        optimizer: p2pfl.SGD, p2pfl.Adam or p2pfl.AdamW, or any object with the same methods; its state is discarded
+            after each round.
         batch_size: samples in a step; the last batch of an epoch may be smaller.
         public_info: public facts that are sent to peers.
         objectives: several objectives, instead of `loss` and `measure`; the metric is then minus the scalarised loss.
@@ -58,7 +60,7 @@ class TorchProblem:
     data: Mapping[Split, Samples]
     loss: PerSample = cross_entropy
     metric: str = "accuracy"
-    measure: PerSample = accuracy
+    measure: PerSample | Metric = accuracy
     higher_is_better: bool = True
     optimizer: Optimizer = field(default_factory=SGD)
     batch_size: int = 16
@@ -67,6 +69,7 @@ class TorchProblem:
     preference: Preference | None = field(default=None, repr=False)
     group: int | None = field(default=None, repr=False)
     private: Sequence[str] = ()
+    metrics: Sequence[Metric] = ()
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -76,9 +79,15 @@ class TorchProblem:
         for split, (x, y) in self.data.items():
             if len(x) != len(y):
                 raise ConfigurationError(f"{split} data: {len(x)} inputs, but {len(y)} targets")
-            if x.is_floating_point() and not x.isfinite().all():
-                raise ConfigurationError(f"{split} data: some inputs are not finite")
-
+            for what, values in (("input", x), ("target", y)):
+                if values.is_floating_point() and not (finite := values.isfinite()).all():
+                    first = int((~finite).nonzero()[0, 0])
+                    raise ConfigurationError(f"{split} data: {what} {first} is not finite (NaN or infinite)")
+        names = ["loss", self.metric, *self.extra_metrics] if self.metrics else []
+        if twice := [name for k, name in enumerate(names) if name in names[:k]]:
+            raise ConfigurationError(f"metric {twice[0]!r} is reported twice; give each of `metrics` another name")
+        if self.metrics and self.objectives is not None:
+            raise ConfigurationError("a task of several objectives reports these; it cannot have further metrics")
         if (self.objectives is None) != (self.preference is None):
             raise ConfigurationError("a task must have both objectives and a preference, or neither")
         if self.objectives is not None and self.preference is not None:
@@ -105,10 +114,23 @@ class TorchProblem:
     def figures(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         """Return the reported figures for a model's outputs on all samples of a split, by name: scalars."""
         if self.objectives is None or weights is None:
-            return {"loss": self.loss(outputs, targets).mean(), self.metric: self.measure(outputs, targets).mean()}
+            found = {metric.name: metric.of(outputs, targets) for metric in self.measures}
+            return {"loss": self.loss(outputs, targets).mean(), **found}
         losses = self.objectives.losses(outputs, targets)
         loss = self.objectives.scalarise(losses, weights)
         return {"loss": loss, self.metric: -loss, **dict(zip(self.objectives.names, losses.unbind(), strict=True))}
+
+    @cached_property
+    def measures(self) -> tuple[Metric, ...]:
+        """The reported metric and the further ones, for a task without objectives."""
+        own = self.measure
+        if not isinstance(own, Metric):
+            own = Metric(self.metric, own, self.higher_is_better, per_sample=True)
+        return (own, *self.metrics)
+
+    @property
+    def extra_metrics(self) -> tuple[str, ...]:
+        return tuple(metric.name for metric in self.metrics)
 
     @cached_property
     def template(self) -> nn.Module:

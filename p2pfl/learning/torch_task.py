@@ -1,22 +1,27 @@
-"""Tasks made of a torch module, a loss, an optimiser and arrays: the usual case."""
+"""Tasks made of a torch module, a loss, an optimiser and samples: the usual case."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from p2pfl.learning.losses import accuracy, cross_entropy, squared_error
+from p2pfl.data.partition.partitioner import Partition
+from p2pfl.errors import ConfigurationError
+from p2pfl.learning.losses import cross_entropy, squared_error
+from p2pfl.learning.metrics import CLASSIFICATION, REGRESSION, Metric, metrics_of
+from p2pfl.learning.samples.datasets import Columns
+from p2pfl.learning.samples.node_samples import Division, node_samples
 from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.learning.torch_problem import Samples, TorchProblem
 from p2pfl.multiobjective.preferences import Preference
 from p2pfl.multiobjective.scalarisation import Objectives
 from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams
+from p2pfl.task import Part
 
 
 @dataclass
@@ -29,32 +34,69 @@ class TorchTask(TorchProblem):
 
 def classification(
     module: Callable[[], nn.Module],
-    train: tuple[Any, Any],
-    validation: tuple[Any, Any] | None = None,
-    test: tuple[Any, Any] | None = None,
+    train: Any,
+    validation: Any = None,
+    test: Any = None,
+    *,
+    columns: Columns | None = None,
+    partition: Partition | None = None,
+    part: Part | None = None,
+    seed: int = 0,
+    metric: str | Metric = "accuracy",
+    metrics: str | Metric | Sequence[str | Metric] = (),
     **options: Any,
 ) -> TorchTask:
-    """Make a classification task from arrays, with cross-entropy of logits and accuracy.
+    """Make a classification task with cross-entropy of logits.
+
+    Samples are a pair (inputs, class numbers) of arrays, tensors or lists; a torch `Dataset`; a Hugging Face dataset; or
+    a list of pairs. See p2pfl.learning.samples.datasets.read_samples.
 
     Args:
         module: makes a torch module from inputs [n, ...] to logits [n, classes].
-        train, validation, test: (inputs, class numbers) as NumPy arrays or tensors.
+        train: samples to train on.
+        validation, test: samples, or a number: so many of this node's training samples, or below 1 a fraction of them,
+            are held out. A node with several samples holds out at least one, and at most half of the rest.
+        columns: names of the columns of inputs and targets, for datasets whose samples are dicts.
+        partition: rule that divides the samples among the nodes, from `p2pfl.partition`; by default they are this
+            node's own. Test samples are divided too, validation samples are not.
+        part, seed: the node and the seed that a task function receives, for `partition` and for samples to hold out.
+        metric: reported metric: "accuracy", "balanced_accuracy", "f1", "auc", or a Metric.
+        metrics: further metrics to report.
         options: further attributes of TorchTask, for example `optimizer`, `batch_size`, `public_info`.
+
+    Raises:
+        ConfigurationError: the samples are invalid, do not fit the module, or have a label that is not a class.
     """
-    data = _data(train, validation, test, target=torch.int64)
-    return TorchTask(module, data, cross_entropy, "accuracy", accuracy, True, **options)
+    data = _data(train, validation, test, torch.int64, Division(partition, part, seed, columns))
+    (main,), more = metrics_of(metric, CLASSIFICATION), metrics_of(metrics, CLASSIFICATION)
+    task = TorchTask(module, data, cross_entropy, main.name, main, main.higher_is_better, metrics=more, **options)
+    _check_classes(task)
+    return task
 
 
 def regression(
     module: Callable[[], nn.Module],
-    train: tuple[Any, Any],
-    validation: tuple[Any, Any] | None = None,
-    test: tuple[Any, Any] | None = None,
+    train: Any,
+    validation: Any = None,
+    test: Any = None,
+    *,
+    columns: Columns | None = None,
+    partition: Partition | None = None,
+    part: Part | None = None,
+    seed: int = 0,
+    metric: str | Metric = "mse",
+    metrics: str | Metric | Sequence[str | Metric] = (),
     **options: Any,
 ) -> TorchTask:
-    """Make a regression task with mean squared error. Targets have the shape of the module's outputs, [n, ...]."""
-    data = _data(train, validation, test, target=torch.float32)
-    return TorchTask(module, data, squared_error, "mse", squared_error, False, **options)
+    """Make a regression task with mean squared error. Targets have the shape of the module's outputs, [n, ...].
+
+    For the arguments see `classification`. The metrics are "mse", "mae" and "r2"; the partition is `iid` or `quantity`.
+    """
+    data = _data(train, validation, test, torch.float32, Division(partition, part, seed, columns))
+    (main,), more = metrics_of(metric, REGRESSION), metrics_of(metrics, REGRESSION)
+    task = TorchTask(module, data, squared_error, main.name, main, main.higher_is_better, metrics=more, **options)
+    _check_numbers(task)
+    return task
 
 
 def multi_objective(
@@ -67,27 +109,75 @@ def multi_objective(
     preference: Preference,
     **options: Any,
 ) -> TorchTask:
-    """Make a task with several objectives from arrays; the metric is the reward, minus the scalarised loss.
+    """Make a task with several objectives; the metric is the reward, minus the scalarised loss.
 
     Args:
         module: makes a torch module.
-        train, validation, test: (inputs, targets) as NumPy arrays or tensors.
+        train, validation, test: samples; see `classification`.
         objectives: names, losses and scalarisation of the objectives.
         preference: the node's weights, [m].
         options: further attributes of TorchTask.
     """
-    data = _data(train, validation, test, target=torch.float32)
+    data = _data(train, validation, test, torch.float32, Division())
     return TorchTask(
         module, data, metric="reward", higher_is_better=True, objectives=objectives, preference=preference, **options
     )
 
 
-def _data(
-    train: tuple[Any, Any], validation: tuple[Any, Any] | None, test: tuple[Any, Any] | None, target: torch.dtype
-) -> dict[Split, Samples]:
-    def samples(pair: tuple[Any, Any]) -> Samples:
-        x, y = (torch.as_tensor(np.asarray(part)) if not isinstance(part, Tensor) else part for part in pair)
-        return Samples(x.float() if x.is_floating_point() else x, y.to(target))
+def _data(train: Any, validation: Any, test: Any, kind: torch.dtype, division: Division) -> Mapping[Split, Samples]:
+    return {split: Samples(*pair) for split, pair in node_samples(train, validation, test, kind, division).items()}
 
-    given: dict[Split, tuple[Any, Any] | None] = {"train": train, "validation": validation, "test": test}
-    return {split: samples(pair) for split, pair in given.items() if pair is not None}
+
+def _check_numbers(task: TorchTask) -> None:
+    """Raise ConfigurationError if the targets do not have the shape of the module's outputs."""
+    outputs = _outputs(task).shape
+    for split, (_, y) in task.data.items():
+        if y.shape[1:] != outputs[1:]:
+            raise ConfigurationError(
+                f"{split} data: targets have the shape {_shape(y.shape)}, but the module's outputs {_shape(outputs)};"
+                " reshape the targets, for example y.reshape(-1, 1)"
+            )
+
+
+def _check_classes(task: TorchTask) -> None:
+    """Raise ConfigurationError if a label is not a class of the module's outputs."""
+    shape, name = _outputs(task).shape, type(task.template).__name__
+    if len(shape) < 2:
+        raise ConfigurationError(f"module {name} returns outputs of shape [n]; classification needs logits [n, classes]")
+    for split, (_, y) in task.data.items():
+        if y.shape[1:] != shape[2:]:
+            raise ConfigurationError(
+                f"{split} data: targets have the shape {_shape(y.shape)}, expected class numbers {_shape((0, *shape[2:]))}"
+            )
+        if len(wrong := ((y < 0) | (y >= shape[1])).nonzero()):
+            raise ConfigurationError(
+                f"{split} data: target {int(wrong[0, 0])} is {int(y[tuple(wrong[0])])}, but module {name} has {shape[1]}"
+                f" outputs; labels must be from 0 to {shape[1] - 1}"
+            )
+
+
+def _outputs(task: TorchTask) -> torch.Tensor:
+    """Return the module's outputs for the first training sample, [1, ...].
+
+    Raises:
+        ConfigurationError: the module does not take the sample.
+    """
+    x, name = task.data["train"].x[:1], type(task.template).__name__
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            outputs = task.template.eval()(x)
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        kind = str(x.dtype).removeprefix("torch.")
+        hint = "" if x.is_floating_point() else "; most modules need float32 inputs, such as pixels / 255"
+        raise ConfigurationError(
+            f"module {name} does not take inputs {_shape(x.shape)} of {kind}: {reason}{hint}"
+        ) from error
+    if not isinstance(outputs, torch.Tensor) or outputs.shape[:1] != x.shape[:1]:
+        raise ConfigurationError(f"module {name} must return a tensor with a row for each sample")
+    return outputs
+
+
+def _shape(shape: Sequence[int]) -> str:
+    """Return the shape of n samples as text, for example "[n, 3]"."""
+    return f"[{', '.join(['n', *map(str, shape[1:])])}]"

@@ -23,7 +23,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.fairness.fair_task import FairLosses, FairTask, Kind, Measure
 from p2pfl.fairness.metrics import Against
 from p2pfl.learning.modules import make_module
-from p2pfl.learning.optimizers import SGD, Adam
+from p2pfl.learning.optimizers import OPTIMIZERS
 from p2pfl.learning.torch_problem import Samples
 from p2pfl.learning.torch_task import TorchTask
 from p2pfl.multiobjective.preferences import preference_of
@@ -34,7 +34,6 @@ from p2pfl.task import Part
 
 Table = Mapping[str, Any]
 IID, DIRICHLET, LINEAR, ADAM = {"name": "iid"}, {"name": "dirichlet"}, {"name": "linear"}, {"name": "adam"}
-OPTIMIZERS = {"sgd": SGD, "adam": Adam}
 
 
 def fairness(
@@ -97,7 +96,9 @@ def fairness(
         official: false merges an official test part with the other rows and draws a new test part.
         judged_on: the test samples of a node: its `own` part (default), or `all`.
         hidden: widths of the hidden layers, [64, 32] by default; an empty list makes a linear model.
-        optimizer: { name = "adam" } (lr, betas, eps, weight_decay), or "sgd" (lr, momentum, weight_decay).
+        optimizer: { name = "adam" } or "adamw" (lr, betas, eps, weight_decay, schedule), or "sgd" (lr, momentum,
+            weight_decay, schedule), where schedule is { name = "cosine", rounds = 20 }, "linear", "step" or
+            "exponential"; see p2pfl.learning.schedules.
         batch_size: samples in one step of the optimiser.
         preference: this node's own weights, first of accuracy and then of each attribute.
         preferences: distribution of the nodes' weights if none are given (see p2pfl.multiobjective.preferences);

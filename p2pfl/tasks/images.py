@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -20,10 +20,11 @@ from p2pfl.data.images.transforms import augment as augmented
 from p2pfl.data.images.transforms import rotate
 from p2pfl.data.partition.assignment import Share, plan
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning import pretrained
-from p2pfl.learning.models import MODELS
+from p2pfl.learning.metrics import CLASSIFICATION, metrics_of
 from p2pfl.learning.modules import last_layer, make_module
-from p2pfl.learning.optimizers import SGD, Adam
+from p2pfl.learning.networks import pretrained
+from p2pfl.learning.networks.image_models import MODELS
+from p2pfl.learning.optimizers import OPTIMIZERS
 from p2pfl.learning.torch_problem import Samples
 from p2pfl.learning.torch_task import TorchTask
 from p2pfl.parameters import Parameters
@@ -34,7 +35,6 @@ from p2pfl.task import Part
 Table = Mapping[str, Any]
 IID, NO_SHIFT, MLP, PLAIN_SGD = {"name": "iid"}, {"name": "none"}, {"name": "mlp"}, {"name": "sgd"}
 AS_THEY_ARE: Table = {}
-OPTIMIZERS = {"sgd": SGD, "adam": Adam}
 
 # Tensors that several nodes share. Each is held once, as long as a node uses it.
 _common: WeakValueDictionary[tuple[Any, ...], Tensor] = WeakValueDictionary()
@@ -79,6 +79,7 @@ def images(
     batch_size: int = 16,
     initial: str = "",
     head: Literal["file", "new"] = "file",
+    metrics: Sequence[str] = (),
     private: Literal["", "head"] = "",
 ) -> TorchTask:
     """Image classification on one or several data sets, with cross-entropy loss; reports accuracy.
@@ -106,12 +107,15 @@ def images(
         augment: { shift = pixels, rotation = degrees, noise = deviation } makes all images harder, once, before the
             run; see p2pfl.data.images.transforms.
         model: { name = "linear" }, "mlp" (hidden), "cnn" (channels, kernel, dense), or "resnet18"; see
-            p2pfl.learning.models.
-        optimizer: { name = "sgd" } (lr, momentum, weight_decay), or "adam" (lr, betas, eps, weight_decay).
+            p2pfl.learning.networks.image_models.
+        optimizer: { name = "sgd" } (lr, momentum, weight_decay, schedule), or "adam" or "adamw" (lr, betas, eps,
+            weight_decay, schedule), where schedule is { name = "cosine", rounds = 20 }, "linear", "step" or
+            "exponential"; see p2pfl.learning.schedules.
         batch_size: samples in one step of the optimiser.
         initial: a safetensors file with initial weights, instead of weights drawn from the seed.
         head: take the last layer from that `file` too, or draw it from the seed (`new`), for weights that were trained
             on other classes.
+        metrics: further metrics besides accuracy: "f1", "auc", "balanced_accuracy".
         private: "head" keeps the last layer on its node; the layers before it are shared.
 
     Raises:
@@ -138,6 +142,7 @@ def images(
         optimizer=build("task.optimizer", steps, how),
         batch_size=batch_size,
         public_info={} if share.group is None else {"group": share.group},
+        metrics=metrics_of(metrics, CLASSIFICATION),
     )
     if private:
         task.private = last_layer(task.template)

@@ -15,9 +15,10 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.fairness.fair_classifier import FairClassifier, classifier
 from p2pfl.fairness.praffl import PrafflTask
 from p2pfl.fairness.praffl_model import BODY, GroupedSamples, Training, body
+from p2pfl.learning.optimizers import OPTIMIZERS
 from p2pfl.multiobjective.scalarisation import SmoothTchebycheff
 from p2pfl.task import Part
-from p2pfl.tasks.fairness import IID, OPTIMIZERS, pool_of
+from p2pfl.tasks.fairness import IID, pool_of
 
 Table = Mapping[str, Any]
 ADAM = {"name": "adam", "lr": 0.005}
@@ -73,7 +74,9 @@ def praffl(
         personal: tau_p, passes in which the hypernetwork is trained.
         preferences: number of preferences drawn for each step.
         gamma: gamma of the smooth Tchebycheff function (1/gamma) log sum_i exp(gamma L_i / lambda_i).
-        optimizer: { name = "adam" } (lr, betas, eps, weight_decay), or "sgd" (lr, momentum, weight_decay).
+        optimizer: { name = "adam" } or "adamw" (lr, betas, eps, weight_decay, schedule), or "sgd" (lr, momentum,
+            weight_decay, schedule), where schedule is { name = "cosine", rounds = 20 }, "linear", "step" or
+            "exponential"; see p2pfl.learning.schedules.
         batch_size: samples in one step of the optimiser.
         measured: number of preferences used to evaluate a model.
         penalty: factor of PraFFL's fairness loss, which is added to the cross-entropy of a "single" model.

@@ -9,66 +9,98 @@ from __future__ import annotations
 import csv
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import nn
 
+from p2pfl.config.binding import build, choose
 from p2pfl.data.formats import npz
 from p2pfl.data.formats.reading import lines_of
+from p2pfl.data.partition.partitioner import partition_of
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.optimizers import SGD
-from p2pfl.learning.torch_task import TorchTask, classification
+from p2pfl.learning.metrics import CLASSIFICATION, metrics_of
+from p2pfl.learning.optimizers import OPTIMIZERS
+from p2pfl.learning.torch_problem import Samples
+from p2pfl.learning.torch_task import TorchTask
 from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system.available_memory import amount, free_memory
 from p2pfl.task import Part
 
 Arrays = tuple[np.ndarray, np.ndarray]
+Table = Mapping[str, Any]
+MOST_CLASSES = 1000  # that are taken from a file; more are usually a column of numbers, or of identifiers
 _HELD_OUT: tuple[Split, Split] = ("validation", "test")
+
+
+@dataclass
+class TableTask(TorchTask):
+    """A TorchTask whose model has the sizes of a file.
+
+    Attributes:
+        derived_options: numbers of classes and features, which all nodes must share; see p2pfl.task.Task.
+    """
+
+    derived_options: Mapping[str, int] = field(default_factory=dict)
 
 
 def table(
     part: Part,
     seed: int,
     *,
-    classes: int,
-    features: int,
+    classes: int | None = None,
+    features: int | None = None,
     data: str = "",
     target: str = "",
     hidden: int | list[int] = 64,
     lr: float = 0.1,
     momentum: float = 0.0,
+    optimizer: Table | None = None,
     batch_size: int = 16,
     validation: float = 0.1,
     test: float = 0.1,
     standardize: Literal["none", "local"] = "none",
-) -> TorchTask:
+    metrics: Sequence[str] = (),
+    partition: Table | None = None,
+) -> TableTask:
     """Classification of numeric features: an MLP features-hidden-classes with ReLU, trained by SGD on this node's file.
 
     An .npz file contains the arrays x [n, ...] and y [n]. For predefined splits it also contains x_validation,
     y_validation, x_test and y_test. A .csv file has one header line, and numbers below it. Labels are 0 to classes - 1.
 
+    The members of a federation need the same classes and features. `p2pfl-node federation create` writes those of the
+    first node's file into the federation; the other nodes take them from there.
+
     Args:
-        part: not used, because the file is this node's part.
-        classes: the number of classes, 2 or more.
-        features: numbers in a sample; an array with more dimensions is flattened.
+        part: the node, for `partition`.
+        classes: the number of classes, 2 or more; by default the greatest label of this node's file, plus 1.
+        features: numbers in a sample; by default those of the file. An array with more dimensions is flattened.
         data: path of this node's file.
         target: name of the label's column in a .csv file; by default the last one.
         hidden: width of the hidden layer, or a list of widths; an empty list makes a linear model.
         lr, momentum: learning rate and momentum of SGD.
+        optimizer: another optimiser, instead of lr and momentum: { name = "adam" } or "adamw" (lr, betas, eps,
+            weight_decay, schedule), or "sgd" (lr, momentum, weight_decay, schedule), where schedule is { name = "cosine",
+            rounds = 20 }, "linear", "step" or "exponential"; see p2pfl.learning.schedules.
         batch_size: samples in one step of the optimiser.
         validation, test: fractions of the rows that are held out if the file has no such split, drawn from the seed.
         standardize: "local" scales each feature to mean 0 and standard deviation 1 over this node's training rows.
+        metrics: further metrics besides accuracy: "f1", "auc", "balanced_accuracy".
+        partition: for simulations, divides the rows of one file among the nodes: { name = "iid" }, "dirichlet" (alpha),
+            "pathological" (classes), "quantity" (alpha), or "clusters" (groups, sizes). By default the whole file is
+            this node's part.
 
     Raises:
         ConfigurationError: an option is invalid, or the file cannot be used; the text names the file and the line.
     """
     widths = [hidden] if isinstance(hidden, int) else hidden
-    if classes < 2 or features < 1 or not all(width > 0 for width in widths):
+    if (classes is not None and classes < 2) or (features is not None and features < 1) or not all(w > 0 for w in widths):
         raise ConfigurationError("task.classes must be 2 or more, task.features and task.hidden 1 or more")
     if not (validation >= 0 and test >= 0 and validation + test < 1):
         raise ConfigurationError("task.validation and task.test must be 0 or more, and together less than 1")
@@ -76,20 +108,48 @@ def table(
         raise ConfigurationError("the task classification needs `data`, the path of this node's .npz or .csv file")
     path = Path(data).expanduser()
     splits = _read(path, target, classes, features)
+    found = _sizes(path, splits, classes)
+    if partition is not None:
+        _take_part(splits, partition, part, seed)
     _hold_out(splits, {"validation": validation, "test": test}, seed)
     if not len(splits["train"][0]):
         raise ConfigurationError(f"{path}: no row is left to train on")
     if standardize == "local":
         _standardize(splits)
-    sizes = [features, *widths, classes]
-    return classification(
-        lambda: _mlp(sizes),
-        splits["train"],
-        splits.get("validation"),
-        splits.get("test"),
-        optimizer=SGD(lr, momentum),
+    widths = [found["features"], *widths, found["classes"]]
+    steps, how = choose("task.optimizer", optimizer or {"name": "sgd", "lr": lr, "momentum": momentum}, OPTIMIZERS)
+    samples = {split: Samples(torch.from_numpy(x), torch.from_numpy(y)) for split, (x, y) in splits.items()}
+    return TableTask(
+        lambda: _mlp(widths),
+        samples,
+        optimizer=build("task.optimizer" if optimizer else "task", steps, how),
         batch_size=batch_size,
+        metrics=metrics_of(metrics, CLASSIFICATION),
+        derived_options=found,
     )
+
+
+def _sizes(path: Path, splits: Mapping[Split, Arrays], classes: int | None) -> dict[str, int]:
+    """Return the numbers of classes and features, from the options or from the file."""
+    if classes is None:
+        classes = max(2, *(int(labels.max(initial=0)) + 1 for _, labels in splits.values()))
+        if classes > MOST_CLASSES:
+            raise ConfigurationError(
+                f"{path}: the greatest label is {classes - 1}, which makes {classes} classes; check the column of the"
+                " labels, or set task.classes"
+            )
+    return {"classes": classes, "features": splits["train"][0].shape[1]}
+
+
+def _take_part(splits: dict[Split, Arrays], table: Table, part: Part, seed: int) -> None:
+    """Replace the training and test rows by those of one node."""
+    rule, (x, y) = partition_of(table), splits["train"]
+    own = rule.train(y, part, seed)
+    splits["train"] = x[own], y[own]
+    if "test" in splits:
+        x, labels = splits["test"]
+        drawn = rule.test(y[own], labels, part, seed)
+        splits["test"] = x[drawn], labels[drawn]
 
 
 def _mlp(sizes: Sequence[int]) -> nn.Module:
@@ -99,7 +159,7 @@ def _mlp(sizes: Sequence[int]) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-def _read(path: Path, target: str, classes: int, features: int) -> dict[Split, Arrays]:
+def _read(path: Path, target: str, classes: int | None, features: int | None) -> dict[Split, Arrays]:
     """Return the file's splits, at least "train": x float32 [n, features] and y int64 [n]."""
     try:
         if path.suffix == ".npz":
@@ -111,7 +171,7 @@ def _read(path: Path, target: str, classes: int, features: int) -> dict[Split, A
     raise ConfigurationError(f"{path}: the name must end in .npz or .csv")
 
 
-def _read_npz(path: Path, classes: int, features: int) -> dict[Split, Arrays]:
+def _read_npz(path: Path, classes: int | None, features: int | None) -> dict[Split, Arrays]:
     names: dict[Split, tuple[str, str]] = {"train": ("x", "y")}
     names |= {split: (f"x_{split}", f"y_{split}") for split in _HELD_OUT}
     arrays = npz.read(path, [name for pair in names.values() for name in pair])
@@ -123,11 +183,12 @@ def _read_npz(path: Path, classes: int, features: int) -> dict[Split, Arrays]:
             if name not in arrays:
                 raise ConfigurationError(f"{path} has no array {name}")
         splits[split] = _validate(path, arrays, (x_name, y_name), classes, features)
+        features = splits[split][0].shape[1]
     return splits
 
 
 def _validate(
-    path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, str], classes: int, features: int
+    path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, str], classes: int | None, features: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     x_name, y_name = names
     x, y = arrays[x_name], arrays[y_name]
@@ -136,7 +197,7 @@ def _validate(
             f"{path}: {x_name} is of shape {list(x.shape)} and {y_name} of {list(y.shape)}, expected [n, ...] and [n]"
         )
     width = int(np.prod(x.shape[1:]))
-    if width != features:
+    if features is not None and width != features:
         raise ConfigurationError(f"{path}: {x_name} has {width} features, task.features is {features}")
     with np.errstate(over="ignore"):  # values too large for float32 become inf and are rejected
         x = x.reshape(len(x), width).astype(np.float32)
@@ -149,15 +210,17 @@ def _validate(
     return x, y.astype(np.int64)
 
 
-def _is_label(y: Any, classes: int) -> Any:
-    return (y >= 0) & (y < classes) & (y == np.floor(y))
+def _is_label(y: Any, classes: int | None) -> Any:
+    return (y >= 0) & (y < (2**31 if classes is None else classes)) & (y == np.floor(y))
 
 
-def _label_error(classes: int) -> str:
+def _label_error(classes: int | None) -> str:
+    if classes is None:
+        return "a label must be a whole number from 0"
     return f"a label must be a whole number from 0 to {classes - 1} (task.classes is {classes})"
 
 
-def _read_csv(path: Path, target: str, classes: int, features: int) -> Arrays:
+def _read_csv(path: Path, target: str, classes: int | None, features: int | None) -> Arrays:
     x, y = array("f"), array("q")
     free = free_memory()
     most = inf if free is None else free / 8  # a value takes four bytes here, and four more in the final array
@@ -184,16 +247,18 @@ def _read_csv(path: Path, target: str, classes: int, features: int) -> Arrays:
         raise ConfigurationError(f"{path} is not UTF-8 text") from error
     except csv.Error as error:
         raise ConfigurationError(f"{path}, line {lines.line_num}: {error}") from error
-    return np.array(x, np.float32).reshape(-1, features), np.array(y, np.int64)
+    return np.array(x, np.float32).reshape(len(y), len(header) - 1), np.array(y, np.int64)
 
 
-def _label_column(path: Path, header: Sequence[str], target: str, features: int) -> int:
+def _label_column(path: Path, header: Sequence[str], target: str, features: int | None) -> int:
     if target and target not in header:
         raise ConfigurationError(f"{path} has no column {target!r}; its first line must name the columns")
-    if len(header) != features + 1:
-        found = max(len(header) - 1, 0)
+    found = max(len(header) - 1, 0)
+    if features is not None and found != features:
         raise ConfigurationError(f"{path} has {found} features besides the label, but task.features is {features}")
-    return header.index(target) if target else features
+    if not found:
+        raise ConfigurationError(f"{path} has no features: it must have two columns or more, separated by commas")
+    return header.index(target) if target else found
 
 
 def _numbers(where: str, header: Sequence[str], row: Sequence[str]) -> Iterator[float]:

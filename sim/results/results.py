@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,13 @@ def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
 
 
 def _over_nodes(run: Run, name: str) -> dict[str, Any]:
-    """Return an additional test metric of each node's result; see p2pfl.task.Task."""
+    """Return an additional test metric of each node's result; see p2pfl.task.Task.
+
+    Nodes for which it is undefined, for example the AUC of samples of one class, do not count in the mean.
+    """
     values = _values(run, name)
-    return {"mean": float(values.mean()), "nodes": values.tolist()}
+    known = values[~np.isnan(values)]
+    return {"mean": float(known.mean()) if len(known) else nan, "nodes": values.tolist()}
 
 
 def _values(run: Run, figure: str) -> np.ndarray:

@@ -11,7 +11,7 @@ from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learning.batched_gradients import DenseKernel, VmapKernel
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.losses import cross_entropy
-from p2pfl.learning.optimizers import SGD, Adam
+from p2pfl.learning.optimizers import SGD, Adam, AdamW
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.learning.torch_task import classification, regression
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Train
@@ -126,10 +126,26 @@ OPTIONS = [
 
 @pytest.mark.parametrize("kind", CREWS[1:])
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.05, 0.9, 0.01), Adam(0.01), Adam(0.01, weight_decay=0.1)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD(0.1), SGD(0.05, 0.9, 0.01), Adam(0.01), Adam(0.01, weight_decay=0.1), AdamW(0.01, weight_decay=0.1)],
+)
 def test_stacked_training_equals_one_by_one(kind, options, optimizer):
     expected = backend("one by one", optimizer=optimizer).compute(jobs(**options))
     assert difference(expected, backend(kind, optimizer=optimizer).compute(jobs(**options))) < 1e-5
+
+
+@pytest.mark.parametrize("kind", CREWS)
+@pytest.mark.parametrize("optimizer", [SGD, Adam, AdamW])
+def test_training_follows_the_schedule_of_each_nodes_round(kind, optimizer):
+    scheduled = optimizer(0.02, schedule={"name": "exponential", "factor": 0.5})
+    asked = [NodeQuery(k, Train(model, 1 + k % 3)) for k, model in enumerate(models())]
+    expected = [
+        backend("one by one", optimizer=optimizer(0.02 * 0.5 ** (k % 3))).compute([job])[0] for k, job in enumerate(asked)
+    ]
+    assert difference(expected, backend(kind, optimizer=scheduled).compute(asked)) < 1e-5
+    constant = backend(kind, optimizer=optimizer(0.02)).compute(asked)
+    assert difference(expected, constant) > 1e-3
 
 
 @pytest.mark.parametrize("kind", CREWS[1:])

@@ -58,8 +58,8 @@ def cnn(
 
 
 def resnet18(shape: Shape, classes: int) -> nn.Module:
-    """Return a ResNet-18; see p2pfl.learning.resnet."""
-    from p2pfl.learning.resnet import ResNet18
+    """Return a ResNet-18; see p2pfl.learning.networks.resnet."""
+    from p2pfl.learning.networks.resnet import ResNet18
 
     if min(shape[1:]) < 32:
         raise ConfigurationError(f"task.model: resnet18 needs images of 32 x 32 pixels or more, got {shape[1]} x {shape[2]}")

@@ -1,0 +1,114 @@
+"""Division of a user's samples among the nodes of a simulation: `p2pfl.partition`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from p2pfl.config.binding import build, choose
+from p2pfl.data.partition.label_partition import PARTITIONS
+from p2pfl.data.partition.splits import by_class, draw_test, histogram
+from p2pfl.errors import ConfigurationError, none_of
+from p2pfl.random_streams import RandomStreams
+from p2pfl.task import Part
+
+RULES = {name: rule for name, rule in PARTITIONS.items() if name != "writer"}  # samples have no writers
+WITHOUT_CLASSES = ("iid", "quantity")  # the rules that do not read the labels
+JUDGED_ON = ("own", "all")
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """Rule that divides samples among nodes: a pure function of the labels, the node and the seed.
+
+    Attributes:
+        table: JSON of the rule's name and options.
+        judged_on: "own" draws a node's test samples in the proportions of its training labels, "all" takes all of them.
+    """
+
+    table: str
+    judged_on: Literal["own", "all"] = "own"
+
+    def train(self, labels: np.ndarray, part: Part, seed: int) -> np.ndarray:
+        """Return the sorted indices of a node's training samples, int64 [k].
+
+        Args:
+            labels: class of each sample, int64 [n].
+            part: the node.
+            seed: seed of the draws.
+
+        Raises:
+            ConfigurationError: an option of the rule is invalid, or there are fewer samples than nodes.
+        """
+        share = _shares(self.table, labels.tobytes(), part.count, seed)[part.index]
+        if not len(share):
+            raise ConfigurationError(
+                f"{part.count} nodes are too many for {len(labels)} samples: node {part.index} has no sample to train on"
+            )
+        return share
+
+    def test(self, own: np.ndarray, labels: np.ndarray, part: Part, seed: int) -> np.ndarray:
+        """Return the sorted indices of a node's test samples, int64 [k]; different nodes may have the same ones.
+
+        Args:
+            own: labels of the node's training samples, int64.
+            labels: label of each test sample, int64 [n].
+            part, seed: see `train`.
+        """
+        if self.judged_on == "all":
+            return np.arange(len(labels))
+        known, pools = _pools(labels.tobytes())
+        place = np.searchsorted(known, own).clip(max=len(known) - 1)
+        counts = histogram(place[known[place] == own], len(known))
+        return draw_test(counts, pools, RandomStreams(seed, f"partition/{part.index}").generator(0, "test"), 0)
+
+    @property
+    def needs_classes(self) -> bool:
+        """Whether the rule divides by classes; if not, the labels may be any numbers."""
+        return json.loads(self.table)["name"] not in WITHOUT_CLASSES
+
+
+def partition(name: str, *, judged_on: Literal["own", "all"] = "own", **options: Any) -> Partition:
+    """Return a rule that divides samples among nodes, for the argument `partition` of `p2pfl.classification`.
+
+    Args:
+        name: `iid`, `dirichlet` (alpha), `pathological` (classes), `quantity` (alpha), or `clusters` (groups, sizes); see
+            p2pfl.data.partition.label_partition.
+        judged_on: test samples of a node: its `own` share, in the proportions of its training labels, or `all`.
+        options: options of the rule.
+
+    Raises:
+        ConfigurationError: the name or `judged_on` is unknown, or an option is not a plain value.
+    """
+    choose("partition", {"name": name}, RULES)
+    if judged_on not in JUDGED_ON:
+        raise none_of("partition: judged_on", judged_on, JUDGED_ON)
+    return partition_of({"name": name, **options}, judged_on)
+
+
+def partition_of(table: Mapping[str, Any], judged_on: Literal["own", "all"] = "own") -> Partition:
+    """Return the rule of a table, such as { name = "dirichlet", alpha = 0.3 }."""
+    try:
+        return Partition(json.dumps(dict(table), sort_keys=True), judged_on)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"partition: {error}") from error
+
+
+@lru_cache(maxsize=8)
+def _shares(table: str, labels: bytes, count: int, seed: int) -> Sequence[np.ndarray]:
+    rule, options = choose("task.partition", json.loads(table), RULES)
+    rng = RandomStreams(seed, "partition").generator(0, "shares")
+    given = {"labels": np.frombuffer(labels, np.int64), "n_nodes": count, "rng": rng}
+    shares: Sequence[np.ndarray] = build("task.partition", rule, options, **given)
+    return shares
+
+
+@lru_cache(maxsize=8)
+def _pools(labels: bytes) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the classes of some samples, sorted, and the indices of each class's samples."""
+    known, places = np.unique(np.frombuffer(labels, np.int64), return_inverse=True)
+    return known, by_class(places, len(known))

@@ -1,0 +1,141 @@
+"""Metrics of classification and regression, by name: means over samples, and figures of a whole split such as F1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from p2pfl.errors import ConfigurationError, MissingRequirementError, unknown
+from p2pfl.learning.losses import accuracy, squared_error
+
+Whole = Callable[[np.ndarray, np.ndarray], float]
+"""(outputs float32 [n, ...], targets [n, ...]) of all samples of a split -> the figure; NaN where it is undefined."""
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """Figure of a model on all samples of a split.
+
+    Attributes:
+        name: its name in tables, for example "f1"; `evaluate` reports it as "<split>_f1".
+        function: a function of the outputs (for classes: logits [n, classes]) and targets of a split, as NumPy arrays.
+            With `per_sample` it takes torch tensors instead and returns one value for each sample, whose mean counts.
+        higher_is_better: whether a higher figure is better.
+    """
+
+    name: str
+    function: Callable[[Any, Any], Any]
+    higher_is_better: bool = True
+    per_sample: bool = False
+
+    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the figure of outputs [n, ...] for targets [n, ...], a scalar."""
+        if self.per_sample:
+            mean: Tensor = self.function(outputs, targets).mean()
+            return mean
+        return torch.tensor(self._whole(outputs.cpu().numpy(), targets.cpu().numpy()), dtype=torch.float64)
+
+    def of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the figures of K models for outputs and targets of [K, n, ...]; [K]."""
+        if self.per_sample:
+            values: Tensor = self.function(outputs.flatten(0, 1), targets.flatten(0, 1))
+            return values.view(outputs.shape[:2]).mean(1)
+        pairs = zip(outputs.cpu().numpy(), targets.cpu().numpy(), strict=True)
+        return torch.tensor([self._whole(*pair) for pair in pairs], dtype=torch.float64)
+
+    def _whole(self, outputs: np.ndarray, targets: np.ndarray) -> float:
+        found = self.function(outputs, targets)
+        try:
+            return float(found)
+        except (TypeError, ValueError):
+            raise ConfigurationError(f"metric {self.name!r} must return a number, got {found!r:.60}") from None
+
+
+def f1(logits: np.ndarray, targets: np.ndarray) -> float:
+    """Return the F1 score, averaged over the classes that occur among targets or predictions (macro)."""
+    return float(_scikit().f1_score(targets, logits.argmax(1), average="macro", zero_division=0))
+
+
+def balanced_accuracy(logits: np.ndarray, targets: np.ndarray) -> float:
+    """Return the recall, averaged over the classes that occur among the targets."""
+    right = logits.argmax(1) == targets
+    return float(np.mean([right[targets == label].mean() for label in np.unique(targets)]))
+
+
+def auc(logits: np.ndarray, targets: np.ndarray) -> float:
+    """Return the area under the ROC curve, one class against the rest, averaged over the classes.
+
+    Classes that all samples or none have do not count. NaN if the samples have a single class.
+    """
+    scores = torch.from_numpy(logits).double().softmax(1).numpy()
+    present = np.unique(targets)
+    if len(present) < 2:
+        return float("nan")
+    if logits.shape[1] == 2:
+        return float(_scikit().roc_auc_score(targets, scores[:, 1]))
+    return float(np.mean([_scikit().roc_auc_score(targets == label, scores[:, label]) for label in present]))
+
+
+def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the absolute error, averaged over the outputs of a sample; shape [n]."""
+    return (outputs - targets).abs().flatten(1).mean(1)
+
+
+def r2(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Return the coefficient of determination of all values together; NaN if the targets are equal."""
+    spread = float(np.square(targets - targets.mean(0), dtype=np.float64).sum())
+    return 1 - float(np.square(targets - outputs, dtype=np.float64).sum()) / spread if spread else float("nan")
+
+
+CLASSIFICATION: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", accuracy, per_sample=True),
+        Metric("auc", auc),
+        Metric("balanced_accuracy", balanced_accuracy),
+        Metric("f1", f1),
+    )
+}
+
+REGRESSION: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("mse", squared_error, higher_is_better=False, per_sample=True),
+        Metric("mae", absolute_error, higher_is_better=False, per_sample=True),
+        Metric("r2", r2),
+    )
+}
+
+
+def metrics_of(given: str | Metric | Iterable[str | Metric], known: Mapping[str, Metric]) -> tuple[Metric, ...]:
+    """Return metrics from one or several names among `known`, or Metrics.
+
+    Raises:
+        ConfigurationError: a name is unknown.
+        MissingRequirementError: a metric needs scikit-learn, which is not installed.
+    """
+    found: list[Metric] = []
+    for each in [given] if isinstance(given, str | Metric) else given:
+        if not isinstance(each, Metric):
+            if each not in known:
+                raise unknown("metric", str(each), known)
+            each = known[each]
+        if each.function in (f1, auc):
+            _scikit()
+        found.append(each)
+    return tuple(found)
+
+
+def _scikit() -> Any:
+    """Return sklearn.metrics, imported at its first use because this takes about a second."""
+    try:
+        import sklearn.metrics
+    except ImportError:
+        raise MissingRequirementError(
+            "the metrics f1 and auc need scikit-learn: pip install 'p2pfl-node[metrics]'"
+        ) from None
+    return sklearn.metrics
