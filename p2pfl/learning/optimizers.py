@@ -33,7 +33,7 @@ def at_round(optimizer: Optimizer, round: int) -> Optimizer:
     Raises:
         ConfigurationError: the schedule returns a negative factor, or one that is not finite.
     """
-    if not isinstance(optimizer, SGD | Adam) or optimizer.schedule is None:
+    if not isinstance(optimizer, SGD | Adam) or not callable(optimizer.schedule):
         return optimizer
     factor = float(optimizer.schedule(round))
     if not 0 <= factor < inf:
@@ -70,7 +70,7 @@ class SGD(msgspec.Struct, frozen=True):
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
-    schedule: Schedule | None = None
+    schedule: Schedule | Mapping[str, Any] | None = None  # a table is replaced by its schedule
 
     def __post_init__(self) -> None:
         _check(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
@@ -103,7 +103,7 @@ class Adam(msgspec.Struct, frozen=True):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    schedule: Schedule | None = None
+    schedule: Schedule | Mapping[str, Any] | None = None  # a table is replaced by its schedule
 
     def __post_init__(self) -> None:
         _check(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)

@@ -68,7 +68,7 @@ class Partition(msgspec.Struct, frozen=True):
 
     @property
     def needs_classes(self) -> bool:
-        """Whether the rule divides by classes; if not, the labels may be any numbers."""
+        """True if the rule divides by classes; if not, the labels may be any numbers."""
         return json.loads(self.table)["name"] not in WITHOUT_CLASSES
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
-from p2pfl.node.federation import admission, agreement, approval
+from p2pfl.node.federation import admission, agreement, approval, loading
 from p2pfl.node.federation.approval import Difference
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
@@ -142,3 +142,49 @@ def test_join_not_approved_saves_nothing(home):
     with pytest.raises(ConfigurationError, match="no"):
         admission.accept_bundle(root / "bob", (root / "bundle").read_text(), config.load(root / "bob"), key, approve=refuse)
     assert not has_joined(root)
+
+
+# Options that a task takes from the node's data
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Alice's file has three classes and bob's two; neither configuration names a number."""
+
+    def make(options="", labels=(0, 1)):
+        for name, kinds in (("alice", (0, 1, 2)), ("bob", labels)):
+            rows = [f"{k},{k / 2},{kinds[k % len(kinds)]}" for k in range(20)]
+            (tmp_path / f"{name}.csv").write_text("\n".join(["a,b,kind", *rows]))
+            config.create(tmp_path / name, name, task="classification", data=str(tmp_path / f"{name}.csv"))
+        path = tmp_path / "bob" / config.CONFIG
+        path.write_text(path.read_text().replace("\n[policy]", f"{options}\n\n[policy]", 1))
+        task = loading.task_of(loading.load(tmp_path / "alice"))
+        tables = agreement.draft("home", config.load(tmp_path / "alice"), task)
+        admission.create_federation(tmp_path / "alice", tables, tmp_path / "backup.pem")
+        admission.admit(tmp_path / "alice", admission.request(tmp_path / "bob"), "participant", tmp_path / "bundle")
+        return tmp_path
+
+    return make
+
+
+def test_join_takes_sizes_of_the_federation_unasked(files, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    root = files()
+    assert join(root) == 0
+    ready = loading.load(root / "bob")
+    assert ready.config.task == {"name": "classification", "classes": 3, "features": 2}
+    task = loading.task_of(ready)
+    agreement.same_model(ready.agreement, task, task.initial(0))
+    assert loading.task_of(loading.load(root / "alice")).layout == task.layout
+
+
+def test_approval_lists_sizes_that_the_owner_has_set(files):
+    assert differences(files("classes = 2\nfeatures = 2")) == [Difference("task.classes", "3", "2")]
+
+
+def test_label_beyond_those_of_the_federation_is_refused(files, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    root = files(labels=(0, 3))
+    assert join(root) == 0
+    with pytest.raises(ConfigurationError, match=r"bob\.csv, line 3: kind is 3, .* from 0 to 2 \(task\.classes is 3\)"):
+        loading.task_of(loading.load(root / "bob"))

@@ -185,7 +185,7 @@ def test_read_samples_are_freed_with_their_dataset():
     assert kept() is None
 
 
-def test_random_transform_is_repeatable_and_keeps_the_seed_of_torch():
+def test_random_transform_is_repeatable_and_keeps_torchs_seed():
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
@@ -334,7 +334,7 @@ ODD = [Image(np.zeros((4, 4, 3), np.uint8)), Image(np.zeros((4, 4), np.uint8))]
         ([], "train data: there are no samples"),
         (
             ([[1.0, 2.0, 3.0], [1.0, 2.0]], [0, 1]),
-            r"train data: inputs: number 1 has the shape \[2\], but number 0 has \[3\]",
+            r"inputs: number 1 has the shape \[2\], but number 0 has \[3\]",
         ),
         ([(X[0], 0), (X[1, :2], 1), (X[2], 0)], r"input 1 has the shape \[2\], but number 0 has \[3\]"),
         (Vision(pictures=ODD), r"input 1 has the shape \[1, 4, 4\], but number 0 has \[3, 4, 4\]"),

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from p2pfl.data.formats import reading as files
 from p2pfl.errors import ConfigurationError
+from p2pfl.learning.optimizers import AdamW
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system import available_memory
 from p2pfl.task import Part, make_task
 from p2pfl.tasks import table as table_task
 
+ALONE = Part(0, 1)
 CSV = "a,b,kind\n" + "".join(f"{k},{-k / 2},{k % 3}\n" for k in range(20))
 
 
@@ -97,6 +99,69 @@ def test_npz_images_are_flattened_and_labels_converted(tmp_path):
     assert task.data["train"].x.dtype == torch.float32
     assert torch.equal(task.data["train"].x, torch.arange(48.0).reshape(6, 8))
     assert task.data["train"].y.dtype == torch.int64
+
+
+def make_plain(path, part=ALONE, **options):
+    return make_task("classification", {"data": str(path), **options}, part, 0)
+
+
+def test_classes_and_features_are_those_of_the_file(tmp_path):
+    x, y = blobs(30)
+    for path in (write_csv(tmp_path), write_npz(tmp_path, x=x, y=y.clip(max=1), x_test=x, y_test=y)):
+        task = make_plain(path)
+        assert task.layout == make(path).layout
+        assert task.derived_options == {"classes": 3, "features": 2}
+
+
+def test_file_with_one_class_makes_a_model_of_two(tmp_path):
+    assert make_plain(write_npz(tmp_path, x=X, y=Y * 0)).derived_options == {"classes": 2, "features": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b,kind\n1,2,1000\n", "the greatest label is 1000, which makes 1001 classes; check the column"),
+        ("a,b,kind\n1,2,0.5\n", "line 2: kind is 0.5, a label must be a whole number from 0$"),
+        ("a,b,kind\n1,2,-1\n", "line 2: kind is -1, a label must be a whole number from 0$"),
+        ("kind\n1\n", "has no features: it must have two columns or more"),
+        ("a;b;kind\n1;2;0\n", "has no features: it must have two columns or more, separated by commas"),
+        ("a,b,kind\n", "no row is left to train on"),
+    ],
+)
+def test_file_without_usable_sizes_is_refused(tmp_path, text, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_plain(write_csv(tmp_path, text))
+
+
+def test_partition_divides_the_rows_among_the_nodes(tmp_path):
+    path = write_csv(tmp_path)
+    table = {"name": "pathological", "classes": 1}
+    tasks = [make_plain(path, Part(k, 3), partition=table, validation=0.0, test=0.0) for k in range(3)]
+    shares = [rows(task, "train") for task in tasks]
+    assert sorted(len(share) for share in shares) == [6, 7, 7]
+    assert set.union(*shares) == {(float(k), -k / 2, k % 3) for k in range(20)}
+    assert all(len({label for *_, label in share}) == 1 for share in shares)
+    assert len({task.layout for task in tasks}) == 1
+
+
+def test_partition_draws_test_rows_by_the_labels_of_the_node(tmp_path):
+    x, y = blobs(30)
+    path = write_npz(tmp_path, x=x, y=y, x_test=x, y_test=y)
+    task = make_plain(path, Part(0, 3), partition={"name": "pathological", "classes": 1})
+    assert len(task.data["test"].y) == 10
+    assert set(task.data["test"].y.tolist()) == set(task.data["train"].y.tolist())
+
+
+def test_table_task_takes_optimizer_schedule_and_metrics(tmp_path):
+    schedule = {"name": "cosine", "rounds": 4}
+    optimizer = {"name": "adamw", "lr": 0.01, "schedule": schedule}
+    task = make_plain(write_csv(tmp_path), optimizer=optimizer, metrics=["f1"])
+    assert task.optimizer == AdamW(0.01, schedule=schedule)
+    learner = task.learner(RandomStreams(0, "a"), "cpu")
+    first = task.initial(0)
+    assert (learner.train(first, round=1) != first).any()
+    assert (learner.train(first, round=5) == first).all()  # the rate is 0 at the end of the schedule
+    assert set(learner.evaluate([first], ["test"])[0]) == {"test_loss", "test_accuracy", "test_f1"}
 
 
 def test_zero_fractions_give_training_data_only(tmp_path):
