@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from p2pfl.learning.torch_task import TorchTask, classification, multi_objective, regression
     from p2pfl.multiobjective.scalarisation import Objectives
     from p2pfl.node.node import Node
-    from p2pfl.sim.api import simulate
+    from p2pfl.sim.api import load, simulate
     from p2pfl.testing import run_in_memory
 
 # Loaded at the first use: torch takes over a second, and `node` and `sim` are layers above this package.
@@ -44,6 +44,7 @@ _LAZY = {
     "run_in_memory": "p2pfl.testing",
     "schedule": "p2pfl.learning.schedules",
     "Node": "p2pfl.node.node",
+    "load": "p2pfl.sim.api",
     "simulate": "p2pfl.sim.api",
 }
 
@@ -73,6 +74,7 @@ __all__ = [
     "TorchTask",
     "Update",
     "classification",
+    "load",
     "merge",
     "multi_objective",
     "partition",

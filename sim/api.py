@@ -1,71 +1,168 @@
-"""Simulations from Python: `p2pfl.simulate`."""
+"""Simulations from Python: `p2pfl.simulate` and `p2pfl.load`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from operator import index
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
 from msgspec.structs import replace
 
-from p2pfl.sim.execution.memory_estimate import check_model, check_runs
-from p2pfl.sim.results.results import Result, result_of
+from p2pfl.errors import ConfigurationError
+from p2pfl.sim.execution.background import Call, compute_in_thread, loop_runs
+from p2pfl.sim.execution.runner import Engine, Listener, check_all, run_all
+from p2pfl.sim.monitor.progress import line_of, progress_bar
+from p2pfl.sim.report.folder import MORE, TABLES, Folder
+from p2pfl.sim.report.write import write_report
+from p2pfl.sim.results.models import read_models
+from p2pfl.sim.results.results import Result, Results, new_folder
 from p2pfl.sim.scenario.file_keys import check_seeds
-from p2pfl.sim.scenario.scenario import load, resolve
+from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of, resolve, restore
+from p2pfl.sim.scenario.scenario import load as load_scenario
 from p2pfl.sim.scenario.topology import FILE
-from p2pfl.sim.simulation.sharding import task_of
-from p2pfl.sim.simulation.simulation import run
 from p2pfl.sim.simulation.workers import prepared_process
-from p2pfl.system.available_memory import free_memory
-from p2pfl.system.size_limit import READING, within
 
 
 def simulate(
-    scenario: str | Mapping[str, Any],
+    scenario: str | PathLike[str] | Mapping[str, Any],
     *,
     changes: Sequence[str] = (),
-    seeds: Sequence[int] | None = None,
+    seeds: int | Sequence[int] | None = None,
     graph: nx.Graph | None = None,
+    workers: int | None = None,
+    progress: bool | Callable[[int, int], object] = True,
+    out: str | PathLike[str] | None = None,
+    report: bool = False,
+    models: bool = False,
     trust: bool = False,
     ignore_memory: bool = False,
-) -> list[Result]:
-    """Run a scenario in this process.
+) -> Results:
+    """Run a scenario. In a notebook, or where an event loop runs for another reason, the runs use a thread of their own.
 
     During the run, torch uses one thread and the garbage collector runs less often. Modules that the scenario names are
     also looked up in its folder (for a dict, in the current folder). Afterwards these settings are restored. One effect
     remains on Linux with glibc: the process keeps freed memory for the next run.
 
     Args:
-        scenario: the name of a shipped scenario, the path of a TOML file, or the contents of a TOML file as a dict.
+        scenario: the name of a shipped scenario, the path of a TOML file, or the contents of a TOML file as a dict. In
+            a dict, the task and the policy may also be a function or a class. The policy may be an object; each node
+            gets a copy. The task may be a list with a task for each node.
         changes: "key=value" strings, applied to all runs.
-        seeds: seeds that replace those of the scenario.
+        seeds: seeds that replace those of the scenario, or their number: 3 is 0, 1, 2.
         graph: any NetworkX graph to use as the topology; it sets the number of nodes.
+        workers: number of worker processes, which run in parallel; by default all runs are done in this process.
+        progress: whether to show a bar on a terminal or in a notebook; or a function that is called from time to time
+            with the number of node-rounds done and their total.
+        out: folder to write, as `p2pfl-sim run` does; it must not hold a run.
+        report: also write report.html into the folder `out`.
+        models: keep the model of each node's result in `Result.models`.
         trust: import any module that a file names, wherever it is. The modules of a dict are always trusted.
         ignore_memory: begin even if the estimate says that memory does not suffice.
 
     Returns:
-        One result for each run and seed; `result.summary["test"]["mean"]` is the figure of the table.
+        A list with one result for each run and seed; `result.summary["test"]["mean"]` is the figure of the table.
 
     Raises:
-        ConfigurationError: the scenario asks for something that does not exist or does not fit into memory, or a seed
-            is given twice.
+        ConfigurationError: the scenario asks for something that does not exist or does not fit into memory, a seed is
+            given twice, or the folder cannot be written.
         RunError: a run cannot continue (p2pfl.errors).
     """
+    file = _scenario_file(scenario, changes, seeds, graph, trust)
+    if workers is not None and workers < 1:
+        raise ConfigurationError(f"workers must be 1 or more, got {workers}")
+    if report and out is None:
+        raise ConfigurationError("report=True needs a folder: add out, such as out='runs/first'")
+    folder = None if out is None else new_folder(out)
+    compute = partial(_compute, file, workers, models=models, memory=not ignore_memory)
+    with _listening(file, progress) as listener:
+        if workers is None and loop_runs():
+            found = compute_in_thread(lambda post: compute(_posting(listener, post)))
+        else:
+            found = compute(listener)
+    results = Results(found, file)
+    if folder is not None:
+        results.to_dir(folder)
+        if report:
+            write_report([folder])
+    return results
+
+
+def load(folder: str | PathLike[str]) -> Results:
+    """Read the results of a run from its folder, which `p2pfl-sim run`, `p2pfl.simulate` or `to_dir` has written.
+
+    Raises:
+        ConfigurationError: the folder holds no finished run, or one of its files cannot be read.
+    """
+    with Folder(Path(folder)) as read:
+        if read.summary.search:
+            raise ConfigurationError(f"{folder} holds a search by p2pfl-sim pareto; p2pfl.load reads runs only")
+        file = restore(read.scenario, Path(folder))
+        return Results([_result(read, run) for run in read.raw["runs"]], file, read.raw)
+
+
+def _result(folder: Folder, run: dict[str, Any]) -> Result:
+    def columns(table: str) -> dict[str, Any]:
+        names = [name for name in folder.columns(table) if name not in ("run", "seed")]
+        return folder.read(table, names, run["name"], run["seed"])
+
+    tables = {table: columns(table) for table in (*TABLES, *MORE) if table in TABLES or folder.has(table)}
+    more = {name: table for name, table in tables.items() if name in MORE and len(next(iter(table.values())))}
+    return Result(run, tables["rounds"], tables["edges"], [], more, read_models(folder.path, run))
+
+
+def _scenario_file(
+    scenario: str | PathLike[str] | Mapping[str, Any],
+    changes: Sequence[str],
+    seeds: int | Sequence[int] | None,
+    graph: nx.Graph | None,
+    trust: bool,
+) -> ScenarioFile:
     changes = [*changes, *([f"nodes={len(graph)}"] if graph is not None else [])]
-    if isinstance(scenario, str):
-        file = load(scenario, changes, trust)
-    else:
+    if isinstance(scenario, Mapping):
         file = resolve(scenario, changes, name="scenario", folder=".")
+    else:
+        file = load_scenario(str(scenario), changes, trust)
+    if graph is not None:
+        file = replace(file, graph=graph, runs=tuple(replace(run, topology={"name": FILE}) for run in file.runs))
     if seeds is not None:
-        file = replace(file, seeds=tuple(map(index, seeds)))
-        check_seeds("seeds", list(file.seeds))
+        chosen = list(map(index, seeds)) if isinstance(seeds, Sequence) else list(range(index(seeds)))
+        check_seeds("seeds", chosen)
+        file = replace(file, seeds=tuple(chosen))
+    return file
+
+
+def _compute(file: ScenarioFile, workers: int | None, listener: Listener, *, models: bool, memory: bool) -> list[Result]:
     with prepared_process(file.path):
-        if not ignore_memory:
-            runs = file.runs if graph is None else [replace(entry, topology={"name": FILE}) for entry in file.runs]
-            check_runs(runs, len(file.seeds), 1)
-            for entry in runs:
-                with within(free_memory(), READING):
-                    task = task_of(entry, 0)
-                check_model(entry, task)
-        return [result_of(run(replace(entry, seed=seed), graph=graph)) for entry in file.runs for seed in file.seeds]
+        check_all(file, workers or 1, memory)
+        engine: Engine = "local" if workers is None else "process"
+        return run_all(file, engine, workers, listener=listener, models=models)
+
+
+@contextmanager
+def _listening(file: ScenarioFile, progress: bool | Callable[[int, int], object]) -> Iterator[Listener]:
+    total = sum(job.nodes * job.rounds for job in jobs_of(file))
+    if isinstance(progress, bool):
+        with progress_bar(total, not progress, line_of, lines=False) as (advance, show):
+            yield Listener(advance, lambda number, result: show(result))
+        return
+    done = 0
+
+    def count(node_rounds: int) -> None:
+        nonlocal done
+        done += node_rounds
+        progress(done, total)
+
+    yield Listener(count)
+
+
+def _posting(listener: Listener, post: Callable[[Call], None]) -> Listener:
+    """Return a listener that has the calls made in another thread."""
+    return Listener(
+        lambda node_rounds: post(partial(listener.progress, node_rounds)),
+        lambda number, result: post(partial(listener.finished, number, result)),
+    )

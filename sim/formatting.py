@@ -37,6 +37,11 @@ def size(count: float | None) -> str:
     return f"{count / factor:.3g} {prefix}B" if factor > 1 else f"{count:.0f} B"
 
 
+def count(things: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 seed" or "3 seeds"."""
+    return f"{things:,} {noun}{'s' * (things != 1)}"
+
+
 def some(words: Iterable[str], most: int = 3) -> str:
     """List words; if there are more than `most`, end with the number of the others."""
     listed = list(words)

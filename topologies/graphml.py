@@ -1,4 +1,4 @@
-"""Reader of untrusted GraphML files.
+"""Reader of untrusted GraphML files, and writer.
 
 defusedxml refuses document type declarations, and with them entities that grow without bound or refer to other files.
 Its parser passes on one element after another, so limits apply before memory is allocated. networkx's own reader is not
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from xml.etree.ElementTree import ParseError
 from xml.parsers.expat import ErrorString
 
+import networkx as nx
 from defusedxml.common import DTDForbidden
 from defusedxml.ElementTree import XMLParser
 
@@ -155,3 +156,16 @@ class _Reader:
     def _check_count(self, what: str, before: int) -> None:
         if before >= self._most[what]:
             raise ValueError(f"more than {self._most[what]} {what}, the maximum")
+
+
+def to_graphml(graph: nx.Graph) -> bytes:
+    """Return a graph as GraphML: the label and the place of each node, and the weights and directions of the edges."""
+    plain = nx.DiGraph() if graph.is_directed() else nx.Graph()
+    number = {node: str(k) for k, node in enumerate(graph.nodes)}
+    for node, attributes in graph.nodes(data=True):
+        kept = {name: str(attributes[name]) for name in ("latitude", "longitude") if name in attributes}
+        plain.add_node(number[node], label=str(attributes.get("label", node)), **kept)
+    for source, target, attributes in graph.edges(data=True):
+        weight = {"weight": float(attributes["weight"])} if "weight" in attributes else {}
+        plain.add_edge(number[source], number[target], **weight)
+    return "\n".join(nx.generate_graphml(plain)).encode()

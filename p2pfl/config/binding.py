@@ -125,7 +125,7 @@ def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
     for source in (factory, factory.__init__) if inspect.isclass(factory) else (factory,):
         try:
             hints = typing.get_type_hints(source)
-        except NameError:  # a name that is only imported for type checkers
+        except (NameError, TypeError):  # a name that is only imported for type checkers; an object without annotations
             continue
         if hints:
             return hints

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
+from p2pfl.config.object_name import PREFIX, ObjectName
 from p2pfl.errors import ConfigurationError, unknown
 
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
@@ -34,6 +35,10 @@ def locate(what: str, name: str, table: Mapping[str, str], group: str) -> str:
     """
     if name in table:
         return table[name]
+    if name.startswith(PREFIX):
+        raise ConfigurationError(
+            f"{what} {name!r} was an object of a Python program; run that program again, or name a package.module:factory"
+        )
     if ":" in name:
         if not _PATH.fullmatch(name):
             raise ConfigurationError(f"{what} {name!r} is not of the form package.module:factory")
@@ -51,6 +56,8 @@ def locate(what: str, name: str, table: Mapping[str, str], group: str) -> str:
 def resolve(what: str, name: str, table: Mapping[str, str], group: str, methods: Sequence[str] = ()) -> Callable[..., Any]:
     """Import the factory called `name` and check it without calling it. See `locate`.
 
+    An ObjectName resolves to the object that it carries.
+
     Args:
         methods: required methods of a class. The result of a function can only be checked after its call.
 
@@ -58,7 +65,13 @@ def resolve(what: str, name: str, table: Mapping[str, str], group: str, methods:
         ConfigurationError: the name is unknown, its module cannot be imported, or the object is not valid: it belongs
             to Python's standard library, is neither a class nor a function, or lacks a method.
     """
-    path = locate(what, name, table, group)
+    factory = name.factory if isinstance(name, ObjectName) else _import(what, name, locate(what, name, table, group))
+    if missing := _lacks(factory, methods):
+        raise ConfigurationError(f"{what} {name!r} is not a valid {what}: it lacks {', '.join(missing)}")
+    return factory
+
+
+def _import(what: str, name: str, path: str) -> Callable[..., Any]:
     try:
         factory = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
@@ -68,8 +81,6 @@ def resolve(what: str, name: str, table: Mapping[str, str], group: str, methods:
         raise ConfigurationError(f"{what} {name!r} is neither a class nor a function")
     if (home := root_of(defined.__module__ or "")) in sys.stdlib_module_names:
         raise ConfigurationError(f"{what} {name!r} is not a valid {what}: it belongs to {home} in Python's standard library")
-    if missing := _lacks(factory, methods):
-        raise ConfigurationError(f"{what} {name!r} is not a valid {what}: it lacks {', '.join(missing)}")
     return typing.cast(Callable[..., Any], factory)
 
 

@@ -1,15 +1,12 @@
-"""Terminal output of a run: its progress and its table."""
+"""Table of a run in a terminal."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from p2pfl.sim.formatting import PARETO_OPTIMAL, difference, number, of_paper
-from p2pfl.sim.results.results import Result
 
 # Measures that fit a terminal of 100 columns; summary.json and the report have the others.
 MEASURES = ("hypervolume", "igd")
@@ -18,43 +15,6 @@ CLUSTERS = ("best ARI", "true groups", "final ARI")
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-T = TypeVar("T")
-
-
-@contextmanager
-def progress(
-    total: int, quiet: bool, line: Callable[[T], str]
-) -> Iterator[tuple[Callable[[int], None], Callable[[T], None]]]:
-    """Show progress on standard error: a bar on a terminal, else a line for each result; nothing with `quiet`.
-
-    Args:
-        total: number of node-rounds.
-        line: returns the line to print for a result.
-    """
-    if quiet:
-        yield lambda rounds: None, lambda result: None
-        return
-    if not sys.stderr.isatty():
-        yield lambda rounds: None, lambda result: print(line(result), file=sys.stderr, flush=True)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("simulating", total=total)
-        yield lambda rounds: bar.advance(task, rounds), lambda result: bar.update(task, description=line(result))
-
-
-def line_of(result: Result) -> str:
-    run = result.summary
-    return f"{run['name']}, seed {run['seed']}: {number(run['test']['mean'])} ({run['time']['wall_s']:.1f} s)"
 
 
 def print_table(summary: Mapping[str, Any]) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from p2pfl.sim.cli.console import print_whole, progress
+from p2pfl.sim.cli.console import print_whole
 from p2pfl.sim.cli.options import check_workers, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
 from p2pfl.sim.execution.resume import explain_resume
 from p2pfl.sim.execution.runner import check_all, processes_of
 from p2pfl.sim.formatting import number, of_paper
+from p2pfl.sim.monitor.progress import progress_bar
 from p2pfl.sim.pareto import results as pareto_results
 from p2pfl.sim.pareto.evaluation import Candidates, candidate, objectives_of
 from p2pfl.sim.pareto.search import FrontSearch, search_all, searches_of
@@ -35,7 +36,7 @@ def pareto_command(options: argparse.Namespace) -> int:
     candidates = Candidates(out, file)
     with explain_resume(candidates, sum(search.total for search in searches), "pareto", "candidates"):
         total = sum(search.total * search.scenario.nodes * search.scenario.rounds for search in searches)
-        with progress(total, options.json, _line) as (advance, show):
+        with progress_bar(total, options.json, _line) as (advance, show):
             search_all(searches, file.path, candidates, workers=options.workers, progress=advance, iterated=show)
         summary = pareto_results.summarise(file, searches, candidates.notes)
         pareto_results.write(out, searches, summary)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.sim.cli.console import line_of, print_table, progress
+from p2pfl.sim.cli.console import print_table
 from p2pfl.sim.cli.options import check_workers, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
 from p2pfl.sim.execution.forecast import forecast
 from p2pfl.sim.execution.resume import Parts, explain_resume
 from p2pfl.sim.execution.runner import Listener, check_all, processes_of, run_all
+from p2pfl.sim.monitor.progress import line_of, progress_bar
 from p2pfl.sim.report.insights import findings
 from p2pfl.sim.results import results
 from p2pfl.sim.results.results import Result
@@ -134,7 +135,7 @@ def _run_rest(
     """Run the unfinished jobs, and return all results."""
     left = [job.nodes * job.rounds for number, job in enumerate(jobs_of(file)) if number not in done]
     quiet = options.json or (watch is not None and sys.stderr.isatty())
-    with progress(sum(left), quiet, line_of) as (advance, show):
+    with progress_bar(sum(left), quiet, line_of) as (advance, show):
 
         def finished(number: int, result: Result) -> None:
             parts.save(number, result)

@@ -22,7 +22,8 @@ import numpy as np
 from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
-from p2pfl.sim.results.results import Result, Table
+from p2pfl.sim.results.results import Result
+from p2pfl.sim.results.tables import Table
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
 from p2pfl.system.atomic_files import DamagedFileError, lock_folder, read_sealed, reason, replace_file, write_sealed
 

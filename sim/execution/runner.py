@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from types import MappingProxyType
 from typing import Any, Literal
@@ -41,7 +41,7 @@ def check_all(file: ScenarioFile, processes: int = 1, memory: bool = True) -> No
     pools: dict[str, list[str]] = {}
     for scenario in file.runs:
         with within(free_memory() if memory else None, READING):
-            task = check(scenario)
+            task = check(scenario, file.graph)
         if memory:
             check_model(scenario, task)
         goals = list(goals_of(task))
@@ -80,6 +80,7 @@ def run_all(
     *,
     done: Mapping[int, Result] = MappingProxyType({}),
     listener: Listener = Listener(),
+    models: bool = False,
 ) -> list[Result]:
     """Run every run of a checked scenario with each of its seeds; the engine does not affect results.
 
@@ -89,6 +90,7 @@ def run_all(
     Args:
         workers: number of parallel processes; by default one for each core.
         done: existing results, by the number of their job.
+        models: whether results hold the models of the nodes.
 
     Returns:
         One result for each run and seed, in the order of the file.
@@ -96,31 +98,56 @@ def run_all(
     Raises:
         RunError: a run cannot continue; the other runs are ended.
     """
-    jobs = {number: job for number, job in enumerate(jobs_of(file)) if number not in done}
+    watch = listener.watched is not None
+    orders = {
+        number: _Order(job, file.graph, models=models, watch=watch)
+        for number, job in enumerate(jobs_of(file))
+        if number not in done
+    }
     prepare_process(file.path)
     results = dict(done)
     if engine == "local":
-        for number, job in jobs.items():
-            results[number] = _run_here(number, job, listener)
+        for number, order in orders.items():
+            results[number] = _run_here(number, order, listener)
             listener.finished(number, results[number])
-    elif jobs:
-        results |= _run_in_workers(jobs, file.path, workers, listener)
+    elif orders:
+        results |= _run_in_workers(orders, file.path, workers, listener)
     return [results[number] for number in sorted(results)]
 
 
+@dataclass(frozen=True)
+class _Order:
+    """A job and how to run it.
+
+    Attributes:
+        graph: the topology, in place of the job's.
+        models: see `run_all`.
+        watch: whether to take snapshots.
+        workers: number of processes of the run.
+        explain: note why the run used only one process, if it may use more.
+    """
+
+    job: Scenario
+    graph: Any
+    models: bool
+    watch: bool
+    workers: int = 1
+    explain: bool = False
+
+
 def _run_in_workers(
-    jobs: Mapping[int, Scenario], path: Sequence[str], most: int | None, listener: Listener
+    orders: Mapping[int, _Order], path: Sequence[str], most: int | None, listener: Listener
 ) -> dict[int, Result]:
     """Run jobs in at most `most` processes."""
     processes = processes_of("process", most)
-    each, more = divmod(processes, len(jobs))  # with more processes than jobs, the first jobs get one more
+    each, more = divmod(processes, len(orders))  # with more processes than jobs, the first jobs get one more
     results: dict[int, Result] = {}
 
     def queue() -> Iterator[Assignment[int]]:
-        for k, (number, job) in enumerate(jobs.items()):
+        for k, (number, order) in enumerate(orders.items()):
             if listener.watched is not None:
                 listener.watched(number, None)
-            yield Assignment(number, job, (job, max(1, each + (k < more)), listener.watched is not None))
+            yield Assignment(number, order.job, replace(order, workers=max(1, each + (k < more)), explain=most is not None))
 
     def received(number: int, message: int | Snapshot | Result) -> bool:
         if isinstance(message, int):
@@ -134,15 +161,15 @@ def _run_in_workers(
             return True
         return False
 
-    compute_side_by_side(queue(), processes, lambda: Worker(_work, path, most is not None), received)
+    compute_side_by_side(queue(), processes, lambda: Worker(_work, path), received)
     return results
 
 
-def _run_here(number: int, job: Scenario, listener: Listener) -> Result:
+def _run_here(number: int, order: _Order, listener: Listener) -> Result:
     """Run a job in this process."""
     watched = listener.watched
     if watched is None:
-        return _run_one(job, 1, listener.progress)
+        return _run_one(order, listener.progress)
     watched(number, None)
 
     def tell(message: int | Snapshot) -> None:
@@ -151,36 +178,29 @@ def _run_here(number: int, job: Scenario, listener: Listener) -> Result:
         else:
             watched(number, message)
 
-    return _run_one(job, 1, tell, watch=True)
+    return _run_one(order, tell)
 
 
-def _work(pipe: Connection, path: Sequence[str], explain: bool) -> None:
-    """Run jobs that come through a pipe, each with its number of processes and a flag for snapshots."""
+def _work(pipe: Connection, path: Sequence[str]) -> None:
+    """Run jobs that come through a pipe."""
     prepare_process(path)
-
-    def run(given: tuple[Scenario, int, bool]) -> Result:
-        job, workers, watch = given
-        return _run_one(job, workers, pipe.send, explain, watch)
-
-    answer(pipe, run)
+    answer(pipe, lambda order: _run_one(order, pipe.send))
 
 
-def _run_one(job: Scenario, workers: int, tell: Callable[[Any], None], explain: bool = False, watch: bool = False) -> Result:
+def _run_one(order: _Order, tell: Callable[[Any], None]) -> Result:
     """Run a job.
 
     Args:
-        tell: called with the number of node-rounds done since the last call.
-        explain: note why the run used only one process, if it may use more.
-        watch: also call `tell` with snapshots.
+        tell: called with the number of node-rounds done since the last call, and with snapshots.
     """
-    with name_errors(job):
-        return _run(job, workers, tell, explain, watch)
+    with name_errors(order.job):
+        return _run(order, tell)
 
 
-def _run(job: Scenario, workers: int, tell: Callable[[Any], None], explain: bool, watch: bool) -> Result:
+def _run(order: _Order, tell: Callable[[Any], None]) -> Result:
     done = 0
-    simulation = Simulation(job, workers=workers)
-    photographer = SnapshotCollector(simulation) if watch else None
+    simulation = Simulation(order.job, order.graph, workers=order.workers)
+    photographer = SnapshotCollector(simulation) if order.watch else None
 
     def report(total: int) -> None:
         nonlocal done
@@ -189,8 +209,8 @@ def _run(job: Scenario, workers: int, tell: Callable[[Any], None], explain: bool
         if photographer is not None and photographer.due():
             tell(photographer.take())
 
-    result = result_of(simulation.run(report))
-    if explain and workers > 1 and simulation.processes == 1 and job.nodes > 1:
+    result = result_of(simulation.run(report), order.models)
+    if order.explain and order.workers > 1 and simulation.processes == 1 and order.job.nodes > 1:
         result.notes.append(
             "one process trained all nodes of a run: smaller stacks of nodes would change the last bits of the results"
         )

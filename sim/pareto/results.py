@@ -18,7 +18,8 @@ from p2pfl.sim.pareto.evaluation import front_of_search
 from p2pfl.sim.pareto.search import FrontSearch
 from p2pfl.sim.results import objectives
 from p2pfl.sim.results.artifacts import MODELS, SUMMARY
-from p2pfl.sim.results.results import Table, versions, write_parquet
+from p2pfl.sim.results.results import versions
+from p2pfl.sim.results.tables import Table, write_parquet
 from p2pfl.sim.scenario.claims import MEAN
 from p2pfl.sim.scenario.scenario import ScenarioFile
 from p2pfl.sim.simulation.sharding import task_of

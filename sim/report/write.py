@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.sim.markup import bullets
 from p2pfl.sim.report.folder import Folder
-from p2pfl.sim.report.markup import bullets
 from p2pfl.sim.report.page import render
 from p2pfl.sim.report.sections import (
     answers,

@@ -1,41 +1,109 @@
-"""Files of a finished run: a summary as JSON, rounds and edges as Parquet, and the scenario to reproduce them."""
+"""Results of runs, and their files: a summary as JSON, tables as Parquet, and the scenario to reproduce them."""
 
 from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from math import nan
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
 import numpy as np
 
 from p2pfl._version import __version__
-from p2pfl.sim.results import objectives
-from p2pfl.sim.results.artifacts import SUMMARY
+from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.node.node import Node
+from p2pfl.queries import Split
+from p2pfl.sim import markup
+from p2pfl.sim.formatting import count, number, size
+from p2pfl.sim.results import learning_curves, objectives
+from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
 from p2pfl.sim.results.learning_curves import total_sent
+from p2pfl.sim.results.models import write_models
 from p2pfl.sim.results.pareto import on_front
+from p2pfl.sim.results.plots import draw_curves
 from p2pfl.sim.results.preference_fronts import of_nodes
 from p2pfl.sim.results.summary_metrics import by_snapshot, collaboration, preselections, traffic
+from p2pfl.sim.results.tables import Library, Table, data_frame, stack_tables, write_parquet
 from p2pfl.sim.results.time_to_target import mean_reached, time_to_target
 from p2pfl.sim.scenario.claims import MEAN
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
+from p2pfl.sim.scenario.topology import GRAPH
 from p2pfl.sim.simulation import cluster_log
 from p2pfl.sim.simulation.simulation import Run
-from p2pfl.system.atomic_files import replace_file
+from p2pfl.system.atomic_files import reason, replace_file
 from p2pfl.system.json_output import to_json
 from p2pfl.task import extra_metrics_of, goals_of, group_of
+from p2pfl.topologies.graphml import to_graphml
 
-Table = dict[str, np.ndarray]
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    from matplotlib.axes import Axes
+
 Runs = Sequence[Mapping[str, Any]]  # entries of `runs`, or of `pools`, in summary.json
 
 
-@dataclass
-class Result:
+class Views:
+    """Tables and curves of one or several results."""
+
+    def _each(self) -> Sequence[Result]:
+        raise NotImplementedError
+
+    @overload
+    def frame(self, library: Literal["pandas"] = "pandas", *, table: str = "rounds") -> pandas.DataFrame: ...
+
+    @overload
+    def frame(self, library: Literal["polars"], *, table: str = "rounds") -> polars.DataFrame: ...
+
+    def frame(self, library: Library = "pandas", *, table: str = "rounds") -> pandas.DataFrame | polars.DataFrame:
+        """Return a table as a data frame, with the run's name and seed as the first columns.
+
+        Args:
+            library: "pandas" or "polars", which must be installed.
+            table: "rounds" (a row for each round of each node), "edges" (a row for each aggregated model), "nodes" (the
+                test metric of each node's result), or another table that the runs have, such as "clusters".
+
+        Raises:
+            ConfigurationError: there is no such table, or the library is not installed.
+        """
+        found = [(result.summary, columns) for result in self._each() if (columns := result.table(table)) is not None]
+        if not found:
+            known = {name for result in self._each() for name in ("rounds", "edges", "nodes", *result.more)}
+            raise unknown("table", table, known)
+        return data_frame(stack_tables(found), library)
+
+    def plot(self, metric: str = "", *, split: Split = "test", ax: Axes | None = None) -> Axes:
+        """Draw the mean of a metric over the nodes against the round, with a line for each run.
+
+        A band shows the standard deviation over the seeds or, for a single seed, over the nodes.
+
+        Args:
+            metric: such as "loss"; by default the metric of the task.
+            split: data on which it was computed.
+            ax: axes of matplotlib to draw on; by default those of a new figure.
+
+        Raises:
+            ConfigurationError: the metric was not computed, or matplotlib is not installed.
+        """
+        runs: dict[str, list[np.ndarray]] = {}
+        metric = metric or next((str(result.summary["metric"]) for result in self._each()), "")
+        for result in self._each():
+            values = learning_curves.of_nodes(result.rounds, result.summary["reported_stage"], f"{split}_{metric}")
+            if np.isfinite(values).any():
+                runs.setdefault(result.summary["name"], []).append(values)
+        if not runs:
+            raise ConfigurationError(f"no run has evaluated the metric {metric!r} on {split} data in its rounds")
+        return draw_curves(runs, f"{split} {metric}", ax)
+
+
+@dataclass(repr=False)
+class Result(Views):
     """A run as plain values, which can be sent between processes.
 
     Attributes:
@@ -43,6 +111,8 @@ class Result:
         rounds, edges: columns; see p2pfl.sim.simulation.recorder.
         notes: notes for the user about the computation.
         more: optional tables by name; see p2pfl.sim.simulation.cluster_log.
+        models: the tensors of each node's resulting model by name, float32; None unless they were requested.
+        file: the scenario with this run and seed only; None in a worker process.
     """
 
     summary: dict[str, Any]
@@ -50,10 +120,135 @@ class Result:
     edges: Table
     notes: list[str]
     more: dict[str, Table] = field(default_factory=dict)
+    models: list[dict[str, np.ndarray]] | None = None
+    file: ScenarioFile | None = None
+
+    def table(self, name: str) -> Table | None:
+        """Return the columns of a table; None if the run has none of this name. See `frame`."""
+        if name == "nodes":
+            run = self.summary
+            columns: Table = {"node": np.arange(run["nodes"])}
+            columns[run["metric"]] = np.array(run["test"]["nodes"], float)
+            return columns | ({"group": np.array(run["groups"], object)} if "groups" in run else {})
+        return {"rounds": self.rounds, "edges": self.edges, **self.more}.get(name)
+
+    def to_dir(self, path: str | PathLike[str]) -> None:
+        """Write the folder of this run; see `Results.to_dir`."""
+        Results([self], self._own_file()).to_dir(path)
+
+    def _own_file(self) -> ScenarioFile:
+        if self.file is None:
+            raise ConfigurationError("this result does not know its scenario; use one of p2pfl.simulate or p2pfl.load")
+        return self.file
+
+    def _each(self) -> Sequence[Result]:
+        return [self]
+
+    def __repr__(self) -> str:
+        run = self.summary
+        return (
+            f"Result({run['name']!r}, seed {run['seed']}: {run['metric']} {number(run['test']['mean']) or 'not computed'})"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the facts of the run as a table, for notebooks."""
+        run, test = self.summary, self.summary["test"]
+        rows = {
+            "nodes, rounds": f"{run['nodes']}, {run['rounds']}",
+            "topology": run["topology"],
+            f"test {run['metric']}": f"{number(test['mean'])} ± {number(test['std'])} over nodes",
+            "worst tenth": number(test["worst_decile"]),
+            "sent": size(total_sent(run["traffic"])),
+            "virtual time": f"{run['time']['virtual_s']:,.1f} s",
+        }
+        return markup.table([run["name"], f"seed {run['seed']}"], list(rows.items()))
 
 
-def result_of(run: Run) -> Result:
-    """Summarise a finished run."""
+class Results(list[Result], Views):
+    """Results of a scenario: one for each run and seed, in the order of the file.
+
+    Args:
+        results: the results.
+        file: the scenario.
+        summary: contents of summary.json; by default they are computed.
+
+    Attributes:
+        file: the scenario.
+    """
+
+    def __init__(self, results: Iterable[Result], file: ScenarioFile, summary: dict[str, Any] | None = None) -> None:
+        super().__init__(results)
+        self.file = file
+        self._summary = summary
+        for result in self:
+            result.file = file.only_run(result.summary["name"], result.summary["seed"])
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Return the contents of summary.json; its `table` has a row for each run over all seeds."""
+        if self._summary is None:
+            self._summary = summarise(self.file, self)
+        return self._summary
+
+    def to_dir(self, path: str | PathLike[str]) -> None:
+        """Write the folder of the runs, as `p2pfl-sim run` does; `p2pfl.load` and `p2pfl-sim report` read it.
+
+        Args:
+            path: the folder; it must not hold a run.
+
+        Raises:
+            ConfigurationError: the folder holds a run, or cannot be written.
+        """
+        folder = new_folder(path)
+        try:
+            write(folder, self.file, self, self.summary)
+        except OSError as error:
+            raise ConfigurationError(f"cannot write {folder}: {reason(error)}") from error
+
+    def _each(self) -> Sequence[Result]:
+        return self
+
+    def __repr__(self) -> str:
+        runs, seeds = ({result.summary[key] for result in self} for key in ("name", "seed"))
+        return f"Results({self.file.name!r}: {count(len(runs), 'run')}, {count(len(seeds), 'seed')})"
+
+    def _repr_html_(self) -> str:
+        """Return the table of the runs, for notebooks."""
+        if not self:
+            return markup.table(["run"], [])
+        rows, metric = self.summary["table"], self.summary["runs"][0]["metric"]
+        heads = ["run", f"test {metric}", "± over seeds", "seeds"]
+        return markup.table(
+            heads,
+            [
+                [row["name"], number(row["mean"]), number(row["std"] if row["seeds"] > 1 else None), str(row["seeds"])]
+                for row in rows
+            ],
+        )
+
+
+def new_folder(path: str | PathLike[str]) -> Path:
+    """Make a folder for a run, and return its path.
+
+    Raises:
+        ConfigurationError: it already holds a run, or cannot be made.
+    """
+    folder = Path(path)
+    if any((folder / name).exists() for name in (SUMMARY, SCENARIO, PARTS, CANDIDATES)):
+        raise ConfigurationError(f"{folder} already holds a run; name another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot create the folder {folder}: {reason(error)}") from error
+    return folder
+
+
+def result_of(run: Run, models: bool = False) -> Result:
+    """Summarise a finished run.
+
+    Args:
+        models: whether the result holds the models of the nodes.
+    """
     rounds, edges = run.recorder.rounds_table(), run.recorder.edges_table()
     scenario = run.scenario
     nodes = list(run.nodes.values())
@@ -102,7 +297,12 @@ def result_of(run: Run) -> Result:
     more = run.recorder.clusters.tables() | run.recorder.elections()
     if "clusters" in more:
         summary["clusters"] = cluster_log.over_rounds(more["clusters"], groups)
-    return Result(summary, rounds, edges, run.notes, more)
+    return Result(summary, rounds, edges, run.notes, more, [_tensors(node) for node in nodes] if models else None)
+
+
+def _tensors(node: Node) -> dict[str, np.ndarray]:
+    """Return a copy of the tensors of a node's resulting model."""
+    return {name: tensor.copy() for name, tensor in node.task.layout.unflatten(node.result).items()}
 
 
 def _reported_stage(run: Run, rounds: Table, metric: str) -> str:
@@ -276,30 +476,14 @@ def _compare(table: Sequence[dict[str, Any]], reference: Mapping[str, Any]) -> N
 
 def write(path: Path, file: ScenarioFile, results: Sequence[Result], summary: Mapping[str, Any]) -> None:
     """Write all files of a run; summary.json comes last, so a folder with a summary.json is complete."""
-    (path / "scenario.toml").write_bytes(msgspec.toml.encode(file.raw()))
+    (path / SCENARIO).write_bytes(msgspec.toml.encode(file.raw()))
+    if file.graph is not None:
+        (path / GRAPH).write_bytes(to_graphml(file.graph))
     write_parquet(path / "rounds.parquet", [(result.summary, result.rounds) for result in results])
     write_parquet(path / "edges.parquet", [(result.summary, result.edges) for result in results])
     for name in sorted({name for result in results for name in result.more}):
         tables = [(result.summary, result.more[name]) for result in results if name in result.more]
         write_parquet(path / f"{name}.parquet", tables)
+    for result in results:
+        write_models(path, result.summary, result.models or ())
     replace_file(path / SUMMARY, [to_json(summary, indent=1).encode() + b"\n"])
-
-
-def write_parquet(path: Path, tables: Sequence[tuple[Mapping[str, Any], Table]]) -> None:
-    """Write concatenated tables, with the run's name and seed as the first columns."""
-    import duckdb
-
-    kinds = {name: column.dtype for _, table in tables for name, column in table.items()}
-    lengths = [len(next(iter(table.values()))) for _, table in tables]
-    stacked: Table = {
-        "run": np.repeat(np.array([summary["name"] for summary, _ in tables], object), lengths),
-        "seed": np.repeat([summary["seed"] for summary, _ in tables], lengths),
-    }
-    for name in kinds:  # a metric that a run lacks is NaN there
-        parts = [table.get(name, np.full(n, np.nan)) for (_, table), n in zip(tables, lengths, strict=True)]
-        stacked[name] = np.concatenate([part.astype(object) if part.dtype.kind == "U" else part for part in parts])
-    with duckdb.connect() as connection:
-        connection.register("stacked", stacked)
-        target = str(path).replace("'", "''")
-        columns = '"run"::VARCHAR AS run, * EXCLUDE (run)'  # without rows its type would be unknown
-        connection.execute(f"COPY (SELECT {columns} FROM stacked) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")

@@ -46,16 +46,18 @@ import msgspec
 
 from p2pfl.config import table_changes, toml_reader
 from p2pfl.config.binding import bind, split_name
+from p2pfl.config.object_name import ObjectName
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.node.folder.settings import Settings
 from p2pfl.sim.scenario.budgets import Budgets
 from p2pfl.sim.scenario.claims import MEAN, Claim, claims_of
 from p2pfl.sim.scenario.file_keys import Changes, FileKeys, select_form
 from p2pfl.sim.scenario.imports import KINDS, given_names, module_folders
+from p2pfl.sim.scenario.named_tables import named_changes, with_tables
 from p2pfl.sim.scenario.network import Network, Range, check_number, check_range
 from p2pfl.sim.scenario.run_tables import change_runs, run_tables, select_entries
 from p2pfl.sim.scenario.search import Search
-from p2pfl.sim.scenario.topology import changes_with_files, with_files
+from p2pfl.sim.scenario.topology import FILE, GRAPH, changes_with_files, with_absolute_file, with_files
 
 SHIPPED = Path(__file__).parent.parent / "scenarios"
 MOST_NEAR = 3  # names in the error for an unknown scenario
@@ -180,6 +182,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         figure: the figure of a row that is compared with the paper's, such as "mean" or "objectives.hypervolume".
         claims: claims about the rows of the short form or, without one, of the whole scenario.
         forms: the names of the file's other forms, in order.
+        graph: NetworkX graph that a Python program gives as the topology of all runs; None for those of the runs.
     """
 
     name: str
@@ -201,6 +204,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
     figure: str = MEAN
     claims: tuple[Claim, ...] = ()
     forms: tuple[str, ...] = ()
+    graph: Any = None
 
     def rows(self) -> dict[str, list[Scenario]]:
         """Return the runs of each row of the table: one, or those of a pool."""
@@ -211,10 +215,13 @@ class ScenarioFile(msgspec.Struct, frozen=True):
 
     def raw(self) -> dict[str, Any]:
         """Return TOML tables that resolve to the same runs; the claims and the duration are in its original file only."""
-        runs = [{k: v for k, v in msgspec.to_builtins(run).items() if v is not None} for run in self.runs]
+        plain = [msgspec.to_builtins(run, enc_hook=str) for run in self.runs]  # of an ObjectName only the text remains
+        runs = [{key: value for key, value in table.items() if value is not None} for table in plain]
         for run in runs:
             if not run["varied"]:
                 del run["varied"]
+            if self.graph is not None:
+                run["topology"] = {"name": FILE, "file": GRAPH}
         table: dict[str, Any] = {"name": self.name, "description": self.description, "seeds": list(self.seeds), "run": runs}
         if any(":" in str(named["name"]) for run in self.runs for named in (run.task, run.policy)):
             table["modules"] = self.folder
@@ -244,6 +251,11 @@ class ScenarioFile(msgspec.Struct, frozen=True):
             )
         against = self.against if any(run.row == self.against for run in kept) else ""
         return msgspec.structs.replace(self, runs=kept, against=against)
+
+    def only_run(self, name: str, seed: int) -> ScenarioFile:
+        """Return the scenario with one run and one seed only."""
+        runs = tuple(msgspec.structs.replace(run, seed=seed, varied={}) for run in self.runs if run.name == name)
+        return msgspec.structs.replace(self, runs=runs, seeds=(seed,), against="", varied={}, claims=(), forms=())
 
     def with_given(self, changes: Changes) -> ScenarioFile:
         """Return the scenario with the module folders that the user names in these changes."""
@@ -294,11 +306,11 @@ def load(name: str, changes: Sequence[str] = (), trust: bool = False) -> Scenari
 
 def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: str, trust: bool = True) -> ScenarioFile:
     """Resolve parsed TOML, or a dict of the caller, into a scenario; see `load`."""
-    base = DEFAULTS | with_files(raw, folder)
+    base = DEFAULTS | with_files(with_tables(raw), folder)
     keys = FileKeys(**{key: base.pop(key) for key in FileKeys.__struct_fields__ if key in base})
     keys.check(name)
     called = name if keys.name is None else keys.name
-    given = changes_with_files([table_changes.parse_change(change) for change in changes], folder)
+    given = changes_with_files(named_changes([table_changes.parse_change(change) for change in changes]), folder)
     _check_not_varied(name, keys, given)
     form = select_form(name, keys, given, folder)
     rows = [str(row.get("name", called)) for row in keys.run or [{}]]
@@ -311,7 +323,8 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     _check_pools(name, runs, form.target)
     seeds = None if any(key == "seed" for key, _ in given) else form.seeds
     modules = str(Path(folder, keys.modules).resolve())
-    used = {(kind, str(getattr(run, kind)["name"])) for run in runs for kind in KINDS}
+    names = {(kind, getattr(run, kind)["name"]) for run in runs for kind in KINDS}
+    used = {(kind, name) for kind, name in names if not isinstance(name, ObjectName)}
     path = module_folders(
         name, used, home=str(Path(folder).resolve()), modules=modules, given=given_names(given), trust=trust
     )
@@ -335,6 +348,37 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
         figure=keys.figure,
         claims=claims_of(name, keys.claim, rows),
         forms=tuple(keys.forms),
+    )
+
+
+def restore(raw: Mapping[str, Any], folder: Path) -> ScenarioFile:
+    """Return the scenario whose method `raw` has returned these tables. Nothing is imported, and no name is resolved.
+
+    Args:
+        folder: the folder of its file.
+
+    Raises:
+        ConfigurationError: a key is unknown, or a value is invalid.
+    """
+    where = str(folder)
+    keys = FileKeys(**{key: raw[key] for key in FileKeys.__struct_fields__ if key in raw})
+    keys.check(where)
+    runs = tuple(parse_run(where, with_absolute_file(run, folder)) for run in keys.run)
+    return ScenarioFile(
+        name=str(keys.name),
+        description=keys.description,
+        runs=runs,
+        seeds=tuple(keys.seeds or ()),
+        folder=str(folder / keys.modules),
+        title=keys.title,
+        needs=keys.needs,
+        differences=tuple(keys.differences),
+        against=keys.against,
+        target=keys.target,
+        varied=keys.varied,
+        source=keys.source,
+        table=keys.table,
+        figure=keys.figure,
     )
 
 

@@ -21,6 +21,7 @@ from p2pfl.topologies.geography import Point
 
 EDGE = 150  # minimum bytes of one edge in a graph and in a simulation; 200 were measured
 FILE = "file"  # name of a topology from a file in a resolved scenario
+GRAPH = "topology.graphml"  # file of a graph that a Python program has given, in the folder of a run
 
 
 def topology(table: Mapping[str, Any], nodes: int, seed: int) -> nx.Graph:
@@ -92,6 +93,14 @@ def with_files(table: Mapping[str, Any], folder: str) -> dict[str, Any]:
         layer["topology"], nodes = found
         layer.setdefault("nodes", nodes)
     return layer
+
+
+def with_absolute_file(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a resolved run whose topology file is not relative to a folder."""
+    topology = run.get("topology")
+    if not isinstance(topology, Mapping) or not isinstance(file := topology.get(FILE), str):
+        return dict(run)
+    return {**run, "topology": {**topology, FILE: str(folder.resolve() / file)}}
 
 
 def changes_with_files(changes: Sequence[tuple[str, Any]], folder: str) -> list[tuple[str, Any]]:

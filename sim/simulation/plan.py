@@ -182,8 +182,11 @@ def check_starts(tasks: Sequence[Task], known_as: Sequence[str], initial: Parame
             )
 
 
-def check(scenario: Scenario) -> Task:
+def check(scenario: Scenario, graph: nx.Graph | None = None) -> Task:
     """Make one object of each kind that a scenario names, to report errors before anything runs.
+
+    Args:
+        graph: the topology, in place of the scenario's.
 
     Returns:
         The task of its first node.
@@ -192,7 +195,8 @@ def check(scenario: Scenario) -> Task:
         ConfigurationError: the scenario is invalid; the error names the run.
     """
     try:
-        graph = topology(scenario.topology, scenario.nodes, scenario.seed)
+        if graph is None:
+            graph = topology(scenario.topology, scenario.nodes, scenario.seed)
         if scenario.network.latency == "geography":
             locate_nodes(placement_graph(scenario.network, graph), names(scenario.nodes))
         for group in (None, *scenario.policy_by_group):

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
+from types import ModuleType
 from typing import Any
 
 from p2pfl.errors import RunError
@@ -44,7 +45,7 @@ class Worker:
         context = _context()
         self.pipe, far = context.Pipe()
         self.process = context.Process(target=_begin, args=(work, far, *args))
-        with _interrupts_held_back(), _without_current_folder():
+        with _interrupts_held_back(), _without_current_folder(), _without_main_module():
             self.process.start()
         far.close()  # closes the pipe when the worker ends
 
@@ -101,11 +102,11 @@ def answer(pipe: Connection, work: Callable[[Any], Any]) -> None:
     """Answer messages from a pipe, including with errors, until the pipe is closed."""
     while True:
         try:
-            task = pipe.recv()
+            task = pipe.recv_bytes()
         except EOFError:
             return
         try:
-            message = work(task)
+            message = work(ForkingPickler.loads(task))
         except Exception as error:
             error.add_note(traceback.format_exc())  # a traceback is not pickled
             message = _fit_to_travel(error)
@@ -169,6 +170,20 @@ def _without_current_folder() -> Iterator[None]:
             del os.environ["PYTHONSAFEPATH"]
         else:
             os.environ["PYTHONSAFEPATH"] = before
+
+
+@contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Keep processes started in this block from running the program's main module again.
+
+    A script without `if __name__ == "__main__":` would otherwise start itself in each worker.
+    """
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = before
 
 
 def prepare_process(path: Sequence[str] = ()) -> None:

@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 
 import duckdb
+import networkx as nx
 import pytest
 
+import p2pfl
 from tests.support.pages import DOCS
 from tests.support.processes import free_ports
 from tests.support.readme import bash
@@ -83,6 +85,7 @@ def folders(tmp_path_factory):
     (where / "cities.txt").write_text("Oslo Turin\nTurin Athens\n")
     commands = [f"p2pfl-sim {command} --engine local --out runs/{name}" for name, command in RUNS.items()]
     bash("\n".join(commands), where)
+    p2pfl.simulate(where / "sweep.toml", graph=nx.path_graph(3), models=True, out=where / "runs" / "given")
     bash("p2pfl-sim pareto mofld-dst --set form=smoke --workers 1 --out runs/search", where)
     return {path.name: path for path in (where / "runs").iterdir()}
 
@@ -112,7 +115,8 @@ def check(found, keys, absent=frozenset()):
 
 @pytest.mark.slow
 def test_files_of_runs_match_documentation(folders):
-    found = {path.name for name, folder in folders.items() if name != "search" for path in folder.iterdir()}
+    paths = [path for name, folder in folders.items() if name != "search" for path in folder.iterdir()]
+    found = {path.name + "/" * path.is_dir() for path in paths}
     assert found == set(described("Folder of a run")) - {"parts/"}
     search = {path.relative_to(folders["search"]).as_posix() for path in folders["search"].rglob("*") if path.is_file()}
     models = {path for path in search if re.fullmatch(r"models/[\w-]+/seed-\d+/candidate-\d+\.safetensors", path)}

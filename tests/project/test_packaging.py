@@ -118,7 +118,7 @@ def test_mypy_knows_the_types_of_the_public_api(installed, folder, mypy_cache):
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", installed / "bin" / "python", "script.py"]
     printed = call(*command, "--cache-dir", mypy_cache, cwd=folder, env=ENVIRONMENT)
     revealed = [line for line in printed.splitlines() if "Revealed type" in line]
-    assert "list[p2pfl.sim.results.results.Result]" in revealed[0]
+    assert "p2pfl.sim.results.results.Results" in revealed[0]
     assert "p2pfl.node.node.Node" in revealed[1]
 
 

@@ -286,7 +286,7 @@ def test_nodes_must_agree_with_topology_file(write):
     for found in (scenario(file, nodes=4), scenario(file, "nodes=4")):
         with pytest.raises(ConfigurationError) as refused:
             p2pfl.simulate(SMALL | {"topology": found.topology, "nodes": found.nodes})
-        assert str(refused.value) == "nodes must be 3, as in net.edges, got 4; remove the key nodes"
+        assert str(refused.value) == "run 'scenario': nodes must be 3, as in net.edges, got 4; remove the key nodes"
 
 
 def test_topology_file_of_run_replaces_topology_and_nodes(write):
@@ -342,7 +342,7 @@ def test_invalid_topology_table_reports_one_line(write, tmp_path, monkeypatch, t
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError) as refused:
         p2pfl.simulate(SMALL | {"topology": topology})
-    assert str(refused.value) == message
+    assert str(refused.value).removeprefix("run 'scenario': ") == message
 
 
 @pytest.mark.slow

@@ -150,7 +150,8 @@ def test_simulate_refuses_invalid_edge_weight(weight):
     graph.add_edge("a", "b", weight=weight)
     with pytest.raises(ConfigurationError) as refused:
         p2pfl.simulate(SMALL, graph=graph)
-    assert str(refused.value) == f"topology: the weight of the edge a-b must be a positive number, got {weight!r}"
+    words = f"topology: the weight of the edge a-b must be a positive number, got {weight!r}"
+    assert str(refused.value) == f"run 'scenario', seed 0: {words}"
 
 
 def test_summary_contains_topology_properties():
@@ -335,6 +336,7 @@ def test_geographic_latency_without_coordinates_is_refused():
         with pytest.raises(ConfigurationError) as refused:
             p2pfl.simulate(scenario, graph=graph)
         assert str(refused.value) == (
+            "run 'scenario': "
             'network.latency = "geography" needs coordinates of the nodes:'
             " fewer than two nodes of the topology have coordinates (attributes latitude and longitude)"
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from p2pfl.sim.markup import bullets, paragraphs, table
 from p2pfl.sim.report.folder import Folder
-from p2pfl.sim.report.markup import bullets, paragraphs, table
 
 LABELS = ("name", "paper", "pool", "varied")  # keys of a run without an effect on its results
 MOST_VALUES = 6

@@ -14,7 +14,7 @@ import numpy as np
 
 from p2pfl.pareto_metrics import non_dominated
 from p2pfl.sim.formatting import number, some
-from p2pfl.sim.report.markup import table
+from p2pfl.sim.markup import table
 from p2pfl.sim.report.sections.solutions import Space, points_of, space_of
 from p2pfl.sim.report.series import MOST_RUNS, Figure, Front, Section, Series, by_key
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from p2pfl.sim.formatting import number, of_paper
+from p2pfl.sim.markup import bullets, table
 from p2pfl.sim.report.folder import Folder
-from p2pfl.sim.report.markup import bullets, table
 from p2pfl.sim.report.series import Figure, Section, Series
 from p2pfl.sim.report.summary import Row
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from html import escape
 
 from p2pfl.sim.formatting import PARETO_OPTIMAL, difference, number, of_paper, size, some
+from p2pfl.sim.markup import bullets, table, terms
 from p2pfl.sim.report.folder import Folder
-from p2pfl.sim.report.markup import bullets, table, terms
 from p2pfl.sim.report.series import Series
 from p2pfl.sim.report.summary import Row
 

@@ -10,7 +10,6 @@ from torch import nn
 import p2pfl
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.modules import count_values
-from p2pfl.sim import api
 from p2pfl.sim.cli import main as cli
 from p2pfl.sim.execution import memory_estimate
 from p2pfl.sim.execution import runner as engine
@@ -29,7 +28,7 @@ def free(monkeypatch):
     """Set the amount of free memory."""
 
     def set_free(amount):
-        for module in (available_memory, memory_estimate, api, engine):
+        for module in (available_memory, memory_estimate, engine):
             monkeypatch.setattr(module, "free_memory", lambda: amount)
 
     set_free(8 * GIB)

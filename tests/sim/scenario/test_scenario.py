@@ -223,7 +223,7 @@ def test_every_shipped_scenario_accepts_common_keys(name, change):
             "study: mode must be one of synchronous, asynchronous, got 'sync'; did you mean 'synchronous'?",
         ),
         ("fidelity=3", "study: fidelity must be one of modelled, wire, got 3"),
-        ("policy=dac", "study: policy must be a table such as { name = \"dac\" }, got 'dac'"),
+        ("policy=3", 'study: policy must be a table such as { name = "dac" }, got 3'),
         ("network=3", "study: network must be a table such as { latency = 0.1 }, got 3"),
         ("budget=3", "study: budget must be a table such as { models = 3 }, got 3"),
         ("task={name=3}", "study: task.name must be a string, got 3"),

@@ -1,0 +1,98 @@
+"""Results in a notebook and as data: frames, curves and HTML."""
+
+import sys
+
+import matplotlib
+import numpy as np
+import pandas
+import polars
+import pytest
+
+import p2pfl
+from p2pfl.errors import ConfigurationError
+from p2pfl.sim.results.plots import draw_curves
+
+matplotlib.use("Agg")
+
+TABLES = {
+    "name": "study",
+    "nodes": 4,
+    "rounds": 3,
+    "task": "concept-shift",
+    "run": [{"name": "alone", "policy": "local"}, {"name": "with <peers>", "policy": "random"}],
+}
+
+
+@pytest.fixture(scope="module")
+def results():
+    return p2pfl.simulate(TABLES, seeds=2)
+
+
+def test_frame_has_all_runs_and_seeds(results):
+    frame = results.frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame.columns[:3]) == ["run", "seed", "round"]
+    assert len(frame) == 2 * 2 * 4 * 3
+    last = frame[(frame["run"] == "alone") & (frame["seed"] == 1)]["merged_test_loss"]
+    assert np.array_equal(last, results[1].rounds["merged_test_loss"], equal_nan=True)
+    assert len(results[3].frame()) == 4 * 3
+
+
+def test_frame_of_nodes_has_results_and_groups(results):
+    frame = results.frame(table="nodes")
+    assert list(frame.columns) == ["run", "seed", "node", "mse", "group"]
+    means = frame.groupby(["run", "seed"])["mse"].mean()
+    assert means["with <peers>", 1] == pytest.approx(results[3].summary["test"]["mean"])
+
+
+def test_polars_frame_equals_pandas_frame(results):
+    for table in ("rounds", "edges", "nodes"):
+        other = results.frame("polars", table=table)
+        assert isinstance(other, polars.DataFrame)
+        plain = results.frame(table=table)
+        assert other.columns == list(plain.columns)
+        assert other["run"].to_list() == plain["run"].tolist()
+
+
+def test_frame_names_unknown_tables_and_libraries(results, monkeypatch):
+    with pytest.raises(ConfigurationError, match="unknown table 'round'; did you mean 'rounds'"):
+        results.frame(table="round")
+    with pytest.raises(
+        ConfigurationError, match="library must be one of pandas, polars, got 'panda'; did you mean 'pandas'"
+    ):
+        results.frame("panda")
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(ConfigurationError, match=r"frame\(\) needs polars: pip install 'p2pfl-node\[polars\]'"):
+        results.frame("polars")
+
+
+def test_plot_draws_a_line_for_each_run(results, monkeypatch):
+    ax = results.plot()
+    assert ax.get_ylabel() == "test mse, mean over nodes"
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["alone", "with <peers>"]
+    assert [list(line.get_xdata()) for line in ax.get_lines()] == [[1, 2, 3]] * 2
+    again = results[0].plot("loss", split="validation", ax=ax)
+    assert again is ax
+    assert len(ax.get_lines()) == 3
+    with pytest.raises(ConfigurationError, match="no run has evaluated the metric 'f1' on test data"):
+        results.plot("f1")
+    matplotlib.pyplot.close("all")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigurationError, match=r"plot\(\) needs matplotlib: pip install 'p2pfl-node\[notebook\]'"):
+        results.plot()
+
+
+def test_curve_is_the_mean_and_its_band_the_deviation():
+    ax = draw_curves({"a": [np.array([[np.nan, np.nan], [1.0, 3.0]]), np.array([[np.nan, np.nan], [4.0, 4.0]])]}, "accuracy")
+    (line,), (band,) = ax.get_lines(), ax.collections
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([2], [3.0])
+    assert {*band.get_paths()[0].vertices[:, 1]} == {2.0, 4.0}
+    matplotlib.pyplot.close("all")
+
+
+def test_repr_is_short_and_html_is_escaped(results):
+    assert repr(results) == "Results('study': 2 runs, 2 seeds)"
+    assert repr(results[3]).startswith("Result('with <peers>', seed 1: mse ")
+    for html in (results._repr_html_(), results[3]._repr_html_()):
+        assert "with &lt;peers&gt;" in html
+        assert "<peers>" not in html
