@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -109,6 +109,8 @@ class Node:
         self._observer = observer
         self._stopping = False
         self._prepared = False
+        self._stopped_early = False
+        self._ended = False  # whether the checkpoint is from the end of all rounds so far
         self._evaluations = Evaluations(
             self.early_stopping,
             policy.reported_stage,
@@ -144,7 +146,7 @@ class Node:
     @property
     def done(self) -> bool:
         """Return whether the node has finished, because all rounds are done or it has stopped early."""
-        return self.me.round >= self.settings.rounds or self.early_stopping.stop
+        return self._stopped_early or self.me.round >= self.settings.rounds or self.early_stopping.stop
 
     @property
     def disk(self) -> str:
@@ -156,6 +158,11 @@ class Node:
         """The last round whose checkpoint is on disk; without a store, the last round."""
         return self.me.round if self._store is None else self._store.round
 
+    def extend(self, rounds: int) -> None:
+        """Raise the number of rounds. A node that has stopped early does not continue."""
+        self.settings = msgspec.structs.replace(self.settings, rounds=rounds)
+        self.me.rounds = rounds
+
     def stop(self) -> None:
         """Leave after the current round. The checkpoint contains everything that is finished."""
         self._stopping = True
@@ -163,6 +170,8 @@ class Node:
 
     async def run(self, linger: Callable[[], Awaitable[None]] | None = None) -> None:
         """Run all rounds, then serve until `linger()` returns; without `linger`, end at once.
+
+        If an extension has added rounds when `linger()` returns, run them too.
 
         Raises:
             ConfigurationError: the policy or the stored checkpoint does not fit.
@@ -177,8 +186,11 @@ class Node:
                 try:
                     await self.exchange.start(tasks, self)
                     await self._rounds()
-                    if linger is not None and not self._stopping:
+                    while linger is not None and self.done and not self._stopping:
                         await linger()
+                        if self.done:
+                            break
+                        await self._rounds()
                 except BaseException:
                     with suppress(Exception):  # the first error is the cause, not those that follow from it
                         await self.exchange.close()
@@ -190,9 +202,13 @@ class Node:
     async def _rounds(self) -> None:
         if not (self.done or self._prepared or self._stopping):
             await self._prepare()
+        if self._ended and not self.done:
+            self._ended = False
+            await self.exchange.gather()
         while not (self._stopping or self.done):
             await self._round()
         if self.done:
+            self._stopped_early = self.me.round < self.settings.rounds  # even if the last evaluation is the best
             self.exchange.finish()
             if self._store is not None:
                 await self._save()
@@ -297,19 +313,15 @@ class Node:
         """Save the state after a round, or before or after the preparation."""
         unevaluated = self._evaluations.pending
         self._saved = Checkpoint(
-            name=self.name,
-            seed=self.settings.seed,
-            layout=self.task.layout.fingerprint,
+            **_federation_of(self),
             round=self.me.round,
             params=self.me.whole.tobytes(),
             early_stopping=self.early_stopping.state(),
             unevaluated={} if unevaluated is None else {s: p.tobytes() for s, p in unevaluated.snapshots.items()},
             unevaluated_round=0 if unevaluated is None else unevaluated.round,
-            policy=policy_name(self.policy),
             policy_state=encode_state(self.policy),
             outbox=[],
             final=False,
-            codec=self.settings.codec,
             prepared=self._prepared,
             learner=pack_arrays(self.trainer.learner_state()),
         )
@@ -332,16 +344,7 @@ class Node:
         checkpoint = self._store.load() if self._store is not None else None
         if checkpoint is None:
             return
-        same_federation(
-            checkpoint,
-            {
-                "name": self.name,
-                "seed": self.settings.seed,
-                "layout": self.task.layout.fingerprint,
-                "policy": policy_name(self.policy),
-                "codec": self.settings.codec,
-            },
-        )
+        same_federation(checkpoint, _federation_of(self))
         self._saved = checkpoint
         self.me.round = checkpoint.round
         params = unpack(checkpoint.params)
@@ -361,9 +364,21 @@ class Node:
             outbox.add(unpack_model(model, self.name, self.me.n_samples, now))
         steps = [Step(tag, np.frombuffer(changed, np.uint32)) for tag, changed in checkpoint.steps]
         self.exchange.coding.restore(steps, outbox.models.values())
+        self._ended = checkpoint.final
         outbox.final = checkpoint.final and self.done  # unless there are more rounds to do now
         if self._observer is not None:
             self._observer.restored(self)
+
+
+def _federation_of(node: Node) -> dict[str, Any]:
+    """Return the entries of a checkpoint that must not change between runs of a node."""
+    return {
+        "name": node.name,
+        "seed": node.settings.seed,
+        "layout": node.task.layout.fingerprint,
+        "policy": policy_name(node.policy),
+        "codec": node.settings.codec,
+    }
 
 
 def policy_name(policy: Policy) -> str:

@@ -29,13 +29,14 @@ def add(commands: Any) -> None:
     federation = add_command(
         commands,
         "federation",
-        "create a federation, show it, or replace its admission key",
+        "create a federation, show it, extend it by more rounds, or replace its admission key",
         "p2pfl-node federation create alice --backup admission-key.backup",
         "p2pfl-node federation show alice",
     )
     federations = federation.add_subparsers(dest="federation", required=True, title="commands", metavar="COMMAND")
     _add_create(federations)
     _add_show(federations)
+    _add_extend(federations)
     _add_rotate(federations)
     _add_invite(commands)
     _add_join(commands)
@@ -83,6 +84,24 @@ def _add_show(federations: Any) -> None:
     add_folder(show)
     add_output(show)
     show.set_defaults(do=_show)
+
+
+def _add_extend(federations: Any) -> None:
+    extend = add_command(
+        federations,
+        "extend",
+        "raise the number of rounds; running and finished members continue as soon as they learn of it",
+        "p2pfl-node federation extend alice --rounds 20",
+    )
+    add_folder(extend)
+    settings = extend.add_argument_group("settings")
+    settings.add_argument(
+        "--rounds", type=int, required=True, metavar="N",
+        help="new number of rounds, counted from the first one; it cannot be lowered again",
+    )  # fmt: skip
+    _passphrase(extend.add_argument_group("admission key"))
+    add_output(extend)
+    extend.set_defaults(do=_extend)
 
 
 def _add_rotate(federations: Any) -> None:
@@ -280,6 +299,18 @@ def _lines(shown: dict[str, Any], indent: str = "") -> list[str]:
         else:
             lines.append(f"{indent}{key}: {value}")
     return lines
+
+
+def _extend(options: argparse.Namespace) -> int:
+    from p2pfl.node.federation import admission
+
+    admission.extend(options.folder, options.rounds, _unlock(options))
+    text = (
+        f"the federation has {options.rounds} rounds now; running members learn of it within seconds, the others when they"
+        " run again"
+    )
+    print_answer(options, text, {"rounds": options.rounds})
+    return 0
 
 
 def _rotate(options: argparse.Namespace) -> int:

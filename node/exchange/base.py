@@ -66,6 +66,9 @@ class Exchange(Protocol):
     async def start(self, tasks: TaskGroup, host: ExchangeHost) -> None:
         """Accept connections, and wait for the neighbours for at most one deadline."""
 
+    async def gather(self) -> None:
+        """Wait until as many members are present as before the first round, or until one of them is ahead."""
+
     async def next_round(self, finished: int) -> int:
         """Return the round that follows `finished`; see p2pfl.node.exchange.rounds.pacing.
 

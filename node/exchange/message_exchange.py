@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import TaskGroup
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -84,7 +85,7 @@ class MessageExchange:
         self._probation = Probation(config.strict)
         self._publisher = Publisher(self.name, config.n_samples, coding, lambda: asyncio.get_running_loop().time())
         participants = Participants(self.contacts, config.askers, self.electing)
-        pacing = Pacing(settings.rounds, not config.observer, config.sparse)
+        self._pacing = pacing = Pacing(settings.rounds, not config.observer, config.sparse)
         self.pacer = pacer = Pacer(
             self.contacts,
             participants=participants,
@@ -113,7 +114,17 @@ class MessageExchange:
             size=coding.layout.size,
             loss=None if loss is None else lambda params: loss(self._host.complete(params)),
         )
-        self.coordination = None if coordination is None else self._join(coordination, participants)
+        self.coordination: CoordinationRoles | None = None
+        if coordination is not None:
+            coordination.electing.connect(partial(_send_in_election, self.contacts), self._elected)
+            self.coordination = make_coordination_roles(
+                self.contacts,
+                coordination,
+                coding.layout,
+                settings=settings,
+                newest=participants.common_round,
+                check=self.limit.check,
+            )
 
     @property
     def peers(self) -> Mapping[str, Peer]:
@@ -153,6 +164,21 @@ class MessageExchange:
             problems = "; ".join(f"{name}: {peer.problem}" for name, peer in self.peers.items())
             raise ConfigurationError(f"the settings of every peer differ from this node's: {problems}")
 
+    async def gather(self) -> None:
+        await self.start_wait.run_again(self._settings.members)
+
+    def extend(self, rounds: int, resume: bool) -> None:
+        """Permit more rounds.
+
+        Args:
+            resume: whether this node publishes again if its model was final.
+        """
+        self._pacing.extend(rounds)
+        if resume and self.contacts.final:
+            self.outbox.final = self.contacts.final = False
+            self.contacts.introducer.greet_again()
+            self.contacts.notify()
+
     def finish(self) -> None:
         self.outbox.final = self.contacts.final = True
         self.models.serve_waiting()
@@ -163,13 +189,14 @@ class MessageExchange:
         self.pacer.leave()
 
     async def others_done(self) -> None:
-        """Wait until no connected neighbour needs this node."""
+        """Wait until no connected neighbour needs this node, or until the node has more rounds to do."""
+        contacts = self.contacts
 
         def done(peer: Peer) -> bool:
             gone = peer.name in self.roster.suspected and (not peer.introduced or peer.unanswered >= GONE_AFTER)
-            return peer.stopped or gone
+            return gone or (peer.stopped and not contacts.gossip.lacks_entries(peer))
 
-        await self.contacts.until(lambda: all(done(peer) for peer in self.peers.values()), inf)
+        await contacts.until(lambda: not contacts.final or all(done(peer) for peer in self.peers.values()), inf)
 
     async def close(self) -> None:
         await self.contacts.close()
@@ -208,17 +235,6 @@ class MessageExchange:
 
     # Coordination, if the policy is coordinated
 
-    def _join(self, coordination: Coordination, participants: Participants) -> CoordinationRoles:
-        coordination.electing.connect(self._send_in_election, self._elected)
-        return make_coordination_roles(
-            self.contacts,
-            coordination,
-            self.coding.layout,
-            settings=self._settings,
-            newest=participants.common_round,
-            check=self.limit.check,
-        )
-
     def resume(self, round: int, params: Parameters) -> None:
         if self.coordination is None:
             raise ConfigurationError("this policy needs a coordinator, but this node takes no part in elections")
@@ -231,11 +247,6 @@ class MessageExchange:
         self.limit.note(submission.params)
         self.pacer.reach(submission.round)
         return await self.coordination.client.submit(submission)
-
-    def _send_in_election(self, name: str, message: m.ElectionMessage) -> None:
-        peer = self.peers.get(name)
-        if peer is not None and peer.introduced:
-            self.contacts.tell(peer, message)
 
     def _elected(self, elected: Elected) -> None:
         self._host.elected(elected)
@@ -283,6 +294,12 @@ class MessageExchange:
     def peers_changed(self) -> None:
         if self.coordination is not None:
             self.coordination.coordinator.review()
+
+
+def _send_in_election(contacts: PeerManager, name: str, message: m.ElectionMessage) -> None:
+    peer = contacts.peers.get(name)
+    if peer is not None and peer.introduced:
+        contacts.tell(peer, message)
 
 
 def payload_limit(size: int, coordinated: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""Membership of a federation: its creation by the first member, manual admission, and revocation.
+"""Membership of a federation: its creation by the first member, extension, manual admission, and revocation.
 
 Tokens are in p2pfl.node.federation.invitations.
 """
@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import admission_key
@@ -85,9 +87,24 @@ def rotate(folder: Path, backup: Path, passphrase: bytes | None = None, new_pass
         admission_key.load(folder, log, new_passphrase)  # replaces the old key by the new one
 
 
+def extend(folder: Path, rounds: int, passphrase: bytes | None = None) -> None:
+    """Extend a federation to a number of rounds. Its members continue as soon as they learn of it.
+
+    Args:
+        passphrase: passphrase of the admission key, if it is encrypted.
+
+    Raises:
+        ConfigurationError: there is no admission key here, its passphrase is wrong, or the number is not greater than
+            the present one or too large.
+    """
+    with adding(folder) as log:
+        log.append_extension(admission_key.load(folder, log, passphrase), rounds)
+
+
 def describe(folder: Path) -> dict[str, Any]:
     """Return the agreement and the members of a node's federation."""
     membership = member_of(folder)
+    tables = {**membership.file.tables, "rounds": membership.rounds}
     members = [{"name": member.name, "role": member.role, "key": member.key.hex()} for member in membership.members.values()]
     return {
         "federation": membership.file.name,
@@ -95,7 +112,7 @@ def describe(folder: Path) -> dict[str, Any]:
         "admission key": membership.admission.hex(),
         "membership_version": membership.membership_version,
         "members": members,
-        "agreed": {key: value for key, value in membership.file.tables.items() if key != "name"},
+        "agreed": {key: value for key, value in tables.items() if key != "name"},
     }
 
 
@@ -154,7 +171,7 @@ def _keep(folder: Path, membership: Membership, own: NodeConfig, key: bytes, app
         raise FederationError(
             f"the federation has no member {own.name} with the key of this node; ask for a new token or admission"
         )
-    approve(own, check_agreement(own, membership.file))
+    approve(own, replace(check_agreement(own, membership.file), rounds=membership.rounds))
     write_federation(folder, membership)
     return membership.file.name
 

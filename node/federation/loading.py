@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from p2pfl.config import table_changes
 from p2pfl.config.binding import split_name
 from p2pfl.errors import ConfigurationError
@@ -30,8 +32,9 @@ class LoadedNode(NamedTuple):
     """Node that is loaded from its folder.
 
     Attributes:
-        config: configuration with the values on which the federation has agreed.
+        config: configuration with the values on which the federation has agreed; `rounds` includes its extensions.
         membership: the membership log; None if the node belongs to no federation.
+        agreement: the agreement in the federation's file, without extensions.
         changes: the "key=value" changes of node.toml that were applied.
     """
 
@@ -66,7 +69,8 @@ def load(folder: Path, changes: Sequence[str] = ()) -> LoadedNode:
                 f"--set {key}: this setting belongs to the federation {agreed.name}, and a node cannot change it"
             )
     with config.name_in_errors(folder / config.CONFIG):
-        return LoadedNode(folder, agreement.apply_agreement(own, agreed), membership, agreed, changes)
+        shared = agreement.apply_agreement(own, agreed)
+    return LoadedNode(folder, replace(shared, rounds=membership.rounds), membership, agreed, changes)
 
 
 def policy_of(setup: LoadedNode) -> Policy:

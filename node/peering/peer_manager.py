@@ -49,6 +49,7 @@ class PeerManager:
         listening: set once peers can dial this node.
         on_listening: called then.
         introducer: introduces this node over new links.
+        gossip: exchanges entries of the membership log.
         links: handles the frames of its transport.
     """
 
@@ -63,7 +64,7 @@ class PeerManager:
         self._table = table = PeerTable(config, local, events)
         self._tasks = tasks = BackgroundTasks()
         self._messenger = messenger = Messenger(config.signer, table.roster, self.traffic)
-        self._gossip = gossip = MembershipGossip(config.options.access, messenger)
+        self.gossip = gossip = MembershipGossip(config.options.access, messenger)
         self._prober = prober = Prober(local, table, messenger)
         self.introducer = introducer = Introducer(config, local, table, messenger, gossip)
         self._dialler = Dialler(config, table, messenger, introducer, tasks)
@@ -176,7 +177,7 @@ class PeerManager:
     def gossip_membership(self) -> None:
         """Send the peers the entries of the membership log that they lack."""
         for peer in self.introduced_peers():
-            self._gossip.send(peer)
+            self.gossip.send(peer)
 
     # Reports about members (see p2pfl.node.peering.discovery.DiscoveryEvents)
 

@@ -24,6 +24,7 @@ from p2pfl.node.peering.discovery import Discovery
 from p2pfl.node.peering.guard import Guard
 from p2pfl.node.peering.peering_config import PeeringOptions
 from p2pfl.node.runtime.connectivity import Connectivity
+from p2pfl.node.runtime.more_rounds import follow_extensions
 from p2pfl.node.runtime.supervisor import Supervisor
 from p2pfl.node.status.observer import StatusObserver
 from p2pfl.node.trainer import ThreadTrainer
@@ -113,6 +114,8 @@ class Assembly:
             lenient=True,
             initial=self._initial,
         )
+        if ready.membership is not None:
+            follow_extensions(ready.membership, node, exchange, status_observer)
         about = {"task": config.task["name"], "policy": config.policy["name"]}
         if ready.agreement is not None and ready.membership is not None:
             sparse = ready.agreement.edges != "all" and not self._coordinated
@@ -176,7 +179,11 @@ class Assembly:
             roles,
             transport=connectivity.transport,
             federation=membership.federation,
-            agreed=agreement.describe("task", config.task) | agreement.describe("policy", config.policy),
+            agreed={
+                **agreement.describe("task", config.task),
+                **agreement.describe("policy", config.policy),
+                "rounds": str(agreed.rounds),  # without extensions, which a peer may learn of only from this node
+            },
             edges=agreed.edges,
             options=options,
             coordination=self._coordination(self._electing(neighbourhood.electorate(), incarnation)),

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -211,17 +212,17 @@ async def _keep_fresh(status_observer: StatusObserver) -> None:
 
 
 async def _serve(parts: Parts, leave: asyncio.Event, until_done: bool) -> None:
-    """Answer peers until stopped or, with `until_done`, until none of them needs this node."""
-    if until_done:
-        waits = [asyncio.create_task(parts.exchange.others_done()), asyncio.create_task(leave.wait())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        return
-    parts.status_observer.serving()
-    await leave.wait()
+    """Answer peers until stopped or extended or, with `until_done`, until none of them needs this node."""
+    exchange = parts.exchange
+    if not until_done:
+        parts.status_observer.serving()
+    ends = exchange.others_done() if until_done else exchange.contacts.until(lambda: not exchange.contacts.final, inf)
+    waits = [asyncio.ensure_future(ends), asyncio.create_task(leave.wait())]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 def _on_signals(node: Node, status_observer: StatusObserver, log: EventLogger) -> asyncio.Event:

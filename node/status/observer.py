@@ -197,10 +197,23 @@ class StatusObserver:
         self._file.write(ROUNDS_APART)
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
-        self.state |= {"state": "finished", "result": dict(result), "best_round": node.early_stopping.round}
+        state = "finished" if node.done else "running"  # an extension may arrive while the result is computed
+        self.state |= {"state": state, "result": dict(result), "best_round": node.early_stopping.round}
         self._log.bind(**result).info(
             describe_result(result, node.early_stopping.round), kind="finished", best_round=node.early_stopping.round
         )
+        self.write()
+
+    def extended(self, node: Node) -> None:
+        """Report that the federation has more rounds than before."""
+        rounds = node.settings.rounds
+        self.state |= {"rounds": rounds}
+        if node.done:
+            event = f"the federation has {rounds} rounds now; this node has stopped early and does not continue"
+        else:
+            self.state |= {"state": "running"}
+            event = f"the federation has {rounds} rounds now; continuing after round {node.round}"
+        self._log.info(event, kind="extended", rounds=rounds, round=node.round)
         self.write()
 
     def serving(self) -> None:

@@ -17,7 +17,7 @@ from p2pfl.policy import Merge, Stage
 
 
 def node_facts(node: Node) -> dict[str, Any]:
-    """Return the facts about a node that do not change."""
+    """Return the facts about a node that do not change between rounds."""
     return {
         "version": __version__,
         "name": node.name,

@@ -1,7 +1,8 @@
 """Membership of a federation: a log of entries, each with the hash of the previous one, signed by the admission key.
 
-The log only grows. Every node keeps the whole log, passes missing entries on to others, and accepts no other source of
-membership. The number of its newest entry, the membership version, never goes back.
+An entry changes the members or the admission key, or extends the federation by more rounds. The log only grows. Every
+node keeps the whole log, passes missing entries on to others, and accepts no other source of membership. The number of
+its newest entry, the membership version, never goes back.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ Role = Literal["participant", "observer", "coordinator-eligible"]
 Action = Literal["add", "remove", "replace", "hand-over"]
 
 LIMIT = 4 << 20  # maximum bytes of a whole log
+MOST_ROUNDS = 1_000_000  # maximum of an extension; a mistyped number cannot be taken back
 _LABEL = b"p2pfl membership 1\0"
+_EXTENSION_LABEL = b"p2pfl membership 2\0"
+_EXTENSION_FIELDS = 5
 _NONE = bytes(32)
 
 
@@ -49,6 +53,20 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     role: Role
 
 
+class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Extension of the federation by more rounds; the first three fields are those of `Entry`.
+
+    Attributes:
+        rounds: the new number of rounds of the federation, in place of that in its file or in an earlier extension.
+    """
+
+    federation: Bytes16
+    membership_version: Annotated[int, Meta(ge=1, le=2**32 - 1)]
+    before: Bytes32
+    action: Literal["extend"]
+    rounds: Annotated[int, Meta(ge=1, le=MOST_ROUNDS)]
+
+
 class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     entry: Annotated[bytes, Meta(max_length=512)]
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
@@ -63,6 +81,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 _entry = msgspec.msgpack.Decoder(Entry)
+_extension = msgspec.msgpack.Decoder(Extension)
 _log = msgspec.msgpack.Decoder(Annotated[list[Signed], Meta(max_length=2**16)])
 _raw = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _OVERHEAD = 5  # maximum bytes around the entries of an encoded log
@@ -79,6 +98,7 @@ class Membership:
         federation: the federation's id, 16 bytes.
         invites: whether this node admits newcomers with a token.
         admissions: the admission keys so far; the last one is in force.
+        rounds: number of rounds of the federation; 0 if neither its file nor an extension sets it.
         on_change: called when the log has grown.
 
     Raises:
@@ -90,6 +110,7 @@ class Membership:
         self.federation = file.id
         self.invites = False
         self.admissions = [file.admission]
+        self.rounds = first if isinstance(first := file.tables.get("rounds"), int) else 0
         self.on_change: list[Callable[[], None]] = []
         self._members: dict[str, Member] = {}
         self._sorted: dict[str, Member] | None = None  # cache of `members`, filled on demand
@@ -187,12 +208,27 @@ class Membership:
         Raises:
             FederationError: `identity` is not the admission key, or the entry is invalid.
         """
+        self._append(identity, Entry(self.federation, self.membership_version + 1, self._last, action, name, key, role))
+
+    def append_extension(self, identity: Identity, rounds: int) -> None:
+        """Sign and add an extension of the federation to a number of rounds.
+
+        Raises:
+            FederationError: `identity` is not the admission key, or the number is not greater than the present one, or
+                greater than MOST_ROUNDS.
+        """
+        if not self.rounds < rounds <= MOST_ROUNDS:
+            raise FederationError(
+                f"the federation {self.file.name} has {self.rounds:,} rounds; the new number must be greater, and at most"
+                f" {MOST_ROUNDS:,}, got {rounds:,}"
+            )
+        self._append(identity, Extension(self.federation, self.membership_version + 1, self._last, "extend", rounds))
+
+    def _append(self, identity: Identity, entry: Entry | Extension) -> None:
         if identity.public != self.admission:
             raise FederationError("this key is not the current admission key")
-        entry = msgspec.msgpack.encode(
-            Entry(self.federation, self.membership_version + 1, self._last, action, name, key, role)
-        )
-        signed = Signed(entry, identity.sign(_LABEL + entry))
+        content = msgspec.msgpack.encode(entry)
+        signed = Signed(content, identity.sign(_label(entry) + content))
         try:
             self.extend(msgspec.msgpack.encode([signed]))
         except ProtocolError as error:
@@ -200,13 +236,13 @@ class Membership:
 
     def _take(self, signed: Signed, encoded: bytes) -> None:
         try:
-            entry = _entry.decode(signed.entry)
+            entry = decode_entry(signed.entry)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError("membership", str(error)) from error
         if entry.federation != self.federation:
             raise ProtocolError("membership", "an entry of another federation")
         if entry.membership_version <= self.membership_version:
-            self._check_signature(signed, self.admissions)  # a forged entry is not a fork
+            self._check_signature(signed, _label(entry), self.admissions)  # a forged entry is not a fork
             raise ProtocolError(
                 "membership fork",
                 f"two different entries of membership version {entry.membership_version}; the first one is kept",
@@ -215,23 +251,31 @@ class Membership:
             raise ProtocolError("membership", f"entry {entry.membership_version} after {self.membership_version}")
         if entry.before != self._last:
             raise ProtocolError("membership", f"entry {entry.membership_version} does not follow the entry before it")
-        self._check_signature(signed, self.admissions[-1:])
+        self._check_signature(signed, _label(entry), self.admissions[-1:])
         if self._size + len(encoded) > LIMIT:
             raise ProtocolError("membership", "the membership log is full; create a new federation")
-        self._apply(entry)
+        if isinstance(entry, Extension):
+            self._extend_rounds(entry.rounds)
+        else:
+            self._apply(entry)
         self._log.append(encoded)
         self._known.add(encoded)
         self._last = sha256(encoded).digest()
         self._size += len(encoded)
 
-    def _check_signature(self, signed: Signed, admissions: Sequence[bytes]) -> None:
+    def _check_signature(self, signed: Signed, label: bytes, admissions: Sequence[bytes]) -> None:
         for key in admissions:
             if is_weak(key):
                 continue
             verifier = self._verifiers.get(key) or self._verifiers.setdefault(key, Verifier(key))
-            if verifier.valid(signed.signature, _LABEL + signed.entry):
+            if verifier.valid(signed.signature, label + signed.entry):
                 return
         raise ProtocolError("membership", "an entry without a signature of the admission key")
+
+    def _extend_rounds(self, rounds: int) -> None:
+        if rounds <= self.rounds:
+            raise ProtocolError("membership", f"an extension to {rounds} rounds of a federation that has {self.rounds}")
+        self.rounds = rounds
 
     def _apply(self, entry: Entry) -> None:
         name, key, old = entry.name, entry.key, self._members.get(entry.name)
@@ -267,6 +311,20 @@ class Membership:
         self._present.add(new.key)
         self._seen.add(new.key)
         self._names.add(name)
+
+
+def decode_entry(data: bytes) -> Entry | Extension:
+    """Read the content of a signed entry. The number of its fields tells its kind.
+
+    Raises:
+        msgspec.MsgspecError, UnicodeDecodeError, RecursionError: it is malformed.
+    """
+    extends = len(_raw.decode(data)) == _EXTENSION_FIELDS
+    return _extension.decode(data) if extends else _entry.decode(data)
+
+
+def _label(entry: Entry | Extension) -> bytes:
+    return _EXTENSION_LABEL if isinstance(entry, Extension) else _LABEL
 
 
 def count_entries(entries: bytes) -> int:

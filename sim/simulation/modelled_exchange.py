@@ -74,6 +74,9 @@ class ModelledExchange:
         """Begin; all nodes of a network are present from the start."""
         self._host = host
 
+    async def gather(self) -> None:
+        """Do nothing; all nodes of a network are present from the start."""
+
     def leave(self) -> None:
         """Do nothing: no node waits for others to join."""
 

@@ -144,8 +144,9 @@ class Changer:
         signed = [[entry["entry"], entry["signature"]] for entry in entries]
         if signed:
             one = self.rng.choice(signed)
+            label = b"p2pfl membership 2\0" if b"extend" in one[0] else b"p2pfl membership 1\0"
             one[0] = self.changed(one[0])
-            one[1] = KEYS["admission"].sign(b"p2pfl membership 1\0" + one[0])
+            one[1] = KEYS["admission"].sign(label + one[0])
         return msgpack.packb(signed)
 
 

@@ -32,7 +32,7 @@ from p2pfl.protocols.election.types import TIMING
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Request, decode_admission, decode_answer, decode_join
-from p2pfl.protocols.membership.log import Entry, Membership, Signed
+from p2pfl.protocols.membership.log import Entry, Membership, Signed, decode_entry
 from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
 from p2pfl.protocols.mqtt.packets import Topics
 from p2pfl.protocols.transports import handshake
@@ -80,7 +80,7 @@ def tagged(struct):
 
 
 def file_of(given):
-    return Federation(b"", unhex(given["federation"]), "", unhex(given["admission"]), {})
+    return Federation(b"", unhex(given["federation"]), "", unhex(given["admission"]), {"rounds": given.get("rounds", 0)})
 
 
 def log_of(given, entries="log"):
@@ -134,13 +134,13 @@ def check_log(given):
         log.extend(unhex(given["entries"]))
     except ProtocolError as error:
         raise RefusedError(error.cause, log.membership_version) from error
-    entries = [
-        msgspec.msgpack.decode(each.entry, type=Entry) for each in msgspec.msgpack.decode(log.encode(), type=list[Signed])
-    ]
-    revoked = {entry.key.hex() for entry in entries if log.refusal(entry.key) == "revoked"}
+    entries = [decode_entry(each.entry) for each in msgspec.msgpack.decode(log.encode(), type=list[Signed])]
+    keys = [entry.key for entry in entries if isinstance(entry, Entry)]
+    revoked = {key.hex() for key in keys if log.refusal(key) == "revoked"}
     return {
         "membership_version": log.membership_version,
         "admission": log.admission.hex(),
+        "rounds": log.rounds,
         "members": list_of(log),
         "revoked": sorted(revoked),
     }

@@ -155,21 +155,23 @@ def check_introduction(given):
 
 SIGNED = structure({"entry": blob(512, 0), "signature": B64})
 ENTRIES = array_of(SIGNED, 65536)
-ENTRY = structure(
+PLACE = {"federation": B16, "membership_version": integer(1, 2**32 - 1), "before": B32}
+CHANGE = structure(
     {
-        "federation": B16,
-        "membership_version": integer(1, 2**32 - 1),
-        "before": B32,
+        **PLACE,
         "action": one_of("add", "remove", "replace", "hand-over"),
         "name": text(64),
         "key": B32,
         "role": one_of("participant", "observer", "coordinator-eligible"),
     }
 )
+EXTENSION = structure({**PLACE, "action": one_of("extend"), "rounds": integer(1, 1_000_000)})
+ENTRY = either(CHANGE, EXTENSION)
 
 
 class Log:
-    def __init__(self, federation, admission, entries=b""):
+    def __init__(self, federation, admission, entries=b"", rounds=0):
+        self.rounds = rounds
         self.federation = federation
         self.admissions = [admission]
         self.members = {}  # name: (key, role)
@@ -206,7 +208,8 @@ class Log:
         entry = read(one["entry"], ENTRY)
         whole = msgpack.packb([one["entry"], one["signature"]])
         expect(entry["federation"] == self.federation, "membership")
-        valid = [signed(key, one["signature"], b"p2pfl membership 1\0" + one["entry"]) for key in self.admissions]
+        label = b"p2pfl membership 2\0" if entry["action"] == "extend" else b"p2pfl membership 1\0"
+        valid = [signed(key, one["signature"], label + one["entry"]) for key in self.admissions]
         if entry["membership_version"] <= self.membership_version:
             if whole != self.entries[entry["membership_version"] - 1]:
                 raise RefusedError("membership fork" if any(valid) else "membership")
@@ -219,6 +222,10 @@ class Log:
         self.entries.append(whole)
 
     def apply(self, entry):
+        if entry["action"] == "extend":
+            expect(entry["rounds"] > self.rounds, "membership")
+            self.rounds = entry["rounds"]
+            return
         action, name, key = entry["action"], entry["name"], entry["key"]
         expect(action == "remove" or not is_weak(key), "membership")
         if action == "hand-over":
@@ -241,7 +248,8 @@ class Log:
 
 
 def log_of(given, entries="log"):
-    return Log(bytes.fromhex(given["federation"]), bytes.fromhex(given["admission"]), bytes.fromhex(given[entries]))
+    ids = (bytes.fromhex(given[key]) for key in ("federation", "admission", entries))
+    return Log(*ids, given.get("rounds", 0))
 
 
 def check_log(given):
@@ -251,6 +259,7 @@ def check_log(given):
     return {
         "membership_version": log.membership_version,
         "admission": log.admissions[-1].hex(),
+        "rounds": log.rounds,
         "members": log.list_of(),
         "revoked": sorted(revoked),
     }

@@ -37,6 +37,7 @@ from tests.conformance.wire_keys import KEYS, SEEDS
 from tests.conformance.wire_making import (
     ADDED,
     ADMISSION,
+    AGREED,
     ALICE,
     BOB,
     CAROL,
@@ -183,6 +184,16 @@ def entry(log, action="add", name="dave", key=DAVE.public, role="participant", b
     return [content, by.sign(b"p2pfl membership 1\0" + content)]
 
 
+def extension(log, rounds, by=ADMISSION, label=b"p2pfl membership 2\0", **changes):
+    """Return a signed extension that follows a log, with changed fields and additional fields `extra`."""
+    place = msgspec.msgpack.decode(entry(log)[0])[:3]
+    extra = changes.pop("extra", [])
+    fields = dict(zip(("federation", "membership_version", "before"), place, strict=True))
+    fields |= {"action": "extend", "rounds": rounds}
+    content = pack([*(fields | changes).values(), *extra])
+    return [content, by.sign(label + content)]
+
+
 def entries(*some):
     return pack([*some]).hex()
 
@@ -190,8 +201,10 @@ def entries(*some):
 def membership_vectors() -> Vectors:
     v = Vectors("Entries of the membership log, taken in by a node that knows some already.")
 
+    start = {**IN, "rounds": AGREED["rounds"]}
+
     def good(name, known, new):
-        v.good(name, "log", **IN, known=known, entries=new)
+        v.good(name, "log", **start, known=known, entries=new)
 
     good("an empty log", "", pack([]).hex())
     good("three members", "", LOG.encode().hex())
@@ -219,7 +232,7 @@ def membership_vectors() -> Vectors:
             cause,
             why,
             membership_version,
-            **IN,
+            **start,
             known=known.encode().hex() if known.membership_version else "",
             entries=new,
         )
@@ -299,6 +312,7 @@ def membership_vectors() -> Vectors:
         known=gone,
         membership_version=4,
     )
+    extension_vectors(good, bad)
     bad("a signature of 63 bytes", entries([entry(LOG)[0], bytes(63)]), "63 bytes")
     bad("an entry of 513 bytes", entries([bytes(513), bytes(64)]), "more than 512 bytes")
     bad("no array", pack({}).hex(), "a map")
@@ -306,6 +320,49 @@ def membership_vectors() -> Vectors:
     bad("cut off", entries(entry(LOG))[:-2], "the last byte is missing")
     bad("nothing", "", "no value at all")
     return v
+
+
+def extension_vectors(good, bad):
+    """Add the vectors of extensions, by two functions that add a vector of the log."""
+    known = LOG.encode().hex()
+    good("an extension by one round", known, entries(extension(LOG, 6)))
+    good("an extension to the most rounds", known, entries(extension(LOG, 1_000_000)))
+    longer = grown(*ADDED)
+    longer.append_extension(ADMISSION, 8)
+    good("an extension, and a member after it", longer.encode().hex(), entries(entry(longer)))
+    good("a second extension", longer.encode().hex(), entries(extension(longer, 9)))
+    good("an extension that is known already", longer.encode().hex(), longer.after(3, 4 << 20).hex())
+    handed = grown(*ADDED, ("hand-over", "", SUCCESSOR))
+    good("an extension by the next admission key", handed.encode().hex(), entries(extension(handed, 6, SUCCESSOR)))
+    bad("an extension by another key", entries(extension(LOG, 6, MALLORY)), "signed by another key")
+    bad(
+        "an extension by the former admission key",
+        entries(extension(handed, 6)),
+        "it was handed over",
+        known=handed,
+        membership_version=4,
+    )
+    for rounds, why in ((5, "as many as before"), (4, "fewer"), (0, "none"), (1_000_001, "too many"), (6.0, "no integer")):
+        bad(f"an extension to {rounds} rounds", entries(extension(LOG, rounds)), why)
+    bad(
+        "an extension to fewer rounds than the last one",
+        entries(extension(longer, 7)),
+        "8 rounds before",
+        known=longer,
+        membership_version=4,
+    )
+    bad(
+        "an earlier extension again",
+        entries(extension(LOG, 7)),
+        "another entry 4 than the known one",
+        known=longer,
+        cause="membership fork",
+        membership_version=4,
+    )
+    bad("an extension with the label of a change", entries(extension(LOG, 6, label=b"p2pfl membership 1\0")), "the label")
+    bad("an extension with another action", entries(extension(LOG, 6, action="add")), "a change has seven fields")
+    bad("an extension with a field too many", entries(extension(LOG, 6, extra=[1])), "six fields")
+    bad("a change with the action of an extension", entries(entry(LOG, action="extend", name="")), "an extension has five")
 
 
 def longer_formats(one):

@@ -20,7 +20,8 @@ from tests.support.site_of_docs import broken, build
 
 FEDERATION, BROKER = "tutorials/first-federation.md", "how-to/connect-through-a-broker.md"
 MANAGE, WATCH = "how-to/manage-nodes.md", "how-to/watch-a-federation.md"
-NODES = (FEDERATION, BROKER, MANAGE, WATCH)  # pages whose nodes keep running during further commands
+MORE = "how-to/train-more-rounds.md"
+NODES = (FEDERATION, BROKER, MANAGE, MORE, WATCH)  # pages whose nodes keep running during further commands
 ELSEWHERE = ("real-machines.md", "reproduced.md")  # test_real_machines.py and test_reproduced.py name the tests
 OTHERS = [name for name in PAGES if name not in (*NODES, *ELSEWHERE) and any(block.kind == "sh" for block in blocks(name))]
 
@@ -103,8 +104,11 @@ class Terminals:
         until(there, self.logs, PATIENCE)
 
     def state(self, name):
+        return self.status(name)["state"]
+
+    def status(self, name):
         path = self.folder / name / STATUS
-        return json.loads(path.read_text())["state"] if path.exists() else ""
+        return json.loads(path.read_text()) if path.exists() else {"state": ""}
 
     def logs(self):
         return {name: (self.folder / f"{name}.log").read_text() for name in self.running}
@@ -155,6 +159,15 @@ def test_broker_page_runs(terminals):
         there.type_all()
         assert "through the broker" in there.printed
         there.stop()
+
+
+@pytest.mark.slow
+def test_more_rounds_page_ends_with_more_rounds(terminals):
+    there = terminals(MORE)
+    there.type_all()
+    assert "rounds: 20" in there.printed
+    until(lambda: {there.status(name)["round"] for name in ("alice", "bob")} == {20}, there.logs, PATIENCE)
+    there.wait_until("serving")
 
 
 @pytest.mark.slow

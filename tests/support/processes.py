@@ -86,11 +86,11 @@ class Processes:
         if path is not None:
             sys.path.remove(str(path))
 
-    def start(self, *names, changes=()):
+    def start(self, *names, changes=(), until_done=True):
         for name in names or self.names:
-            options = [part for change in changes for part in ("--set", change)]
+            options = ["--until-done"] * until_done + [part for change in changes for part in ("--set", change)]
             process = forked.python(
-                [sys.executable, "-m", "p2pfl.node", "run", str(self.folders[name]), "--until-done", *options],
+                [sys.executable, "-m", "p2pfl.node", "run", str(self.folders[name]), *options],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -61,6 +61,10 @@ class Pacing:
         self._hold = 1  # rounds to complete before the node may go back again
         self._held_until = 0
 
+    def extend(self, rounds: int) -> None:
+        """Permit more rounds than before."""
+        self._rounds = rounds
+
     def following(self, finished: int, announced: int, others: Sequence[int]) -> int:
         """Return the round that follows `finished`: the next one, or the others' round further ahead or back.
 

@@ -56,6 +56,23 @@ class StartWait:
         await contacts.until(lambda: self._is_enough(self._possible(), deadline), deadline)
         self._report(None, over=True)
 
+    async def run_again(self, members: int) -> None:
+        """Wait before the first additional round until enough members are connected, or until one of them is ahead.
+
+        A former member is not needed.
+
+        Args:
+            members: see `run`.
+        """
+        contacts = self._contacts
+
+        def enough() -> bool:
+            ahead = any(peer.round > contacts.round and not peer.stopped for peer in contacts.introduced_peers())
+            return ahead or self._is_enough(min(members, self._possible()), inf)
+
+        await contacts.until(enough, inf)
+        self._report(None, over=True)
+
     def _possible(self) -> int:
         """Return the number of members that can be connected: those with other settings than this node's cannot."""
         return 1 + sum(peer.introduced or not peer.problem for peer in self._contacts.peers.values())

@@ -10,7 +10,7 @@ from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_table import PeerTable
 from p2pfl.node.peering.peering_config import LocalState, PeeringConfig
-from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import Opened, Payload
@@ -53,6 +53,15 @@ class Introducer:
             TransportError: the link is closed.
         """
         self._messenger.send_over(link, peer, m.Hello(), self.parameters())
+
+    def greet_again(self) -> None:
+        """Send the peers a new hello over their present links, because the state of this node in it has changed."""
+        for peer in self._table.introduced_peers():
+            try:
+                if peer.link is not None:
+                    self.greet(peer.link, peer)
+            except TransportError:
+                self._messenger.rejected["link lost"] += 1
 
     def receive(self, peer: Peer, link: Link, opened: Opened) -> None:
         """Handle a hello or the answer to one.

@@ -46,6 +46,10 @@ class MembershipGossip:
         if self._news.take(peer.key, asyncio.get_running_loop().time()):
             self.send(peer)
 
+    def lacks_entries(self, peer: Peer) -> bool:
+        """Return whether a peer has announced more entries than this node has."""
+        return self._access is not None and peer.membership_version > self._access.membership_version
+
     def receive(self, peer: Peer, message: m.Entries, opened: Opened) -> None:
         """Accept entries from a peer.
 

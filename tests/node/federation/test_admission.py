@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.federation import admission, admission_key, agreement, invitations
+from p2pfl.node.federation import admission, admission_key, agreement, invitations, loading
 from p2pfl.node.federation.invitation_service import RECOVERY, REFUSALS, InvitationService
 from p2pfl.node.federation.invitations import INVITATIONS
 from p2pfl.node.federation.membership_file import FEDERATION, MEMBERSHIP, MembershipFile, load_federation
@@ -72,8 +72,9 @@ class Home:
         admission.admit(self.alice, line, role, self.root / "bundle", **options)
         return (self.root / "bundle").read_text()
 
-    def accept(self, folder, text):
-        return admission.accept_bundle(folder, text, config.load(folder), Identity.load(folder / config.KEY).public)
+    def accept(self, folder, text, **options):
+        key = Identity.load(folder / config.KEY).public
+        return admission.accept_bundle(folder, text, config.load(folder), key, **options)
 
 
 @pytest.fixture
@@ -942,3 +943,41 @@ def test_private_keys_appear_only_in_their_files(home):
         seed = base64.b64decode(secret)[-32:]
         for form in (secret.encode(), *encodings_of(seed)):
             assert form not in shown.encode()
+
+
+# More rounds
+
+
+def test_extend_raises_rounds_of_every_member(home):
+    bob = home.node("bob")
+    admission.extend(home.alice, 25)
+    shown = []
+    home.accept(bob, home.bundle(bob), approve=lambda own, agreed: shown.append(agreed.rounds))
+    assert shown == [25]
+    for folder in (home.alice, bob):
+        ready = loading.load(folder)
+        assert (ready.config.rounds, ready.agreement.rounds) == (25, 10)
+        assert admission.describe(folder)["agreed"]["rounds"] == 25
+
+
+def test_extend_refuses_lower_number_and_keeps_log(home):
+    admission.extend(home.alice, 25)
+    before = home.log().encode()
+    with pytest.raises(
+        ConfigurationError, match="has 25 rounds; the new number must be greater, and at most 1,000,000, got 20"
+    ):
+        admission.extend(home.alice, 20)
+    assert home.log().encode() == before
+
+
+def test_extend_requires_current_admission_key(home):
+    bob = home.node("bob")
+    home.accept(bob, home.bundle(bob))
+    with pytest.raises(ConfigurationError, match="run this command at the node with the admission key"):
+        admission.extend(bob, 25)
+    admission.rotate(home.alice, home.root / "next.pem")
+    admission.extend(home.alice, 25)
+    (home.alice / "admission.pem.old").replace(home.alice / admission_key.ADMISSION)
+    with pytest.raises(ConfigurationError, match="no longer the admission key"):
+        admission.extend(home.alice, 30)
+    assert home.log().rounds == 25

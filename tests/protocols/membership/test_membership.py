@@ -15,7 +15,7 @@ from p2pfl.protocols.membership import federation_file, invitation
 from p2pfl.protocols.membership import log as membership
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, Request
-from p2pfl.protocols.membership.log import Entry, Membership, Signed
+from p2pfl.protocols.membership.log import Entry, Extension, Membership, Signed
 from tests.support.weak_keys import WEAK
 
 ADMISSION, NEXT, ALICE, BOB, CAROL, EVE = (Identity.from_seed(bytes([k]) * 32) for k in range(1, 7))
@@ -598,3 +598,65 @@ def test_admission_is_text_and_detects_change():
     assert text.isascii()
     with pytest.raises(FederationError, match="not copied correctly"):
         invitation.decode_admission(text[:100] + text[101:])
+
+
+# Extensions by more rounds
+
+
+def extended(*rounds):
+    made = log("alice")
+    for number in rounds:
+        made.append_extension(ADMISSION, number)
+    return made
+
+
+def extension(made, rounds, identity=ADMISSION, label=b"p2pfl membership 2\0"):
+    """Return a signed extension that follows a log, as a log of one entry."""
+    before = sha256(msgspec.msgpack.encode(entries(made)[-1])).digest()
+    entry = msgspec.msgpack.encode(Extension(FILE.id, made.membership_version + 1, before, "extend", rounds))
+    return encoded(Signed(entry, identity.sign(label + entry)))
+
+
+def test_extension_raises_rounds_and_round_trips():
+    made = extended(7, 12)
+    assert (log("alice").rounds, made.rounds, made.membership_version) == (5, 12, 3)
+    made.append(ADMISSION, "add", "bob", key("bob"))
+    copy = Membership(FILE, made.encode())
+    assert (copy.rounds, list(copy.members), copy.encode()) == (12, ["alice", "bob"], made.encode())
+
+
+@pytest.mark.parametrize("rounds", [12, 11, 5, 0, -1, 1_000_001, 2**70])
+def test_extension_must_raise_rounds_within_limit(rounds):
+    made = extended(12)
+    before = made.encode()
+    with pytest.raises(FederationError, match=r"has 12 rounds; the new number must be greater, and at most 1,000,000"):
+        made.append_extension(ADMISSION, rounds)
+    assert (made.rounds, made.encode()) == (12, before)
+
+
+def test_signed_extension_to_fewer_rounds_is_rejected():
+    made = extended(12)
+    for rounds in (12, 11):
+        assert f"an extension to {rounds} rounds of a federation that has 12" in cause(made, extension(made, rounds))
+    for rounds in (0, 1_000_001):
+        assert "Expected `int`" in cause(made, extension(made, rounds))
+    assert made.rounds == 12
+
+
+def test_extension_sent_again_changes_nothing():
+    made, first = extended(12, 20), extended(12)
+    assert made.extend(first.encode()) == 0
+    assert "two different entries of membership version 2" in cause(made, extension(log("alice"), 14))
+    assert made.rounds == 20
+
+
+def test_extension_is_signed_by_admission_key_in_force():
+    made = log("alice")
+    assert "without a signature" in cause(made, extension(made, 9, EVE))
+    assert "without a signature" in cause(made, extension(made, 9, label=b"p2pfl membership 1\0"))
+    with pytest.raises(FederationError, match="not the current admission key"):
+        made.append_extension(ALICE, 9)
+    made.append(ADMISSION, "hand-over", "", NEXT.public)
+    assert "without a signature" in cause(made, extension(made, 9))
+    made.append_extension(NEXT, 9)
+    assert made.rounds == 9
