@@ -223,7 +223,7 @@ def test_gossip_knows_which_peers_have_more_entries():
 
 
 def test_node_does_not_end_while_peer_has_entries_for_it():
-    """With --until-done, the missing entries may be an extension."""
+    """The missing entries may be an extension, which a node with --until-done would miss."""
 
     async def test(federation):
         serve(federation, "b", "c")
