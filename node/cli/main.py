@@ -14,7 +14,8 @@ from typing import Any
 
 from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.cli.options import PORT, add_folder, add_listen, add_policy, listen_of
+from p2pfl.node.cli.options import PORT, add_folder, add_listen, add_policy, default_folder, listen_of
+from p2pfl.system.completion import add_completion
 from p2pfl.system.console import FAILED, Parser, add_command, format_examples, run_command
 from p2pfl.system.event_log import print_events
 from p2pfl.system.json_output import to_json
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     options = parser().parse_args(arguments)
+    if getattr(options, "folder", "") is None:
+        options.folder = default_folder()
     do: Callable[[argparse.Namespace], int] = options.do
     return do(options)
 
@@ -37,6 +40,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 def parser() -> Parser:
     """Return the parser of the command line; the documentation is also generated from it."""
     from p2pfl.node.cli import membership as cli_members
+    from p2pfl.node.cli import node_list
 
     parser = Parser(
         prog="p2pfl-node",
@@ -44,7 +48,7 @@ def parser() -> Parser:
         epilog=format_examples("p2pfl-node demo --rounds 3", "p2pfl-node init alice", "p2pfl-node run alice"),
     )
     parser.add_argument("--version", action="version", version=f"p2pfl {__version__}", help="print the version and exit")
-    commands = parser.add_subparsers(dest="command", required=True, title="commands", metavar="COMMAND")
+    commands = parser.add_subparsers()
 
     _add_init(commands)
     cli_members.add(commands)
@@ -53,6 +57,8 @@ def parser() -> Parser:
     _add_doctor(commands)
     _add_export(commands)
     _add_demo(commands)
+    node_list.add_commands(commands)
+    add_completion(commands, parser)
     return parser
 
 
@@ -65,7 +71,7 @@ def _add_init(commands: Any) -> None:
         "p2pfl-node init bob --data bob.csv",
         "p2pfl-node init carol --broker mqtt://broker.example:1883 --policy fedpref",
     )
-    add_folder(parser, "folder to create")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to create")
     network = parser.add_argument_group("name and network")
     network.add_argument("--name", help="name of the node in the federation (default: the name of FOLDER)")
     add_listen(network, str(PORT))

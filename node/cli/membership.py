@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli import credentials
-from p2pfl.node.cli.options import add_folder, add_role
+from p2pfl.node.cli.options import add_folder, add_role, default_folder
 from p2pfl.node.federation.passphrases import VARIABLE
 from p2pfl.protocols.membership.invitation import ADMISSION, INVITATION, REQUEST
 from p2pfl.system.console import add_command
@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
         "p2pfl-node federation create alice --backup admission-key.backup",
         "p2pfl-node federation show alice",
     )
-    federations = federation.add_subparsers(dest="federation", required=True, title="commands", metavar="COMMAND")
+    federations = federation.add_subparsers()
     _add_create(federations)
     _add_show(federations)
     _add_extend(federations)
@@ -159,7 +159,7 @@ def _add_join(commands: Any) -> None:
     )
     add_folder(join)
     join.add_argument(
-        "token", nargs="?", default="-", metavar="TOKEN",
+        "token", nargs="?", metavar="TOKEN",
         help="file with the token of invite, or the admission file of admit (default: standard input)",
     )  # fmt: skip
     approval = join.add_argument_group("approval")
@@ -358,19 +358,23 @@ def _invite(options: argparse.Namespace) -> int:
 def _join(options: argparse.Namespace) -> int:
     from p2pfl.node.runtime import join as joining
 
-    token = credentials.read(options.token, (INVITATION, ADMISSION))
-    if options.token.startswith(INVITATION):
+    folder, word = options.folder, options.token
+    if word is None and not folder.is_dir() and (folder.is_file() or credentials.kind_of(str(folder))):
+        folder, word = default_folder(), str(folder)
+    word = word or credentials.STANDARD_INPUT
+    token = credentials.read(word, (INVITATION, ADMISSION))
+    if word.startswith(INVITATION):
         print("warning: other users of this machine can see arguments; pass the token on standard input", file=sys.stderr)
-    name = joining.join(options.folder, token, partial(_approve, options))
-    print_answer(options, f"joined the federation {name}; next: p2pfl-node run {options.folder}", {"federation": name})
+    name = joining.join(folder, token, partial(_approve, options, folder))
+    print_answer(options, f"joined the federation {name}; next: p2pfl-node run {folder}", {"federation": name})
     return 0
 
 
-def _approve(options: argparse.Namespace, own: NodeConfig, agreement: Agreement) -> None:
+def _approve(options: argparse.Namespace, folder: Path, own: NodeConfig, agreement: Agreement) -> None:
     """Show a federation's settings and ask whether to join; without a terminal, join only if node.toml has the same."""
     from p2pfl.node.federation import approval
 
-    different = approval.differences(own, agreement, options.folder)
+    different = approval.differences(own, agreement, folder)
     lines = approval.summary(agreement)
     lines += [
         f"  {each.key} is {each.theirs} in the federation, and {each.ours} in this node's node.toml" for each in different

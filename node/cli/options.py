@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
+from p2pfl.errors import ConfigurationError
 from p2pfl.policies import POLICIES
 from p2pfl.protocols.addresses import join_address, split_address
 from p2pfl.system.shared_options import port
 
 ROLES = ("participant", "observer", "coordinator-eligible")
+VARIABLE = "P2PFL_NODE"  # environment variable with the folder of a node
 PORT = 4100  # TCP port of a new node
 _ROLE_HELP = (
     "role of the new member: an observer does not vote, and no node learns from it; for coordinator-eligible see"
@@ -21,9 +24,27 @@ _POLICY_HELP = (
 )
 
 
-def add_folder(parser: argparse.ArgumentParser, help: str = "folder of the node, created by init") -> None:
-    """Add the argument FOLDER."""
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help=help)
+def add_folder(parser: argparse.ArgumentParser) -> None:
+    """Add the argument FOLDER, None if it is missing; see `default_folder`."""
+    help = f"folder of the node (default: the environment variable {VARIABLE}, or the current folder)"
+    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=help)
+
+
+def default_folder() -> Path:
+    """Return the folder of the node for a command without FOLDER.
+
+    Raises:
+        ConfigurationError: the variable is not set, and the current folder is not that of a node.
+    """
+    from p2pfl.node.folder.config import CONFIG
+
+    if named := os.environ.get(VARIABLE):
+        return Path(named)
+    if Path(CONFIG).is_file():
+        return Path()
+    raise ConfigurationError(
+        f"no node named: give its folder, go to its folder, or set {VARIABLE}; p2pfl-node list prints the nodes here"
+    )
 
 
 def add_listen(network: argparse._ActionsContainer, default: str) -> None:

@@ -28,10 +28,31 @@ class Help(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors are one line, and whose options may stand between the arguments."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=Help, **options)
+        self._has_commands = self._intermixed = False
+
+    def add_subparsers(self, **options: Any) -> Any:
+        """Add commands. Without a command the parser prints its help."""
+        self._has_commands = True
+        self.set_defaults(do=self._show_help)
+        return super().add_subparsers(title="commands", metavar="COMMAND", **options)
+
+    def _show_help(self, options: argparse.Namespace) -> int:
+        self.print_help()
+        return 0
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse arguments; see argparse. Before Python 3.12.7, argparse ends optional arguments at the first option."""
+        if self._has_commands or self._intermixed:
+            return super().parse_known_args(args, namespace)
+        self._intermixed = True  # the next line calls this method again
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._intermixed = False
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)

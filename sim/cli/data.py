@@ -30,7 +30,7 @@ def add_commands(commands: Any) -> None:
         "p2pfl-sim data check",
     )
     checking = add_command(
-        data.add_subparsers(dest="what", required=True, title="commands", metavar="COMMAND"),
+        data.add_subparsers(),
         "check",
         "list the data sets on this machine, or the samples and labels of each node of a scenario",
         "p2pfl-sim data check --root ~/datasets",

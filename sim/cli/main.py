@@ -14,6 +14,7 @@ from typing import Any
 from p2pfl._version import __version__
 from p2pfl.sim.cli import data, reproduce, scenario_list
 from p2pfl.sim.cli.options import add_choice, add_results, add_run_options
+from p2pfl.system.completion import add_completion
 from p2pfl.system.console import Parser, add_command, format_examples, run_command
 from p2pfl.system.shared_options import add_changes, add_output, print_answer
 
@@ -60,7 +61,7 @@ def parser() -> Parser:
         ),
     )
     parser.add_argument("--version", action="version", version=f"p2pfl {__version__}", help="print the version and exit")
-    commands = parser.add_subparsers(dest="command", required=True, title="commands", metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command")
     scenario_list.add_commands(commands)
     _add_run(commands)
     _add_sweep(commands)
@@ -69,7 +70,14 @@ def parser() -> Parser:
     _add_topology(commands)
     data.add_commands(commands)
     reproduce.add_commands(commands, _main)
+    add_completion(commands, parser, {"SCENARIO": _names})
     return parser
+
+
+def _names() -> list[str]:
+    from p2pfl.sim.scenario.scenario import shipped_scenarios
+
+    return list(shipped_scenarios())
 
 
 def _add_run(commands: Any) -> None:

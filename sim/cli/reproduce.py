@@ -69,7 +69,7 @@ def add_commands(commands: Any, command: Command) -> None:
         "p2pfl-sim reproduce fedpref-dst dpfl-budgets --short --out runs/tables",
         "p2pfl-sim reproduce --smoke",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="names of scenarios (default: all shipped scenarios)")
+    parser.add_argument("names", nargs="*", metavar="SCENARIO", help="names of scenarios (default: all shipped scenarios)")
     which = parser.add_argument_group("form", "Without one of these options the command lists figures and runs nothing.")
     form = which.add_mutually_exclusive_group()
     form.add_argument(

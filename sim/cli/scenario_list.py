@@ -35,7 +35,7 @@ def add_commands(commands: Any) -> None:
         "p2pfl-sim list dac-synthetic",
     )
     listing.add_argument(
-        "scenario", nargs="?", metavar="NAME", help="name of a shipped scenario, or a TOML file (default: list all)"
+        "scenario", nargs="?", metavar="SCENARIO", help="name of a shipped scenario, or a TOML file (default: list all)"
     )
     add_output(listing)
     listing.set_defaults(do=_list)

@@ -184,11 +184,10 @@ def test_sim_run_with_wrong_configuration_exits_with_code_2(capsys, arguments, m
 @pytest.mark.parametrize(
     ("main", "arguments", "message"),
     [
-        (sim_cli.main, [], "arguments are required: COMMAND"),
         (sim_cli.main, ["walk"], "invalid choice: 'walk'"),
         (sim_cli.main, ["run", "x", "--speed"], "unrecognized arguments: --speed"),
         (sim_cli.main, ["run", "x", "--workers", "two"], "invalid int value: 'two'"),
-        (node_cli.main, ["run"], "arguments are required: FOLDER"),
+        (node_cli.main, ["init"], "arguments are required: FOLDER"),
     ],
 )
 def test_wrong_usage_exits_with_code_2(capsys, main, arguments, message):

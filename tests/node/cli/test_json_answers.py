@@ -1,4 +1,4 @@
-"""Answers of p2pfl-node as JSON: each command prints one object and nothing else."""
+"""Answers of commands as JSON: one object and nothing else."""
 
 # ruff: noqa: SLF001 (argparse shows its options in no other way)
 import json
@@ -11,8 +11,13 @@ from p2pfl.node.folder import config
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Invitation, Request
 from tests.node.cli.test_help import COMMANDS, SubParsers
+from tests.sim.cli.test_help import COMMANDS as SIM
 
-LEAVES = [command for command in COMMANDS.values() if not any(isinstance(each, SubParsers) for each in command._actions)]
+LEAVES = [
+    command
+    for command in [*COMMANDS.values(), *SIM]
+    if not any(isinstance(each, SubParsers) for each in command._actions) and not command.prog.endswith(" completion")
+]
 
 
 @pytest.fixture

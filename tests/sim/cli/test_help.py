@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+from itertools import takewhile
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_examples_begin_with_the_command_and_parse(command):
     examples = command.epilog.removeprefix(EXAMPLES).splitlines()
     assert examples
     for example in examples:
-        words, prog = shlex.split(example), command.prog.split()
+        words, prog = list(takewhile(lambda word: word[0] != ">", shlex.split(example))), command.prog.split()
         assert words[: len(prog)] == prog
         command.parse_args(words[len(prog) :])
 

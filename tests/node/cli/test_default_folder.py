@@ -1,0 +1,80 @@
+"""Folder of a command without FOLDER: the environment variable, or the current folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.cli.main import main, parser
+from p2pfl.node.cli.options import VARIABLE, default_folder
+from p2pfl.node.federation import admission, agreement
+from p2pfl.node.folder import config
+from p2pfl.protocols.membership.invitation import Request
+from p2pfl.task import Part, make_task
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Make two nodes, and go to the folder of the first one."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    for name in ("alice", "bob"):
+        config.create(tmp_path / name, name, "127.0.0.1:4101")
+    monkeypatch.chdir(tmp_path / "alice")
+    return tmp_path
+
+
+def requested(capsys):
+    """Return the name of the node whose request the command prints."""
+    assert main(["request"]) == 0
+    return Request.parse(capsys.readouterr().out).name
+
+
+def test_default_folder_is_the_current_one(capsys):
+    assert requested(capsys) == "alice"
+
+
+def test_default_folder_is_that_of_the_variable(capsys, monkeypatch, folder):
+    monkeypatch.setenv(VARIABLE, str(folder / "bob"))
+    assert requested(capsys) == "bob"
+
+
+def test_command_without_folder_elsewhere_is_refused(capsys, monkeypatch, folder):
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigurationError, match=r"^no node named: give its folder, go to its folder, or set P2PFL_NODE;"):
+        default_folder()
+    assert main(["status"]) == 2
+    assert capsys.readouterr().err.startswith("no node named: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["invite", "bob"], {"folder": None, "name": "bob"}),
+        (["invite", "alice", "bob"], {"folder": Path("alice"), "name": "bob"}),
+        (["invite", "alice", "--minutes", "3", "bob"], {"folder": Path("alice"), "name": "bob"}),
+        (["export", "--force", "model.onnx"], {"folder": None, "target": Path("model.onnx")}),
+        (["join", "bob", "--yes", "bob.token"], {"folder": Path("bob"), "token": "bob.token"}),
+        (["run", "--set", "rounds=3", "alice", "-v"], {"folder": Path("alice"), "changes": ["rounds=3"], "verbose": True}),
+    ],
+)
+def test_arguments_after_a_missing_folder_are_found(arguments, found):
+    options = vars(parser().parse_args(arguments))
+    assert {key: options[key] for key in found} == found
+
+
+def test_join_with_one_argument_takes_a_file_as_admission(capsys, monkeypatch, folder):
+    tables = agreement.draft("home", config.load(Path()), make_task("digits", {}, Part(0, 1), 0))
+    admission.create_federation(Path(), tables, folder / "backup.pem")
+    admission.admit(Path(), admission.request(folder / "bob"), "participant", folder / "bob.admission")
+    monkeypatch.chdir(folder / "bob")
+    assert main(["join", "../bob.admission", "--yes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"federation": "home"}
+
+
+@pytest.mark.parametrize(("arguments", "command"), [([], "init"), (["federation"], "rotate")])
+def test_bare_command_prints_its_help(capsys, arguments, command):
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(" ".join(["usage: p2pfl-node", *arguments]))
+    assert (f"    {command} " in out, err) == (True, "")

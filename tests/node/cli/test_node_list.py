@@ -1,0 +1,67 @@
+"""Command list: nodes below a folder, and their states."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from p2pfl.node.cli.main import main
+from p2pfl.node.federation import admission, agreement
+from p2pfl.node.folder import config
+from p2pfl.task import Part, make_task
+
+
+@pytest.fixture(autouse=True)
+def nodes(tmp_path, monkeypatch):
+    """Make a member, a node that has finished, and a damaged one, in folders of different depth."""
+    monkeypatch.chdir(tmp_path)
+    config.create(Path("alice"), "alice", "127.0.0.1:4101")
+    tables = agreement.draft("home", config.load(Path("alice")), make_task("digits", {}, Part(0, 1), 0))
+    admission.create_federation(Path("alice"), tables, Path("backup.pem"))
+    config.create(Path("rack/1/bob"), "robert", "127.0.0.1:4102")
+    status = {"state": "finished", "pid": 1, "history": [], "round": 10, "rounds": 10}
+    Path("rack/1/bob/status.json").write_text(json.dumps(status))
+    config.create(Path("rack/carol"), "carol")
+    Path("rack/carol/node.toml").write_text("name = 3")
+    for hidden in (".trash/dave", "rack/carol/inner", "a/b/c/d"):
+        config.create(Path(hidden), "dave")
+
+
+def test_list_prints_nodes_with_their_states(capsys):
+    assert main(["list"]) == 0
+    head, *rows, problem = capsys.readouterr().out.splitlines()
+    assert head.split() == ["node", "state", "round", "federation", "listen", "folder"]
+    assert [row.split() for row in rows] == [
+        ["alice", "new", "0", "of", "10", "home", "127.0.0.1:4101", "alice"],
+        ["robert", "finished", "10", "of", "10", "-", "127.0.0.1:4102", "rack/1/bob"],
+        ["carol", "invalid", "-", "-", "-", "rack/carol"],
+    ]
+    assert problem.startswith("rack/carol: rack/carol/node.toml: ")
+
+
+def test_list_with_json_prints_same_nodes(capsys):
+    assert main(["list", "rack", "--json"]) == 0
+    bob, carol = json.loads(capsys.readouterr().out)["nodes"]
+    assert bob == {
+        "folder": "rack/1/bob",
+        "node": "robert",
+        "state": "finished",
+        "round": 10,
+        "rounds": 10,
+        "federation": None,
+        "listen": "127.0.0.1:4102",
+    }
+    assert (carol["state"], "problem" in carol) == ("invalid", True)
+
+
+def test_list_of_node_folder_prints_that_node(capsys):
+    assert main(["list", "alice", "--json"]) == 0
+    assert [node["folder"] for node in json.loads(capsys.readouterr().out)["nodes"]] == ["alice"]
+
+
+def test_list_without_nodes_names_the_next_command(capsys, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert main(["list", "empty"]) == 0
+    assert capsys.readouterr().out == "no nodes below empty; create one with p2pfl-node init FOLDER\n"
+    assert main(["list", "nowhere"]) == 2
+    assert capsys.readouterr().err == "nowhere is not a folder\n"
