@@ -3,7 +3,7 @@
 P2pflError
   + ConfigurationError
     + MissingRequirementError
-    + RevokedError                p2pfl.node.federation.membership_sync
+    + RevokedError                p2pfl.node.federation.revocation
   + RunError
     + BudgetExceededError
     + DivergenceError
@@ -14,6 +14,7 @@ P2pflError
   + IncarnationConflictError      p2pfl.node.peering.links.incarnations
   + ProtocolError                 p2pfl.protocols.errors
   + TransportError                p2pfl.protocols.errors
+    + RefusedError                p2pfl.protocols.errors
   + IdentityError                 p2pfl.protocols.errors
     + PassphraseError             p2pfl.protocols.errors
   + AddressError                  p2pfl.protocols.errors

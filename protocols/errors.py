@@ -17,6 +17,18 @@ class TransportError(P2pflError):
     """Fault of the network: an address does not answer, or a connection broke. Try again later."""
 
 
+class RefusedError(TransportError):
+    """Refusal of this node by the node that it dialled.
+
+    Attributes:
+        cause: reason in the words of docs/wire-protocol.md, such as "revoked" or "version".
+    """
+
+    def __init__(self, text: str, cause: str = "") -> None:
+        super().__init__(text)
+        self.cause = cause
+
+
 class IdentityError(P2pflError):
     """Unusable key or key file: the text tells the user how to correct it."""
 

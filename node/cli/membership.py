@@ -217,6 +217,10 @@ def _add_revoke(commands: Any) -> None:
     )
     add_folder(revoke)
     revoke.add_argument("name", metavar="NAME", help="name of the member")
+    approval = revoke.add_argument_group("approval")
+    approval.add_argument(
+        "--yes", action="store_true", help="revoke this node itself, or the last member, without a question"
+    )
     _passphrase(revoke.add_argument_group("admission key"))
     add_output(revoke)
     revoke.set_defaults(do=_revoke)
@@ -333,6 +337,7 @@ def _invite(options: argparse.Namespace) -> int:
     if not options.minutes > 0:
         raise ConfigurationError(f"--minutes must be more than 0, got {options.minutes:g}")
     addresses = joining.addresses(options.folder, options.addresses)
+    joining.check_can_run(options.folder)
     invitation = invitations.invite(
         options.folder,
         options.name,
@@ -384,12 +389,23 @@ def _approve(options: argparse.Namespace, folder: Path, own: NodeConfig, agreeme
         return
     again = "the token or admission remains valid for this node; to accept the options: p2pfl-node join --yes"
     if sys.stdin.isatty():
-        print("join with these options? [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        if not _agrees("join with these options?"):
             raise ConfigurationError(f"not joined; {again}")
     elif different:
         words = ", ".join(f"{each.key} = {each.theirs}" for each in different)
         raise ConfigurationError(f"not joined: the federation's options differ from node.toml ({words}); {again}")
+
+
+def _agrees(question: str) -> bool:
+    """Ask a question on the terminal; return whether the answer is yes."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _confirm(question: str, refusal: str, command: str) -> None:
+    """Ask a question; raise ConfigurationError if the answer is not yes, or if there is no terminal."""
+    if not (sys.stdin.isatty() and _agrees(question)):
+        raise ConfigurationError(f"{refusal}; to do it without a question: {command}")
 
 
 def _request(options: argparse.Namespace) -> int:
@@ -419,6 +435,9 @@ def _admit(options: argparse.Namespace) -> int:
 def _revoke(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import admission
 
+    loss = admission.describe_loss(options.folder, options.name)
+    if loss and not options.yes:
+        _confirm(f"{loss}; revoke it?", f"not revoked: {loss}", f"p2pfl-node revoke {options.folder} {options.name} --yes")
     admission.revoke(options.folder, options.name, _unlock(options))
     text = f"revoked the membership of {options.name}; running nodes learn of it within seconds"
     print_answer(options, text, {"revoked": options.name})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,9 +94,14 @@ def check_disk(folder: Path, needed: int = 0) -> Finding:
     return Finding("disk", True, f"{free / 1e9:,.1f} GB are free")
 
 
-def check_federation(folder: Path) -> Finding:
-    """Check the federation file, the membership, and whether this node is a member."""
+def check_federation(folder: Path, revoked_by: Sequence[str] = ()) -> Finding:
+    """Check the federation file, the membership, and whether this node is a member.
+
+    Args:
+        revoked_by: members that have refused this node as a former member.
+    """
     from p2pfl.node.federation.membership_file import load_federation
+    from p2pfl.node.federation.revocation import describe_refusal
 
     try:
         membership = load_federation(folder)
@@ -109,13 +114,14 @@ def check_federation(folder: Path) -> Finding:
         return Finding(
             "federation", None, "this node belongs to no federation", "run p2pfl-node federation create or p2pfl-node join"
         )
-    name, why = membership.file.name, membership.refusal(own)
-    if why == "revoked":
-        mend = "ask the owner of the admission key to admit it again, with p2pfl-node request --new-key"
-        return Finding("federation", False, f"the membership of this node in {name} was revoked", mend)
-    if why:
-        mend = "ask the owner of the admission key for an invitation, and join again"
-        return Finding("federation", False, f"this node is not a member of {name}", mend)
+    name = membership.file.name
+    if refusal := describe_refusal(membership, own):
+        said, _, mend = refusal.partition("; ")
+        return Finding("federation", False, said, mend)
+    if revoked_by:
+        said = f"the membership of this node in {name} was revoked, according to {', '.join(revoked_by)}"
+        mend = "ask the owner of the admission key; to return, send a new p2pfl-node request --new-key"
+        return Finding("federation", False, said, mend)
     return Finding(
         "federation",
         True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.doctor.checks import (
@@ -18,6 +19,7 @@ from p2pfl.node.doctor.checks import (
 from p2pfl.node.doctor.network_checks import check_broker, check_multicast, check_port
 from p2pfl.node.federation import loading
 from p2pfl.node.folder import config
+from p2pfl.node.status import reader
 from p2pfl.protocols.errors import IdentityError
 from p2pfl.protocols.identity import Identity
 from p2pfl.system.atomic_files import is_folder_locked
@@ -26,7 +28,9 @@ from p2pfl.system.size_limit import READING
 
 def run_checks(folder: Path) -> list[Finding]:
     """Return the findings of all checks of a node's folder, its machine and its network."""
-    findings = [check_key(folder), check_folder(folder), check_disk(folder), check_clock(), check_federation(folder)]
+    state = _status(folder)
+    federation = check_federation(folder, state.get("revoked_by", ()))
+    findings = [check_key(folder), check_folder(folder), check_disk(folder), check_clock(), federation]
     try:
         ready = loading.load(folder)
     except ConfigurationError as error:
@@ -46,6 +50,14 @@ def run_checks(folder: Path) -> list[Finding]:
             check_layout(lambda: loading.task_of(ready, copies=READING).layout.shared, ready.agreement.model.layout)
         )
     return findings
+
+
+def _status(folder: Path) -> dict[str, Any]:
+    """Return the current or the last status of the node; empty if it never ran, or if its status is damaged."""
+    try:
+        return reader.current(folder) or {}
+    except ConfigurationError:
+        return {}
 
 
 def _own_key(folder: Path) -> str:

@@ -254,6 +254,23 @@ def check_name_is_free(log: Membership, name: str, reuse: bool) -> None:
         )
 
 
+def describe_loss(folder: Path, name: str) -> str:
+    """Return what a federation would lose with a member, in one sentence; "" if that is only the member.
+
+    Raises:
+        ConfigurationError: the node belongs to no federation, or a file is damaged.
+    """
+    membership, own = member_of(folder), config.own_key(folder)
+    member, title = membership.member(name), f"the federation {membership.file.name}"
+    if member is None:
+        return ""
+    if len(membership.members) == 1:
+        return f"{name} is the last member of {title}"
+    if member.key == own:
+        return f"{name} is this node, which has the admission key: {title} could then neither admit nor revoke members"
+    return ""
+
+
 def revoke(folder: Path, name: str, passphrase: bytes | None = None) -> None:
     """End a membership.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from p2pfl.errors import ConfigurationError
 from p2pfl.node.coordination.election_runner import ElectionRunner
 from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.federation.membership_file import MEMBERSHIP, MembershipFile
 from p2pfl.node.federation.neighbourhood import Neighbourhood
+from p2pfl.node.federation.revocation import check_member
 from p2pfl.node.log import LOG
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.protocols.membership.log import LIMIT
@@ -17,10 +17,6 @@ from p2pfl.system.atomic_files import DiskErrorReporter
 from p2pfl.system.event_log import EventLogger
 
 LOOKING = 1.0  # seconds between checks of the file, which commands may change, and between attempts to write
-
-
-class RevokedError(ConfigurationError):
-    """Error: this node is no longer a member of its federation."""
 
 
 class MembershipSync:
@@ -65,13 +61,13 @@ class MembershipSync:
 
         Raises:
             RevokedError: this node is no longer a member.
+            ConfigurationError: it never was a member.
         """
         while True:
             self._grown.clear()
             if self._file.has_changed() or self._file.membership_version != self._membership.membership_version:
                 await self._synchronise()
-            if self._membership.refusal(self._key):
-                raise RevokedError("the membership of this node was revoked")
+            check_member(self._membership, self._key)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOKING):
                     await self._grown.wait()

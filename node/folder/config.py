@@ -222,6 +222,18 @@ def create(
     return identity
 
 
+def own_key(folder: Path) -> bytes:
+    """Return the public key of the node in a folder.
+
+    Raises:
+        ConfigurationError: the key file is missing, damaged, or readable by others.
+    """
+    try:
+        return Identity.load(folder / KEY).public
+    except IdentityError as error:
+        raise ConfigurationError(str(error)) from error
+
+
 def open_to_others(folder: Path) -> str:
     """Return the access of other users to a node's folder, and the command that removes it; or "".
 

@@ -55,6 +55,7 @@ class Peer:
         known: whether it has been introduced, on this link or an earlier one.
         membership_version: the newest entry of the membership log that it is known to have.
         problem: reason for its permanent exclusion.
+        revoked: whether it refuses this node as a former member.
         dial_problem: reason why it could not be dialled since it was last connected.
         requests: requests to it that are not answered yet.
         asked: requests for models among them.
@@ -86,6 +87,7 @@ class Peer:
         self.known = False
         self.membership_version = 0
         self.problem = ""
+        self.revoked = False
         self.dial_problem = ""
         self.requests: dict[int, Future[Any]] = {}
         self.asked: dict[int, Asked] = {}

@@ -57,6 +57,7 @@ class Connectivity:
         supervisor: Supervisor,
         log: EventLogger = LOG,
     ) -> None:
+        check_connectivity(config)
         self._config = config
         self._key = identity.public
         self._federation = access.federation
@@ -83,8 +84,6 @@ class Connectivity:
                 MultiTransport({"tcp": self._tls, "mqtt": broker}) if config.direct else MultiTransport({"mqtt": broker})
             )
             self.addresses = (BROKER,)
-        elif not config.direct:
-            raise ConfigurationError('direct = false needs a broker; set broker = "mqtt://host:1883" in node.toml')
 
     def _report_broker(self, problem: str) -> None:
         if problem:
@@ -152,6 +151,12 @@ def through_broker(url: str, identity: Identity, access: AccessControl, most: in
     except ImportError as error:
         raise ConfigurationError("a broker needs the package aiomqtt: pip install 'p2pfl-node[mqtt]'") from error
     return MqttTransport(AiomqttBus(url), identity, access, most, **options)
+
+
+def check_connectivity(config: NodeConfig) -> None:
+    """Raise ConfigurationError if no other node could reach a node with this configuration."""
+    if not (config.direct or config.broker):
+        raise ConfigurationError('direct = false needs a broker; set broker = "mqtt://host:1883" in node.toml')
 
 
 def without_user(broker: str) -> str:

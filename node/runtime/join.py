@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.federation import admission
+from p2pfl.node.federation import admission, loading
 from p2pfl.node.federation.agreement import Approve, approve_all
 from p2pfl.node.federation.membership_file import load_federation
+from p2pfl.node.federation.revocation import check_member
 from p2pfl.node.folder import config
 from p2pfl.node.folder.config import BROKERS, NodeConfig
-from p2pfl.node.runtime.connectivity import BROKER, own_addresses, through_broker, without_user
+from p2pfl.node.runtime.connectivity import BROKER, check_connectivity, own_addresses, through_broker, without_user
 from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.errors import AddressError, FederationError, IdentityError, TransportError
 from p2pfl.protocols.identity import Identity
@@ -28,6 +30,8 @@ from p2pfl.protocols.membership.invitation import (
 from p2pfl.protocols.transport import Link, Transport
 from p2pfl.protocols.transports.tls import TlsTransport
 from p2pfl.protocols.transports.tls_link import ANSWER
+from p2pfl.random_streams import RandomStreams
+from p2pfl.system.atomic_files import is_folder_locked
 from p2pfl.system.printable import printable
 
 ANSWERING = 20.0  # seconds for the answer
@@ -98,6 +102,26 @@ def addresses(folder: Path, given: Sequence[str]) -> list[str]:
     if not found:
         raise ConfigurationError("this machine has no address that others can reach; give one with --address")
     return [*found[: MOST_ADDRESSES - 1], found[-1]] if len(found) > MOST_ADDRESSES else found
+
+
+def check_can_run(folder: Path) -> None:
+    """Check that the inviting node can run, because it must run to answer a token. Do nothing if it runs already.
+
+    Raises:
+        ConfigurationError: it cannot run; the text gives the reason.
+    """
+    if os.name == "posix" and is_folder_locked(folder):
+        return
+    try:
+        ready = loading.load(folder)
+        if ready.membership is not None:
+            check_member(ready.membership, config.own_key(folder))
+        check_connectivity(ready.config)
+        loading.policy_of(ready)
+        own = ready.config
+        loading.task_of(ready).learner(RandomStreams(own.seed, own.name), own.device)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"no token was made, because this node could not run to answer it: {error}") from error
 
 
 def join(folder: Path, token: str, approve: Approve = approve_all) -> str:

@@ -18,6 +18,7 @@ from p2pfl.node.coordination.election_runner import FileVotes
 from p2pfl.node.federation import loading
 from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.federation.membership_file import load_federation
+from p2pfl.node.federation.revocation import RevokedError, check_member
 from p2pfl.node.folder import config as folders
 from p2pfl.node.folder import incarnation
 from p2pfl.node.folder.config import NodeConfig
@@ -47,10 +48,13 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
         until_done: whether to end when its rounds are done and no peer needs it.
 
     Raises:
+        RevokedError: the membership of the node was revoked.
         ConfigurationError: the configuration is wrong, the key is readable by others, or the port is in use.
     """
     log = log.bind(node=folder.resolve().name)
     ready = loading.load(folder, changes)  # report its errors before the lock
+    if ready.membership is not None:
+        check_member(ready.membership, folders.own_key(folder))
     with lock_folder(folder):
         write_state(folder / folders.STATUS, "starting")
         _log_start(ready, log)
@@ -142,7 +146,8 @@ async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> i
             error = first_error(failure)
             if isinstance(error, IncarnationConflictError):
                 raise error from None
-            status_observer.ended("failed", str(error) or type(error).__name__)
+            state = "revoked" if isinstance(error, RevokedError) else "failed"
+            status_observer.ended(state, str(error) or type(error).__name__)
             raise error from None
         finally:
             if page is not None:

@@ -64,6 +64,7 @@ class StatusObserver:
         self._discarded: Counter[str] = Counter()
         self._missing: Mapping[str, str] = {}
         self._links: Mapping[str, str] = {}
+        self._revoked_by: set[str] = set()
         self._earlier = read_earlier(path)
         self._node: Node | None = None
         self._ended = clock()  # end of the last round
@@ -277,6 +278,13 @@ class StatusObserver:
                 self._changes.back(name)
         self._missing = missing
         self._log_links()
+        for name, peer in self._exchange.peers.items():
+            if peer.revoked and name not in self._revoked_by:
+                self._revoked_by.add(name)
+                mend = "ask the owner of the admission key, and see p2pfl-node doctor"
+                self._log.warning(
+                    f"{name} refuses this node, because its membership was revoked; {mend}", kind="revoked", peer=name
+                )
         self._file.write(PEERS_APART)
 
     def _log_links(self) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PEER_STATES = ("connecting", "connected", "suspected", "not connected", "done")  # shown even if no peer is in them
-NODE_STATES = ("starting", "running", "serving", "finished", "stopped", "failed")
+NODE_STATES = ("starting", "running", "serving", "finished", "stopped", "failed", "revoked")
 
 
 def text(state: Mapping[str, Any]) -> bytes:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.folder.config import STATUS
+from p2pfl.node.federation.membership_file import load_federation
+from p2pfl.node.federation.revocation import describe_refusal
+from p2pfl.node.folder.config import STATUS, own_key
 from p2pfl.node.status import status_socket
 from p2pfl.system.atomic_files import is_folder_locked
 
@@ -37,9 +39,20 @@ def current(folder: Path, wall: Callable[[], float] = time.time) -> dict[str, An
     status = read(folder / STATUS)
     if status is None and running:
         return {"state": "starting", "pid": 0, "history": []}
+    if not running and (reason := _revocation(folder)):
+        status = {"pid": 0, "history": [], **(status or {}), "state": "revoked", "reason": reason}
     if status is not None and isinstance(status.get("updated"), int | float):
         status["age"] = max(0.0, wall() - status["updated"])  # the clock may have been set back
     return status
+
+
+def _revocation(folder: Path) -> str:
+    """Return how the membership of a folder's node ended; "" if it did not end."""
+    try:
+        membership, key = load_federation(folder), own_key(folder)
+    except ConfigurationError:  # other commands report it
+        return ""
+    return describe_refusal(membership, key) if membership is not None and membership.end_of(key) is not None else ""
 
 
 def read(path: Path) -> dict[str, Any] | None:

@@ -34,6 +34,7 @@ def exchange_state(exchange: MessageExchange) -> dict[str, Any]:
         "peers": [peer_state(peer, exchange.roster.suspected.get(name, "")) for name, peer in exchange.peers.items()],
         "traffic": exchange.traffic.as_dict(),
         "rejected": dict(exchange.rejected),
+        "revoked_by": [name for name, peer in exchange.peers.items() if peer.revoked],
         "broker": exchange.contacts.broker,
         "deadlines_expired": exchange.expired,
         "waiting": wait_state(exchange.start_wait.waiting),
@@ -58,7 +59,9 @@ def peer_state(peer: Peer, reason: str) -> dict[str, Any]:
     Args:
         reason: why it is suspected; "" if it is not.
     """
-    if reason:
+    if peer.revoked and not peer.introduced:
+        state = "not connected"
+    elif reason:
         known = peer.introduced or peer.known
         state = "done" if peer.stopped else "suspected" if known else "not connected"
     else:

@@ -59,6 +59,8 @@ def _age(state: Mapping[str, Any]) -> Iterator[Row]:
 def _problems(state: Mapping[str, Any]) -> Iterator[Row]:
     if state.get("reason"):
         yield "reason", state["reason"]
+    if state.get("revoked_by") and state["state"] != "revoked":
+        yield "revoked", f"the membership of this node was revoked, according to {', '.join(state['revoked_by'])}"
     if state.get("disk"):
         yield "disk", f"cannot write: {state['disk']}"
     if state.get("stored", state.get("round", 0)) < state.get("round", 0):
@@ -140,7 +142,7 @@ def _format_counts(counts: Mapping[str, int]) -> str:
 def _peers(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield a table of the peers, after an empty line; nothing for a node that has ended as intended."""
     peers = state.get("peers", [])
-    if peers and state["state"] not in ("finished", "stopped"):
+    if peers and state["state"] not in ("finished", "stopped", "revoked"):
         yield ""
         yield from columns([PEER_COLUMNS, *map(_peer, peers)])
 

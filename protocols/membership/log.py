@@ -116,6 +116,7 @@ class Membership:
         self._sorted: dict[str, Member] | None = None  # cache of `members`, filled on demand
         self._present: set[bytes] = set()  # keys of current members
         self._seen: set[bytes] = set()  # keys of all current and former members
+        self._ends: dict[bytes, Entry] = {}  # entries that ended a membership, by the former member's key
         self._names: set[str] = set()  # names of all current and former members
         self._log: list[bytes] = []  # encoded signed entries
         self._known: set[bytes] = set()  # the same entries, as a set
@@ -159,6 +160,10 @@ class Membership:
         if key in self._present:
             return ""
         return "revoked" if key in self._seen else "stranger"
+
+    def end_of(self, key: bytes) -> Entry | None:
+        """Return the entry that removed or replaced a member's key; None if there is none."""
+        return self._ends.get(key)
 
     def after(self, membership_version: int, limit: int) -> bytes:
         chosen, size = [], _OVERHEAD
@@ -297,6 +302,8 @@ class Membership:
             if key in self._seen:
                 raise ProtocolError("membership", "this key is or was that of a member, and cannot be used again")
             _check_strength(key)
+        if old is not None:
+            self._ends[old.key] = entry
         self._replace(name, old, None if entry.action == "remove" else Member(name, key, old.role if old else entry.role))
 
     def _replace(self, name: str, old: Member | None, new: Member | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from p2pfl.protocols.errors import ProtocolError, TransportError
+from p2pfl.protocols.errors import ProtocolError, RefusedError, TransportError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.mqtt import key_exchange
 from p2pfl.protocols.mqtt.link import MqttLink
@@ -31,7 +31,8 @@ class LinkDialler:
         """Open a link with the owner of `key`. The broker must be connected. The caller limits the time.
 
         Raises:
-            TransportError: the member refuses this node, or the transport was closed.
+            RefusedError: the member refuses this node.
+            TransportError: the transport was closed.
         """
         dialler = key_exchange.Dialler(self._identity, self._access, key, joining)
         answer = await self._ask(dialler, key)
@@ -44,7 +45,7 @@ class LinkDialler:
             answer = await self._ask(dialler, key)
         if isinstance(answer, key_exchange.Refusing):
             reason = printable(f"{answer.cause}: {answer.detail}")
-            raise TransportError(f"{key_name(key)} refuses this node: {reason}")
+            raise RefusedError(f"{key_name(key)} refuses this node: {reason}", answer.cause)
         link = MqttLink(self._table, key, dialler.id, answer, dialled=True, joining=joining)
         link.begin()
         return link

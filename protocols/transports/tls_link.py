@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol, cast
 
 from p2pfl.protocols.addresses import join_address
-from p2pfl.protocols.errors import ProtocolError, TransportError
+from p2pfl.protocols.errors import ProtocolError, RefusedError, TransportError
 from p2pfl.protocols.reception_limits import Buffers, Reception
 from p2pfl.protocols.timer import Timer
 from p2pfl.protocols.transport import NO_SESSION, Handler, Part
@@ -213,7 +213,10 @@ class TlsLink(asyncio.BufferedProtocol):
             self.fail(str(error))
             return
         if progress.refusal:
-            self.fail(f"refuses this node: {progress.refusal}")
+            reason = f"refuses this node: {progress.refusal}"
+            if not self.proven.done():
+                self.proven.set_exception(RefusedError(f"{self.remote}: {reason}", progress.refusal.partition(": ")[0]))
+            self.fail(reason)
             return
         if progress.reply:
             self._send_step(progress.reply)

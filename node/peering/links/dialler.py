@@ -13,7 +13,7 @@ from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.peer import MOST_ADDRESSES, Peer
 from p2pfl.node.peering.peer_table import PeerTable
 from p2pfl.node.peering.peering_config import PeeringConfig
-from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.errors import RefusedError, TransportError
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import Link
 from p2pfl.random_streams import RandomStreams
@@ -171,6 +171,8 @@ class Dialler:
                 try:
                     found = await attempt
                     break
+                except RefusedError as error:
+                    self._note_refusal(peer, error)
                 except TransportError as error:
                     self._note(peer, str(error))
         finally:
@@ -181,8 +183,19 @@ class Dialler:
                     attempt.result().close()
         return found
 
+    def _note_refusal(self, peer: Peer, error: RefusedError) -> None:
+        """Record that a peer refuses this node. A former member stays one, so its next dials need not be noted."""
+        if error.cause != "revoked":
+            self._note(peer, str(error))
+        elif not peer.revoked:
+            self._note(peer, "refuses this node, because its membership was revoked")
+            peer.revoked = True
+            self._table.roster.notify()
+
     def _note(self, peer: Peer, reason: str) -> None:
         """Record why a peer could not be dialled, also as the reason for its suspicion."""
+        if peer.revoked:
+            return
         peer.dial_problem = printable(reason)
         if self._table.is_suspected(peer):
             self._table.suspect(peer, reason)

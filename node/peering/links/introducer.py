@@ -80,6 +80,7 @@ class Introducer:
             self._table.suspect(peer, problem)
             raise ProtocolError("differs", problem)
         peer.problem = peer.dial_problem = ""
+        peer.revoked = False
         self._choose_link(peer, link, answer)
         peer.known = True
         peer.public_info, peer.stopped = theirs.public_info, theirs.stopped

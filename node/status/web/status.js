@@ -10,7 +10,7 @@ const STATES = { // of a peer: the kind of its mark, and what it means
   "not connected": ["warn", "not reached since the start of this node"],
   done: ["done", "has finished its rounds and left"],
 };
-const NODE_STATES = { starting: "starting", running: "learning", serving: "finished, serving its model", finished: "finished", stopped: "stopped", failed: "failed" };
+const NODE_STATES = { starting: "starting", running: "learning", serving: "finished, serving its model", finished: "finished", stopped: "stopped", failed: "failed", revoked: "revoked" };
 
 const $ = (id) => document.getElementById(id);
 const history = new Map(); // the rows of the rounds, by round
@@ -77,6 +77,8 @@ function showLink() {
 function showBanners() {
   const problems = [
     state.state === "failed" && ["bad", `The node failed: ${state.reason || "reason unknown"}`],
+    state.state === "revoked" && ["bad", state.reason],
+    state.state !== "revoked" && state.revoked_by?.length && ["bad", `The membership of this node was revoked, according to ${state.revoked_by.join(", ")}.`],
     state.disk && ["bad", `Disk: cannot write checkpoints (${state.disk}). The node continues in memory.`],
     state.broker && ["warn", `Broker: ${state.broker}`],
     state.state === "running" && state.election?.problem && ["warn", `Degraded: ${state.election.problem}. Until there is one, the node learns alone.`],

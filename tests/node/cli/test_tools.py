@@ -204,6 +204,7 @@ def test_metrics_match_status():
         ("p2pfl_state", ("finished",)): 0,
         ("p2pfl_state", ("stopped",)): 0,
         ("p2pfl_state", ("failed",)): 0,
+        ("p2pfl_state", ("revoked",)): 0,
         ("p2pfl_round", ()): 4,
         ("p2pfl_stored_round", ()): 3,
         ("p2pfl_rounds", ()): 10,

@@ -7,8 +7,9 @@ import pytest
 
 from p2pfl.node.federation import admission, loading, membership_sync
 from p2pfl.node.federation.membership_file import MembershipFile, load_federation
-from p2pfl.node.federation.membership_sync import MembershipSync, RevokedError
+from p2pfl.node.federation.membership_sync import MembershipSync
 from p2pfl.node.federation.neighbourhood import Neighbourhood
+from p2pfl.node.federation.revocation import RevokedError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Request
 from p2pfl.system.atomic_files import exclusive
@@ -155,7 +156,7 @@ def test_membership_sync_ends_revoked_node(bob):
     async def test():
         running = asyncio.create_task(bob.members.run())
         bob.log.extend(bob.revoke("bob"))
-        with pytest.raises(RevokedError, match="this node was revoked"):
+        with pytest.raises(RevokedError, match="the membership of this node, bob, in test was revoked"):
             await running
         assert bob.on_disk() == ["alice", "carol"]
 

@@ -122,7 +122,7 @@ def test_commands_without_passphrase_change_nothing(home, capsys):
     for command in (
         ["invite", str(home.alice), "bob", "--address", "x:1"],
         ["admit", str(home.alice), home.request("bob"), "--out", str(home.root / "bundle")],
-        ["revoke", str(home.alice), "alice"],
+        ["revoke", str(home.alice), "alice", "--yes"],
         ["federation", "rotate", str(home.alice), "--backup", backup],
     ):
         assert main(command) == 2

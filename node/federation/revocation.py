@@ -1,0 +1,38 @@
+"""End of a node's membership, as its own copy of the membership log shows it."""
+
+from __future__ import annotations
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.protocols.membership.log import Membership
+
+
+class RevokedError(ConfigurationError):
+    """Error: this node is no longer a member of its federation."""
+
+
+def describe_refusal(membership: Membership, key: bytes) -> str:
+    """Return why the owner of a key is not a member, and the remedy after a semicolon; "" if it is a member."""
+    federation = membership.file.name
+    if not membership.refusal(key):
+        return ""
+    entry = membership.end_of(key)
+    if entry is None:
+        mend = "ask the owner of the admission key for an invitation, and join again"
+        return f"this node is not a member of {federation}; {mend}"
+    where = f"entry {entry.membership_version} of the membership log, signed with the admission key"
+    if entry.action == "replace":
+        mend = "run the node from the folder with the new key"
+        return f"another key has replaced the key of this node, {entry.name}, in {federation} ({where}); {mend}"
+    mend = "to return, send a new p2pfl-node request --new-key to the owner of the admission key"
+    return f"the membership of this node, {entry.name}, in {federation} was revoked ({where}); {mend}"
+
+
+def check_member(membership: Membership, key: bytes) -> None:
+    """Check that the owner of a key is a member.
+
+    Raises:
+        RevokedError: its membership was revoked, or its key replaced.
+        ConfigurationError: it never was a member.
+    """
+    if text := describe_refusal(membership, key):
+        raise (ConfigurationError if membership.end_of(key) is None else RevokedError)(text)

@@ -1,0 +1,163 @@
+"""End of a membership as the former member sees it: in its run, its status, and the commands."""
+
+import asyncio
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.cli.main import main
+from p2pfl.node.federation import admission
+from p2pfl.node.federation.membership_file import load_federation
+from p2pfl.node.federation.revocation import RevokedError, check_member, describe_refusal
+from p2pfl.node.folder import config
+from p2pfl.node.node import first_error
+from p2pfl.node.status.observer import StatusObserver
+from p2pfl.node.status.text import describe
+from p2pfl.protocols.identity import Identity
+from tests.support.fortress import SOON, folders, honest, until
+from tests.support.logs import log_to
+
+
+@pytest.fixture
+def members(tmp_path):
+    """Folders of alice, who has the admission key, and bob."""
+    return folders(tmp_path, "alice", "bob")
+
+
+def revoke_online(alice, name):
+    alice.log.append(Identity.load(alice.folder / "admission.pem"), "remove", name, alice.log.members[name].key)
+
+
+def test_connected_node_receives_its_revocation(members):
+    async def main():
+        async with honest(members["alice"]) as alice, honest(members["bob"]) as bob:
+            await until(lambda: alice.exchange.peers["bob"].introduced and bob.exchange.peers["alice"].introduced)
+            revoke_online(alice, "bob")
+            await asyncio.sleep(SOON)
+
+    with pytest.raises(ExceptionGroup) as ended:
+        asyncio.run(main())
+    error = first_error(ended.value)
+    assert isinstance(error, RevokedError)
+    assert str(error).startswith("the membership of this node, bob, in test was revoked (entry 3 of the membership log, ")
+    assert list(load_federation(members["bob"]).members) == ["alice"]
+
+
+def test_node_revoked_while_offline_learns_it_from_a_peer(members, tmp_path):
+    said, shown = [], []
+    admission.revoke(members["alice"], "bob")
+
+    async def main():
+        async with honest(members["alice"]), honest(members["bob"]) as bob:
+            status_observer = StatusObserver(tmp_path / "status.json", bob.exchange, log_to(said))
+            peer = bob.exchange.peers["alice"]
+            await until(lambda: peer.revoked and said)
+            for _ in range(3):  # further refusals change nothing
+                before = peer.link, peer.dial_problem
+                await asyncio.sleep(0.05)
+                assert (peer.link, peer.dial_problem) == before
+            shown.append(status_observer.fresh())
+
+    asyncio.run(main())
+    mend = "ask the owner of the admission key, and see p2pfl-node doctor"
+    assert said == [f"alice refuses this node, because its membership was revoked; {mend}"]
+    lines = describe(shown[0])
+    assert "  revoked  the membership of this node was revoked, according to alice" in lines
+    assert " ".join(lines[-1].split()) == (
+        "alice not connected 0 none none 0 B 0 B refuses this node, because its membership was revoked"
+    )
+
+
+def test_refusal_names_entry_and_remedy(members):
+    alice, bob = (load_federation(members["alice"]), Identity.load(members["bob"] / "key.pem"))
+    assert describe_refusal(alice, bob.public) == ""
+    check_member(alice, bob.public)
+    alice.append(Identity.load(members["alice"] / "admission.pem"), "replace", "bob", Identity.from_seed(bytes(32)).public)
+    assert describe_refusal(alice, bob.public).startswith("another key has replaced the key of this node, bob, in test")
+    with pytest.raises(RevokedError):
+        check_member(alice, bob.public)
+    stranger = Identity.from_seed(bytes([1]) * 32).public
+    with pytest.raises(ConfigurationError, match="this node is not a member of test; ask the owner") as refused:
+        check_member(alice, stranger)
+    assert not isinstance(refused.value, RevokedError)
+
+
+def command(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_commands_of_revoked_node_name_the_revocation(members, capsys):
+    folder = members["alice"]
+    admission.revoke(folder, "alice")
+    code, out, err = command(capsys, "run", folder)
+    said = "the membership of this node, alice, in test was revoked (entry 3 of the membership log"
+    assert (code, out) == (2, "")
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+    code, out, _ = command(capsys, "status", folder)
+    assert code == 0
+    first, second = out.splitlines()
+    assert first == "alice: revoked, round 0"
+    assert second.startswith(f"  reason  {said}")
+    code, out, _ = command(capsys, "doctor", folder)
+    assert code == 1
+    assert f"wrong  federation: {said}" in out
+    code, _, err = command(capsys, "invite", folder, "carol")
+    assert code == 2
+    assert err.startswith(f"no token was made, because this node could not run to answer it: {said}")
+
+
+def test_doctor_reports_peers_that_refuse_a_former_member(members, capsys):
+    status = {"state": "stopped", "pid": 1, "history": [], "revoked_by": ["alice"]}
+    (members["bob"] / config.STATUS).write_text(json.dumps(status))
+    code, out, _ = command(capsys, "doctor", members["bob"])
+    assert code == 1
+    assert "wrong  federation: the membership of this node in test was revoked, according to alice; " in out
+
+
+def test_revoking_own_node_needs_consent(members, capsys, monkeypatch):
+    alice = members["alice"]
+    code, out, err = command(capsys, "revoke", alice, "alice")
+    assert (code, out) == (2, "")
+    loss = "alice is this node, which has the admission key: the federation test could then neither admit nor revoke members"
+    assert err == f"not revoked: {loss}; to do it without a question: p2pfl-node revoke {alice} alice --yes\n"
+    for typed, left in (("\n", ["alice", "bob"]), ("y\n", ["bob"])):
+        terminal = io.StringIO(typed)
+        terminal.isatty = lambda: True
+        monkeypatch.setattr("sys.stdin", terminal)
+        code, _, err = command(capsys, "revoke", alice, "alice")
+        assert err.startswith(f"{loss}; revoke it? [y/N] ")
+        assert list(load_federation(alice).members) == left
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    code, _, err = command(capsys, "revoke", alice, "bob")
+    assert code == 2
+    assert err.startswith("not revoked: bob is the last member of the federation test; ")
+    assert command(capsys, "revoke", alice, "bob", "--yes")[0] == 0
+    assert list(load_federation(alice).members) == []
+
+
+def test_revoking_another_member_needs_no_consent(members, capsys):
+    assert command(capsys, "revoke", members["alice"], "bob")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("direct = false\n", "direct = false needs a broker"),
+        ('device = "tpu"\n', "unknown device 'tpu'"),
+        ("rounds = -1\n", "rounds must be 0 or more, got -1"),
+    ],
+)
+def test_invitation_from_node_that_cannot_run_is_refused(members, capsys, line, said):
+    path: Path = members["alice"] / config.CONFIG
+    path.write_text(line + path.read_text())
+    code, out, err = command(capsys, "invite", members["alice"], "carol", "--address", "127.0.0.1:4100")
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+    assert not (members["alice"] / "invitations").exists()
