@@ -163,7 +163,7 @@ class PeerManager:
     def remove(self, name: str, reason: str) -> None:
         """Disconnect a former member, and drop its pending messages. It first receives the entry that removes it."""
         if self.peers[name].introduced:
-            self._gossip.send(self.peers[name])
+            self.gossip.send(self.peers[name])
         peer = self._table.remove(name)
         self.verifier.expel(peer.key)
         self._dialler.forget(peer)
