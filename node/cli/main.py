@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError
@@ -22,6 +22,9 @@ from p2pfl.system.json_output import to_json
 from p2pfl.system.printable import printable
 from p2pfl.system.shared_options import JSON_HELP, add_changes, add_output, port, print_answer
 from p2pfl.task import TASKS
+
+if TYPE_CHECKING:
+    from p2pfl.node.folder.project import Project
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,6 +73,7 @@ def _add_init(commands: Any) -> None:
         "p2pfl-node init alice --port 4101 --part 0/20",
         "p2pfl-node init bob --data bob.csv",
         "p2pfl-node init carol --broker mqtt://broker.example:1883 --policy fedpref",
+        "p2pfl-node init dave --from my_project --part 3/20",
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to create")
     network = parser.add_argument_group("name and network")
@@ -107,7 +111,15 @@ def _add_init(commands: Any) -> None:
         help=f"learning problem: {', '.join(TASKS)}, or package.module:factory (default: digits; with --data"
         " classification)",
     )
-    add_policy(learning)
+    add_policy(learning, None)
+    learning.add_argument(
+        "--from", dest="project", type=Path, metavar="PROJECT",
+        help="take the task, the policy and the settings of rounds from a scenario file, or from scenario.toml in a folder,"
+        " and copy the modules that they need",
+    )  # fmt: skip
+    learning.add_argument(
+        "--run", metavar="NAME", help="with --from, use this run of the scenario (default: the keys that all runs share)"
+    )
     add_output(parser)
     parser.set_defaults(do=_init)
 
@@ -243,27 +255,45 @@ def _init(options: argparse.Namespace) -> int:
     from p2pfl.node.folder.config import create
 
     name = options.name or options.folder.resolve().name
-    task = options.task or ("classification" if options.data else "digits")
     listen = listen_of(options, ":0") or f":{PORT}"
+    project = _project(options)
     data, root = (_from_anywhere(path) for path in (options.data, options.root))
     identity = create(
         options.folder,
         name,
         listen,
         options.part,
-        task=task,
-        policy=options.policy,
+        task=options.task or ("classification" if options.data else "digits"),
+        policy=options.policy or "dac",
         data=data,
         broker=options.broker,
         root=root,
+        settings={} if project is None else project.settings,
     )
+    notes = []
+    if project is not None:
+        project.copy_modules(options.folder)
+        notes = list(project.describe())
     text = (
         f"created {options.folder}; next: p2pfl-node federation create {options.folder} --backup FILE, or with a token"
         f" p2pfl-node join {options.folder}"
     )
     answer = {"folder": str(options.folder), "name": name, "listen": listen, "key": identity.public.hex()}
-    print_answer(options, text, answer)
+    print_answer(options, "\n".join([*notes, text]), answer)
     return 0
+
+
+def _project(options: argparse.Namespace) -> Project | None:
+    """Return the project that `init` takes the task and the policy from, if it takes them from one."""
+    from p2pfl.node.folder.project import read_project
+
+    if options.project is None:
+        if options.run is not None:
+            raise ConfigurationError("--run chooses a run of the scenario of --from; add --from PROJECT, or leave it out")
+        return None
+    if options.task or options.policy:
+        raise ConfigurationError("--from takes the task and the policy from the project; leave out --task and --policy")
+    return read_project(options.project, options.run)
 
 
 def _run(options: argparse.Namespace) -> int:

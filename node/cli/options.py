@@ -70,9 +70,13 @@ def listen_of(options: argparse.Namespace, before: str) -> str | None:
     return join_address(split_address(before)[0], options.port)
 
 
-def add_policy(group: argparse._ActionsContainer) -> None:
-    """Add --policy."""
-    group.add_argument("--policy", default="dac", help=_POLICY_HELP)
+def add_policy(group: argparse._ActionsContainer, default: str | None = "dac") -> None:
+    """Add --policy.
+
+    Args:
+        default: value without the option; None lets the command tell whether it was given.
+    """
+    group.add_argument("--policy", default=default, help=_POLICY_HELP)
 
 
 def add_role(member: argparse._ActionsContainer) -> None:

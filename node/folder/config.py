@@ -12,13 +12,13 @@ status.json      state that `status` shows
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -27,7 +27,7 @@ from p2pfl.config import table_changes, toml_reader
 from p2pfl.config.binding import bind, split_name
 from p2pfl.config.registry import locate
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.folder import incarnation
+from p2pfl.node.folder import incarnation, template
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.log import LOG
 from p2pfl.policies import POLICIES
@@ -196,20 +196,24 @@ def create(
     data: str = "",
     broker: str = "",
     root: str = "",
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Identity:
     """Create a node's folder, for its owner only, with a key and a configuration for the owner to complete.
+
+    Args:
+        settings: keys of rounds, task, policy, codec and budget that differ from those of a new configuration; tables
+            of the task and the policy replace the names `task` and `policy`.
 
     Raises:
         ConfigurationError: the folder holds a node already, or cannot be created, or the configuration would be wrong;
             then nothing is written. (A "package.module:factory" need not exist yet.)
     """
-    own = NodeConfig(name=name, listen=listen, part=part, data=data, broker=broker, root=root)
-    msgspec.structs.replace(own, task={"name": task}, policy={"name": policy}).check()
+    values = {"name": name, "listen": listen, "part": part, "data": data, "root": root, "broker": broker}
+    values |= {"task": {"name": task}, "policy": {"name": policy}} | dict(settings)
+    bind("the configuration of the node", values, NodeConfig).check()
     if (folder / CONFIG).exists():
         raise ConfigurationError(f"{folder} contains a node already; choose another folder")
-    values = {"name": name, "listen": listen, "part": part, "data": data, "root": root, "broker": broker}
-    values |= {"task": task, "policy": policy}
-    text = _TEMPLATE.format(**{key: json.dumps(value) for key, value in values.items()})
+    text = template.render(values)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
@@ -253,57 +257,3 @@ def open_to_others(folder: Path) -> str:
 def next_incarnation(folder: Path, log: EventLogger = LOG) -> int:
     """Count a start of this node (see p2pfl.node.folder.incarnation.count_start)."""
     return incarnation.count_start(folder / INCARNATION, log)
-
-
-_TEMPLATE = """\
-# Configuration of a p2pfl node.
-
-name = {name}        # name of this node in the federation
-listen = {listen}          # host:port to listen on; without a host, at all addresses of this machine
-advertise = []             # addresses at which others reach this node, if they differ from those of this machine
-part = {part}               # part of a built-in data set for this node
-data = {data}                  # the node's own data: .npz or .csv for "classification", a .toml schema for "fairness"
-root = {root}                  # folder with the published data sets; by default the environment variable P2PFL_DATA
-initial = ""               # safetensors file to start from, for tasks that take one; the same content at all nodes
-preference = []            # weights of the task's objectives, if it has several; they stay on this node
-passphrase_file = ""       # file with the passphrase of the admission key, if that is here and encrypted
-device = "cpu"             # cpu, cuda, mps, or auto
-mdns = true                # find members on the local network, and announce this node there
-direct = true              # listen, and connect to members without the broker where possible
-broker = {broker}                # MQTT broker for members that cannot connect to each other, such as mqtt://host:1883
-status_port = -1           # port of the status page and of Prometheus metrics, such as 4180; 0: a free port, -1: none
-status_host = "127.0.0.1"  # address of the status page; on other addresses than loopback, other machines can read it
-evaluate_every = 1         # rounds between evaluations on validation and test data; 0: evaluate the last model only
-
-# All members share the settings from here to the codec. `federation create` reads them from this file. For a node that has
-# joined, those of the federation replace them. The names of task and policy must be the same here.
-
-rounds = 10                # number of rounds
-seed = 0                   # seed of all random draws
-members = 1                # members, this node included, that must be present before the first round
-mode = "synchronous"       # "synchronous": wait for models of the same round; "asynchronous": use the newest models
-deadline = 30.0            # seconds to wait for a peer before continuing without it
-adaptive = true            # wait only a few times as long as a peer usually takes
-max_staleness = inf        # maximum age in seconds of the models that an asynchronous node uses
-robust = "median-clip"     # protection against malicious members: clip their models to the median distance; or "none"
-patience = 0               # rounds without a better validation loss before learning stops; 0: never
-
-[task]
-name = {task}            # digits, images, ... (see p2pfl-node init --help), or your own "package.module:factory"
-
-[policy]
-name = {policy}               # dac, dpfl, fedpref, ... (see p2pfl-node init --help), or your own "package.module:factory"
-
-[codec]                    # format of the models on the network
-name = "float32"           # float32, float16, bfloat16, int8, or top-k
-
-# The rest is not shared.
-
-[budget]                   # limits of what this node receives; 0: no limit
-models = 0                 # models in a round
-held = 0                   # received models in memory at once
-bytes = 0                  # bytes of models in a round
-
-[addresses]                # known addresses of members
-# bob = "192.168.1.6:4100"
-"""

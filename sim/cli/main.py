@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pfl._version import __version__
-from p2pfl.sim.cli import data, reproduce, scenario_list
+from p2pfl.sim.cli import data, new, reproduce, scenario_list
 from p2pfl.sim.cli.options import add_choice, add_results, add_run_options
 from p2pfl.system.completion import add_completion
 from p2pfl.system.console import Parser, add_command, format_examples, run_command
@@ -63,6 +63,7 @@ def parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"p2pfl {__version__}", help="print the version and exit")
     commands = parser.add_subparsers(dest="command")
     scenario_list.add_commands(commands)
+    new.add_commands(commands)
     _add_run(commands)
     _add_sweep(commands)
     _add_pareto(commands)

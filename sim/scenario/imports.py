@@ -7,14 +7,12 @@ Names that the user gives, on the command line or in a dict from Python, are tru
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
-from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from p2pfl.config.own_modules import find_module
 from p2pfl.config.registry import locate, root_of
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import POLICIES
@@ -63,26 +61,10 @@ def module_folders(
         locate(kind, path, *KINDS[kind])
         if trust or path in given or path in {point.value for point in entry_points(group=KINDS[kind][1])}:
             continue
-        if (elsewhere := _elsewhere(modules, root_of(path))) is not None:
+        if not (places := find_module(modules, root_of(path))).used:
+            elsewhere = f" but in {places.elsewhere}" if places.elsewhere else ""
             raise ConfigurationError(
                 f"{name}: the {kind} {path!r} needs the module {root_of(path)}, which is not in the scenario's folder"
                 f" {modules}{elsewhere}; if you trust its code, add --trust (in Python: trust=True)"
             )
     return tuple(dict.fromkeys(folders))
-
-
-def _elsewhere(folder: str, module: str) -> str | None:
-    """Return None if a folder at the end of the path provides a top-level module, else the module's place in words."""
-    importlib.invalidate_caches()
-    there = PathFinder.find_spec(module, [folder])
-    try:
-        found = find_spec(module)
-    except ValueError:  # a module without a spec, such as __main__
-        return ""
-    if there is not None and (found is None or _places(found) == _places(there)):
-        return None
-    return f" but in {found.origin}" if found is not None and found.origin else ""
-
-
-def _places(spec: ModuleSpec) -> tuple[str | None, list[str]]:
-    return spec.origin, list(spec.submodule_search_locations or [])

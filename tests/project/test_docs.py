@@ -20,8 +20,8 @@ from tests.support.site_of_docs import broken, build
 
 FEDERATION, BROKER = "tutorials/first-federation.md", "how-to/connect-through-a-broker.md"
 MANAGE, WATCH = "how-to/manage-nodes.md", "how-to/watch-a-federation.md"
-MORE = "how-to/train-more-rounds.md"
-NODES = (FEDERATION, BROKER, MANAGE, MORE, WATCH)  # pages whose nodes keep running during further commands
+MORE, PROJECT = "how-to/train-more-rounds.md", "tutorials/own-project.md"
+NODES = (FEDERATION, BROKER, MANAGE, MORE, WATCH, PROJECT)  # pages whose nodes keep running during further commands
 ELSEWHERE = ("real-machines.md", "reproduced.md")  # test_real_machines.py and test_reproduced.py name the tests
 OTHERS = [name for name in PAGES if name not in (*NODES, *ELSEWHERE) and any(block.kind == "sh" for block in blocks(name))]
 
@@ -38,7 +38,7 @@ def test_blocks_of_pages_have_known_kinds(name):
     for kind, text in blocks(name):
         assert kind in ("sh", "python", "toml", "text", "{toctree}", "{include}"), text
         if kind in ("python", "toml"):
-            assert re.fullmatch(r"# [a-z_]+\.(py|toml)", text.splitlines()[0]), "its first line names the file"
+            assert re.fullmatch(r"# ([a-z_]+/)?[a-z_]+\.(py|toml)", text.splitlines()[0]), "its first line names the file"
 
 
 def test_every_extra_is_described():
@@ -52,10 +52,19 @@ def test_every_extra_is_described():
 def test_code_of_page_runs(name, tmp_path):
     output = ""
     for command in commands(name, tmp_path, ports_of(name)):
-        # Without worker processes: they change no result, and each would import torch for a second's work.
-        output += bash(re.sub(r"p2pfl-sim (run|sweep) ", r"p2pfl-sim \1 --engine local ", command), tmp_path)
-    tables = [block.text.splitlines() for block in blocks(name) if block.kind == "text" and "accuracy   +-" in block.text]
-    for line in (line for lines in tables for line in lines if "accuracy" in line):  # numbers may differ on other machines
+        output += bash(without_workers(command), tmp_path)
+    check_tables(name, output)
+
+
+def without_workers(command):
+    """Return shell commands without worker processes: they change no result, and each would import torch."""
+    return re.sub(r"p2pfl-sim (run|sweep) ", r"p2pfl-sim \1 --engine local ", command)
+
+
+def check_tables(page, output):
+    """Compare the headings of the tables of a page with the output; figures may differ on other machines."""
+    tables = [block.text.splitlines() for block in blocks(page) if block.kind == "text" and "accuracy   +-" in block.text]
+    for line in (line for lines in tables for line in lines if "accuracy" in line):
         assert " ".join(line.split()) in " ".join(re.sub("[│┃]", " ", output).split())
 
 
@@ -85,7 +94,7 @@ class Terminals:
             if "p2pfl-node demo" in text:
                 continue  # tests/node/cli/test_demo.py runs it
             before, run, options = text.rstrip().partition("p2pfl-node run ")
-            self.printed += bash(before, self.folder)
+            self.printed += bash(without_workers(before), self.folder)
             if run:
                 left -= 1
                 self.leave_running(options.split())
@@ -143,6 +152,16 @@ def test_first_federation_page_runs(terminals, tmp_path):
     assert "waiting for members: 1 of 2" in there.logs()["alice"]
     assert (tmp_path / "model.safetensors").exists()
     assert "finished; the model of round" in there.logs()["bob"]
+
+
+@pytest.mark.slow
+def test_project_page_runs(terminals, tmp_path):
+    there = terminals(PROJECT)
+    there.type_all()
+    check_tables(PROJECT, there.printed)
+    assert "Dropout" in (tmp_path / "bob" / "task.py").read_text()
+    assert there.printed.count("2 passed") == 2
+    assert (tmp_path / "model.safetensors").exists()
 
 
 @pytest.mark.slow

@@ -68,6 +68,12 @@ def test_wheel_holds_one_package_with_all_modules(built):
     assert "p2pfl/py.typed" in names
 
 
+def test_wheel_holds_templates_of_new_projects(built):
+    templates = {path.name for path in (ROOT / "sim" / "cli" / "new_project").iterdir()}
+    assert len(templates) == 5
+    assert {f"p2pfl/sim/cli/new_project/{name}" for name in templates} <= set(content(built[0]))
+
+
 @pytest.fixture(scope="module", params=["wheel", "sdist", "editable"])
 def installed(request, built, tmp_path_factory):
     """Return the folder of an environment with the project installed in one of three ways.
@@ -120,6 +126,12 @@ def test_mypy_knows_the_types_of_the_public_api(installed, folder, mypy_cache):
     revealed = [line for line in printed.splitlines() if "Revealed type" in line]
     assert "p2pfl.sim.results.results.Results" in revealed[0]
     assert "p2pfl.node.node.Node" in revealed[1]
+
+
+def test_mypy_accepts_new_project(installed, tmp_path, mypy_cache):
+    call(installed / "bin" / "p2pfl-sim", "new", "my_study", cwd=tmp_path, env=ENVIRONMENT)
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", installed / "bin" / "python", "."]
+    call(*command, "--cache-dir", mypy_cache, cwd=tmp_path / "my_study", env=ENVIRONMENT)
 
 
 def test_dir_of_package_shows_only_public_names():
