@@ -136,11 +136,21 @@ class Task(Protocol):
     `derived_options`, their values by name. A new federation sets these options for all of its members.
     """
 
-    layout: Layout
-    n_samples: int
-    metric: str
-    higher_is_better: bool
-    public_info: Mapping[str, Any]  # see check_public_info
+    # Read-only, so that a task may compute them.
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def n_samples(self) -> int: ...
+
+    @property
+    def metric(self) -> str: ...
+
+    @property
+    def higher_is_better(self) -> bool: ...
+
+    @property
+    def public_info(self) -> Mapping[str, Any]: ...  # see check_public_info
 
     def initial(self, seed: int) -> Parameters:
         """Return the common initial model of all nodes."""

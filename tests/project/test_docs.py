@@ -159,7 +159,7 @@ def test_project_page_runs(terminals, tmp_path):
     there = terminals(PROJECT)
     there.type_all()
     check_tables(PROJECT, there.printed)
-    assert "Dropout" in (tmp_path / "bob" / "task.py").read_text()
+    assert "Adam" in (tmp_path / "bob" / "task.py").read_text()
     assert there.printed.count("2 passed") == 2
     assert (tmp_path / "model.safetensors").exists()
 

@@ -17,7 +17,7 @@ nodes = 8
 rounds = 3
 seeds = [5, 6]
 robust = "none"
-codec = { name = "top-k", ratio = 0.1 }
+codec = { name = "top-k", share = 0.1 }
 task = { name = "mine:make", samples = 4, partition = { name = "iid" } }
 policy = { name = "local" }
 topology = { name = "ring" }
@@ -60,7 +60,7 @@ def test_init_takes_settings_of_scenario(scenario, tmp_path, capsys):
     own = config.load(tmp_path / "alice")
     assert (own.part, own.rounds, own.seed, own.robust) == ("1/8", 3, 5, "none")
     assert own.task == {"name": "mine:make", "samples": 4, "partition": {"name": "iid"}}
-    assert (own.policy, own.codec) == ({"name": "local"}, {"name": "top-k", "ratio": 0.1})
+    assert (own.policy, own.codec) == ({"name": "local"}, {"name": "top-k", "share": 0.1})
     out = capsys.readouterr().out
     assert f"task mine:make and policy local from {scenario}\n" in out
     assert "for simulations only, not used by the node: nodes, topology\n" in out
