@@ -132,7 +132,7 @@ def test_init_in_project_copies_nothing(scenario):
 def test_node_trains_task_of_new_project(tmp_path):
     make_project(tmp_path / "my_study")
     assert main(["init", str(tmp_path / "alice"), "--from", str(tmp_path / "my_study"), "--part", "0/12"]) == 0
-    options = "run alice --until-done --set rounds=2 --set mdns=false".split()
+    options = ["run", "alice", "--until-done", "--set", "rounds=2", "--set", "mdns=false"]
     command = [sys.executable, "-m", "p2pfl.node", *options]
     running = forked.python(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output, _ = running.communicate()
