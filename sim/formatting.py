@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from typing import Any
 
 PARETO_OPTIMAL = "Pareto-optimal: no other row is at least as good in both metric and bytes, and better in one."
+LIMITS = ("budget.models", "budget.held", "budget.bytes", "network.bandwidth")  # keys for which 0 means no limit
 PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
@@ -40,6 +43,13 @@ def size(count: float | None) -> str:
 def count(things: int, noun: str) -> str:
     """Return a number with its noun, such as "1 seed" or "3 seeds"."""
     return f"{things:,} {noun}{'s' * (things != 1)}"
+
+
+def setting(key: str, value: Any) -> str:
+    """Format the value of a scenario's key; a limit of 0 is "none"."""
+    if key in LIMITS and value in (0, "0"):
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def some(words: Iterable[str], most: int = 3) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from p2pfl.sim.formatting import PARETO_OPTIMAL, difference, number, of_paper
+from p2pfl.sim.formatting import PARETO_OPTIMAL, difference, number, of_paper, setting
 
-# Measures that fit a terminal of 100 columns; summary.json and the report have the others.
+# Measures that fit a terminal; summary.json and the report have the others.
 MEASURES = ("hypervolume", "igd")
+NARROWEST = 12  # columns of the names of runs
 CLUSTERS = ("best ARI", "true groups", "final ARI")
 
 
@@ -63,7 +63,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
         compared += of_groups + [number(row.get("objectives", {}).get(name)) for name in measures]
         compared += _clusters(row.get("clusters"), row["seeds"]) if clustered else []
         more = [*compared, *([paper] if papers else []), *(["*" * row["front"]] if front else [])]
-        values = [_value(row["varied"][key]) if key in row["varied"] else "" for key in varied]
+        values = [setting(key, row["varied"][key]) if key in row["varied"] else "" for key in varied]
         table.add_row(*([run] if first else []), *values, number(row["mean"]), deviation, *more)
     of = "nodes, runs" if any("pool" in row for row in rows) else "nodes"
     print(f"{summary['scenario']}: test {metric}, mean over {of} and {seeds} seed{'s' * (seeds > 1)}")
@@ -73,14 +73,51 @@ def print_table(summary: Mapping[str, Any]) -> None:
 
 
 def print_whole(table: Table) -> None:
-    """Print a table; the terminal wraps lines that are too wide, so that nothing is cut off."""
+    """Print a table in the first layout that fits the terminal, so that nothing is cut off.
+
+    These are: with lines; with gaps of two columns and headings of two lines; with gaps of one column; with the names of
+    runs wrapped. A table that is still too wide is wrapped by the terminal.
+    """
     from rich.console import Console
     from rich.measure import Measurement
 
     console = Console(highlight=False)
     wide = console.options.update(max_width=10_000)
+    for gap in (2, 1):
+        if Measurement.get(console, wide, table).maximum > console.width:
+            _compact(table, gap)
+    if (excess := Measurement.get(console, wide, table).maximum - console.width) > 0:
+        _wrap_names(table, excess)
     console.width = max(console.width, Measurement.get(console, wide, table).maximum)
     console.print(table)
+
+
+def _compact(table: Table, gap: int) -> None:
+    """Remove the vertical lines of a table, and divide its headings into two lines."""
+    from rich.box import SIMPLE_HEAD
+
+    table.box, table.pad_edge, table.padding = SIMPLE_HEAD, False, (0, gap - 1, 0, 0)
+    for column in table.columns:
+        column.header = _in_two_lines(str(column.header))
+
+
+def _wrap_names(table: Table, excess: int) -> None:
+    """Make the column of the names of runs narrower, if there is one."""
+    first = table.columns[0]
+    if first.justify == "left":
+        first.max_width = max(NARROWEST, max(len(str(cell)) for cell in first.cells) - excess)
+        first.no_wrap, first.overflow = False, "fold"
+
+
+def _in_two_lines(heading: str) -> str:
+    """Divide a heading at the blank, or else behind the dot, that leaves the shortest lines."""
+    if "\n" in heading:
+        return heading
+    places = [k for k, sign in enumerate(heading) if sign == " "] or [k + 1 for k, sign in enumerate(heading) if sign == "."]
+    if not places:
+        return heading
+    place = min(places, key=lambda k: max(k, len(heading) - k))
+    return f"{heading[:place]}\n{heading[place:].lstrip()}"
 
 
 def _clusters(figures: Mapping[str, Any] | None, seeds: int) -> list[str]:
@@ -94,10 +131,6 @@ def _name(row: Mapping[str, Any]) -> str:
     """Return the name of a row in a table that has its own columns for the varied values."""
     key = next(iter(row.get("varied", ())), None)
     return str(row["name"]) if key is None else str(row["name"]).partition(f"{key}=")[0].removesuffix(", ")
-
-
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _against(compared: Mapping[str, Any]) -> list[str]:

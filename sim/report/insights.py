@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from p2pfl.sim.formatting import number, size
+from p2pfl.sim.report.recommendations import recommendations
 from p2pfl.sim.results.learning_curves import total_sent
 from p2pfl.sim.scenario.sweep import split
 
 Runs = Sequence[Mapping[str, Any]]
 Summary = Mapping[str, Any]
-MOST_PAIRS = 7  # pairs with the same budget; with more, only the pair with the greatest cost is mentioned
+MOST_PAIRS = 7  # pairs of runs; with more, only the one with the greatest cost is mentioned, and none of several budgets
 SHOWN = 5  # names in a list; a longer one ends with the number of the others
 
 
@@ -30,7 +31,7 @@ def findings(summary: Summary, scenario_runs: Runs) -> list[str]:
         summary: contents of summary.json.
         scenario_runs: the tables [[run]] of the resolved scenario (see p2pfl.sim.scenario.scenario.ScenarioFile.raw).
     """
-    return [*_of_target(summary), *_of_budgets(summary, scenario_runs)]
+    return [*recommendations(summary), *_of_target(summary), *_of_budgets(summary, scenario_runs)]
 
 
 # The target
@@ -58,7 +59,7 @@ def _of_target(summary: Summary) -> list[str]:
         spent = f"{_rounds(costs['round'])}, {_seconds(costs['virtual_s'])} and {size(costs['bytes'])} sent"
         return [f"{rows[0]['name']} reaches {goal} after {spent}{_over(seeds)}."]
     if there:
-        found = [_first(there, goal, cost, seeds) for cost in _COSTS]
+        found = [_first(there, goal, cost, seeds) for cost in _COSTS if not summary.get("varied")]
     if len(partly) > SHOWN:
         found.append(f"{_list([row['name'] for row in partly])} reach it with some seeds only.")
     else:
@@ -109,17 +110,18 @@ def _of_budgets(summary: Summary, scenario_runs: Runs) -> list[str]:
             pair["sooner"] = _target_with_budget(summary, free["name"], bound["name"])
             words = _budget(bound["budget"], bound.get("nodes", 10))
             by_budget.setdefault((words, pair["metric"]), []).append(pair)
+    many = sum(not pair["same"] for pairs in by_budget.values() for pair in pairs) > MOST_PAIRS
     for (words, _), pairs in by_budget.items():
         moved = [pair for pair in pairs if not pair["same"]]
-        if len(moved) > MOST_PAIRS:
-            moved = [max(moved, key=lambda pair: pair["cost"])]
+        if many:
+            moved = [max(moved, key=lambda pair: pair["cost"])] if moved and len(by_budget) == 1 else []
         found += [_cost_of_budget(pair, words) for pair in moved]
         unmoved = [pair["for"] for pair in pairs if pair["same"]]
         if unmoved:
             runs = f" on {_list(unmoved)}" if all(unmoved) else ""
             found.append(f"A budget of {words} has no effect{runs}: no node requests more.")
         if len(pairs) > 1:
-            found.append(_together(pairs, words))
+            found.append(_together(pairs, words, not many))
     return found
 
 
@@ -213,15 +215,15 @@ def _moves(pair: Mapping[str, Any], cost: float, figure: str) -> str:
     return f"{'raises' if (cost < 0) == pair['higher'] else 'lowers'} the {pair['metric']} by {figure}"
 
 
-def _together(pairs: Sequence[Mapping[str, Any]], words: str) -> str:
-    """Summarise the same budget over several pairs."""
+def _together(pairs: Sequence[Mapping[str, Any]], words: str, listed: bool) -> str:
+    """Summarise the same budget over several pairs; `listed` if there is a sentence for each."""
     mean, scale = float(np.mean([pair["cost"] for pair in pairs])), pairs[0]["means"][0]
     sign = -1 if mean < 0 else 1
     costs, saved = [sign * pair["cost"] for pair in pairs], [_percent(pair["saved"]) for pair in _by_saved(pairs)]
     less = saved[0] if saved[0] == saved[-1] else f"{saved[0]} to {saved[-1]}"
     moved = _moves(pairs[0], mean, _format_signed(sign * mean, scale))
     return (
-        f"Over these {len(pairs)} pairs, a budget of {words} {moved} on average"
+        f"Over {'these ' if listed else ''}{len(pairs)} pairs, a budget of {words} {moved} on average"
         f" (from {_format_signed(min(costs), scale)} to {_format_signed(max(costs), scale)}), and saves {less} of the bytes."
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.markup import bullets
+from p2pfl.sim.report.factors import WORDS, factors, label_words, labels, styles
 from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.page import render
 from p2pfl.sim.report.sections import (
@@ -16,6 +17,7 @@ from p2pfl.sim.report.sections import (
     clusters,
     collaboration,
     elections,
+    grid,
     learning,
     objectives,
     outcome,
@@ -33,6 +35,7 @@ from p2pfl.sim.results.artifacts import REPORT
 from p2pfl.system.atomic_files import reason, replace_file
 
 SECTIONS: tuple[Callable[[Sequence[Series]], Section | None], ...] = (
+    grid.section,
     outcome.section,
     objectives.section,
     answers.section,
@@ -110,9 +113,22 @@ def payload(
     names = [one.name for one in series]
     return {
         "runs": names,
+        **_appearance(series),
         **({"shown": _shown_runs(series, sections)} if len(names) > MOST_RUNS else {}),
         "sections": sections,
     }
+
+
+def _appearance(series: Sequence[Series]) -> dict[str, Any]:
+    """Return the short labels of runs with a caption, and their colours, if they come from factors."""
+    found: dict[str, Any] = {}
+    if short := labels(series):
+        varied = dict.fromkeys(key for one in series for key in one.shown.varied)
+        run = ["run"] if any(len(label_words(one, one.shown.varied)) for one in series) else []
+        found |= {"labels": short, "caption": ", ".join([*run, *(WORDS.get(key, key) for key in varied)])}
+    if colours := styles(series, factors(series)):
+        found["styles"] = colours
+    return found
 
 
 def _shown_runs(series: Sequence[Series], sections: Sequence[Section]) -> list[str]:

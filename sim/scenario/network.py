@@ -22,8 +22,9 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         latency: seconds for every frame; a pair [low, high] draws one value for each pair of nodes; "geography" is the
             time of light in a fibre (200,000 km/s) along the great circle between the nodes' places.
-        places: a GraphML file with the nodes' coordinates, for latency "geography": node k is at the place of its k-th
-            node, so that several topologies can use the same places; "" takes the coordinates of the topology.
+        places: a GraphML file with the nodes' coordinates, or the name of a shipped graph, for latency "geography": node
+            k is at the place of its k-th node, so that several topologies can use the same places; "" takes the
+            coordinates of the topology.
         stretch: length of a fibre relative to the great circle, with latency "geography".
         jitter: maximum random delay of each frame, in seconds.
         bandwidth: maximum bytes per second that a node sends and receives; 0 is no limit. Frames queue for it.

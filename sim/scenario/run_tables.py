@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from itertools import product
 from math import prod
@@ -51,7 +51,7 @@ def select_entries(where: str, rows: Sequence[dict[str, Any]], picked: Any) -> l
 def _each(where: str, entry: dict[str, Any], folder: str) -> list[dict[str, Any]]:
     """Return the runs of a `[[run]]` entry: one for every combination of the values in its key `each`.
 
-    Their names are like "NAME, task.lr=0.1". If the entry has a pool, they are in it.
+    Their names are like "NAME, task.lr=0.1". If the entry has a pool, they are in it; else they are runs of a sweep.
     """
     each, pool = entry.pop("each", {}), entry.get("pool")
     if not isinstance(each, dict) or not all(isinstance(values, list) and values for values in each.values()):
@@ -68,10 +68,27 @@ def _each(where: str, entry: dict[str, Any], folder: str) -> list[dict[str, Any]
         run = deepcopy(entry)
         for key, value in changes_with_files(given, folder):
             table_changes.apply(run, key, value)
-        words = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in given]
-        run["name"] = ", ".join([str(entry["name"]), *words]) if words else entry["name"]
+        if given:
+            run["name"] = ", ".join([str(entry["name"]), *map(_word, given)])
+        if given and pool is None:
+            run["varied"] = {**run.get("varied", {}), **dict(given)}
         runs.append(run)
     return runs
+
+
+def _word(given: tuple[str, Any]) -> str:
+    key, value = given
+    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def varied_values(runs: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the varied keys of runs with all their values, in the order of the runs."""
+    found: dict[str, list[Any]] = {}
+    for varied in runs:
+        for key, value in varied.items():
+            if value not in found.setdefault(key, []):
+                found[key].append(value)
+    return found
 
 
 def change_runs(where: str, runs: Sequence[Table], changes: Changes) -> tuple[list[Table], tuple[str, ...]]:
@@ -87,11 +104,19 @@ def change_runs(where: str, runs: Sequence[Table], changes: Changes) -> tuple[li
     for run in changed:
         for key, value in changes:
             table_changes.apply(run, key, value)
+            _fix_key(run, key)
     kept = _distinct(runs, changed) if changes else range(len(runs))
-    dropped = [str(run["name"]) for k, run in enumerate(changed) if k not in kept]
+    dropped = [str(run["name"]) for k, run in enumerate(runs) if k not in kept]
     named = _with_names(where, [changed[k] for k in kept], last(changes, "policy.name", None))
     notes = (f"left out, because the changes make them equal to other runs: {', '.join(dropped)}",) if dropped else ()
     return named, notes
+
+
+def _fix_key(run: Table, key: str) -> None:
+    """Remove a key that has the same value in all runs from the varied keys of a run, and from its name."""
+    varied = run.get("varied", {})
+    for gone in [each for each in varied if f"{each}.".startswith(f"{key}.")]:
+        run["name"] = str(run["name"]).replace(f", {_word((gone, varied.pop(gone)))}", "")
 
 
 def _distinct(before: Sequence[Table], changed: Sequence[Table]) -> list[int]:

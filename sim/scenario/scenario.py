@@ -55,7 +55,7 @@ from p2pfl.sim.scenario.file_keys import Changes, FileKeys, select_form
 from p2pfl.sim.scenario.imports import KINDS, given_names, module_folders
 from p2pfl.sim.scenario.named_tables import named_changes, with_tables
 from p2pfl.sim.scenario.network import Network, Range, check_number, check_range
-from p2pfl.sim.scenario.run_tables import change_runs, run_tables, select_entries
+from p2pfl.sim.scenario.run_tables import change_runs, run_tables, select_entries, varied_values
 from p2pfl.sim.scenario.search import Search
 from p2pfl.sim.scenario.topology import FILE, GRAPH, changes_with_files, with_absolute_file, with_files
 
@@ -103,8 +103,8 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         task: the learning problem: a table with a `name`, and options; by default `digits`.
         policy: the rule by which nodes choose peers and average: a table with a `name`, and options; by default
             `random`.
-        topology: the graph of the nodes that may communicate: a table with a `name`, and options, or a `file`, which
-            sets `nodes`; by default `complete`.
+        topology: the graph of the nodes that may communicate: a table with a `name`, and options, or a `file` or
+            the name of a shipped graph, which set `nodes`; by default `complete`.
         policy_by_group: changes to the policy's options for the nodes of a group, by the group that their task assigns.
         budget: limits on what each node may receive; a policy that requests more ends the run.
         fidelity: `modelled` computes arrival times of models; `wire` creates, signs and verifies every message.
@@ -313,10 +313,11 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     given = changes_with_files(named_changes([table_changes.parse_change(change) for change in changes]), folder)
     _check_not_varied(name, keys, given)
     form = select_form(name, keys, given, folder)
+    of_all = {"name": called} | table_changes.merge(base, form.base)
     rows = [str(row.get("name", called)) for row in keys.run or [{}]]
+    rows += [str(run["name"]) for run in run_tables(name, of_all, keys.run, folder)]
     if keys.against and keys.against not in rows:
         raise ConfigurationError(f"{name}: against: {unknown('run', keys.against, rows)}")
-    of_all = {"name": called} | table_changes.merge(base, form.base)
     entries = run_tables(name, of_all, select_entries(name, keys.run, form.runs), folder)
     kept, notes = change_runs(name, entries, [change for change in given if change[0] not in ("form", "target")])
     runs = tuple(parse_run(name, run) for run in kept)
@@ -342,7 +343,7 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
         notes=notes,
         against=keys.against if keys.against in {run.row for run in runs} else "",
         target=form.target,
-        varied=keys.varied,
+        varied={**varied_values(run.varied for run in runs), **keys.varied},
         source=keys.source,
         table=keys.table,
         figure=keys.figure,

@@ -22,6 +22,12 @@ from p2pfl.topologies.geography import Point
 EDGE = 150  # minimum bytes of one edge in a graph and in a simulation; 200 were measured
 FILE = "file"  # name of a topology from a file in a resolved scenario
 GRAPH = "topology.graphml"  # file of a graph that a Python program has given, in the folder of a run
+GRAPHS = Path(__file__).parent.parent / "scenarios"  # folder of the shipped graphs
+
+
+def shipped_graphs() -> dict[str, Path]:
+    """Return the graphs that come with p2pfl-sim, by name."""
+    return {path.stem: path for path in sorted(GRAPHS.glob("*.graphml"))}
 
 
 def topology(table: Mapping[str, Any], nodes: int, seed: int) -> nx.Graph:
@@ -39,33 +45,38 @@ def topology(table: Mapping[str, Any], nodes: int, seed: int) -> nx.Graph:
             )
         return graph
     if name not in BUILDERS:
-        raise unknown("topology", name, [*BUILDERS, FILE])
+        raise unknown("topology", name, [*BUILDERS, *shipped_graphs(), FILE])
     graph = build("topology", BUILDERS[name], options, n=nodes, seed=seed)
     graph.graph["name"] = name
     return graph
 
 
 def from_file(table: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], int] | None:
-    """Return the table and the number of nodes of a `topology` table that has the key `file`.
+    """Return the table and the number of nodes of a `topology` table that has the key `file`, or names a shipped graph.
 
-    The file is looked up in the scenario's folder, in the current folder, and in that of the environment variable
-    P2PFL_DATA.
+    The file is looked up in the scenario's folder, in the current folder, in that of the environment variable
+    P2PFL_DATA, and among the shipped graphs.
 
     Returns:
-        None if the table has no `file`, or also has the name of a graph.
+        None if the table has no `file`, or also has the name of a generated graph.
 
     Raises:
         ConfigurationError: the file does not exist, or cannot be read.
     """
-    if FILE not in table or table.get("name", FILE) != FILE:
+    name = table.get("name", FILE)
+    if FILE not in table and name in shipped_graphs():
+        file = name
+    elif FILE in table and name == FILE:
+        file = table[FILE]
+    else:
         return None
-    whole = {"name": FILE, **table, FILE: path_of("topology.file", table[FILE], folder)}
+    whole = {**table, "name": FILE, FILE: path_of("topology.file", file, folder)}
     graph: nx.Graph = build("topology", read, split_name("topology", whole)[1])
     return whole, len(graph)
 
 
 def path_of(key: str, file: Any, folder: str) -> str:
-    """Return the full path of a topology file that a key of a scenario names; see `from_file`.
+    """Return the full path of a topology file or of a shipped graph that a key of a scenario names; see `from_file`.
 
     Raises:
         ConfigurationError: the file does not exist.
@@ -73,10 +84,14 @@ def path_of(key: str, file: Any, folder: str) -> str:
     if not isinstance(file, str):
         raise ConfigurationError(f"{key} must be a string, got {file!r}")
     folders = [Path(folder), Path.cwd(), *([Path(os.environ["P2PFL_DATA"])] if os.environ.get("P2PFL_DATA") else [])]
+    shipped = shipped_graphs()
     found = next((path for path in (place / file for place in folders) if path.is_file()), None)
+    found = found or shipped.get(file.removesuffix(".graphml"))
     if found is None:
         where = ", ".join(dict.fromkeys(str(place.resolve()) for place in folders))
-        raise ConfigurationError(f"{key}: the file {file} does not exist; searched in {where}")
+        raise ConfigurationError(
+            f"{key}: the file {file} does not exist; searched in {where}, and among the shipped graphs: {', '.join(shipped)}"
+        )
     return str(found.resolve())
 
 
@@ -106,14 +121,15 @@ def with_absolute_file(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def changes_with_files(changes: Sequence[tuple[str, Any]], folder: str) -> list[tuple[str, Any]]:
     """Return changes with full paths.
 
-    A topology from a file gets its name, and sets `nodes`, unless the changes do so themselves.
+    A topology from a file or a shipped graph gets its full table, and sets `nodes`, unless the changes do so themselves.
     """
     result: list[tuple[str, Any]] = []
     for key, value in changes:
         if key == "network.places" and value:
             result.append((key, path_of(key, value, folder)))
             continue
-        table = {"file": value} if key == "topology.file" else value if key == "topology" else None
+        option = key.removeprefix("topology.")
+        table = {option: value} if key in ("topology.file", "topology.name") else value if key == "topology" else None
         found = from_file(table, folder) if isinstance(table, Mapping) else None
         if found is None:
             result.append((key, value))

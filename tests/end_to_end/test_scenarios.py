@@ -13,6 +13,7 @@ from tests.support.readme import bash
 from tests.support.reproductions import outcome, whole_tables
 
 TEXT = (DOCS / "measurements.md").read_text(encoding="utf-8")
+FREE, FOUR = "{}, budget.models=0", "{}, budget.models=4"  # rows of topology-study
 
 
 def run_dpfl_tables(folder):
@@ -118,16 +119,18 @@ def test_topology_study_full_table_reproduces(tmp_path):
     summary = json.loads((tmp_path / "runs" / "topology" / "topology-study-short" / "summary.json").read_text())
     table = {row["name"]: row for row in summary["table"]}
     runs = {name: [run for run in summary["runs"] if run["name"] == name] for name in table}
-    assert "complete reaches a mean test accuracy of 0.850 in the fewest rounds" in said
-    reached = {name: row["reached"] for name, row in table.items() if "/" not in name}
-    assert min(reached, key=lambda name: reached[name]["round"]) == "complete"
-    assert max(reached, key=lambda name: reached[name]["bytes"]) == "complete"
+    assert (
+        "Best with at most 4 models a round: not decided, because one seed shows no spread; first complete, budget 4" in said
+    )
+    reached = {name: row["reached"] for name, row in table.items() if name.endswith("=0")}
+    assert min(reached, key=lambda name: reached[name]["round"]) == FREE.format("complete")
+    assert max(reached, key=lambda name: reached[name]["bytes"]) == FREE.format("complete")
     for ring in ("ring", "torus", "k-regular"):  # no node has more than four neighbours
-        assert runs[ring][0]["trace"] == runs[f"{ring}/.1N"][0]["trace"]
-    assert {run["traffic"]["max_models_in_round"] for name in runs if "/.1N" in name for run in runs[name]} <= {2, 4}
-    free, bound = (runs[name][0]["traffic"]["bytes"] for name in ("complete", "complete/.1N"))
+        assert runs[FREE.format(ring)][0]["trace"] == runs[FOUR.format(ring)][0]["trace"]
+    assert {run["traffic"]["max_models_in_round"] for name in runs if name.endswith("=4") for run in runs[name]} <= {2, 4}
+    free, bound = (runs[name.format("complete")][0]["traffic"]["bytes"] for name in (FREE, FOUR))
     assert bound < 0.12 * free
-    assert runs["torus"][0]["labels"] == runs["geant"][0]["labels"]
+    assert runs[FREE.format("torus")][0]["labels"] == runs[FREE.format("geant")][0]["labels"]
 
 
 # With one seed, and only the rows that a test needs
@@ -180,16 +183,16 @@ def test_fedpref_clusters_by_preferences_with_one_seed():
 
 @pytest.mark.slow
 def test_complete_graph_needs_fewest_rounds_and_most_bytes():
-    names = ["complete", "complete/.1N", "ring", "ring/.1N", "torus", "torus/.1N", "geant"]
-    table, runs = outcome("topology-study", names, "short")
-    reached = {name: row["reached"] for name, row in table.items() if "/" not in name}
-    assert min(reached, key=lambda name: reached[name]["round"]) == "complete"
-    assert max(reached, key=lambda name: reached[name]["bytes"]) == "complete"
+    names = [name.format(topology) for topology in ("complete", "ring", "torus") for name in (FREE, FOUR)]
+    table, runs = outcome("topology-study", [*names, FREE.format("geant")], "short")
+    reached = {name: row["reached"] for name, row in table.items() if name.endswith("=0")}
+    assert min(reached, key=lambda name: reached[name]["round"]) == FREE.format("complete")
+    assert max(reached, key=lambda name: reached[name]["bytes"]) == FREE.format("complete")
     for ring in ("ring", "torus"):  # no node has more than four neighbours
-        assert runs[ring]["trace"] == runs[f"{ring}/.1N"]["trace"]
-    assert {runs[name]["traffic"]["max_models_in_round"] for name in names if "/.1N" in name} <= {2, 4}
-    assert runs["complete/.1N"]["traffic"]["bytes"] < 0.12 * runs["complete"]["traffic"]["bytes"]
-    assert runs["torus"]["labels"] == runs["geant"]["labels"]
+        assert runs[FREE.format(ring)]["trace"] == runs[FOUR.format(ring)]["trace"]
+    assert {runs[name]["traffic"]["max_models_in_round"] for name in names if name.endswith("=4")} <= {2, 4}
+    assert runs[FOUR.format("complete")]["traffic"]["bytes"] < 0.12 * runs[FREE.format("complete")]["traffic"]["bytes"]
+    assert runs[FREE.format("torus")]["labels"] == runs[FREE.format("geant")]["labels"]
 
 
 @pytest.mark.slow

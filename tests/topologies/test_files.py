@@ -13,6 +13,8 @@ import p2pfl
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.scenario.scenario import load, resolve
+from p2pfl.sim.scenario.sweep import parse, sweep
+from p2pfl.sim.scenario.topology import topology
 from p2pfl.topologies import files, labels, neighbours, properties, read
 
 HEAD = '<?xml version="1.0" encoding="utf-8"?><graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
@@ -323,7 +325,26 @@ def test_topology_file_is_searched_in_three_folders(write, tmp_path, monkeypatch
     with pytest.raises(ConfigurationError) as refused:
         load(str(folders["scenario"] / "study.toml"))
     where = ", ".join(map(str, folders.values()))
-    assert str(refused.value) == f"topology.file: the file net.edges does not exist; searched in {where}"
+    assert str(refused.value) == (
+        f"topology.file: the file net.edges does not exist; searched in {where}, and among the shipped graphs: geant-2012"
+    )
+
+
+@pytest.mark.parametrize("given", [{"name": "geant-2012"}, {"file": "geant-2012.graphml"}, {"file": "geant-2012"}])
+def test_any_scenario_can_name_a_shipped_graph(given):
+    (run,) = resolve(SMALL | {"topology": given, "network": {"latency": "geography"}}, [], "study", "/").runs
+    assert (run.nodes, run.topology["name"]) == (40, "file")
+    assert labels(topology(run.topology, 40, 0))[0] == "Amsterdam"
+
+
+def test_shipped_graph_can_be_varied_and_give_places():
+    file = resolve(SMALL, [], "study", "/")
+    ring, geant = sweep(file, parse(["topology.name=ring,geant-2012"])).runs
+    assert (ring.nodes, geant.nodes, geant.varied) == (10, 40, {"topology.name": "geant-2012"})
+    (changed,) = resolve(SMALL, ["topology.name=geant-2012"], "study", "/").runs
+    assert (changed.nodes, changed.topology) == (40, geant.topology)
+    (placed,) = resolve(SMALL, ["network.latency=geography", "network.places=geant-2012"], "study", "/").runs
+    assert placed.network.places == geant.topology["file"]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,15 @@ const svg = (name, attributes, ...children) =>
   fill(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 const text = (x, y, content, attributes) => svg("text", { x: round(x), y: round(y), ...attributes }, String(content));
 const round = (value) => Math.round(value * 10) / 10;
-const run = (colour) => `run-${colour % 8} of-${colour}`;
-const dashed = (colour) => `dash-${Math.floor(colour / 8) % 4}`;
+/** Return the looks of a run: by its number, or as `styled` has set it for all runs: [[hue, tint, dash, mark], ...]. */
+let styles = null;
+const styled = (all) => { styles = all ?? null; };
+function run(colour) {
+  const own = styles?.[colour];
+  return own ? `run-${own[0] % 8} tint-${own[1]} of-${colour}` : `run-${colour % 8} of-${colour}`;
+}
+const dashed = (colour) => `dash-${styles?.[colour]?.[2] ?? Math.floor(colour / 8) % 4}`;
+const shaped = (colour) => styles?.[colour]?.[3] ?? colour;
 
 let pen, family;
 function widthOf(content, size = 12) {
@@ -90,8 +97,8 @@ function ticksBetween(least, most, count, finest = 0) {
 
 /** Return an axis: where values stand (at), which ticks it has, and its label with its unit.
 
-    `asked` is {least, most, label, unit, log, count, loose, whole}; a loose axis is widened to whole ticks; one of whole numbers
-    has no ticks between them. */
+    `asked` is {least, most, label, unit, log, count, loose, whole, none}; a loose axis is widened to whole ticks; one of whole
+    numbers has no ticks between them; one with `none` has a place for Infinity, apart from the others, at its end. */
 function axis(asked) {
   let { least, most } = asked;
   const { log, count = 6, unit = "" } = asked;
@@ -125,8 +132,10 @@ function axis(asked) {
   }
   const label = by.unit ? `${asked.label} (${by.unit})` : asked.label;
   const a = log ? Math.log(least) : least, b = log ? Math.log(most) : most;
-  const part = (value) => ((log ? Math.log(value) : value) - a) / (b - a || 1);
-  return { least, most, ticks, label, unit, log, part };
+  const share = asked.none ? 0.86 : 1;
+  const part = (value) => (value === Infinity ? 1 : (share * ((log ? Math.log(value) : value) - a)) / (b - a || 1));
+  if (asked.none) ticks.push({ value: Infinity, text: "none" });
+  return { least, most, ticks, label, unit, log, part, gap: asked.none ? (1 + share) / 2 : null };
 }
 
 /** Return an SVG with a grid, ticks and labels, and at(x, y) for the place of a value in it. */
@@ -154,10 +163,16 @@ function frame(width, height, x, y, { right = 12, name }) {
     root.append(text(inside, box.bottom + 17, tick.text, { "text-anchor": "middle" }));
     end = at + half;
   }
-  root.append(svg("path", { class: "axis", d: `M${box.left} ${Math.round(box.bottom)}H${round(box.right)}` }));
+  const gap = x.gap && round(box.left + x.gap * (box.right - box.left)), low = Math.round(box.bottom);
+  root.append(svg("path", { class: "axis", d: gap ? `M${box.left} ${low}H${gap - 4}M${gap + 4} ${low}H${round(box.right)}` : `M${box.left} ${low}H${round(box.right)}` }));
+  if (gap) root.append(svg("path", { class: "break", d: `M${gap - 6} ${low + 4}l4 -8m4 8l4 -8` }));
+  if (y && crosses(y)) root.append(svg("path", { class: "zero", d: `M${box.left} ${Math.round(py(0))}H${round(box.right)}` }));
+  if (crosses(x)) root.append(svg("path", { class: "zero", d: `M${Math.round(px(0))} ${box.top}V${round(box.bottom)}` }));
   root.append(text(box.right, box.bottom + 34, x.label, { "text-anchor": "end", class: "strong" }));
   return { root, box, px, py };
 }
+/** Return whether an axis has values on both sides of zero. */
+const crosses = ({ least, most, log }) => !log && least < 0 && most > 0;
 const surface = (width, height, name) =>
   svg("svg", { class: "drawing", viewBox: `0 0 ${round(width)} ${round(height)}`, role: "img", "aria-label": name, tabindex: 0 });
 
@@ -176,7 +191,7 @@ const mark = (x, y, shape, r) => `M${round(x)} ${round(y)}${MARKS[shape % MARKS.
 /** Return a small drawing of how a run is drawn: the key of legends, chips and tips. */
 function key(colour, kind = "line") {
   const inside = kind === "line" ? svg("path", { class: `line ${dashed(colour)}`, d: "M0 5H18" })
-    : svg("path", { class: "mark full", d: mark(9, 5, kind === "mark" ? colour : 0, 4.5) });
+    : svg("path", { class: "mark full", d: mark(9, 5, kind === "mark" ? shaped(colour) : 0, 4.5) });
   return svg("svg", { class: `key ${run(colour)}`, width: 18, height: 10, viewBox: "0 0 18 10", "aria-hidden": "true" }, inside);
 }
 function legend(entries) {
@@ -526,15 +541,17 @@ function lastOf(values) {
   return -1;
 }
 
-/** Scatter: {name, x: {label, unit, log?}, y: {label, unit?}, points: [{name, run, colour, x, y, dev?, front?, size?, more?}],
+/** Scatter: {name, x: {label, unit, log?, none?}, y: {label, unit?}, points: [{name, run, colour, x, y, dev?, front?, size?, more?}],
     joined?, fronts?, known?}.
 
+    With `none`, a point whose x is Infinity has no limit: it stands at the right, apart from the others.
     Points of the front are full and joined by steps: nothing lies above and to the left of the line. Where `joined` is true,
     points of the same name are joined in the order of x, and the name stands at the end. With `fronts`, {x: more of x is
     better, stepped}, each run has a front of its own, a point stands for `size` nodes, `known` is a front [[x, y], ...] that
     is drawn behind, and points that coincide stand around their place. */
 const scatter = kind(({ name, x, y, points, joined, fronts, known = [] }, width, state) => {
-  const shown = points.filter((p) => Number.isFinite(p.x ?? NaN) && Number.isFinite(p.y ?? NaN) && (!x.log || p.x > 0) && (!y.log || p.y > 0));
+  const placeable = (p) => (Number.isFinite(p.x ?? NaN) && (!x.log || p.x > 0)) || (x.none && p.x === Infinity);
+  const shown = points.filter((p) => placeable(p) && Number.isFinite(p.y ?? NaN) && (!y.log || p.y > 0));
   const spanX = extent([shown.map((p) => p.x), known.map((p) => p[0])]);
   const spanY = extent([shown.flatMap((p) => [p.y - (p.dev || 0), p.y + (p.dev || 0)]), known.map((p) => p[1])]);
   if (!spanX) return el("p", { class: "empty" }, "There is nothing to draw.");
@@ -547,7 +564,7 @@ const scatter = kind(({ name, x, y, points, joined, fronts, known = [] }, width,
   spanY[0] -= tall;
   spanY[1] += tall;
   within(spanY, values, y.log);
-  const whole = shown.every((p) => Number.isInteger(p.x));
+  const whole = shown.every((p) => Number.isInteger(p.x) || p.x === Infinity);
   const X = axis({ ...x, least: wide[0], most: wide[1], whole, count: Math.max(3, Math.round(width / 90)) });
   const Y = axis({ ...y, least: spanY[0], most: spanY[1], count: 5, loose: true });
   const right = joined ? Math.min(Math.max(...shown.map((p) => widthOf(p.name))) + 18, width * 0.34) : 16;
@@ -573,7 +590,7 @@ const scatter = kind(({ name, x, y, points, joined, fronts, known = [] }, width,
     if (p.of.dev) root.append(svg("path", { class: `whisker ${colour}`, d: `M${round(p.x)} ${round(py(Math.max(p.of.y - p.of.dev, Y.least)))}V${round(py(Math.min(p.of.y + p.of.dev, Y.most)))}` }));
   }
   for (const p of places)
-    root.append(svg("path", { class: `mark ${p.of.front ? "full" : ""} ${run(p.of.colour)}`, d: mark(p.x, p.y, p.of.colour, (p.of.front ? 5.5 : 4.5) * (fronts && width < 480 ? 0.75 : 1) + 0.6 * Math.log2(p.of.size ?? 1)) }));
+    root.append(svg("path", { class: `mark ${p.of.front ? "full" : ""} ${run(p.of.colour)}`, d: mark(p.x, p.y, shaped(p.of.colour), (p.of.front ? 5.5 : 4.5) * (fronts && width < 480 ? 0.75 : 1) + 0.6 * Math.log2(p.of.size ?? 1)) }));
   const steps = front.slice(1).flatMap((p, i) => [[front[i].x, front[i].y - 2, p.x, front[i].y + 2], [p.x - 2, p.y, p.x + 2, front[i].y]]);
   if (joined) nameEnds(root, box, right, [...lines.values()].map((line) => ({ ...line.at(-1).of, x: line.at(-1).x, y: line.at(-1).y })));
   else if (!fronts) for (const label of placed(places, steps, box, width)) root.append(text(label.x, label.y, label.text, { class: `run ${run(label.colour)}` }));
@@ -588,7 +605,7 @@ const scatter = kind(({ name, x, y, points, joined, fronts, known = [] }, width,
       const { x: atX, y: atY, of } = places[order[i]];
       lit.replaceChildren(svg("path", { class: "lit", d: mark(atX, atY, 0, 9) }));
       const dev = of.dev ? `± ${format(of.dev, y.unit, 2)}` : null;
-      const rows = [{ name: y.label, value: format(of.y, y.unit), range: dev }, { name: x.label, value: format(of.x, x.unit) }];
+      const rows = [{ name: y.label, value: format(of.y, y.unit), range: dev }, { name: x.label, value: of.x === Infinity ? "none" : format(of.x, x.unit) }];
       for (const [what, value] of of.more ?? []) rows.push({ name: what, value: typeof value === "number" ? format(value) : value });
       if (of.run !== of.name) rows.unshift({ colour: of.colour, kind: "mark", name: of.run, value: "" });
       return { x: atX, y: atY, title: of.name, rows };
@@ -619,7 +636,7 @@ function besideEachOther(places, reach) {
     });
   }
 }
-/** Return labels of points where there is room for them: those of the front first. */
+/** Return labels of points where there is room for them: those of the front first, then in their order. */
 function placed(points, steps, box, width) {
   const taken = [...points.map((p) => [p.x - 6, p.y - 6, p.x + 6, p.y + 6]), ...steps], labels = [];
   for (const p of [...points].sort((a, b) => Boolean(b.of.front) - Boolean(a.of.front))) {
@@ -637,39 +654,43 @@ function placed(points, steps, box, width) {
   return labels;
 }
 
-/** Bars: {name, label, unit?, bars: [{name, colour, value: number | null, parts?: {name: number}, limit?}], missing?}.
+/** Bars: {name, label, unit?, log?, bars: [{name, colour, value: number | null, parts?: {name: number}, limit?}], missing?}.
 
-    A bar of parts is as long as their sum. `missing` is said where a value is null. */
-const bars = kind(({ name, label, unit, bars: all, missing = "–" }, width, state) => {
+    A bar of parts is as long as their sum, and one below zero goes to the left. On a logarithmic axis there is a dot instead,
+    because there a length means nothing. `missing` is said where a value is null. */
+const bars = kind(({ name, label, unit, log, bars: all, missing = "–" }, width, state) => {
   const sum = (bar) => (bar.parts ? Object.values(bar.parts).reduce((a, b) => a + (b ?? 0), 0) : bar.value);
-  const values = all.map(sum);
-  const most = Math.max(0, ...values.map((v) => v ?? 0), ...all.map((bar) => bar.limit ?? 0)) || 1;
+  const values = all.map(sum), span = extent([values, all.map((bar) => bar.limit)]) ?? [0, 0];
   const said = values.map((v) => (v == null || Number.isNaN(v) ? missing : format(v, unit, 3)));
   const wanted = Math.max(...all.map((bar) => widthOf(bar.name))) + 12;
   const above = wanted > width * 0.34, tall = above ? 38 : 26;
   const left = above ? 0 : wanted, right = width - Math.max(...said.map((s) => widthOf(s))) - 10;
-  const height = 22 + all.length * tall;
-  const root = surface(width, height, name), px = (value) => left + (value / most) * (right - left);
+  const bottom = 22 + all.length * tall, height = bottom + (log ? 22 : 0);
+  const X = log ? axis({ label, unit, log, least: 10 ** Math.floor(Math.log10(span[0]) - 0.05), most: span[1], count: Math.max(3, Math.round((right - left) / 60)) })
+    : axis({ label, unit, least: Math.min(0, span[0]), most: Math.max(0, span[1]) });
+  const root = surface(width, height, name), px = (value) => left + X.part(value) * (right - left);
   root.append(text(left, 11, label, { class: "strong" }));
+  let taken = -Infinity;
+  if (log) for (const tick of X.ticks) {
+    const at = Math.max(px(tick.value), widthOf(tick.text) / 2), half = widthOf(tick.text) / 2;
+    if (at - half < taken + 6) continue;
+    root.append(svg("path", { class: "grid", d: `M${round(px(tick.value))} 20V${bottom + 4}` }));
+    root.append(text(at, bottom + 17, tick.text, { "text-anchor": "middle" }));
+    taken = at + half;
+  }
   const parts = [...new Set(all.flatMap((bar) => Object.keys(bar.parts ?? {})))];
   const tops = all.map((_, i) => 22 + i * tall + (above ? 17 : 5));
   all.forEach((bar, i) => {
     const top = tops[i], middle = top + 8;
     root.append(above ? text(0, top - 5, shortened(bar.name, width), { class: "strong" })
       : text(left - 10, middle + 4, bar.name, { class: "strong", "text-anchor": "end" }));
-    let from = 0;
-    for (const [k, value] of bar.parts ? parts.map((part, k) => [k, bar.parts[part] ?? 0]) : [[0, bar.value ?? 0]]) {
-      if (!(value > 0)) continue;
-      const a = px(from), b = px(from + value);
-      root.append(svg("rect", { class: `bar part-${k % 4} ${run(bar.colour)}`, x: round(a + (from ? 1 : 0)), y: top, width: round(Math.max(b - a - (from ? 1 : 0), 1)), height: 16, rx: 1.5 }));
-      from += value;
-    }
-    const ahead = bar.limit == null ? -1 : px(bar.limit) - px(from); // a limit that would stand in the number is stepped over
-    const end = ahead >= 0 && ahead < widthOf(said[i]) + 12 ? px(bar.limit) + 2 : px(from);
-    root.append(text(end + 6, middle + 4, said[i], { class: "strong" }));
+    const end = log ? dot(bar, i, middle) : lengths(bar, top);
+    const ahead = bar.limit == null ? -1 : px(bar.limit) - end; // a limit that would stand in the number is stepped over
+    root.append(text((ahead >= 0 && ahead < widthOf(said[i]) + 12 ? px(bar.limit) + 2 : end) + 6, middle + 4, said[i], { class: "strong" }));
     if (bar.limit != null) root.append(svg("path", { class: "limit", d: `M${round(px(bar.limit))} ${top - 3}v22` }));
   });
-  root.append(svg("path", { class: "axis", d: above ? tops.map((top) => `M0 ${top - 1}v18`).join("") : `M${round(left)} 20V${height}` }));
+  const zero = log ? left : px(0);
+  root.append(svg("path", { class: crosses(X) ? "zero" : "axis", d: above && !crosses(X) ? tops.map((top) => `M0 ${top - 1}v18`).join("") : `M${round(zero)} 20V${bottom}` }));
   explore(root, state, {
     count: all.length,
     at: (_, y) => Math.max(-1, Math.min(all.length - 1, Math.floor((y - 22) / tall))),
@@ -678,13 +699,33 @@ const bars = kind(({ name, label, unit, bars: all, missing = "–" }, width, sta
       const bar = all[i], rows = Object.entries(bar.parts ?? {}).map(([part, v]) => ({ name: part, value: format(v, unit) }));
       rows.push({ name: bar.parts ? "together" : label, value: said[i] });
       if (bar.limit != null) rows.push({ name: "limit", value: format(bar.limit, unit) });
-      return { x: Math.min(px(values[i] ?? 0), right), y: tops[i] + 8, title: bar.name, rows };
+      return { x: Math.min(values[i] == null ? zero : px(values[i]), right), y: tops[i] + 8, title: bar.name, rows };
     },
     clear: () => {},
   });
-  const keys = parts.length < 2 ? [] : parts.map((part, k) => [sign(`bar part-${k % 4} run-7`, "M0 1h16v10h-16z"), part]);
+  const keys = parts.length < 2 || log ? [] : parts.map((part, k) => [sign(`bar part-${k % 4} run-7`, "M0 1h16v10h-16z"), part]);
   if (all.some((bar) => bar.limit != null)) keys.push([sign("limit", "M9 0v12"), "limit"]);
   return keys.length ? [root, legend(keys)] : root;
+
+  /** Draw a dot on a thin line, and return its right end. */
+  function dot(bar, i, middle) {
+    if (!(values[i] > 0)) return left;
+    const at = px(values[i]);
+    root.append(svg("path", { class: `stem ${run(bar.colour)}`, d: `M${round(left)} ${middle}H${round(at)}` }));
+    root.append(svg("path", { class: `bar ${run(bar.colour)}`, d: mark(at, middle, 0, 5) }));
+    return at + 4;
+  }
+  /** Draw a bar, or one for each part, and return the right end of all. */
+  function lengths(bar, top) {
+    let from = 0;
+    for (const [k, value] of bar.parts ? parts.map((part, k) => [k, bar.parts[part] ?? 0]) : [[0, bar.value ?? 0]]) {
+      if (!value) continue;
+      const [a, b] = [px(from), px(from + value)].sort((one, other) => one - other), inset = from ? 1 : 0;
+      root.append(svg("rect", { class: `bar part-${k % 4} ${run(bar.colour)}`, x: round(a + inset), y: top, width: round(Math.max(b - a - inset, 1)), height: 16, rx: 1.5 }));
+      from += value;
+    }
+    return px(Math.max(from, 0));
+  }
 });
 
 /** Distribution: {name, label, unit?, log?, strips: [{name, colour, values, worst: [index], mean}], labels?}.
@@ -828,6 +869,70 @@ const matrix = kind(({ name, n, panels, most, least = 0, labels, groups, x, y, u
   const [below, above] = ["ramp below", "ramp above"].map((side) => el("i", { class: side }));
   return [box, el("div", { class: "legend" }, el("span", {}, format(-most, unit, 3), below, "0", above, format(most, unit, 3)))];
 });
+/** Heat map: {name, rows: [label], columns: [label], cells: [{row, column, value, dev?, best?, run, colour}], label, unit?, log?,
+    x: {label}, y: {label}, missing}.
+
+    A cell has its value in it; those without a value say what is missing, and the best has a frame. */
+const heatmap = kind(({ name, rows, columns, cells, label, unit, log, x, y, missing }, width, state) => {
+  const span = extent([cells.map((cell) => cell.value)]);
+  if (!span) return el("p", { class: "empty" }, "There is nothing to draw.");
+  const gutter = Math.min(Math.max(...rows.map((row) => widthOf(row)), widthOf(y.label) + 14) + 10, width * 0.34);
+  const side = (width - gutter - 2) / columns.length, tall = 34, top = 40, height = top + rows.length * tall + 2;
+  const root = surface(width, height, name), scale = log ? Math.log : (value) => value;
+  const share = !unit && Math.max(Math.abs(span[0]), Math.abs(span[1])) < 2; // all with as many decimals
+  const figures = (value, digits) => (share ? value.toFixed(digits).replace("-", "−") : format(value, unit, digits));
+  const part = (value) => (span[1] > span[0] ? (scale(value) - scale(span[0])) / (scale(span[1]) - scale(span[0])) : 0.5);
+  root.append(text(gutter, 12, `${x.label} →`, { class: "strong" }), text(0, top - 8, `${y.label} ↓`, { class: "strong" }));
+  columns.forEach((column, k) => root.append(text(gutter + (k + 0.5) * side, top - 8, shortened(column, side - 4), { "text-anchor": "middle" })));
+  rows.forEach((row, k) => root.append(text(gutter - 10, top + (k + 0.5) * tall + 4, shortened(row, gutter - 10), { "text-anchor": "end" })));
+  const area = ({ row, column }, inset) =>
+    `M${round(gutter + column * side + inset)} ${top + row * tall + inset}h${round(side - 2 * inset)}v${tall - 2 * inset}h${round(2 * inset - side)}z`;
+  const frames = [];
+  for (const cell of cells) {
+    const there = Number.isFinite(cell.value ?? NaN), paint = there ? coloured(0.06 + 0.94 * part(cell.value)) : null;
+    root.append(svg("path", { class: there ? "cell" : "cell none", fill: paint, d: area(cell, 1) }));
+    const said = there ? [figures(cell.value, 3), figures(cell.value, 2)] : [missing];
+    const fits = said.find((words) => widthOf(words) <= side - 4);
+    if (fits) root.append(text(gutter + (cell.column + 0.5) * side, top + (cell.row + 0.5) * tall + 4, fits, { "text-anchor": "middle", class: there ? readable(paint) : "" }));
+    if (there && cell.best) frames.push(svg("path", { class: "lit best", d: area(cell, 1) }), svg("path", { class: "inner", d: area(cell, 3) }));
+  }
+  const lit = svg("g");
+  root.append(...frames, lit);
+  const order = cells.map((_, i) => i).sort((a, b) => cells[a].row - cells[b].row || cells[a].column - cells[b].column);
+  const find = (row, column) => order.findIndex((i) => cells[i].row === row && cells[i].column === column);
+  explore(root, state, {
+    count: cells.length,
+    at: (atX, atY) => find(Math.floor((atY - top) / tall), Math.floor((atX - gutter) / side)),
+    step: (i, dx, dy) => {
+      const next = find(cells[order[i]].row + dy, cells[order[i]].column + dx);
+      return next < 0 ? i : next;
+    },
+    show: (i) => {
+      const cell = cells[order[i]], there = Number.isFinite(cell.value ?? NaN);
+      lit.replaceChildren(svg("path", { class: "lit", d: area(cell, 0) }));
+      const said = [{ name: y.label, value: rows[cell.row] }, { name: x.label, value: columns[cell.column] },
+        { name: label, value: there ? format(cell.value, unit) : missing, range: there && cell.dev != null ? `± ${format(cell.dev, unit, 2)}` : null }];
+      return { x: gutter + (cell.column + 1) * side, y: top + (cell.row + 0.5) * tall, clear: top + cell.row * tall, title: cell.run, rows: said };
+    },
+    clear: () => lit.replaceChildren(),
+  });
+  return [root, rampLegend(format(span[0], unit, 3), format(span[1], unit, 3), log ? `${label}, logarithmic` : label)];
+});
+/** Return the class of text that is read best on a colour: that of the ink, or that of the panel. */
+function readable(paint) {
+  const light = (colour) => colour.match(/[\d.]+/g).slice(0, 3).map((c) => (c /= 255, c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0.05);
+  const ratio = (one, other) => Math.max(one, other) / Math.min(one, other);
+  const [ink, panel] = ["ink", "panel"].map((of) => {
+    const probe = el("i");
+    document.body.append(probe);
+    probe.style.color = `var(--${of})`;
+    const found = light(getComputedStyle(probe).color);
+    probe.remove();
+    return found;
+  });
+  return ratio(light(paint), ink) >= ratio(light(paint), panel) ? "strong flat" : "on";
+}
 function cellName(index, labels, groups) {
   let from = 0;
   for (const group of groups ?? []) {
@@ -938,7 +1043,8 @@ function blocksOf(values) {
 
 /** Network: {name, nodes: {x, y, label?, group?}, edges: [[i, j]], value: array?, label, unit?, links: [[src, dst, weight]]}.
 
-    Edges are the topology; a link is an arrow from whom a node learned. Nodes are coloured by value, their mark is the group. */
+    Edges are the topology; a link is an arrow from whom a node learned. Nodes are coloured by value, their mark is the group.
+    Names stand beside the nodes where there is room, those with most edges first; numbers are left out. */
 const network = kind(({ name, nodes, edges, value, label, unit, links }, width, state) => {
   const n = nodes.x.length, spanX = extent([nodes.x]) ?? [0, 1], spanY = extent([nodes.y]) ?? [0, 1];
   const aspect = (spanY[1] - spanY[0]) / (spanX[1] - spanX[0] || 1);
@@ -946,7 +1052,7 @@ const network = kind(({ name, nodes, edges, value, label, unit, links }, width, 
   const r = n > 400 ? 3 : n > 120 ? 4 : width < 480 ? 4.4 : 6, pad = r + 4;
   const by = Math.min((width - 2 * pad) / (spanX[1] - spanX[0] || 1), (height - 2 * pad) / (spanY[1] - spanY[0] || 1));
   const px = (v) => width / 2 + (v - (spanX[0] + spanX[1]) / 2) * by;
-  const py = (v) => height / 2 - (v - (spanY[0] + spanY[1]) / 2) * by;
+  const py = (v) => height / 2 + (v - (spanY[0] + spanY[1]) / 2) * by; // downwards, as in the data: north is up
   const places = Array.from({ length: n }, (_, i) => ({ x: px(nodes.x[i]), y: py(nodes.y[i]) }));
   const root = surface(width, height, name);
   root.append(svg("path", { class: "edges", "stroke-opacity": edges.length > 1500 ? 0.18 : 0.45,
@@ -967,6 +1073,12 @@ const network = kind(({ name, nodes, edges, value, label, unit, links }, width, 
     const paint = span && Number.isFinite(value[i] ?? NaN) ? coloured(part(value[i])) : "none";
     root.append(svg("path", { class: "node", fill: paint, d: mark(p.x, p.y, shape(i), r) }));
   });
+  const degree = new Array(n).fill(0);
+  for (const [i, j] of edges) { degree[i]++; degree[j]++; }
+  const called = (nodes.label ?? []).some((label, i) => label !== String(i)) ? nodes.label : [];
+  const ends = places.map((p, i) => ({ ...p, of: { name: called[i] }, degree: degree[i] })).sort((a, b) => b.degree - a.degree);
+  for (const label of placed(ends, [], { left: 0, top: 8, bottom: height }, width))
+    root.append(text(label.x, label.y, label.text, { class: "place" }));
   const lit = svg("g");
   root.append(lit);
   explore(root, state, {
@@ -1025,5 +1137,5 @@ function download(name, content) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-return { lines, scatter, bars, distribution, matrix, lanes, network, el, svg, key, format, csv, download, drawn, emphasise, themeSwitch, redrawAll };
+return { lines, scatter, bars, distribution, matrix, heatmap, lanes, network, el, svg, key, styled, format, csv, download, drawn, emphasise, themeSwitch, redrawAll };
 })();

@@ -49,9 +49,10 @@ try {
 const runs = data.runs;
 const colours = new Map(runs.map((name, i) => [name, i]));
 const visible = new Set(data.shown ?? runs);
-const shared = sharedStart(runs);
-const brief = briefly(runs);
-const short = (name) => brief(colours.has(name) ? name.slice(shared.length) : String(name));
+const label = (name) => data.labels?.[name] ?? name;
+const shared = sharedStart(runs.map(label));
+const short = (name) => (colours.has(name) ? label(name).slice(shared.length) : String(name));
+Charts.styled(data.styles);
 const drawings = []; // functions that draw each figure again
 const shownOf = (of) => runs.filter((name) => visible.has(name) && Object.hasOwn(of, name));
 
@@ -61,12 +62,6 @@ function sharedStart(names) {
   let start = names.reduce((a, b) => { let i = 0; while (i < a.length && a[i] === b[i]) i++; return a.slice(0, i); });
   start = /^.*[,:] /s.exec(start)?.[0] ?? "";
   return names.every((name) => name.length > start.length) ? start : "";
-}
-/** Return a function that removes "policy." from "policy.tau=10" if the last parts of the keys are unique. */
-function briefly(names) {
-  const KEY = /(?<=^|, |: )(?:[\w-]+\.)+(?!name=|file=)([\w-]+)(?==)/g, last = new Map();
-  for (const name of names) for (const [key, part] of name.matchAll(KEY)) last.set(part, (last.get(part) ?? new Set()).add(key));
-  return (name) => name.replace(KEY, (key, part) => (last.get(part)?.size > 1 ? key : part));
 }
 /** Fill the row of runs. If they need more than two lines, it shows the selected runs and a button. */
 function chips(box) {
@@ -90,7 +85,8 @@ function chips(box) {
     return chip;
   });
   every.addEventListener("click", () => { runs.forEach((name) => visible.add(name)); apply(); });
-  const of = shared ? el("span", { class: "of" }, `${shared.slice(0, -2)}:`) : null;
+  const said = [shared.slice(0, -2), data.caption].filter(Boolean).join(", ");
+  const of = said ? el("span", { class: "of" }, `${said}:`) : null;
   box.replaceChildren(...[more, of, ...buttons, every].filter(Boolean));
   const mark = () => {
     buttons.forEach((chip, i) => chip.setAttribute("aria-pressed", String(visible.has(runs[i]))));
@@ -129,7 +125,7 @@ const KINDS = {
     tabs: (fig) => fig.views.map((view) => view.label),
     holds: (fig) => (fig.views.length ? fig.y : {}),
     logs: {
-      "log x": (fig, tab) => decades(Object.values(fig.views[tab]?.x ?? {})) > 2 && "offered",
+      "log x": (fig, tab) => logX(fig.views[tab]),
       "log y": (fig) => (fig.even ? "" : logOf(Object.values(fig.y), fig.y_unit)),
     },
     data: (fig, { names, tab, log }) => {
@@ -155,17 +151,17 @@ const KINDS = {
     logs: { "log y": (fig, tab) => logOf([viewsOf(fig)[tab].points.map((p) => p.y)], fig.y_unit) },
     data: (fig, { names, tab, log }) => {
       const view = viewsOf(fig)[tab], kept = new Set(names);
-      const points = view.points.filter((p) => kept.has(p.run) && finite(p.x) && finite(p.y)).map((p) => ({
-        name: short(p.label ?? p.run), run: short(p.run), colour: colours.get(p.run) ?? 0, x: p.x, y: p.y, dev: p.y_dev, front: p.on_front,
+      const points = view.points.filter((p) => kept.has(p.run) && (p.no_limit || finite(p.x)) && finite(p.y)).map((p) => ({
+        name: short(p.label ?? p.run), run: short(p.run), colour: colours.get(p.run) ?? 0, x: p.no_limit ? Infinity : p.x, y: p.y, dev: p.y_dev, front: p.on_front,
         size: p.size, more: p.more,
       }));
-      return points.length ? { points, joined: fig.joined, fronts: view.fronts, known: view.known, x: { label: view.x_label, unit: view.x_unit, log: view.x_log }, y: { label: view.y_label, unit: view.y_unit, log: log["log y"] } } : null;
+      return points.length ? { points, joined: fig.joined, fronts: view.fronts, known: view.known, x: { label: view.x_label, unit: view.x_unit, log: view.x_log, none: points.some((p) => p.x === Infinity) }, y: { label: view.y_label, unit: view.y_unit, log: log["log y"] } } : null;
     },
     csv: (fig) => {
       const views = viewsOf(fig), several = views.length > 1;
       const rows = [[...(several ? ["view"] : []), "run", "label", several ? "x" : withUnit(views[0].x_label, views[0].x_unit), several ? "y" : views[0].y_label, "deviation", "on front"]];
       for (const view of views) {
-        for (const p of view.points) rows.push([...(several ? [view.label] : []), p.run, p.label, p.x, p.y, p.y_dev, p.on_front ? 1 : 0]);
+        for (const p of view.points) rows.push([...(several ? [view.label] : []), p.run, p.label, p.no_limit ? "none" : p.x, p.y, p.y_dev, p.on_front ? 1 : 0]);
         for (const [x, y] of view.known ?? []) rows.push([...(several ? [view.label] : []), "", "known front", x, y, "", 1]);
       }
       return rows;
@@ -174,8 +170,9 @@ const KINDS = {
   bars: {
     half: () => true,
     holds: (fig) => fig.runs,
-    data: (fig, { names }) => ({
-      label: fig.x_label, unit: fig.unit, missing: fig.missing,
+    logs: { "log x": (fig) => (["B", "s"].includes(fig.unit) && decades([Object.values(fig.runs).map(total)]) >= 1 ? "on" : "") },
+    data: (fig, { names, log }) => ({
+      label: fig.x_label, unit: fig.unit, missing: fig.missing, log: log["log x"],
       bars: names.map((name) => ({ name: short(name), colour: colours.get(name), limit: fig.limit?.[name], ...amount(fig.runs[name]) })),
     }),
     csv: (fig) => {
@@ -228,6 +225,20 @@ const KINDS = {
       return rows;
     },
   },
+  heatmap: {
+    half: (fig) => fig.columns.length <= 8,
+    holds: (fig) => fig.cells,
+    data: (fig, { names }) => ({
+      rows: fig.rows, columns: fig.columns, label: fig.label, unit: fig.unit, log: fig.log, missing: fig.missing,
+      x: { label: fig.x_label }, y: { label: fig.y_label },
+      cells: names.map((name) => ({ ...fig.cells[name], run: short(name), colour: colours.get(name) })),
+    }),
+    csv: (fig) => {
+      const rows = [["run", fig.y_label, fig.x_label, withUnit(fig.label, fig.unit), "deviation"]];
+      for (const [name, cell] of Object.entries(fig.cells)) rows.push([name, fig.rows[cell.row], fig.columns[cell.column], cell.value, cell.dev]);
+      return rows;
+    },
+  },
   lanes: {
     holds: (fig) => fig.runs,
     picks: () => true,
@@ -267,6 +278,7 @@ const KINDS = {
   },
 };
 const viewsOf = (fig) => (fig.views ?? [fig]).map((view) => ({ ...fig, ...view }));
+const total = (entry) => (entry?.parts ? Object.values(entry.parts).reduce((sum, part) => sum + (part ?? 0), 0) : entry);
 const amount = (entry) => (entry?.parts ? { parts: entry.parts } : { value: entry });
 function spanOf(values) {
   let least = Infinity, most = -Infinity;
@@ -281,6 +293,12 @@ function decades(arrays) {
     if (value > 0) { least = Math.min(least, value); most = Math.max(most, value); }
   }
   return most ? Math.log10(most / least) : 0;
+}
+/** Return whether a view of lines gets a logarithmic x axis: "on" where the ends of its lines are a decade apart, as bytes are. */
+function logX(view) {
+  const all = Object.values(view?.x ?? {});
+  if (view?.unit && decades([all.map((values) => values[values.length - 1])]) >= 1 && decades(all) > 0) return "on";
+  return decades(all) > 2 ? "offered" : "";
 }
 /** Return whether values get a logarithmic axis: "on" by default, "offered", or "". Shares and zeros get none. */
 function logOf(arrays, unit) {
@@ -314,7 +332,9 @@ function figure(fig) {
     if (picker) pick(picker, names, state);
     const log = {};
     for (const one of logs) {
-      one.label.hidden = !one.offered(fig, state.tab);
+      const offered = one.offered(fig, state.tab);
+      one.label.hidden = !offered;
+      if (!one.chosen) one.tick.checked = offered === "on";
       log[one.name] = one.tick.checked && !one.label.hidden;
     }
     const drawn = names.length ? kind.data(fig, { ...state, log, names }) ?? { empty: fig.note || "There is no data for this figure." } : { empty: NONE_SHOWN };
@@ -326,9 +346,9 @@ function figure(fig) {
   if (labels.length > 1) tools.append((labels.length > MOST_TABS ? offered : tabs)(labels, (tab) => { state.tab = tab; draw(); }));
   for (const [name, offered] of Object.entries(kind.logs ?? {})) {
     const tick = el("input", { type: "checkbox" }), label = el("label", {}, tick, name);
-    tick.checked = offered(fig, 0) === "on";
-    tick.addEventListener("change", draw);
-    logs.push({ name, offered, tick, label });
+    const one = { name, offered, tick, label, chosen: false };
+    tick.addEventListener("change", () => { one.chosen = true; draw(); });
+    logs.push(one);
     tools.append(label);
   }
   if (kind.picks?.(fig) && Object.keys(kind.holds(fig)).length > 1) {

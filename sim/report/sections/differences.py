@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from p2pfl.sim.markup import bullets, paragraphs, table
+from p2pfl.sim.report.factors import flat
 from p2pfl.sim.report.folder import Folder
 
-LABELS = ("name", "paper", "pool", "varied")  # keys of a run without an effect on its results
 MOST_VALUES = 6
 
 
@@ -50,19 +50,6 @@ def _runs(folder: Folder) -> dict[str, dict[str, Any]]:
     names = dict.fromkeys(entry.name for entry in folder.summary.runs)
     found = {name: flat(folder.settings(name)) for name in names}
     return {name: table for name, table in found.items() if table}
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a table's values by dotted keys such as "policy.tau"."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if not prefix and key in LABELS:
-            continue
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found
 
 
 def _format_values(values: Mapping[str, Any]) -> str:

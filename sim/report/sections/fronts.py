@@ -13,6 +13,7 @@ from p2pfl.sim.results.pareto import on_front
 
 _FRONT = " Filled marks are Pareto-optimal: no other run is at least as good in both metric and cost, and better in one."
 MOST_SHOWN = 8  # number of colours
+DECADE = 10  # ratio of the greatest to the least value from which an axis is logarithmic
 Cost = Callable[[Entry], float | None]
 COSTS: tuple[tuple[str, str, Cost], ...] = (
     ("bytes sent", "B", lambda entry: entry.sent),
@@ -75,7 +76,7 @@ def scatter(series: Sequence[Series], label: str, unit: str, cost: Cost, front: 
         "label": label,
         "x_label": label,
         "x_unit": unit,
-        "x_log": len(xs) > 1 and min(xs) > 0 and max(xs) > 100 * min(xs),
+        "x_log": len(xs) > 1 and min(xs) > 0 and max(xs) >= DECADE * min(xs),
         "y_label": f"test {series[0].metric}",
         "points": found,
     }

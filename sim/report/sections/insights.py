@@ -9,6 +9,7 @@ import numpy as np
 from p2pfl.sim.formatting import number, some
 from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.insights import findings as of_summary
+from p2pfl.sim.report.recommendations import recommendations
 from p2pfl.sim.report.sections.clusters import of_clusters
 from p2pfl.sim.report.series import Series, by_key, folder_names
 
@@ -19,7 +20,8 @@ def findings(folders: Sequence[Folder], series: Sequence[Series]) -> list[str]:
     """Return the sentences for the head of a report."""
     problems = by_key(series, lambda one: (one.metric, one.problem))
     found = []
-    if len(problems) <= MOST_PROBLEMS:
+    recommended = len(folders) == 1 and bool(recommendations(folders[0].raw))
+    if len(problems) <= MOST_PROBLEMS and not recommended:
         found = [sentence for (metric, _), alike in problems.items() for sentence in best(metric, alike, len(problems) > 1)]
     found += of_clusters(series)
     for folder, name in zip(folders, folder_names([folder.path for folder in folders]), strict=True):

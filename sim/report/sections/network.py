@@ -12,6 +12,7 @@ import numpy as np
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import some
+from p2pfl.sim.report.factors import label_words
 from p2pfl.sim.report.folder import Columns
 from p2pfl.sim.report.series import Figure, Series, by_key
 from p2pfl.sim.report.summary import Entry
@@ -48,11 +49,12 @@ def _topology(series: Series) -> tuple[Any, ...]:
 def _drawing(id: str, series: Sequence[Series], links: dict[str, Columns], several: bool) -> Figure:
     entry = series[0].shown
     note = []
-    if entry.topology == "complete" and entry.nodes > MOST_COMPLETE:
+    complete = entry.topology == "complete" and entry.nodes > MOST_COMPLETE
+    if complete:
         note.append("All nodes are neighbours; the edges are not drawn.")
-        graph: nx.Graph | None = nx.empty_graph(entry.nodes)
-    else:
-        graph = _graph(series[0])
+    graph = _graph(series[0], edges=not complete)
+    if graph is None and complete:
+        graph = nx.empty_graph(entry.nodes)
     if graph is None:
         note.append("The folder does not suffice to rebuild the topology; the figure shows the links that were used.")
         graph = _used_links(entry, [links[one.name] for one in series])
@@ -72,7 +74,7 @@ def _drawing(id: str, series: Sequence[Series], links: dict[str, Columns], sever
         nodes["group"] = [str(group) for group in entry.groups]
     title = f"Topology: {entry.topology or 'without a name'}, {entry.nodes} node{'s' * (entry.nodes > 1)}"
     if several:
-        title = f"Topology of {some(one.name for one in series)}"
+        title = f"Topology of {some(dict.fromkeys(map(_label, series)))}"
     return {
         "id": id,
         "kind": "network",
@@ -85,18 +87,24 @@ def _drawing(id: str, series: Sequence[Series], links: dict[str, Columns], sever
     }
 
 
+def _label(series: Series) -> str:
+    """Return the name of a run without the varied keys that do not affect its topology."""
+    others = [key for key in series.shown.varied if key.partition(".")[0] not in ("topology", "nodes")]
+    return series.name.removesuffix(series.row) + ", ".join(label_words(series, others)) or series.shown.topology
+
+
 def _values(entry: Entry) -> np.ndarray:
     values = entry.test.nodes if len(entry.test.nodes) == entry.nodes else [None] * entry.nodes
     return np.array([np.nan if value is None else value for value in values], float)
 
 
-def _graph(series: Series) -> nx.Graph | None:
-    """Return the rebuilt topology of a run on the nodes 0, 1, ...; None if it cannot be rebuilt."""
+def _graph(series: Series, edges: bool) -> nx.Graph | None:
+    """Return the rebuilt topology of a run on the nodes 0, 1, ..., with or without edges; None if it cannot be rebuilt."""
     entry, table = series.shown, series.settings.get("topology")
     if not isinstance(table, dict) or entry.nodes > MOST_NODES:
         return None
     try:
-        made = topology(table, entry.nodes, entry.seed)
+        made = topology(table, entry.nodes, entry.seed) if edges else nx.empty_graph(entry.nodes)
         where = placement_graph(_network(series.settings), made)
     except ConfigurationError:
         return None
@@ -177,10 +185,20 @@ def strongest_links(links: Columns, n: int, rounds: int) -> list[list[float]]:
     """Return [source, target, share of the rounds] of the most frequent links, the same number for each of n nodes."""
     pairs, counts = np.unique(links["dst"].astype(np.int64) * n + links["src"], return_counts=True)
     dst, src = np.divmod(pairs, n)
-    scattered = (src * 2654435761 + dst * 40503) % 2**32  # order of equal links: spread over all nodes
-    order = np.lexsort((scattered, -counts, dst))
+    order = np.lexsort((_hash(pairs), -counts, dst))
     dst, src, counts = dst[order], src[order], counts[order]
     rank = np.arange(len(dst)) - np.searchsorted(dst, dst)  # 0 for the most frequent of each node
     kept = np.flatnonzero(rank < _most_each(n))
     kept = kept[np.argsort(-counts[kept], kind="stable")][:MOST_LINKS]
     return [[int(src[k]), int(dst[k]), round(float(counts[k]) / rounds, 3)] for k in kept]
+
+
+def _hash(values: np.ndarray) -> np.ndarray:
+    """Return a hash of integers, by which equal links are ordered (the finalizer of splitmix64).
+
+    In the order of the nodes, all nodes of a complete graph would have the same few sources.
+    """
+    found = values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
+    return found ^ (found >> np.uint64(31))

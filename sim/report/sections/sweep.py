@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from p2pfl.sim.formatting import LIMITS, setting
+from p2pfl.sim.report.factors import label_words
 from p2pfl.sim.report.sections.fronts import costs, points, scatter
 from p2pfl.sim.report.series import Figure, Section, Series
-from p2pfl.sim.scenario.sweep import split
 
 
 def section(series: Sequence[Series]) -> Section | None:
@@ -46,6 +47,8 @@ def against(key: str, series: Sequence[Series]) -> Figure | None:
     joined = len(set(others.values())) < len(others)
     for point in found["points"]:
         point["label"] = others[point["run"]]
+        if key in LIMITS and point["x"] == 0:
+            point |= {"x": None, "no_limit": True}  # drawn as "none", at the right
     return {
         "id": f"against-{''.join(c if c.isalnum() else '-' for c in key)}",
         "kind": "scatter",
@@ -57,9 +60,9 @@ def against(key: str, series: Sequence[Series]) -> Figure | None:
 
 
 def _without(key: str, series: Series) -> str:
-    """Return the name of a run without the value of a key, which the place of its point shows."""
+    """Return the label of a run without the value of a key, which the place of its point shows."""
     before = series.name.removesuffix(series.row)  # with its folder, if there is one
-    return before + ", ".join(word for word in split(series.row) if not word.startswith(f"{key}="))
+    return before + ", ".join(label_words(series, [key]))
 
 
 def _number(value: object) -> bool:
@@ -67,5 +70,5 @@ def _number(value: object) -> bool:
 
 
 def _values(key: str, series: Sequence[Series]) -> str:
-    values = dict.fromkeys(str(value) for one in series for value in one.folder.summary.varied.get(key, []))
+    values = dict.fromkeys(setting(key, value) for one in series for value in one.folder.summary.varied.get(key, []))
     return f"{key} ({', '.join(values)})"

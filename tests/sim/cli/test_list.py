@@ -85,7 +85,7 @@ def test_details_of_a_search_name_its_command(capsys):
 def test_details_as_json(capsys):
     found = json.loads(listing(capsys, "topology-study", "--json")[1])
     assert found["forms"]["short"] == {
-        "runs": 14, "nodes": [40, 40], "rounds": [40, 40], "seeds": [0], "duration": 18
+        "runs": 35, "nodes": [40, 40], "rounds": [40, 40], "seeds": [0], "duration": 45
     }  # fmt: skip
     assert found["rows"][0] == {"name": "complete", "paper": None}
     assert len(found["claims"]) == 3

@@ -11,7 +11,7 @@ from tests.support import browser
 pytestmark = pytest.mark.slow
 
 ROUNDS, NODES = 6, 4
-FIGURES = ("curve", "cost", "sent", "nodes", "over-time", "summed", "drawing")
+FIGURES = ("curve", "cost", "sent", "nodes", "over-time", "summed", "drawing", "grid")
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
@@ -52,7 +52,18 @@ def payload(names=("first run", "second run")):
     network["runs"] = {
         name: {"value": np.array([0.1, 0.2, 0.3, 0.4]), "links": [[1, 0, 0.75], [2, 0, 0.25]]} for name in names
     }
-    figures = [lines, scatter, bars, nodes, over_time, summed, network]
+    heat = {
+        "kind": "heatmap",
+        "id": "grid",
+        "title": "Grid",
+        "note": "",
+        "rows": ["ring", "torus"],
+        "columns": ["4", "none"],
+    }
+    heat |= {"x_label": "budget", "y_label": "topology", "label": "bytes", "unit": "B", "log": True, "missing": "never"}
+    cells = [{"row": 0, "column": 0, "value": 2e6, "dev": 1e5, "best": True}, {"row": 1, "column": 1, "value": 9e8}]
+    heat["cells"] = dict(zip(names, cells, strict=True))
+    figures = [lines, scatter, bars, nodes, over_time, summed, network, heat]
     sections = [{"id": "all", "title": "All", "text": ["One sentence."], "figures": figures}]
     return {"runs": list(names), "sections": sections}
 
@@ -200,7 +211,10 @@ def test_chips_beyond_two_lines_are_folded(opened):
     page, _ = opened(single(bars | {"runs": dict.fromkeys(runs, 1)}) | {"runs": runs, "shown": runs[:8]})
     height = "document.getElementById('filter').offsetHeight"
     assert page.evaluate(height) < 60
-    assert page.locator(".chip:visible").all_inner_texts()[:2] == ["neighbours=0, loss=0.0", "neighbours=1, loss=0.1"]
+    assert page.locator(".chip:visible").all_inner_texts()[:2] == [
+        "policy.neighbours=0, network.loss=0.0",
+        "policy.neighbours=1, network.loss=0.1",
+    ]
     assert page.locator(".chip:visible").count() == 8
     page.click("text=8 of 40 runs")
     assert page.locator(".chip:visible").count() == 40
@@ -222,12 +236,24 @@ def test_chips_are_folded_only_on_narrow_pages(opened):
     assert page.locator(".chip:visible").count() == 2
 
 
-def test_keys_with_equal_last_parts_are_shown_in_full(opened):
-    page, _ = opened(payload(("policy.models=1, budget.models=2, policy.name=dac", "policy.models=2, policy.tau=3")))
-    assert page.locator(".chip").all_inner_texts() == [
-        "policy.models=1, budget.models=2, policy.name=dac",
-        "policy.models=2, tau=3",
-    ]
+def test_labels_and_caption_replace_names(opened):
+    names = ("net, topology.name=ring, budget.models=0", "net, topology.name=ring, budget.models=4")
+    labels = dict(zip(names, ("net, ring, none", "net, ring, 4"), strict=True))
+    page, _ = opened(payload(names) | {"labels": labels, "caption": "topology, budget"})
+    assert page.inner_text("#filter .of") == "net, ring, topology, budget:"
+    assert page.locator(".chip").all_inner_texts() == ["none", "4"]
+    assert "ring, none" not in page.inner_text("#sent")
+
+
+def test_runs_with_two_factors_have_hue_and_tint(opened):
+    page, _ = opened(payload() | {"styles": [[1, 0, 0, 2], [1, 6, 3, 4]]})
+    assert page.locator("#curve .line.run-1.tint-0.dash-0.of-0").count() == 1
+    assert page.locator("#curve .line.run-1.tint-6.dash-3.of-1").count() == 1
+    colours = "all => all.map(one => getComputedStyle(one).stroke)"
+    first, second = page.eval_on_selector_all("#curve .line", colours)
+    assert first != second
+    marks = page.eval_on_selector_all("#cost .mark", "all => all.map(one => one.getAttribute('d').replace(/[\\d.]+/g, ''))")
+    assert marks[0] != marks[1]
 
 
 def test_theme_switch_changes_colours_and_is_remembered(opened):
@@ -311,6 +337,100 @@ def test_axis_of_zero_values_has_no_negative_ticks(opened):
     drawn = page.locator("#nothing svg[role=img]").text_content()
     assert "sent" in drawn
     assert "\N{MINUS SIGN}" not in drawn
+
+
+def test_heat_map_shows_values_and_frames_the_best(opened):
+    page, _ = opened()
+    assert page.locator("#grid .cell").count() == 2
+    assert page.locator("#grid .best").count() == 1
+    drawn = page.locator("#grid svg[role=img]").text_content()
+    assert [word in drawn for word in ("2 MB", "900 MB", "ring", "none", "budget", "topology")] == [True] * 6
+    tip = hover(page, "grid", *spot(page, "grid", ".best"))
+    assert [word in tip for word in ("first run", "ring", "4", "2 MB", "\N{PLUS-MINUS SIGN} 100 kB")] == [True] * 5
+    page.locator("#grid .drawing").focus()
+    page.keyboard.press("End")
+    assert "torus" in page.inner_text(".tip:visible")
+    assert downloaded(page, "grid")[1:] == [
+        ["first run", "ring", "4", "2000000", "100000"],
+        ["second run", "torus", "none", "900000000", ""],
+    ]
+
+
+def test_heat_map_names_missing_values(opened):
+    figure = payload()["sections"][0]["figures"][-1]
+    figure["cells"]["second run"]["value"] = None
+    page, _ = opened(single(figure))
+    assert page.locator("#grid .cell.none").count() == 1
+    assert "never" in page.locator("#grid svg[role=img]").text_content()
+
+
+def test_value_without_limit_is_at_the_right(opened):
+    points = [{"run": run, "x": x, "y": 0.5, "label": run} for run, x in (("first run", 8), ("second run", None))]
+    points[1]["no_limit"] = True
+    scatter = {
+        "kind": "scatter",
+        "id": "cost",
+        "title": "Cost",
+        "note": "",
+        "x_label": "budget",
+        "x_unit": "",
+        "x_log": False,
+    }
+    page, seen = opened(single(scatter | {"y_label": "y", "points": points}))
+    limited, none = (spot(page, "cost", ".mark", k)[0] for k in (0, 1))
+    assert none > limited + 0.05
+    assert page.locator("#cost text[text-anchor=middle]").all_text_contents()[-1] == "none"
+    assert "none" in hover(page, "cost", *spot(page, "cost", ".mark", 1))
+    assert downloaded(page, "cost")[2][2] == "none"
+    assert seen.problems == []
+
+
+def test_bytes_over_decades_have_a_log_axis(opened):
+    names, rounds = ("first run", "second run"), np.arange(1, 5)
+    sent = {"first run": rounds * 1e6, "second run": rounds * 1e8}
+    views = [
+        {"label": "rounds", "unit": "", "x": dict.fromkeys(names, rounds)},
+        {"label": "bytes", "unit": "B", "x": sent},
+    ]
+    lines = {"kind": "lines", "id": "curve", "title": "Curve", "note": "", "views": views, "y_label": "accuracy"}
+    bars = {"kind": "bars", "id": "sent", "title": "Sent", "note": "", "x_label": "bytes", "unit": "B"}
+    bars["runs"] = {"first run": {"parts": {"models": 9e5, "control": 1e5}}, "second run": {"parts": {"models": 1e8}}}
+    curves = lines | {"y": dict.fromkeys(names, rounds / 10)}
+    page, _ = opened(payload() | {"sections": [{"id": "s", "title": "S", "text": [], "figures": [curves, bars]}]})
+    assert page.locator("#curve label:visible").count() == 0
+    page.click("#curve .switch button:has-text('bytes')")
+    assert page.is_checked("#curve label:has-text('log x') input")
+    assert page.is_checked("#sent label:has-text('log x') input")
+    assert (page.locator("#sent rect").count(), page.locator("#sent path.bar").count()) == (0, 2)
+    assert "10 MB" in page.locator("#sent svg[role=img]").text_content()
+    page.uncheck("#sent label:has-text('log x') input")
+    assert page.locator("#sent rect").count() == 3
+
+
+def test_values_around_zero_have_a_zero_line(opened):
+    bars = {"kind": "bars", "id": "sent", "title": "Sent", "note": "", "x_label": "reward", "unit": ""}
+    figures = [bars | {"runs": {"first run": -2.0, "second run": 1.0}}]
+    figures += curve([1, 2, 3], [-0.4, 0.2, 0.6])["sections"][0]["figures"]
+    page, _ = opened(payload() | {"sections": [{"id": "s", "title": "S", "text": [], "figures": figures}]})
+    (x,) = page.eval_on_selector_all("#sent .zero", "all => all.map(one => +one.getAttribute('d').match(/M([\\d.]+)/)[1])")
+    edges = "all => all.map(one => [one.x.baseVal.value, one.x.baseVal.value + one.width.baseVal.value])"
+    negative, positive = page.eval_on_selector_all("#sent rect", edges)
+    assert (negative[1], positive[0]) == (pytest.approx(x, abs=0.3), pytest.approx(x, abs=0.3))
+    assert page.locator("#curve .zero").count() == 1
+    figures[1]["y"] = {"first run": np.array([0.1, 0.2, 0.3])}
+    page, _ = opened(payload() | {"sections": [{"id": "s", "title": "S", "text": [], "figures": figures[1:]}]})
+    assert page.locator("#curve .zero").count() == 0
+
+
+def test_map_has_names_and_north_is_up(opened):
+    page, _ = opened()
+    assert page.locator("#drawing text.place").all_text_contents() == ["bob", "ann", "cy", "di"]  # most edges first
+    upper, lower = spot(page, "drawing", ".node", 1), spot(page, "drawing", ".node", 2)
+    assert upper[1] < lower[1]  # in the data y is 0 in the north
+    numbers = payload()["sections"][0]["figures"][6]
+    numbers["nodes"]["label"] = ["0", "1", "2", "3"]
+    page, _ = opened(single(numbers))
+    assert page.locator("#drawing text.place").count() == 0
 
 
 def test_touch_shows_values_until_tap_elsewhere(opened):
@@ -435,7 +555,7 @@ def test_foreign_script_does_not_run(opened):
 
 def empty_figures():
     drawn = payload()["sections"][0]["figures"]
-    nothing = {"y": {}, "views": [], "runs": {}, "frames": {}, "points": []}
+    nothing = {"y": {}, "views": [], "runs": {}, "frames": {}, "points": [], "cells": {}}
     return [{key: nothing.get(key, value) for key, value in figure.items()} for figure in drawn]
 
 

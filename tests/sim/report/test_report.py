@@ -309,6 +309,15 @@ def test_strongest_links_are_most_frequent_per_node():
     assert {src for src, _, _ in found} == {302}
 
 
+def test_equal_links_of_complete_graph_have_many_sources():
+    n = 40
+    found = strongest_links(edges_of(*[(1, src, dst) for src in range(n) for dst in range(n) if src != dst]), n, 1)
+    times = np.bincount([src for src, _, _ in found], minlength=n)
+    assert times.sum() == 5 * n
+    assert np.count_nonzero(times) >= 35
+    assert times.max() <= 14
+
+
 def test_topology_figure_has_edges_and_links_of_each_run(text):
     found = figures(text)["topology"]
     assert found["title"] == "Topology: complete, 3 nodes"
@@ -471,7 +480,7 @@ def test_sweep_figure_shows_metric_against_varied_key(tmp_path):
         (10, 0.5, False),
         (10, 0.5, False),
     ]
-    assert [point["label"] for point in found["points"]] == ["policy.word=x", "policy.word=x", "policy.word=y"]
+    assert [point["label"] for point in found["points"]] == ["x", "x", "y"]
     assert found["joined"]
     assert (
         found["note"]

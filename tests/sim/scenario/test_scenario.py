@@ -184,6 +184,39 @@ def test_every_shipped_scenario_accepts_common_keys(name, change):
     assert load(name, ["form=smoke", change]).runs
 
 
+EACH = {
+    "run": [
+        {"name": name, "topology": {"name": name}, "each": {"budget.models": [1, 4, 0]}} for name in ("ring", "complete")
+    ]
+}
+
+
+def test_each_without_pool_is_a_sweep():
+    claim = {"run": "ring, budget.models=4", "above": "ring, budget.models=1"}
+    file = resolve(EACH | {"claim": [claim], "against": "complete, budget.models=0"}, [], "study", ".")
+    assert [run.name for run in file.runs[:3]] == [f"ring, budget.models={k}" for k in (1, 4, 0)]
+    assert [run.varied for run in file.runs[:3]] == [{"budget.models": k} for k in (1, 4, 0)]
+    assert file.varied == {"budget.models": [1, 4, 0]}
+    again = resolve(file.raw(), [], "study", ".")
+    assert (again.runs, again.varied) == (file.runs, file.varied)
+
+
+def test_change_of_a_varied_key_removes_it_from_names():
+    file = resolve(EACH, ["budget.models=2"], "study", ".")
+    assert [(run.name, run.budget.models, run.varied) for run in file.runs] == [("ring", 2, {}), ("complete", 2, {})]
+    assert file.varied == {}
+    assert file.notes[0].endswith(
+        "equal to other runs: " + ", ".join(f"{name}, budget.models={k}" for name in ("ring", "complete") for k in (4, 0))
+    )
+
+
+def test_topology_study_combines_seven_graphs_and_five_budgets():
+    file = load("topology-study")
+    assert len({str(run.topology) for run in file.runs}) == 7
+    assert file.varied == {"budget.models": [1, 2, 4, 8, 0]}
+    assert len({(str(run.topology), run.budget.models) for run in file.runs}) == len(file.runs) == 35
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

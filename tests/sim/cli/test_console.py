@@ -1,0 +1,42 @@
+"""Table of a run on a terminal: it fits 80 columns, and nothing is cut off."""
+
+from p2pfl.sim.cli.console import print_table
+
+
+def row(name, budget=None, **more):
+    made = {"name": name, "mean": 0.9671, "std": 0.0111, "seeds": 3, "bytes": 2493.23e6}
+    made |= {"reached": {"seeds": 3, "round": 34.7, "virtual_s": 116.7, "bytes": 144.21e6}, "front": True}
+    return made | ({} if budget is None else {"varied": {"budget.models": budget}}) | more
+
+
+def printed(capsys, monkeypatch, rows, columns=80, **more):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    runs = [{"metric": "accuracy"}]
+    print_table({"scenario": "study", "seeds": [0, 1, 2], "target": 0.85, "runs": runs, "table": rows} | more)
+    return capsys.readouterr().out.splitlines()[1:-1]
+
+
+STUDY = [row(f"{name}, budget.models={budget}", budget) for name in ("complete", "small-world") for budget in (4, 0)]
+
+
+def test_table_of_a_study_fits_80_columns(capsys, monkeypatch):
+    lines = printed(capsys, monkeypatch, STUDY, varied={"budget.models": [4, 0]})
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[:3] for line in lines[4:8]] == [
+        [name, budget, "0.967"] for name in ("complete", "small-world") for budget in ("4", "none")
+    ]
+    assert lines[2].split() == ["run", "models", "accuracy", "seeds", "sent", "to", "0.850", "s", "MB", "front"]
+    assert all(line.split()[3:] == ["0.011", "2493.23", "34.7", "116.7", "144.21", "*"] for line in lines[4:8])
+
+
+def test_table_has_lines_where_the_terminal_is_wide(capsys, monkeypatch):
+    lines = printed(capsys, monkeypatch, STUDY, columns=130, varied={"budget.models": [4, 0]})
+    assert [cell.strip() for cell in lines[1].split("┃")[1:5]] == ["run", "budget.models", "accuracy", "+- over seeds"]
+
+
+def test_long_names_of_runs_are_wrapped(capsys, monkeypatch):
+    name = "a policy with a very long name/and more of it"
+    lines = printed(capsys, monkeypatch, [row(name)])
+    assert max(map(len, lines)) <= 80
+    widest = lines[2].index(" accuracy")
+    assert "".join(line[:widest] for line in lines[4:]).split() == name.split()
