@@ -25,12 +25,15 @@ GROUP = "224.0.0.251"  # group of multicast DNS, for which routers and firewalls
 BROKER_PORTS = {"mqtt": 1883, "mqtts": 8883}
 
 
-def check_port(listen: str, running: bool = False) -> Finding:
+def check_port(listen: str, running: bool = False, configured: str = "") -> Finding:
     """Check whether the node can listen at its address, and whether others can reach it there.
 
     Args:
+        listen: address at which the running node listens, or will listen.
         running: whether a process runs this node, which then holds the port.
+        configured: address in node.toml, if an option can have replaced it.
     """
+    other = f" (node.toml has {configured})" if configured not in ("", listen) else ""
     try:
         host, port = split_address(listen)
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -44,8 +47,9 @@ def check_port(listen: str, running: bool = False) -> Finding:
         return Finding("port", False, f"cannot listen at {listen}: {_why(error)}", _port_mend(error))
     if all(is_loopback(str(address[0])) for *_, address in found):
         mend = f'to accept connections from other machines, set listen = ":{port}" and open the port in the firewall'
-        return Finding("port", None, f"{listen} is reachable from this machine only", mend)
-    return Finding("port", True, f"{listen} {'is used by this node' if running else 'is free'}")
+        used = "is used by this node, and " if running else "is "
+        return Finding("port", None, f"{listen} {used}reachable from this machine only{other}", mend)
+    return Finding("port", True, f"{listen} {'is used by this node' if running else 'is free'}{other}")
 
 
 def _why(error: OSError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from p2pfl.node.doctor.checks import (
     check_layout,
 )
 from p2pfl.node.doctor.network_checks import check_broker, check_multicast, check_port
+from p2pfl.node.doctor.peer_checks import check_node, check_peers, is_running
 from p2pfl.node.federation import loading
+from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.folder import config
+from p2pfl.node.runtime.connectivity import without_password
 from p2pfl.node.status import reader
-from p2pfl.protocols.errors import IdentityError
-from p2pfl.protocols.identity import Identity
-from p2pfl.system.atomic_files import is_folder_locked
 from p2pfl.system.size_limit import READING
 
 
@@ -30,26 +31,59 @@ def run_checks(folder: Path) -> list[Finding]:
     """Return the findings of all checks of a node's folder, its machine and its network."""
     state = _status(folder)
     federation = check_federation(folder, state.get("revoked_by", ()))
-    findings = [check_key(folder), check_folder(folder), check_disk(folder), check_clock(), federation]
+    findings = [check_node(state), check_key(folder), check_folder(folder), check_disk(folder), check_clock(), federation]
     try:
         ready = loading.load(folder)
     except ConfigurationError as error:
         return [*findings, Finding("configuration", False, str(error), f"correct {folder / config.CONFIG}")]
-    own = ready.config
-    findings.append(check_port(own.listen, running=is_folder_locked(folder)))
-    if own.mdns:
-        findings.append(check_multicast())
-    if own.broker:
-        topic = ""
-        if ready.membership is not None:
-            key = _own_key(folder)
-            topic = f"p2pfl/{ready.membership.federation.hex()}/{key}/{key}"
-        findings.append(check_broker(own.broker, topic, os.environ.get("P2PFL_MQTT_PASSWORD")))
+    findings += _check_network(state, ready)
     if ready.agreement is not None:
         findings.append(
             check_layout(lambda: loading.task_of(ready, copies=READING).layout.shared, ready.agreement.model.layout)
         )
     return findings
+
+
+def _check_network(state: Mapping[str, Any], ready: LoadedNode) -> list[Finding]:
+    """Check the port, multicast, the broker and the peers: as the node runs with them, or as node.toml has them."""
+    own = ready.config
+    if not is_running(state):
+        configured = {"listen": own.listen if own.direct else "", "broker": own.broker, "mdns": own.mdns and own.direct}
+        return [*_check_ways(configured, ready), *_check_absent_peers(ready)]
+    network = state.get("network")
+    if network is not None:
+        return [*_check_ways(network, ready, state), *check_peers(state)]
+    said = "is starting" if state["state"] == "starting" else "trains alone, without a port"
+    return [Finding("port", None, f"not checked, because this node {said}")]
+
+
+def _check_ways(network: Mapping[str, Any], ready: LoadedNode, state: Mapping[str, Any] | None = None) -> list[Finding]:
+    """Check the ways in which others reach this node.
+
+    Args:
+        network: see p2pfl.node.runtime.connectivity.Connectivity.describe.
+        state: status of the running node; None if it does not run.
+    """
+    own, findings = ready.config, []
+    if network["listen"]:
+        findings.append(check_port(network["listen"], state is not None, own.listen))
+    else:
+        findings.append(Finding("port", True, "not used: this node connects through the broker only"))
+    if network["mdns"]:
+        findings.append(check_multicast())
+    if state is not None and state.get("broker"):
+        findings.append(Finding("broker", False, state["broker"], "start the broker, or correct its address or its rules"))
+    elif network["broker"]:
+        url = own.broker if without_password(own.broker) == network["broker"] else network["broker"]
+        findings.append(check_broker(url, _own_topic(ready), os.environ.get("P2PFL_MQTT_PASSWORD")))
+    return findings
+
+
+def _check_absent_peers(ready: LoadedNode) -> list[Finding]:
+    if ready.membership is None or len(ready.membership.members) < 2:
+        return []
+    said = "not checked, because this node does not run"
+    return [Finding("peers", None, said, f"run p2pfl-node run {ready.folder}, and p2pfl-node doctor again")]
 
 
 def _status(folder: Path) -> dict[str, Any]:
@@ -60,8 +94,10 @@ def _status(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _own_key(folder: Path) -> str:
+def _own_topic(ready: LoadedNode) -> str:
+    """Return a topic to which this node may publish and subscribe; "" without a federation or a key."""
     try:
-        return Identity.load(folder / config.KEY).public.hex()
-    except IdentityError:
-        return "unknown"
+        key = config.own_key(ready.folder).hex()
+    except ConfigurationError:
+        return ""
+    return "" if ready.membership is None else f"p2pfl/{ready.membership.federation.hex()}/{key}/{key}"

@@ -157,7 +157,7 @@ class MessageExchange:
             contacts.begin(self.electing.run(), f"{self.name}: elections")
         await self.start_wait.run(self._settings.members, self._settings.deadline)
         for peer in self.peers.values():
-            if not peer.introduced:
+            if not (peer.introduced or self.pacer.leaving):
                 reason = peer.problem or self.roster.suspected.get(peer.name) or peer.dial_problem
                 contacts.suspect(peer, reason or "not connected at the start")
         if all_incompatible(self.peers):

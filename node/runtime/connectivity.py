@@ -106,7 +106,7 @@ class Connectivity:
         config = self._config
         return {
             "listen": self._tls.address if config.direct else "",
-            "broker": without_user(config.broker),
+            "broker": without_password(config.broker),
             "mdns": config.mdns and config.direct,
         }
 
@@ -163,6 +163,13 @@ def without_user(broker: str) -> str:
     """Return a broker's URL without the user name and the password in it."""
     scheme, colon, rest = broker.partition("://")
     return f"{scheme}{colon}{rest.rpartition('@')[2]}"
+
+
+def without_password(broker: str) -> str:
+    """Return a broker's URL without the password in it."""
+    scheme, colon, rest = broker.partition("://")
+    user, at, host = rest.rpartition("@")
+    return f"{scheme}{colon}{user.partition(':')[0]}{at}{host}"
 
 
 def own_addresses(config: NodeConfig, listening: str) -> list[str]:

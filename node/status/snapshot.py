@@ -72,6 +72,7 @@ def peer_state(peer: Peer, reason: str) -> dict[str, Any]:
         "reason": reason or ("" if peer.introduced else peer.dial_problem),
         "round": peer.round,
         "link": link_kind(peer),
+        "remote": remote_of(peer),
         "addresses": dict(peer.addresses),
         "staleness": peer.age,
         "offences": dict(peer.offences),
@@ -83,6 +84,14 @@ def peer_state(peer: Peer, reason: str) -> dict[str, Any]:
 def link_kind(peer: Peer) -> str:
     """Return the kind of the link with a peer, "direct" or "broker"; "" without a link."""
     return "" if peer.link is None else "direct" if peer.link.direct else "broker"
+
+
+def remote_of(peer: Peer) -> str:
+    """Return the address of a directly connected peer; only its host if it has dialled; "" without a direct link."""
+    link = peer.link
+    if link is None or not link.direct:
+        return ""
+    return link.remote if link.dialled else link.remote.rpartition(":")[0] or link.remote
 
 
 def budget_state(tracker: BudgetTracker) -> dict[str, Any]:

@@ -661,7 +661,7 @@ def test_doctor_reports_problems_and_exits_with_code_1(capsys):
     code, out, err = node(capsys, "doctor", "alice")
     assert (code, err) == (0, "")
     assert {line.split(":")[0].split()[-1] for line in out.splitlines()} == {
-        *("key", "folder", "disk", "clock", "federation", "port", "multicast")
+        *("node", "key", "folder", "disk", "clock", "federation", "port", "multicast")
     }
     Path("alice", KEY).chmod(0o644)
     code, out, _ = node(capsys, "doctor", "alice")

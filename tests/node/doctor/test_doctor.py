@@ -9,12 +9,15 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.doctor import network_checks as network
+from p2pfl.node.doctor import run as doctor
 from p2pfl.node.doctor.checks import Finding, check_clock, check_disk, check_federation, check_key, check_layout, report
 from p2pfl.node.doctor.network_checks import check_broker, check_multicast, check_port
+from p2pfl.node.doctor.peer_checks import check_node, check_peers
 from p2pfl.node.federation import admission
 from p2pfl.node.folder import config
 from p2pfl.parameters import Layout
 from p2pfl.protocols.identity import Identity
+from tests.support.fortress import folders
 from tests.support.mosquitto import mosquitto
 
 
@@ -219,6 +222,103 @@ def test_check_port_rejects_unusable_address(listen, said, mend):
     assert found.ok is False
     assert said in found.said
     assert mend in found.mend
+
+
+def test_check_port_names_the_address_of_the_running_node():
+    found = check_port("0.0.0.0:4101", running=True, configured=":4100")
+    assert found == Finding("port", True, "0.0.0.0:4101 is used by this node (node.toml has :4100)")
+    assert check_port(":4101", running=True, configured=":4101").said == ":4101 is used by this node"
+
+
+# The running node and its peers
+
+NETWORK = {"listen": ":4101", "broker": "", "mdns": False}
+
+
+def peer(name="bob", **values):
+    return {"name": name, "state": "connected", "reason": "", "link": "direct", "remote": "10.0.0.2:4100"} | {
+        "addresses": {"10.0.0.2:4100": "mdns"},
+        **values,
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, (True, "connected directly, at 10.0.0.2:4100")),
+        ({"link": "broker", "remote": ""}, (True, "connected through the broker")),
+        ({"state": "suspected", "reason": "no answer"}, (None, "connected directly, at 10.0.0.2:4100, but it is suspected")),
+        ({"link": "", "state": "done"}, (True, "not connected, because it has finished its rounds and left")),
+        (
+            {"link": "", "state": "connecting", "reason": "10.0.0.2:4100: connection refused"},
+            (None, "not connected (10.0.0.2:4100: connection refused), known addresses: 10.0.0.2:4100 from mdns"),
+        ),
+        (
+            {"link": "", "state": "connecting", "addresses": {"mqtt:": "node.toml"}, "reason": ""},
+            (None, "not connected (no address known yet)"),
+        ),
+        (
+            {"link": "", "state": "suspected", "reason": "size differs: this node has 1, the peer has 2"},
+            (False, "not connected (size differs"),
+        ),
+    ],
+)
+def test_check_peers_names_the_way_or_the_reason(values, expected):
+    (found,) = check_peers({"peers": [peer(**values)]})
+    ok, said = expected
+    assert (found.check, found.ok) == ("peer bob", ok)
+    assert found.said.startswith(said)
+    assert bool(found.mend) == ("not connected (" in found.said)
+
+
+@pytest.mark.parametrize(
+    ("state", "ok", "said"),
+    [
+        ({}, None, "it has never run"),
+        ({"state": "running", "federation": "home", "round": 3, "rounds": 9}, True, "running, round 3 of 9"),
+        ({"state": "running", "age": 95.0}, False, "it runs, but has not answered or written its status for 95 s"),
+        ({"state": "starting", "age": 95.0}, True, "starting, round 0"),
+        ({"state": "failed", "reason": "no data", "age": 4.0}, False, "failed, round 0, 4 s ago: no data"),
+        ({"state": "stopped", "age": 7200.0}, None, "it does not run (stopped, round 0, 2 h ago)"),
+    ],
+)
+def test_check_node_names_its_state(state, ok, said):
+    found = check_node(state)
+    assert (found.ok, found.said) == (ok, said)
+
+
+@pytest.fixture
+def alice(tmp_path):
+    return folders(tmp_path, "alice", "bob")["alice"]
+
+
+def network_findings(folder, state, monkeypatch):
+    monkeypatch.setattr(doctor, "check_clock", lambda: Finding("clock", True, ""))
+    monkeypatch.setattr(doctor.reader, "current", lambda folder: state)
+    names = ("port", "multicast", "broker", "peers", "peer bob")
+    return {found.check: (found.ok, found.said) for found in doctor.run_checks(folder) if found.check in names}
+
+
+def test_doctor_checks_options_of_the_running_node(alice, monkeypatch):
+    running = {"state": "running", "pid": 1, "history": [], "federation": "test", "network": NETWORK, "peers": [peer()]}
+    found = network_findings(alice, running, monkeypatch)
+    assert set(found) == {"port", "peer bob"}
+    ok, said = found["port"]
+    assert ok
+    assert said.startswith(":4101 is used by this node (node.toml has 127.0.0.1:")
+    assert found["peer bob"] == (True, "connected directly, at 10.0.0.2:4100")
+    problem = {"network": NETWORK | {"listen": "", "broker": "mqtt://host"}, "broker": "the broker at host does not answer"}
+    found = network_findings(alice, running | problem, monkeypatch)
+    assert found["port"] == (True, "not used: this node connects through the broker only")
+    assert found["broker"] == (False, "the broker at host does not answer")
+
+
+def test_doctor_of_stopped_or_starting_node_checks_no_peer(alice, monkeypatch):
+    found = network_findings(alice, None, monkeypatch)
+    assert set(found) == {"port", "peers"}
+    assert found["peers"] == (None, "not checked, because this node does not run")
+    found = network_findings(alice, {"state": "starting", "pid": 1, "history": []}, monkeypatch)
+    assert found == {"port": (None, "not checked, because this node is starting")}
 
 
 # Multicast

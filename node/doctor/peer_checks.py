@@ -1,0 +1,83 @@
+"""Checks of a running node and of its links with the other members, from its status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from p2pfl.node.doctor.checks import Finding
+from p2pfl.node.status.reader import RUNNING
+from p2pfl.node.status.text import STALE, duration, headline
+
+REMEDIES = {  # by a part of the reason why a peer is not connected; the first match applies
+    "because its membership was revoked": "ask the owner of the admission key",
+    "differs": "use the same settings on both nodes: compare p2pfl-node federation show, and the files of the task",
+    "version": "upgrade the older of the two nodes",
+    "stranger": "connect this node or the peer to the node with the admission key, so that it receives the newest members",
+    "no address known": "run the peer; if it runs, add its address to [addresses] in node.toml, or use a broker",
+    "not connected yet": "run the peer; if it runs, add its address to [addresses] in node.toml, or use a broker",
+    "not present at the broker": "run the peer with the same broker",
+    "connection refused": "run the peer, or correct its address: it does not listen there",
+    "does not answer": "run the peer, and open its port in the firewall, or use a broker",
+    "unreachable": "use an address in a network that both machines can reach, or use a broker",
+    "no route to host": "use an address in a network that both machines can reach, or use a broker",
+    "has left": "run the peer again",
+}
+OTHERWISE = "run p2pfl-node doctor at the peer"
+FATAL = ("because its membership was revoked", "differs", "version")  # reasons that end only when a person acts
+
+
+def is_running(state: Mapping[str, Any]) -> bool:
+    """Return whether a status is that of a running process."""
+    return state.get("state") in RUNNING
+
+
+def check_node(state: Mapping[str, Any]) -> Finding:
+    """Check whether the node runs.
+
+    Args:
+        state: status of the node; empty if it never ran.
+    """
+    if not state:
+        return Finding("node", None, "it has never run")
+    if is_running(state) and state["state"] != "starting" and state.get("age", 0.0) > STALE:
+        said = f"it runs, but has not answered or written its status for {duration(state['age'])}"
+        return Finding("node", False, said, "free some space on the disk, or stop it and run it again")
+    if is_running(state):
+        return Finding("node", True, headline(state))
+    ago = f", {duration(state['age'])} ago" if "age" in state else ""
+    if state["state"] in ("failed", "gone"):
+        reason = state.get("reason") or "it has ended unexpectedly"
+        return Finding("node", False, f"{headline(state)}{ago}: {reason}", "correct this, and run it again")
+    return Finding("node", None, f"it does not run ({headline(state)}{ago})")
+
+
+def check_peers(state: Mapping[str, Any]) -> list[Finding]:
+    """Return how each neighbour is reached: directly, through the broker, or not at all and why.
+
+    Args:
+        state: status of a running node.
+    """
+    return [_check_peer(peer) for peer in state.get("peers", [])]
+
+
+def _check_peer(peer: Mapping[str, Any]) -> Finding:
+    check, link, reason = f"peer {peer['name']}", peer["link"], peer["reason"]
+    if link:
+        way = "through the broker" if link == "broker" else f"directly, at {peer['remote']}"
+        late = f", but it is suspected ({reason})" if reason and peer["state"] == "suspected" else ""
+        return Finding(check, None if late else True, f"connected {way}{late}")
+    if peer["state"] == "done":
+        return Finding(check, True, "not connected, because it has finished its rounds and left")
+    reason = reason or "no address known yet"
+    said = f"not connected ({reason}){_addresses(peer['addresses'])}"
+    mend = next((mend for part, mend in REMEDIES.items() if part in reason.lower()), OTHERWISE)
+    return Finding(check, False if any(part in reason for part in FATAL) else None, said, mend)
+
+
+def _addresses(addresses: Mapping[str, str]) -> str:
+    """Return the known direct addresses of a peer with their sources."""
+    known: Sequence[str] = [
+        f"{address.removeprefix('tcp://')} from {source}" for address, source in addresses.items() if address != "mqtt:"
+    ]
+    return f", known addresses: {', '.join(known)}" if known else ""
