@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from p2pfl.node.doctor.checks import Finding
@@ -77,7 +77,6 @@ def _check_peer(peer: Mapping[str, Any]) -> Finding:
 
 def _addresses(addresses: Mapping[str, str]) -> str:
     """Return the known direct addresses of a peer with their sources."""
-    known: Sequence[str] = [
-        f"{address.removeprefix('tcp://')} from {source}" for address, source in addresses.items() if address != "mqtt:"
-    ]
-    return f", known addresses: {', '.join(known)}" if known else ""
+    known = {address.removeprefix("tcp://"): source for address, source in addresses.items() if address != "mqtt:"}
+    listed = ", ".join(f"{address} from {source}" for address, source in known.items())
+    return f", known addresses: {listed}" if listed else ""
