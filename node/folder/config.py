@@ -28,7 +28,7 @@ from p2pfl.config.binding import bind, split_name
 from p2pfl.config.registry import locate
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.folder import incarnation, template
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.folder.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
 from p2pfl.node.log import LOG
 from p2pfl.policies import POLICIES
 from p2pfl.policy import Budget, Robust
@@ -84,11 +84,12 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
     mdns: bool = True
     direct: bool = True
     broker: str = ""
+    adaptive: bool = True
     robust: Robust = "median-clip"
     status_port: int = -1
     status_host: str = "127.0.0.1"
-    task: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "digits"})
-    policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "dac"})
+    task: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": DEFAULT_TASK})
+    policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": DEFAULT_POLICY})
     budget: Budget = Budget()
     addresses: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -191,8 +192,8 @@ def create(
     listen: str = ":4100",
     part: str = "0/1",
     *,
-    task: str = "digits",
-    policy: str = "dac",
+    task: str = DEFAULT_TASK,
+    policy: str = DEFAULT_POLICY,
     data: str = "",
     broker: str = "",
     root: str = "",

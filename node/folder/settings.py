@@ -12,6 +12,8 @@ from p2pfl.config.binding import split_name
 from p2pfl.errors import ConfigurationError
 from p2pfl.policy import Robust
 
+DEFAULT_TASK, DEFAULT_POLICY = "digits", "dac"  # of nodes and of scenarios
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a node's rounds.

@@ -48,7 +48,7 @@ from p2pfl.config import table_changes, toml_reader
 from p2pfl.config.binding import bind, split_name
 from p2pfl.config.object_name import ObjectName
 from p2pfl.errors import ConfigurationError, unknown
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.folder.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
 from p2pfl.sim.scenario.budgets import Budgets
 from p2pfl.sim.scenario.claims import MEAN, Claim, claims_of
 from p2pfl.sim.scenario.file_keys import Changes, FileKeys, select_form
@@ -61,7 +61,7 @@ from p2pfl.sim.scenario.topology import FILE, GRAPH, changes_with_files, with_ab
 
 SHIPPED = Path(__file__).parent.parent / "scenarios"
 MOST_NEAR = 3  # names in the error for an unknown scenario
-DEFAULTS = {"task": {"name": "digits"}, "policy": {"name": "random"}, "topology": {"name": "complete"}}
+DEFAULTS = {"task": {"name": DEFAULT_TASK}, "policy": {"name": DEFAULT_POLICY}, "topology": {"name": "complete"}}
 
 
 class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,7 +102,7 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         nodes: number of nodes.
         task: the learning problem: a table with a `name`, and options; by default `digits`.
         policy: the rule by which nodes choose peers and average: a table with a `name`, and options; by default
-            `random`.
+            `dac`.
         topology: the graph of the nodes that may communicate: a table with a `name`, and options, or a `file` or
             the name of a shipped graph, which set `nodes`; by default `complete`.
         policy_by_group: changes to the policy's options for the nodes of a group, by the group that their task assigns.

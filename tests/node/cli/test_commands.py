@@ -373,7 +373,7 @@ def test_init_writes_every_setting_with_comment_and_default(capsys):
     init(capsys)
     text = Path("alice", CONFIG).read_text()
     written = tomllib.loads(text)
-    defaults = NodeConfig(name="alice", listen=":0", adaptive=True)
+    defaults = NodeConfig(name="alice", listen=":0")
     assert written.keys() == set(NodeConfig.__struct_fields__)
     typed = written | {"budget": Budget(**written["budget"]), "advertise": (), "preference": ()}
     assert NodeConfig(**typed) == defaults
