@@ -34,6 +34,5 @@ def test_budgets_have_no_limit_by_default():
     assert {(budget.models, budget.held, budget.bytes) for budget in budgets} == {(0, 0, 0)}
 
 
-def test_commands_have_the_default_policy_of_nodes():
-    for command in (["init", "alice"], ["demo"]):
-        assert parser().parse_args(command).policy == NodeConfig(name="alice", listen=":4100").policy["name"]
+def test_demo_has_the_default_policy_of_nodes():
+    assert parser().parse_args(["demo"]).policy == NodeConfig(name="alice", listen=":4100").policy["name"]
