@@ -16,6 +16,7 @@ from torch.func import functional_call, grad, vmap
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.losses import cross_entropy, squared_error
+from p2pfl.learning.row_randomness import RowGenerators
 from p2pfl.learning.torch_problem import TorchProblem
 
 NORMS = (
@@ -27,7 +28,13 @@ Tensors = dict[str, Tensor]
 
 
 class BatchedGradient(Protocol):
-    """Kernel that computes gradients and outputs of K models."""
+    """Kernel that computes gradients and outputs of K models.
+
+    Attributes:
+        random: whether gradients draw random numbers; see p2pfl.learning.row_randomness.
+    """
+
+    random: bool
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the gradient of each model's mean loss.
@@ -52,14 +59,14 @@ def kernel_for(task: TorchProblem, dense: bool = True) -> BatchedGradient:
         dense: whether chains of linear layers may use the hand-written gradient.
 
     Raises:
-        ConfigurationError: the module cannot be stacked (it draws random numbers, or couples the samples of a batch).
+        ConfigurationError: the module cannot be stacked (it couples the samples of a batch, or torch cannot stack it).
     """
     chain = _chain(task) if dense else None
     return DenseKernel(task, chain) if chain is not None else VmapKernel(task)
 
 
 class VmapKernel:
-    """Kernel for any module without random layers and without buffers that change in training."""
+    """Kernel for any module without buffers that change in training."""
 
     def __init__(self, task: TorchProblem) -> None:
         layout = task.layout
@@ -67,7 +74,10 @@ class VmapKernel:
         local = {name: b for name, b in training.named_buffers() if name not in dict(layout.shapes)}
         for name, part in training.named_modules():
             if isinstance(part, NORMS) and part.track_running_stats:
-                raise ConfigurationError(f"layer {name or 'itself'} ({type(part).__name__}) changes its buffers in training")
+                raise ConfigurationError(
+                    f"layer {name or 'itself'} ({type(part).__name__}) changes its buffers in training; GroupNorm and"
+                    " LayerNorm do not"
+                )
 
         def loss(trained: Tensors, rest: Tensors, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
             return task.batch_loss(functional_call(training, trained | rest | local, (x,)), y, weights)
@@ -78,9 +88,10 @@ class VmapKernel:
 
         self._layout = layout
         self._trained = [name for name, _, stop, _ in layout.places if stop <= layout.n_trained]
-        self._gradients = vmap(grad(loss), in_dims=(0, 0, 0, 0, None if task.objectives is None else 0))
+        dimensions = (0, 0, 0, 0, None if task.objectives is None else 0)
+        self._gradients = vmap(grad(loss), in_dims=dimensions, randomness="different")
         self._outputs = vmap(outputs)
-        self._try(task)
+        self.random = self._try(task)
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         tensors: Tensors = self._layout.unflatten(flat)
@@ -91,18 +102,27 @@ class VmapKernel:
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
         return self._outputs(self._layout.unflatten(flat), x)
 
-    def _try(self, task: TorchProblem) -> None:
-        """Run two models on a batch of two, so that a module that cannot be stacked fails before the training."""
+    def _try(self, task: TorchProblem) -> bool:
+        """Run two models on a batch of two, so that a module that cannot be stacked fails before the training.
+
+        Returns:
+            Whether the training draws random numbers.
+        """
         x, y = (part[:1].repeat(2, *[1] * (part.ndim - 1)) for part in task.data["train"])
         flat = torch.zeros(2, task.layout.size, device=x.device)
-        own = task.weights(x.device)
+        own, generators = task.weights(x.device), RowGenerators([0, 1])
+        weights = None if own is None else torch.stack([own, own])
         try:
-            self.gradient(flat, torch.stack([x, x]), torch.stack([y, y]), None if own is None else torch.stack([own, own]))
+            with generators.drawing(range(2)):
+                self.gradient(flat, torch.stack([x, x]), torch.stack([y, y]), weights)
             with torch.no_grad():
                 self.outputs(flat, torch.stack([x, x]))
-        except (RuntimeError, NotImplementedError, ValueError) as error:
+        except (RuntimeError, NotImplementedError, ValueError, ConfigurationError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigurationError(f"module {type(task.template).__name__} cannot be stacked: {reason}") from error
+        if generators.used and x.device.type != "cpu":
+            raise ConfigurationError("modules with random layers are stacked on a CPU only")
+        return generators.used
 
 
 @dataclass(frozen=True)
@@ -147,6 +167,8 @@ class DenseKernel:
 
     With several objectives, torch.func computes only the gradient with respect to the outputs.
     """
+
+    random = False
 
     def __init__(self, task: TorchProblem, layers: list[_Layer]) -> None:
         self._layers = layers

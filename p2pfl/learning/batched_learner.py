@@ -24,8 +24,9 @@ from p2pfl.learning.batched_data import RowCache, StackedData
 from p2pfl.learning.batched_gradients import kernel_for
 from p2pfl.learning.batched_training import StackedTraining
 from p2pfl.learning.optimizers import at_round
+from p2pfl.learning.row_randomness import RowGenerators
 from p2pfl.learning.rule_gradients import plan, shared_values
-from p2pfl.learning.torch_learner import TorchLearner, orders
+from p2pfl.learning.torch_learner import TorchLearner, module_seed, orders
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, R, Split, Train
@@ -127,6 +128,7 @@ class BatchedLearner:
             steps=epochs * -(-most // batch_size),
             weights=self._weights_of(nodes, queries),
             shared=self._shared,
+            generators=self._generators_of(nodes, queries) if self.kernel.random else None,
         )
         permutations = [
             orders(self._draws[node], query.round, query.purpose, n=count, batch_size=batch_size, epochs=epochs)
@@ -160,6 +162,11 @@ class BatchedLearner:
         if scalarised := [query.rule.weights for query in queries if isinstance(query.rule, Scalarised)]:
             return torch.tensor(np.array(scalarised), dtype=torch.float32, device=self._device)
         return None if self._weights is None else self._weights[nodes]
+
+    def _generators_of(self, nodes: Sequence[int], queries: Sequence[Train]) -> RowGenerators:
+        """Return generators that draw the numbers of single trainings."""
+        pairs = zip(nodes, queries, strict=True)
+        return RowGenerators([module_seed(self._draws[node], query) for node, query in pairs])
 
     def _mean(self, nodes: list[int], queries: list[Mean]) -> Sequence[Parameters]:
         """Return the means; they are rows of one array if the models are small enough to be stacked."""

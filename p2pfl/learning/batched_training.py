@@ -10,6 +10,7 @@ from torch import Tensor
 
 from p2pfl.learning.batched_gradients import BatchedGradient
 from p2pfl.learning.optimizers import Optimizer
+from p2pfl.learning.row_randomness import RowGenerators
 from p2pfl.learning.rule_gradients import Rows, follow, resting
 from p2pfl.queries import Train
 
@@ -25,6 +26,7 @@ class StackedTraining:
         optimizer: the common optimiser, for at most `steps` steps.
         weights: weights of each model's objectives, [K, m]; None without objectives.
         shared: see p2pfl.learning.rule_gradients.shared_values.
+        generators: those of the models, if the kernel draws random numbers.
 
     Attributes:
         models: the models after the steps so far, [K, P]; undefined before the first step.
@@ -41,6 +43,7 @@ class StackedTraining:
         steps: int,
         weights: Tensor | None,
         shared: Tensor | None,
+        generators: RowGenerators | None = None,
     ) -> None:
         rules, device = [query.rule for query in queries], start.device
         self.models = torch.empty_like(start)
@@ -48,6 +51,7 @@ class StackedTraining:
         self._fresh = True  # `models` is still empty
         self._n = n_trained
         self._kernel = kernel
+        self._generators = generators
         self._optimizer = optimizer
         self._weights = weights
         self._state = optimizer.start(start[:, :n_trained], steps)
@@ -68,7 +72,12 @@ class StackedTraining:
             self.models.copy_(start)
             self._fresh = False
         part = start if self._fresh else self.models[rows]
-        gradient = self._gradient(part, rows, x, y)
+        if self._generators is None:
+            gradient = self._gradient(part, rows, x, y)
+        else:
+            places = range(len(start))[rows] if isinstance(rows, slice) else rows.tolist()
+            with self._generators.drawing(places):
+                gradient = self._gradient(part, rows, x, y)
         states = {name: tensor[rows] for name, tensor in self._state.items()}
         if whole:
             self._optimizer.step(part[:, :n], gradient, states, self.models[:, :n])

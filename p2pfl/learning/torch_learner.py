@@ -64,7 +64,7 @@ class TorchLearner(Learner):
         rest = None if still is None else weights[still]
         self._module.train()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.draws.torch_seed(query.round, f"{query.purpose} module"))
+            torch.manual_seed(module_seed(self.draws, query))
             order = orders(self.draws, query.round, query.purpose, n=len(x), batch_size=batch_size, epochs=epochs)
             for index in batches(order, batch_size):
                 grad = gradient(x[index], y[index])
@@ -259,6 +259,11 @@ class TorchLearner(Learner):
     @staticmethod
     def _views(vector: Tensor, places: list[tuple[str, int, int, tuple[int, ...]]]) -> dict[str, Tensor]:
         return {name: vector[start:stop].view(shape) for name, start, stop, shape in places}
+
+
+def module_seed(draws: RandomStreams, query: Train) -> int:
+    """Return the seed of the numbers that a module's random layers draw in a training."""
+    return draws.torch_seed(query.round, f"{query.purpose} module")
 
 
 def batches(order: list[np.ndarray] | list[None], batch_size: int) -> Iterator[slice | Tensor]:

@@ -318,7 +318,7 @@ def test_mean_query_returns_weighted_means(kind):
         assert difference(expected[:1], team.compute(asked[:1])) < 1e-6
 
 
-# Modules that cannot be stacked, and training that fails
+# Random layers
 
 
 class Dropping(nn.Sequential):
@@ -326,15 +326,78 @@ class Dropping(nn.Sequential):
         super().__init__(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3))
 
 
+class Feature(nn.Sequential):
+    """Dropout of whole channels, and of single values that keeps their mean and deviation."""
+
+    def __init__(self):
+        layers = nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 2), nn.Dropout1d(0.4), nn.SELU(), nn.AlphaDropout(0.3)
+        super().__init__(*layers, nn.Flatten(), nn.Linear(15, 3))
+
+
+class Noisy(nn.Module):
+    """Noise from functions of torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        if self.training:
+            x = nn.functional.dropout(x + 0.1 * torch.randn_like(x), 0.2) * (1 + torch.rand(6))
+            x = x * torch.bernoulli(torch.full_like(x, 0.8))
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("module", [Dropping, Feature, Noisy])
+@pytest.mark.parametrize("options", [{"epochs": 2}, {"purpose": "another", "epochs": 2}])
+def test_random_layers_draw_the_same_when_stacked(module, options):
+    expected = backend("one by one", module).compute(jobs(module, **options))
+    assert difference(expected, backend("vmap", module).compute(jobs(module, **options))) < 2e-5
+
+
+def test_random_layers_of_rules_with_two_gradients_draw_the_same():
+    given = [
+        NodeQuery(k, Train(model, 1, epochs=2, rule=Mixture(0.4, model * 0.5)))
+        for k, model in enumerate(models(module=Dropping))
+    ]
+    expected = backend("one by one", Dropping).compute(given)
+    assert difference(expected, backend("vmap", Dropping).compute(given)) < 2e-5
+
+
+def test_stacked_random_layers_leave_the_generator_of_torch_unchanged():
+    team = backend("vmap", Dropping)
+    assert team.kernel.random
+    assert not backend("vmap", Own).kernel.random
+    before = torch.get_rng_state()
+    team.compute(jobs(Dropping))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Shuffling(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 3)
+
+    def forward(self, x):
+        return super().forward(x[:, torch.randperm(6)])
+
+
+def test_random_operation_without_rows_is_refused():
+    with pytest.raises(ConfigurationError, match="cannot be stacked: torch cannot draw randperm for each node of a stack"):
+        backend("vmap", Shuffling)
+
+
+# Modules that cannot be stacked, and training that fails
+
+
 class Normed(nn.Sequential):
     def __init__(self, momentum=0.1):
         super().__init__(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=momentum), nn.Linear(4, 3))
 
 
-@pytest.mark.parametrize("module", [Dropping, Normed])
-def test_stacking_of_unsuitable_modules_is_refused(module):
-    with pytest.raises(ConfigurationError, match=r"cannot be stacked|changes its buffers"):
-        backend("dense", module)
+def test_stacking_of_unsuitable_module_is_refused():
+    words = r"layer 1 \(BatchNorm1d\) changes its buffers in training; GroupNorm and LayerNorm do not"
+    with pytest.raises(ConfigurationError, match=words):
+        backend("dense", Normed)
 
 
 def test_random_layers_are_seeded_by_round_and_purpose():

@@ -412,21 +412,32 @@ def test_diverging_run_names_node_and_round():
 
 
 def test_unstackable_module_is_trained_one_by_one_with_a_note():
-    result = run(
-        scenario(
-            nodes=3, rounds=1, task={"name": "tests.sim.simulation.test_simulation:dropping"}, policy={"name": "random"}
-        )
+    task = {"name": "tests.sim.simulation.test_simulation:with_layer", "layer": "BatchNorm1d"}
+    result = run(scenario(nodes=3, rounds=1, task=task, policy={"name": "random"}))
+    assert result.notes == [
+        "trained one by one: layer 1 (BatchNorm1d) changes its buffers in training; GroupNorm and LayerNorm do not"
+    ]
+
+
+def test_module_with_dropout_is_stacked():
+    task = {"name": "tests.sim.simulation.test_simulation:with_layer", "layer": "Dropout"}
+    stacked, single = (
+        run(scenario(nodes=3, rounds=3, task=task, policy={"name": "random"}, trainer=trainer))
+        for trainer in ("stacked", "one-by-one")
     )
-    assert result.notes == ["trained one by one: module Sequential cannot be stacked: " + result.notes[0].split(": ", 2)[2]]
+    assert stacked.notes == []
+    assert stacked.batches["train"] == (3, 9)
+    for name in stacked.nodes:
+        assert stacked.nodes[name].result == pytest.approx(single.nodes[name].result, rel=1e-4, abs=1e-6)
 
 
-def dropping(part, seed):
+def with_layer(part, seed, layer: str):
     from torch import nn
 
     rng = np.random.default_rng(part.index)
     data = rng.normal(size=(8, 3)), rng.integers(0, 2, 8)
-    module = lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 2))  # noqa: E731
-    return p2pfl.classification(module, data, data, data)
+    middle = {"Dropout": nn.Dropout, "BatchNorm1d": lambda: nn.BatchNorm1d(4)}[layer]
+    return p2pfl.classification(lambda: nn.Sequential(nn.Linear(3, 4), middle(), nn.Linear(4, 2)), data, data, data)
 
 
 def test_nodes_with_missing_split_are_trained_one_by_one():

@@ -1,0 +1,89 @@
+"""Random operations of a stack of models, with each row drawn from the generator of its own node.
+
+A single training seeds torch's generator, and its module's random layers draw from it. Here a random operation on a
+stack, such as the mask of a dropout layer, is computed row by row with torch's generator in the state of that row's
+node. So a stacked training draws the same numbers as single ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from p2pfl.errors import ConfigurationError
+
+
+class RowGenerators:
+    """States of torch's generator on the CPU, one for each row of a stack.
+
+    Args:
+        seeds: seed of each row, as for torch.manual_seed.
+
+    Attributes:
+        used: whether a random operation was computed.
+    """
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        generator = torch.Generator()
+        self._states = [generator.manual_seed(seed).get_state() for seed in seeds]
+        self.used = False
+
+    @contextmanager
+    def drawing(self, rows: Sequence[int]) -> Iterator[None]:
+        """Compute random operations on stacks [K, ...] in this block with the generators of K rows.
+
+        Raises:
+            ConfigurationError: an operation cannot be divided into rows.
+        """
+        before = torch.default_generator.get_state()
+        try:
+            with _Mode(self, rows):
+                yield
+        finally:
+            torch.default_generator.set_state(before)
+
+    def compute(self, operation: Callable[..., Any], rows: Sequence[int], args: Sequence[Any], options: Any) -> list[Any]:
+        """Return the results of an operation for each row of its arguments."""
+        self.used = True
+        results = []
+        for k, row in enumerate(rows):
+            torch.default_generator.set_state(self._states[row])
+            results.append(operation(*(_of_row(arg, k, len(rows)) for arg in args), **options))
+            self._states[row] = torch.default_generator.get_state()
+        return results
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Interception of the random operations that torch.func.vmap computes on stacks."""
+
+    def __init__(self, generators: RowGenerators, rows: Sequence[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generators = generators
+        self._rows = rows
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **options)
+        if not any(_is_stack(arg, len(self._rows)) for arg in args):
+            raise ConfigurationError(f"torch cannot draw {func.overloadpacket.__name__} for each node of a stack")
+        found = self._generators.compute(func, self._rows, args, options)
+        in_place = func.overloadpacket.__name__.endswith("_")
+        return args[0] if in_place else torch.stack(found)
+
+
+def _is_stack(arg: Any, count: int) -> bool:
+    """Return whether an argument is a tensor, or the shape of one, with a row for each model."""
+    shape = arg.shape if isinstance(arg, Tensor) else arg if isinstance(arg, list | tuple) else ()
+    return len(shape) > 0 and bool(shape[0] == count)
+
+
+def _of_row(arg: Any, k: int, count: int) -> Any:
+    if not _is_stack(arg, count):
+        return arg
+    return arg[k] if isinstance(arg, Tensor) else arg[1:]
