@@ -364,7 +364,7 @@ def test_random_layers_of_rules_with_two_gradients_draw_the_same():
     assert difference(expected, backend("vmap", Dropping).compute(given)) < 2e-5
 
 
-def test_stacked_random_layers_leave_the_generator_of_torch_unchanged():
+def test_stacked_random_layers_keep_the_state_of_torch():
     team = backend("vmap", Dropping)
     assert team.kernel.random
     assert not backend("vmap", Own).kernel.random
