@@ -146,7 +146,9 @@ def test_stopped_node_resumes_and_ends_with_same_model(tmp_path, number, private
         assert 3 <= stopped < 15
         halves.start()
         printed = halves.wait("alice")["alice"]
-        assert printed.startswith(f"round {stopped} of 15")  # whose metrics were still pending
+        resuming, pending = printed.splitlines()[1:3]
+        assert resuming == f"resuming after round {stopped}"
+        assert pending.startswith(f"round {stopped} of 15")  # whose metrics were still pending
         history = halves.status("alice")["history"]
         assert [row["round"] for row in history] == list(range(1, 16))  # the rounds of the first half are still listed
         assert all(row["validation"] is not None and row["weights"] == {"alice": 1.0} for row in history)
