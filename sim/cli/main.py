@@ -202,10 +202,13 @@ def _pareto(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from p2pfl.sim.report.comparison import compare
     from p2pfl.sim.report.write import write_report
 
     page = write_report(options.folders, options.out, options.seed)
-    print_answer(options, f"report: {page}", {"report": str(page), "folders": list(map(str, options.folders))})
+    found = compare(options.folders)
+    answer = {"report": str(page), "folders": list(map(str, options.folders)), "comparison": found}
+    print_answer(options, "\n".join([*found, f"report: {page}"]), answer)
     if options.open and not webbrowser.open(page.resolve().as_uri()):
         print(f"no browser found; open {page} in a browser", file=sys.stderr)
     return 0

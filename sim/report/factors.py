@@ -131,13 +131,14 @@ def _determined(factor: Factor, other: Factor, before: bool) -> bool:
 
 
 def grid(found: Sequence[Factor]) -> tuple[Factor, Factor] | None:
-    """Return the two factors whose levels the runs combine; None if there are more or fewer, or few combinations."""
+    """Return the two factors whose levels the runs combine; None if there are more or fewer, or if a third is missing."""
     if len(found) != 2:
         return None
     rows, columns = found
     cells = [(level, columns.level[run]) for run, level in rows.level.items()]
-    full = len(set(cells)) == len(cells) > max(len(rows.texts), len(columns.texts))
-    return (rows, columns) if full else None
+    sizes = len(rows.texts), len(columns.texts)
+    unique = len(set(cells)) == len(cells)
+    return (rows, columns) if unique and len(cells) > max(sizes) and 3 * len(cells) > 2 * sizes[0] * sizes[1] else None
 
 
 def styles(series: Sequence[Series], found: Sequence[Factor]) -> list[tuple[int, int, int, int]] | None:

@@ -75,9 +75,13 @@ class Series:
 
     def means(self) -> list[float]:
         """Return the mean test metric of each seed that has one, over nodes and, in a pool, over runs."""
-        found = [[each.test.mean for each in self.entries if each.seed == seed] for seed in self.seeds]
-        there = [[mean for mean in means if mean is not None] for means in found]
-        return [float(np.mean(means)) for means in there if means]
+        return list(self.means_by_seed().values())
+
+    def means_by_seed(self) -> dict[int, float]:
+        """Return the same by seed."""
+        found = {seed: [each.test.mean for each in self.entries if each.seed == seed] for seed in self.seeds}
+        there = {seed: [mean for mean in means if mean is not None] for seed, means in found.items()}
+        return {seed: float(np.mean(means)) for seed, means in there.items() if means}
 
     def fronts(self) -> list[Front]:
         """Return the solutions of the run, or of the pool, for each seed; none if it has only one objective."""

@@ -16,6 +16,7 @@ from p2pfl.sim.report.sections import (
     answers,
     clusters,
     collaboration,
+    comparison,
     elections,
     grid,
     learning,
@@ -35,6 +36,7 @@ from p2pfl.sim.results.artifacts import REPORT
 from p2pfl.system.atomic_files import reason, replace_file
 
 SECTIONS: tuple[Callable[[Sequence[Series]], Section | None], ...] = (
+    comparison.section,
     grid.section,
     outcome.section,
     objectives.section,

@@ -728,11 +728,12 @@ const bars = kind(({ name, label, unit, log, bars: all, missing = "–" }, width
   }
 });
 
-/** Distribution: {name, label, unit?, log?, strips: [{name, colour, values, worst: [index], mean}], labels?}.
+/** Distribution: {name, label, unit?, log?, of?, zero?, strips: [{name, colour, values, worst: [index], mean}], labels?}.
 
-    A strip is a swarm of one dot per value, with those in `worst` as open diamonds and the mean as a line. */
-const distribution = kind(({ name, label, unit, log, strips, labels }, width, state) => {
-  const span = extent(strips.map((strip) => strip.values));
+    A strip is a swarm of one dot per value, each for a node or for what `of` says, with those in `worst` as open diamonds and the mean as a line.
+    With `zero` the axis contains zero. */
+const distribution = kind(({ name, label, unit, log, of = "node", zero, strips, labels }, width, state) => {
+  const span = extent([...strips.map((strip) => strip.values), zero ? [0] : null]);
   if (!span) return el("p", { class: "empty" }, "There is nothing to draw.");
   const most = Math.max(...strips.map((strip) => strip.values.length));
   const r = most > 400 ? 1.8 : most > 150 ? 2.4 : width < 480 ? 2.8 : 3.3;
@@ -779,7 +780,7 @@ const distribution = kind(({ name, label, unit, log, strips, labels }, width, st
     },
     clear: () => lit.replaceChildren(),
   });
-  const keys = [[sign("swarm run-7", "M9 6h0", { "stroke-width": 7 }), "node"], [sign("mean", "M9 0v12"), "mean"]];
+  const keys = [[sign("swarm run-7", "M9 6h0", { "stroke-width": 7 }), of], [sign("mean", "M9 0v12"), "mean"]];
   if (strips.some((strip) => strip.worst.length)) keys.splice(1, 0, [sign("rings run-7", mark(9, 6, 3, 4)), "worst tenth"]);
   return [root, legend(keys)];
 });

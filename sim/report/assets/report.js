@@ -188,10 +188,10 @@ const KINDS = {
     data: (fig, { names, log }) => {
       const strips = names.map((name) => ({ name: short(name), colour: colours.get(name), values: fig.runs[name].values,
         worst: worstOf(fig.runs[name]), mean: fig.runs[name].mean })).filter((strip) => Array.prototype.some.call(strip.values, finite));
-      return strips.length ? { label: fig.x_label, unit: fig.unit, log: log["log x"], strips, labels: fig.labels } : null;
+      return strips.length ? { label: fig.x_label, unit: fig.unit, log: log["log x"], of: fig.of, zero: fig.zero, strips, labels: fig.labels } : null;
     },
     csv: (fig) => {
-      const rows = [["run", "node", fig.x_label, "worst tenth"]];
+      const rows = [["run", fig.of ?? "node", fig.x_label, "worst tenth"]];
       for (const [name, strip] of Object.entries(fig.runs)) {
         const worst = new Set(worstOf(strip));
         strip.values.forEach((value, i) => rows.push([name, fig.labels?.[i] ?? i, value, worst.has(i) ? 1 : 0]));

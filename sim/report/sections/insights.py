@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from p2pfl.sim.formatting import number, some
+from p2pfl.sim.report.comparison import comparisons, sentences
 from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.insights import findings as of_summary
 from p2pfl.sim.report.recommendations import recommendations
@@ -19,18 +20,19 @@ MOST_PROBLEMS = 4  # with more, the table shows this better
 def findings(folders: Sequence[Folder], series: Sequence[Series]) -> list[str]:
     """Return the sentences for the head of a report."""
     problems = by_key(series, lambda one: (one.metric, one.problem))
-    found = []
+    names = folder_names([folder.path for folder in folders])
+    found = sentences(comparisons(series), names)
     recommended = len(folders) == 1 and bool(recommendations(folders[0].raw))
     if len(problems) <= MOST_PROBLEMS and not recommended:
-        found = [sentence for (metric, _), alike in problems.items() for sentence in best(metric, alike, len(problems) > 1)]
+        found += [sentence for (metric, _), alike in problems.items() for sentence in best(metric, alike, len(problems) > 1)]
     found += of_clusters(series)
-    for folder, name in zip(folders, folder_names([folder.path for folder in folders]), strict=True):
+    for folder, name in zip(folders, names, strict=True):
         runs = folder.scenario.get("run")
         try:
-            sentences = of_summary(folder.raw, runs if isinstance(runs, list) else [])
+            told = of_summary(folder.raw, runs if isinstance(runs, list) else [])
         except (KeyError, TypeError, ValueError, AttributeError):
             continue  # a summary of an older version lacks some figures for sentences
-        found += sentences if len(folders) == 1 else [f"{name}: {sentence}" for sentence in sentences]
+        found += told if len(folders) == 1 else [f"{name}: {sentence}" for sentence in told]
     return found
 
 

@@ -8,6 +8,7 @@ from html import escape
 
 from p2pfl.sim.formatting import PARETO_OPTIMAL, difference, number, of_paper, size, some
 from p2pfl.sim.markup import bullets, table, terms
+from p2pfl.sim.report.comparison import comparisons
 from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.series import Series
 from p2pfl.sim.report.summary import Row
@@ -141,7 +142,8 @@ def side_by_side(folders: Sequence[Folder], series: Sequence[Series]) -> str:
     heads = ["Run"]
     for folder in folders:
         heads += [str(folder.path), "± over seeds", "bytes sent"]
-    heads += ["difference"] if len(folders) == 2 else []
+    heads += ["difference", "± of the difference"] if len(folders) == 2 else []
+    compared = {(each.name, each.first.metric): each for each in comparisons(series)}
     rows = []
     for name, metric in shared:
         line, means = [name], []
@@ -158,10 +160,12 @@ def side_by_side(folders: Sequence[Folder], series: Sequence[Series]) -> str:
         if len(folders) == 2:
             first, second = means
             line.append("" if first is None or second is None else difference(second - first))
+            line.append(number(compared[name, metric].spread) if (name, metric) in compared else "")
         rows.append(line)
     metrics = ", ".join(dict.fromkeys(metric for _, metric in shared))
     words = f"Test {metrics}, mean over nodes and seeds."
-    words += " Difference: second folder minus first folder." if len(folders) == 2 else ""
+    if len(folders) == 2:
+        words += " Difference: second folder minus first folder; ±: its standard deviation over the seeds that both have."
     return table(heads, rows) + f'<p class="meaning">{escape(words)}</p>\n'
 
 

@@ -98,6 +98,15 @@ def test_heat_maps_show_metric_and_costs(tmp_path):
     assert "grid-time" not in found
 
 
+def test_sparse_combinations_have_no_heat_map(tmp_path, series_of):
+    runs = [{"name": name, "policy": {"name": name}} for name in ("local", "random", "dac", "fedavg")]
+    runs += [{"name": f"random/{k}", "policy": {"name": "random"}, "budget": {"models": k}} for k in (1, 2)]
+    made = [(entry(run["name"], 0, 2, 1), rounds_of(2, 1), edges_of()) for run in runs]
+    found = factors(series_of(leave(tmp_path / "run", made, {"run": runs})))
+    assert [factor.key for factor in found] == ["policy", "budget.models"]
+    assert grid(found) is None
+
+
 def test_runs_of_one_factor_have_no_heat_map(tmp_path):
     assert "grid-metric" not in figures(report([study(tmp_path / "run", names=("ring",))]))
 

@@ -1,0 +1,80 @@
+"""Comparison of two folders: differences by seed and node, against their spread."""
+
+import json
+
+import numpy as np
+import pytest
+
+from p2pfl.sim.cli.main import main
+from p2pfl.sim.report.comparison import compare
+from p2pfl.sim.report.write import report
+from tests.support.report_folders import edges_of, entry, leave, rounds_of
+from tests.support.report_pages import figures, texts
+
+MEANS = {  # by folder, run and seed
+    "before": {"steady": (0.50, 0.60), "same": (0.70, 0.80), "gone": (0.1, 0.1)},
+    "after": {"steady": (0.60, 0.71), "same": (0.75, 0.76), "new": (0.2, 0.2)},
+}
+
+
+def make(path, runs):
+    made = [
+        (
+            entry(name, seed, 2, 1, test={"mean": mean, "nodes": [mean - 0.1 * seed, mean + 0.1 * seed]}),
+            rounds_of(2, 1, trained_test_accuracy=0.5),
+            edges_of((1, 0, 1)),
+        )
+        for name, means in runs.items()
+        for seed, mean in enumerate(means)
+    ]
+    return leave(path, made, {"seeds": [0, 1], "run": [{"name": name} for name in runs]})
+
+
+@pytest.fixture
+def two(tmp_path):
+    return [make(tmp_path / name, runs) for name, runs in MEANS.items()]
+
+
+SENTENCES = [
+    "steady: after raises the test accuracy by 0.105 (0.655 instead of 0.550), above the spread of 0.007 over 2 seeds.",
+    "same: not decided (0.755 instead of 0.750); the margin of +0.005 is within the spread of 0.064 over 2 seeds.",
+]
+
+
+def test_comparison_pairs_runs_by_name_and_seed(two):
+    assert compare(two) == SENTENCES
+    assert compare(two[:1]) == []
+
+
+def test_comparison_of_one_seed_shows_no_spread(tmp_path):
+    folders = [make(tmp_path / name, {"a": means}) for name, means in (("x", (0.5, 0.6)), ("y", (0.4,)))]
+    assert compare(folders) == ["a: y lowers the test accuracy by 0.100 (0.400 instead of 0.550), one seed shows no spread."]
+
+
+def test_comparison_of_many_runs_is_a_count_and_the_extremes(tmp_path):
+    before = {f"run {k}": (0.5, 0.6) for k in range(9)}
+    after = {f"run {k}": (0.5 + 0.01 * (k - 2), 0.6 + 0.01 * (k - 2)) for k in range(9)}
+    said = compare([make(tmp_path / "before", before), make(tmp_path / "after", after)])
+    assert said[0] == "Of 9 runs, after is better than before in 6, and worse in 2; 1 is not decided."
+    assert [sentence.partition(":")[0] for sentence in said[1:]] == ["run 8", "run 0"]
+
+
+def test_report_of_two_folders_shows_differences(two):
+    text = report(two)
+    assert all(sentence in text for sentence in SENTENCES)
+    found = figures(text)
+    assert list(found["difference"]["runs"]) == ["after: steady", "after: same"]
+    np.testing.assert_allclose(found["difference"]["runs"]["after: steady"]["values"], [0.1, 0.11], rtol=1e-5)
+    assert (found["difference"]["of"], found["difference"]["labels"]) == ("seed", ["seed 0", "seed 1"])
+    np.testing.assert_allclose(found["difference-nodes"]["runs"]["after: same"]["values"], [0.05, 0.05], rtol=1e-5)
+    assert texts(text)["comparison"] == [
+        "Differences are after minus before, for runs with the same name and the same seed."
+    ]
+
+
+def test_report_command_prints_the_comparison(two, tmp_path, capsys):
+    folders = [str(path) for path in two]
+    assert main(["report", *folders, "--out", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out.splitlines() == [*SENTENCES, f"report: {tmp_path / 'page.html'}"]
+    assert main(["report", *folders, "--out", str(tmp_path / "page.html"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["comparison"] == SENTENCES
