@@ -1,4 +1,4 @@
-"""Commands for membership: federation, invite, join, request, admit, revoke."""
+"""Commands for membership: invite, join, request, admit, revoke."""
 
 from __future__ import annotations
 
@@ -11,118 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli import credentials
-from p2pfl.node.cli.options import add_folder, add_role, default_folder
-from p2pfl.node.federation.passphrases import VARIABLE
+from p2pfl.node.cli.options import add_folder, add_role, add_unlock, default_folder, unlock
 from p2pfl.protocols.membership.invitation import ADMISSION, INVITATION, REQUEST
 from p2pfl.system.console import add_command
-from p2pfl.system.shared_options import add_changes, add_output, print_answer
+from p2pfl.system.shared_options import add_output, print_answer
 
 if TYPE_CHECKING:
     from p2pfl.node.federation.agreement import Agreement
     from p2pfl.node.folder.config import NodeConfig
 
-DEFAULT_PASSPHRASE = f"default: the environment variable {VARIABLE}, or a prompt"
 
-
-def add(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     """Add the commands to a parser."""
-    federation = add_command(
-        commands,
-        "federation",
-        "create a federation, show it, extend it by more rounds, or replace its admission key",
-        "p2pfl-node federation create alice --backup admission-key.backup",
-        "p2pfl-node federation show alice",
-    )
-    federations = federation.add_subparsers()
-    _add_create(federations)
-    _add_show(federations)
-    _add_extend(federations)
-    _add_rotate(federations)
     _add_invite(commands)
     _add_join(commands)
     _add_request(commands)
     _add_admit(commands)
     _add_revoke(commands)
-
-
-def _add_create(federations: Any) -> None:
-    create = add_command(
-        federations,
-        "create",
-        "create a federation with the settings in this node's node.toml",
-        "p2pfl-node federation create alice --backup admission-key.backup",
-        "p2pfl-node federation create alice --backup key.backup --set members=3",
-    )
-    add_folder(create)
-    settings = create.add_argument_group("settings")
-    settings.add_argument("--name", default="home", help="name of the federation (default: home)")
-    settings.add_argument(
-        "--edge", dest="edges", action="append", default=[], metavar="A-B",
-        help="pair of members that may exchange models; can be repeated (default: all pairs)",
-    )  # fmt: skip
-    settings.add_argument(
-        "--edges", dest="edge_list", type=Path, metavar="FILE", help="file with more pairs, two names on each line"
-    )
-    add_changes(settings, "override a key of node.toml for the federation, such as members=3")
-    key = create.add_argument_group("admission key")
-    key.add_argument(
-        "--backup", type=Path, required=True, metavar="FILE",
-        help="file to write a backup of the admission key to; keep it off this machine",
-    )  # fmt: skip
-    _new_passphrase(key, "not encrypted")
-    add_output(create)
-    create.set_defaults(do=_create)
-
-
-def _add_show(federations: Any) -> None:
-    show = add_command(
-        federations,
-        "show",
-        "show the settings and the members of a federation",
-        "p2pfl-node federation show alice",
-    )
-    add_folder(show)
-    add_output(show)
-    show.set_defaults(do=_show)
-
-
-def _add_extend(federations: Any) -> None:
-    extend = add_command(
-        federations,
-        "extend",
-        "raise the number of rounds; running and finished members continue as soon as they learn of it",
-        "p2pfl-node federation extend alice --rounds 20",
-    )
-    add_folder(extend)
-    settings = extend.add_argument_group("settings")
-    settings.add_argument(
-        "--rounds", type=int, required=True, metavar="N",
-        help="new number of rounds, counted from the first one; it cannot be lowered again",
-    )  # fmt: skip
-    _passphrase(extend.add_argument_group("admission key"))
-    add_output(extend)
-    extend.set_defaults(do=_extend)
-
-
-def _add_rotate(federations: Any) -> None:
-    rotate = add_command(
-        federations,
-        "rotate",
-        "replace the admission key by a new one",
-        "p2pfl-node federation rotate alice --backup new-admission-key.backup",
-    )
-    add_folder(rotate)
-    new = rotate.add_argument_group("new key")
-    new.add_argument(
-        "--backup", type=Path, required=True, metavar="FILE",
-        help="file to write a backup of the new key to; keep it off this machine",
-    )  # fmt: skip
-    _new_passphrase(new, "as the old key, with the same passphrase")
-    new.add_argument("--no-passphrase", action="store_true", help="do not encrypt the new key, even if the old key is")
-    old = rotate.add_argument_group("old key")
-    _passphrase(old, "--old-passphrase-file", "the old admission key")
-    add_output(rotate)
-    rotate.set_defaults(do=_rotate)
 
 
 def _add_invite(commands: Any) -> None:
@@ -144,7 +49,7 @@ def _add_invite(commands: Any) -> None:
         help="address at which the new node can reach this node; can be repeated (default: the addresses in node.toml, or"
         " those of this machine)",
     )  # fmt: skip
-    _passphrase(invite.add_argument_group("admission key"))
+    add_unlock(invite.add_argument_group("admission key"))
     add_output(invite)
     invite.set_defaults(do=_invite)
 
@@ -204,7 +109,7 @@ def _add_admit(commands: Any) -> None:
         "--out", type=Path, required=True, metavar="FILE",
         help="admission file to write, with which the new member joins; it contains no secret",
     )  # fmt: skip
-    _passphrase(admit.add_argument_group("admission key"))
+    add_unlock(admit.add_argument_group("admission key"))
     admit.set_defaults(do=_admit)
 
 
@@ -221,113 +126,9 @@ def _add_revoke(commands: Any) -> None:
     approval.add_argument(
         "--yes", action="store_true", help="revoke this node itself, or the last member, without a question"
     )
-    _passphrase(revoke.add_argument_group("admission key"))
+    add_unlock(revoke.add_argument_group("admission key"))
     add_output(revoke)
     revoke.set_defaults(do=_revoke)
-
-
-def _new_passphrase(group: Any, default: str) -> None:
-    one = group.add_mutually_exclusive_group()
-    one.add_argument(
-        "--passphrase", action="store_true", help=f"encrypt the key with a passphrase that you type (default: {default})"
-    )
-    one.add_argument(
-        "--passphrase-file", type=Path, metavar="FILE", help="encrypt the key with the passphrase in the first line of FILE"
-    )
-
-
-def _passphrase(group: Any, option: str = "--passphrase-file", what: str = "the admission key") -> None:
-    group.add_argument(
-        option, dest="unlock", type=Path, metavar="FILE",
-        help=f"file with the passphrase of {what} in its first line, if it is encrypted ({DEFAULT_PASSPHRASE})",
-    )  # fmt: skip
-
-
-def _unlock(options: argparse.Namespace) -> bytes | None:
-    """Return the passphrase of the current admission key, if it needs one."""
-    from p2pfl.node.federation import admission_key, passphrases
-    from p2pfl.node.folder import config
-
-    if not admission_key.is_encrypted(options.folder):
-        return None
-    file = options.unlock or config.load(options.folder).passphrase_file
-    return passphrases.present(options.folder / admission_key.ADMISSION, file)
-
-
-def _create(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import admission, agreement, loading, passphrases
-    from p2pfl.node.folder import config
-
-    own = config.load(options.folder, options.changes)
-    passphrase = passphrases.choose(options.passphrase_file, options.passphrase)
-    pairs = [edge.split("-", 1) if edge.count("-") == 1 else edge.split(" - ", 1) for edge in options.edges]
-    if options.edge_list is not None:
-        pairs += agreement.read_edges(options.edge_list)
-        if not pairs:
-            raise ConfigurationError(
-                f"{options.edge_list} has no pair of names; write two names on each line, such as alice bob"
-            )
-    edges = agreement.check_edges(pairs) if pairs else "all"
-    config.check_name(options.name)
-    ready = loading.LoadedNode(options.folder, own, None, None, options.changes)
-    task = loading.task_of(ready)
-    loading.policy_of(ready)
-    tables = agreement.draft(options.name, own, task, edges)
-    federation = admission.create_federation(options.folder, tables, options.backup, passphrase)
-    text = (
-        f"created the federation {federation.name} ({federation.id.hex()}) with {own.name} as its first member\n"
-        f"the {'' if passphrase is None else 'encrypted '}admission key is in {options.folder}, and its backup is"
-        f" {options.backup}: keep the backup off this machine"
-    )
-    answer = {"federation": federation.name, "id": federation.id.hex(), "member": own.name, "backup": str(options.backup)}
-    print_answer(options, text, answer)
-    return 0
-
-
-def _show(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import admission
-
-    shown = admission.describe(options.folder)
-    print_answer(options, "\n".join(_lines(shown)), shown)
-    return 0
-
-
-def _lines(shown: dict[str, Any], indent: str = "") -> list[str]:
-    lines = []
-    for key, value in shown.items():
-        if isinstance(value, dict):
-            lines += [f"{indent}{key}:", *_lines(value, indent + "  ")]
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            lines.append(f"{indent}{key}:")
-            lines += [indent + "  " + ", ".join(f"{k} {v}" for k, v in row.items()) for row in value]
-        else:
-            lines.append(f"{indent}{key}: {value}")
-    return lines
-
-
-def _extend(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import admission
-
-    admission.extend(options.folder, options.rounds, _unlock(options))
-    text = (
-        f"the federation has {options.rounds} rounds now; running members learn of it within seconds, the others when they"
-        " run again"
-    )
-    print_answer(options, text, {"rounds": options.rounds})
-    return 0
-
-
-def _rotate(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import admission, passphrases
-
-    old = _unlock(options)
-    new = passphrases.choose(options.passphrase_file, options.passphrase)
-    if new is None and not options.no_passphrase:
-        new = old
-    admission.rotate(options.folder, options.backup, old, new)
-    text = f"replaced the admission key; the backup of the new key is {options.backup}, and the old key is no longer valid"
-    print_answer(options, text, {"backup": str(options.backup)})
-    return 0
 
 
 def _invite(options: argparse.Namespace) -> int:
@@ -345,7 +146,7 @@ def _invite(options: argparse.Namespace) -> int:
         options.role,
         options.minutes,
         now=time.time(),
-        passphrase=_unlock(options),
+        passphrase=unlock(options),
         reuse_name=options.reuse_name,
     )
     if not options.json:
@@ -424,7 +225,7 @@ def _admit(options: argparse.Namespace) -> int:
         credentials.read(options.request, (REQUEST,)),
         options.role,
         options.out,
-        passphrase=_unlock(options),
+        passphrase=unlock(options),
         reuse_name=options.reuse_name,
     )
     text = f"admitted {name}; on its machine, run: p2pfl-node join FOLDER {options.out}"
@@ -438,7 +239,7 @@ def _revoke(options: argparse.Namespace) -> int:
     loss = admission.describe_loss(options.folder, options.name)
     if loss and not options.yes:
         _confirm(f"{loss}; revoke it?", f"not revoked: {loss}", f"p2pfl-node revoke {options.folder} {options.name} --yes")
-    admission.revoke(options.folder, options.name, _unlock(options))
+    admission.revoke(options.folder, options.name, unlock(options))
     text = f"revoked the membership of {options.name}; running nodes learn of it within seconds"
     print_answer(options, text, {"revoked": options.name})
     return 0

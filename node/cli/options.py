@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.federation import passphrases
 from p2pfl.policies import POLICIES
 from p2pfl.protocols.addresses import join_address, split_address
 from p2pfl.system.shared_options import port
@@ -87,3 +88,25 @@ def add_role(member: argparse._ActionsContainer) -> None:
         action="store_true",
         help="allow the name of a former member; peers may still have its data under this name",
     )
+
+
+def add_unlock(
+    group: argparse._ActionsContainer, option: str = "--passphrase-file", what: str = "the admission key"
+) -> None:
+    """Add an option for the passphrase of an admission key; see `unlock`."""
+    group.add_argument(
+        option, dest="unlock", type=Path, metavar="FILE",
+        help=f"file with the passphrase of {what} in its first line, if it is encrypted (default: the environment variable"
+        f" {passphrases.VARIABLE}, or a prompt)",
+    )  # fmt: skip
+
+
+def unlock(options: argparse.Namespace) -> bytes | None:
+    """Return the passphrase of the current admission key, if it needs one."""
+    from p2pfl.node.federation import admission_key
+    from p2pfl.node.folder import config
+
+    if not admission_key.is_encrypted(options.folder):
+        return None
+    file = options.unlock or config.load(options.folder).passphrase_file
+    return passphrases.present(options.folder / admission_key.ADMISSION, file)

@@ -1,0 +1,194 @@
+"""Commands for a federation: create, show, extend, rotate."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.cli.options import add_folder, add_unlock, unlock
+from p2pfl.system.console import add_command
+from p2pfl.system.shared_options import add_changes, add_output, print_answer
+
+
+def add_commands(commands: Any) -> None:
+    """Add `federation` to the commands of p2pfl-node."""
+    federation = add_command(
+        commands,
+        "federation",
+        "create a federation, show it, extend it by more rounds, or replace its admission key",
+        "p2pfl-node federation create alice --backup admission-key.backup",
+        "p2pfl-node federation show alice",
+    )
+    federations = federation.add_subparsers()
+    _add_create(federations)
+    _add_show(federations)
+    _add_extend(federations)
+    _add_rotate(federations)
+
+
+def _add_create(federations: Any) -> None:
+    create = add_command(
+        federations,
+        "create",
+        "create a federation with the settings in this node's node.toml",
+        "p2pfl-node federation create alice --backup admission-key.backup",
+        "p2pfl-node federation create alice --backup key.backup --set members=3",
+    )
+    add_folder(create)
+    settings = create.add_argument_group("settings")
+    settings.add_argument("--name", default="home", help="name of the federation (default: home)")
+    settings.add_argument(
+        "--edge", dest="edges", action="append", default=[], metavar="A-B",
+        help="pair of members that may exchange models; can be repeated (default: all pairs)",
+    )  # fmt: skip
+    settings.add_argument(
+        "--edges", dest="edge_list", type=Path, metavar="FILE", help="file with more pairs, two names on each line"
+    )
+    add_changes(settings, "override a key of node.toml for the federation, such as members=3")
+    key = create.add_argument_group("admission key")
+    key.add_argument(
+        "--backup", type=Path, required=True, metavar="FILE",
+        help="file to write a backup of the admission key to; keep it off this machine",
+    )  # fmt: skip
+    _new_passphrase(key, "not encrypted")
+    add_output(create)
+    create.set_defaults(do=_create)
+
+
+def _add_show(federations: Any) -> None:
+    show = add_command(
+        federations,
+        "show",
+        "show the settings and the members of a federation",
+        "p2pfl-node federation show alice",
+    )
+    add_folder(show)
+    add_output(show)
+    show.set_defaults(do=_show)
+
+
+def _add_extend(federations: Any) -> None:
+    extend = add_command(
+        federations,
+        "extend",
+        "raise the number of rounds; running and finished members continue as soon as they learn of it",
+        "p2pfl-node federation extend alice --rounds 20",
+    )
+    add_folder(extend)
+    settings = extend.add_argument_group("settings")
+    settings.add_argument(
+        "--rounds", type=int, required=True, metavar="N",
+        help="new number of rounds, counted from the first one; it cannot be lowered again",
+    )  # fmt: skip
+    add_unlock(extend.add_argument_group("admission key"))
+    add_output(extend)
+    extend.set_defaults(do=_extend)
+
+
+def _add_rotate(federations: Any) -> None:
+    rotate = add_command(
+        federations,
+        "rotate",
+        "replace the admission key by a new one",
+        "p2pfl-node federation rotate alice --backup new-admission-key.backup",
+    )
+    add_folder(rotate)
+    new = rotate.add_argument_group("new key")
+    new.add_argument(
+        "--backup", type=Path, required=True, metavar="FILE",
+        help="file to write a backup of the new key to; keep it off this machine",
+    )  # fmt: skip
+    _new_passphrase(new, "as the old key, with the same passphrase")
+    new.add_argument("--no-passphrase", action="store_true", help="do not encrypt the new key, even if the old key is")
+    old = rotate.add_argument_group("old key")
+    add_unlock(old, "--old-passphrase-file", "the old admission key")
+    add_output(rotate)
+    rotate.set_defaults(do=_rotate)
+
+
+def _new_passphrase(group: Any, default: str) -> None:
+    one = group.add_mutually_exclusive_group()
+    one.add_argument(
+        "--passphrase", action="store_true", help=f"encrypt the key with a passphrase that you type (default: {default})"
+    )
+    one.add_argument(
+        "--passphrase-file", type=Path, metavar="FILE", help="encrypt the key with the passphrase in the first line of FILE"
+    )
+
+
+def _create(options: argparse.Namespace) -> int:
+    from p2pfl.node.federation import admission, agreement, loading, passphrases
+    from p2pfl.node.folder import config
+
+    own = config.load(options.folder, options.changes)
+    passphrase = passphrases.choose(options.passphrase_file, options.passphrase)
+    pairs = [edge.split("-", 1) if edge.count("-") == 1 else edge.split(" - ", 1) for edge in options.edges]
+    if options.edge_list is not None:
+        pairs += agreement.read_edges(options.edge_list)
+        if not pairs:
+            raise ConfigurationError(
+                f"{options.edge_list} has no pair of names; write two names on each line, such as alice bob"
+            )
+    edges = agreement.check_edges(pairs) if pairs else "all"
+    config.check_name(options.name)
+    ready = loading.LoadedNode(options.folder, own, None, None, options.changes)
+    task = loading.task_of(ready)
+    loading.policy_of(ready)
+    tables = agreement.draft(options.name, own, task, edges)
+    federation = admission.create_federation(options.folder, tables, options.backup, passphrase)
+    text = (
+        f"created the federation {federation.name} ({federation.id.hex()}) with {own.name} as its first member\n"
+        f"the {'' if passphrase is None else 'encrypted '}admission key is in {options.folder}, and its backup is"
+        f" {options.backup}: keep the backup off this machine"
+    )
+    answer = {"federation": federation.name, "id": federation.id.hex(), "member": own.name, "backup": str(options.backup)}
+    print_answer(options, text, answer)
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from p2pfl.node.federation import admission
+
+    shown = admission.describe(options.folder)
+    print_answer(options, "\n".join(_lines(shown)), shown)
+    return 0
+
+
+def _lines(shown: dict[str, Any], indent: str = "") -> list[str]:
+    lines = []
+    for key, value in shown.items():
+        if isinstance(value, dict):
+            lines += [f"{indent}{key}:", *_lines(value, indent + "  ")]
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            lines.append(f"{indent}{key}:")
+            lines += [indent + "  " + ", ".join(f"{k} {v}" for k, v in row.items()) for row in value]
+        else:
+            lines.append(f"{indent}{key}: {value}")
+    return lines
+
+
+def _extend(options: argparse.Namespace) -> int:
+    from p2pfl.node.federation import admission
+
+    admission.extend(options.folder, options.rounds, unlock(options))
+    text = (
+        f"the federation has {options.rounds} rounds now; running members learn of it within seconds, the others when they"
+        " run again"
+    )
+    print_answer(options, text, {"rounds": options.rounds})
+    return 0
+
+
+def _rotate(options: argparse.Namespace) -> int:
+    from p2pfl.node.federation import admission, passphrases
+
+    old = unlock(options)
+    new = passphrases.choose(options.passphrase_file, options.passphrase)
+    if new is None and not options.no_passphrase:
+        new = old
+    admission.rotate(options.folder, options.backup, old, new)
+    text = f"replaced the admission key; the backup of the new key is {options.backup}, and the old key is no longer valid"
+    print_answer(options, text, {"backup": str(options.backup)})
+    return 0
