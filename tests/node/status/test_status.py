@@ -601,6 +601,13 @@ def test_status_text_has_aligned_columns_and_units():
     ]
 
 
+def test_status_shows_broker_or_its_problem():
+    url, problem = "mqtt://host:1883", "the broker at host does not answer"
+    state = FULL | {"network": {"listen": "", "broker": url}, "broker": ""}
+    assert describe(state)[2] == f"  broker      {url}"
+    assert [line for line in describe(state | {"broker": problem}) if "broker" in line] == [f"  broker      {problem}"]
+
+
 def test_status_of_node_without_federation_says_alone():
     assert describe(STATE)[0] == "alice: training alone, round 7 of 9"
 

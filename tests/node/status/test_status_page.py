@@ -388,6 +388,20 @@ def test_page_shows_foreign_text_as_text(chromium):
         assert all(address.startswith(shown.address) for address in seen.requests)
 
 
+@pytest.mark.slow
+@needs_chromium
+def test_page_shows_wait_for_members_and_revocation(chromium):
+    state = state_of(["bob"]) | {"state": "running", "waiting": {"present": 1, "needed": 3, "seconds": None}}
+    with shown_to_browsers(state | {"revoked_by": ["bob"]}) as shown, new_page(chromium) as (opened, _):
+        opened.goto(shown.address)
+        opened.get_by_text("waiting for members: 1 of 3").wait_for(timeout=TIMEOUT)
+        said = "The membership of this node was revoked, according to bob."
+        assert said in opened.locator("#banners").inner_text()
+        shown.status_observer.state.update({"state": "revoked", "reason": "revoked in entry 3"})
+        opened.get_by_text("revoked in entry 3").first.wait_for(timeout=TIMEOUT)
+        assert said not in opened.locator("#banners").inner_text()
+
+
 @needs_chromium
 def test_page_policy_blocks_injected_scripts_and_requests(chromium):
     with shown_to_browsers(state_of(["bob"])) as shown, new_page(chromium) as (opened, _):
