@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.execution.background import Call, compute_in_thread, loop_runs
 from p2pfl.sim.execution.runner import Engine, Listener, check_all, run_all
 from p2pfl.sim.monitor.progress import line_of, progress_bar
+from p2pfl.sim.monitor.run_tracking import tracking
 from p2pfl.sim.report.folder import MORE, TABLES, Folder
 from p2pfl.sim.report.write import write_report
 from p2pfl.sim.results.models import read_models
@@ -26,6 +28,7 @@ from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of, resolve, restore
 from p2pfl.sim.scenario.scenario import load as load_scenario
 from p2pfl.sim.scenario.topology import FILE
 from p2pfl.sim.simulation.workers import prepared_process
+from p2pfl.tracking.tracker import Factory
 
 
 def simulate(
@@ -39,6 +42,7 @@ def simulate(
     out: str | PathLike[str] | None = None,
     report: bool = False,
     models: bool = False,
+    track: str | Factory | Sequence[str | Factory] = (),
     trust: bool = False,
     ignore_memory: bool = False,
 ) -> Results:
@@ -61,6 +65,9 @@ def simulate(
         out: folder to write, as `p2pfl-sim run` does; it must not hold a run.
         report: also write report.html into the folder `out`.
         models: keep the model of each node's result in `Result.models`.
+        track: trackers that receive the figures of each finished run: "tensorboard", "mlflow", "wandb", "trackio",
+            "package.module:factory", or factories of p2pfl.tracking.tracker.Tracker. Their files are in the folder
+            `track` of `out`, or of the current folder. A tracker that fails gives a warning, and ends no run.
         trust: import any module that a file names, wherever it is. The modules of a dict are always trusted.
         ignore_memory: begin even if the estimate says that memory does not suffice.
 
@@ -79,11 +86,17 @@ def simulate(
         raise ConfigurationError("report=True needs a folder: add out, such as out='runs/first'")
     folder = None if out is None else new_folder(out)
     compute = partial(_compute, file, workers, models=models, memory=not ignore_memory)
-    with _listening(file, progress) as listener:
+    problems: list[str] = []
+    with (
+        tracking(file, track, folder or Path(), problems.append) as record,
+        _listening(file, progress, record) as listener,
+    ):
         if workers is None and loop_runs():
             found = compute_in_thread(lambda post: compute(_posting(listener, post)))
         else:
             found = compute(listener)
+    for problem in problems:
+        warnings.warn(problem, stacklevel=2)
     results = Results(found, file)
     if folder is not None:
         results.to_dir(folder)
@@ -144,11 +157,18 @@ def _compute(file: ScenarioFile, workers: int | None, listener: Listener, *, mod
 
 
 @contextmanager
-def _listening(file: ScenarioFile, progress: bool | Callable[[int, int], object]) -> Iterator[Listener]:
+def _listening(
+    file: ScenarioFile, progress: bool | Callable[[int, int], object], record: Callable[[Result], None]
+) -> Iterator[Listener]:
     total = sum(job.nodes * job.rounds for job in jobs_of(file))
     if isinstance(progress, bool):
         with progress_bar(total, not progress, line_of, lines=False) as (advance, show):
-            yield Listener(advance, lambda number, result: show(result))
+
+            def finished(number: int, result: Result) -> None:
+                record(result)
+                show(result)
+
+            yield Listener(advance, finished)
         return
     done = 0
 
@@ -157,7 +177,7 @@ def _listening(file: ScenarioFile, progress: bool | Callable[[int, int], object]
         done += node_rounds
         progress(done, total)
 
-    yield Listener(count)
+    yield Listener(count, lambda number, result: record(result))
 
 
 def _posting(listener: Listener, post: Callable[[Call], None]) -> Listener:

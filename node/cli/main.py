@@ -21,6 +21,7 @@ from p2pfl.system.event_log import print_events
 from p2pfl.system.json_output import to_json
 from p2pfl.system.printable import printable
 from p2pfl.system.shared_options import JSON_HELP, add_changes, add_output, port, print_answer
+from p2pfl.tracking.tracker import TRACKERS
 
 if TYPE_CHECKING:
     pass
@@ -98,6 +99,11 @@ def _add_run(commands: Any) -> None:
         "--status-host", metavar="HOST",
         help="address of the status page; on other addresses than loopback, other machines can read it (default:"
         " status_host in node.toml)",
+    )  # fmt: skip
+    parser.add_argument_group("trackers").add_argument(
+        "--track", metavar="TRACKER", action="append",
+        help=f"give the figures of each round to {', '.join(TRACKERS)}, or your own package.module:factory; can be repeated"
+        " (default: tools of [track] in node.toml)",
     )  # fmt: skip
     output = add_output(parser, "print the final status as one JSON object, and no log")
     output.add_argument(
@@ -200,6 +206,8 @@ def _run(options: argparse.Namespace) -> int:
         "status_host": options.status_host,
         "listen": listen_of(options, load(options.folder, options.changes).listen),
     }
+    if options.track:
+        given["track.tools"] = options.track
     changes = [*options.changes, *(f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None)]
     if warning := open_to_others(options.folder):
         print(f"warning: {warning}", file=sys.stderr)

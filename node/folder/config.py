@@ -46,6 +46,20 @@ BROKERS = re.compile(r"mqtts?://[^/\s]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
+class Track(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Trackers of the figures of a node; see p2pfl.tracking.
+
+    Attributes:
+        tools: "tensorboard", "mlflow", "wandb", "trackio", or "package.module:factory".
+        project: project in which the node appears.
+        folder: folder for the trackers' files; by default `track` in the node's folder.
+    """
+
+    tools: tuple[str, ...] = ()
+    project: str = "p2pfl"
+    folder: str = ""
+
+
 class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Content of node.toml. For a member, the federation's agreement replaces the settings that all nodes share.
 
@@ -69,6 +83,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
             loopback.
         task, policy: tables with a `name` and options.
         budget: limits of what this node may receive; models beyond them are dropped.
+        track: trackers that receive the figures of this node.
         addresses: known addresses of members, by name; the node does not search for these members.
     """
 
@@ -91,6 +106,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
     task: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": DEFAULT_TASK})
     policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": DEFAULT_POLICY})
     budget: Budget = Budget()
+    track: Track = Track()
     addresses: dict[str, str] = msgspec.field(default_factory=dict)
 
     def check(self) -> None:

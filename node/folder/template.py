@@ -88,6 +88,11 @@ models = 0                 # models in a round
 held = 0                   # received models in memory at once
 bytes = 0                  # bytes of models in a round
 
+[track]                    # trackers that receive the figures of each round
+tools = []                 # "tensorboard", "mlflow", "wandb", "trackio"
+project = "p2pfl"          # project of the tracker in which the node appears
+folder = ""                # folder for their files; by default `track` in this folder
+
 [addresses]                # known addresses of members
 # bob = "192.168.1.6:4100"
 """

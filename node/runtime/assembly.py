@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from p2pfl.node.checkpoint import FileStore
@@ -27,6 +28,7 @@ from p2pfl.node.runtime.connectivity import Connectivity
 from p2pfl.node.runtime.more_rounds import follow_extensions
 from p2pfl.node.runtime.supervisor import Supervisor
 from p2pfl.node.status.observer import StatusObserver
+from p2pfl.node.status.tracked_observer import TrackedObserver
 from p2pfl.node.trainer import ThreadTrainer
 from p2pfl.policy import Coordinated, asks_scores
 from p2pfl.protocols.election.types import Electorate
@@ -36,7 +38,10 @@ from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system.event_log import EventLogger
 from p2pfl.task import Task
+from p2pfl.tracking.background import Tracking
+from p2pfl.tracking.tracker import factories
 
+TRACK = "track"  # folder of the trackers' files
 PROBING = 1.0  # seconds between probes of silent peers
 
 
@@ -90,6 +95,7 @@ class Assembly:
         with folders.name_in_errors(ready.source(("device", *loading.TASK_KEYS))):
             self._trainer = ThreadTrainer(self._task.learner(RandomStreams(config.seed, config.name), config.device))
         close.callback(self._trainer.close)
+        self._tracking = self._open_trackers(close)
 
     def parts(self) -> Parts:
         """Return the parts of the node. Call this only once, because it counts a start."""
@@ -99,7 +105,7 @@ class Assembly:
             exchange, connectivity, members = self._alone(incarnation)
         else:
             exchange, connectivity, members = self._connect(ready.membership, ready.agreement, incarnation)
-        status_observer = StatusObserver(ready.folder / folders.STATUS, exchange, log, faults=self._supervisor.faults)
+        status_observer = self._observer(exchange)
         node = Node(
             config.name,
             [config.name] if ready.membership is None else list(ready.membership.members),
@@ -122,6 +128,24 @@ class Assembly:
             about["federation"], about["federation_id"] = ready.agreement.name, ready.membership.federation.hex()
             about["topology"] = "sparse" if sparse else "complete"
         return Parts(node, exchange, status_observer, connectivity, members, about)
+
+    def _open_trackers(self, close: ExitStack) -> Tracking | None:
+        """Return the trackers that the configuration names; None if it names none."""
+        config, log = self._config, self._log
+        with folders.name_in_errors(self._ready.source(("track",))):
+            found = factories(config.track.tools)
+        if not found:
+            return None
+        folder = Path(config.track.folder).expanduser() if config.track.folder else self._ready.folder / TRACK
+        tracking = Tracking(found, folder, lambda text: log.warning(text, kind="tracker-failed"))
+        close.callback(tracking.close)
+        return tracking
+
+    def _observer(self, exchange: MessageExchange) -> StatusObserver:
+        path, log, faults = self._ready.folder / folders.STATUS, self._log, self._supervisor.faults
+        if self._tracking is None:
+            return StatusObserver(path, exchange, log, faults=faults)
+        return TrackedObserver(path, exchange, log, faults=faults, tracking=self._tracking, config=self._config)
 
     def _alone(self, incarnation: int) -> _Connected:
         """Return the exchange of a node without a federation, which does not listen."""

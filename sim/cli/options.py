@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.system.shared_options import add_changes, add_output
+from p2pfl.tracking.tracker import TRACKERS
 
 if TYPE_CHECKING:
     from p2pfl.sim.scenario.scenario import ScenarioFile
@@ -37,6 +38,14 @@ def add_run_options(running: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="port of that page, http://127.0.0.1:N; implies --watch (default: a free port)",
+    )
+    monitor.add_argument(
+        "--track",
+        metavar="TRACKER",
+        action="append",
+        default=[],
+        help=f"give the figures of each finished run to {', '.join(TRACKERS)}, or your own package.module:factory; can be"
+        " repeated",
     )
     add_results(running)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from p2pfl.sim.execution.forecast import forecast
 from p2pfl.sim.execution.resume import Parts, explain_resume
 from p2pfl.sim.execution.runner import Listener, check_all, processes_of, run_all
 from p2pfl.sim.monitor.progress import line_of, progress_bar
+from p2pfl.sim.monitor.run_tracking import tracking
 from p2pfl.sim.report.insights import findings
 from p2pfl.sim.results import results
 from p2pfl.sim.results.results import Result
@@ -117,8 +118,13 @@ def _compute(options: argparse.Namespace, file: ScenarioFile, out: Path, forecas
         done, recomputed = parts.load()
         if forecasts:
             _print_forecast(options, file, done)
-        with _watching(options, file, done) as watch:
-            outcome = _run_rest(options, file, parts, done, watch)
+        with _watching(options, file, done) as watch, tracking(file, options.track, out, _warn) as track:
+
+            def keep(number: int, result: Result) -> None:
+                parts.save(number, result)
+                track(result)
+
+            outcome = _run_rest(options, file, done, keep, watch)
             summary = results.summarise(file, outcome)
             results.write(out, file, outcome, summary)
             parts.remove()
@@ -129,16 +135,24 @@ def _compute(options: argparse.Namespace, file: ScenarioFile, out: Path, forecas
     return CommandResults(summary, outcome, recomputed, written, problem)
 
 
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
 def _run_rest(
-    options: argparse.Namespace, file: ScenarioFile, parts: Parts, done: Mapping[int, Result], watch: Watch | None
+    options: argparse.Namespace,
+    file: ScenarioFile,
+    done: Mapping[int, Result],
+    keep: Callable[[int, Result], None],
+    watch: Watch | None,
 ) -> list[Result]:
-    """Run the unfinished jobs, and return all results."""
+    """Run the unfinished jobs, and return all results; `keep` receives each new one."""
     left = [job.nodes * job.rounds for number, job in enumerate(jobs_of(file)) if number not in done]
     quiet = options.json or (watch is not None and sys.stderr.isatty())
     with progress_bar(sum(left), quiet, line_of) as (advance, show):
 
         def finished(number: int, result: Result) -> None:
-            parts.save(number, result)
+            keep(number, result)
             show(result)
             if watch is not None:
                 watch.finished(number, result)

@@ -1,0 +1,124 @@
+"""Tracking of runs in a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Protocol
+
+from p2pfl.system.printable import printable
+from p2pfl.tracking.tracker import Figures, NamedFactory, TrackedRun, Tracker
+
+CLOSING = 30.0  # seconds that the end of a program waits for its trackers
+MOST_WAITING = 10_000  # calls that may wait for a slow tracker
+
+
+class RunLog(Protocol):
+    """Receiver of the figures of one run; its methods return at once and raise nothing."""
+
+    def log(self, step: int, figures: Figures) -> None:
+        """Record figures of a round. Figures that are not finite are left out."""
+
+    def finish(self, figures: Figures) -> None:
+        """Record the figures of the result, and end the run."""
+
+
+class Tracking:
+    """Trackers of a program, which work in a thread of their own, one call after another.
+
+    A tracker that fails is left out from then on, and a slow one loses figures.
+
+    Args:
+        trackers: their factories; see p2pfl.tracking.tracker.factories.
+        folder: parent of the folders of their files.
+        warn: receives a line for each tracker that fails, also in that thread.
+    """
+
+    def __init__(self, trackers: Sequence[NamedFactory], folder: Path, warn: Callable[[str], object]) -> None:
+        self._trackers = trackers
+        self._folder = folder
+        self._warn = warn
+        self._left_out: set[str] = set()
+        self._running: list[_QueuedRun] = []
+        self._slow = False
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = Thread(target=self._work, name="tracking", daemon=True)
+        self._thread.start()
+
+    def begin(self, run: TrackedRun) -> RunLog:
+        """Begin a run."""
+        begun = _QueuedRun(self)
+        self.post(partial(self._open, begun, run))
+        return begun
+
+    def close(self, seconds: float = CLOSING) -> None:
+        """End all runs, and wait until everything is recorded, for some seconds at most."""
+        self._calls.put(None)
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            self._warn(f"a tracker has not finished within {seconds:g} s; its last figures may be missing")
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Have a call made in the thread, unless too many wait already."""
+        if self._calls.qsize() < MOST_WAITING:
+            self._calls.put(call)
+        elif not self._slow:
+            self._slow = True
+            self._warn("a tracker is too slow; it does not get all figures")
+
+    def attempt(self, name: str, call: Callable[[], object]) -> None:
+        """Make a call of a tracker, unless it has failed before."""
+        if name in self._left_out:
+            return
+        try:
+            call()
+        except (Exception, SystemExit) as error:  # of any package, for any reason: the run goes before
+            self._left_out.add(name)
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self._warn(f"the tracker {name} has failed: {printable(reason)}; the run continues without it")
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+        for run in self._running:
+            run.end({})
+
+    def _open(self, begun: _QueuedRun, run: TrackedRun) -> None:
+        self._running.append(begun)
+        for name, make in self._trackers:
+            self.attempt(name, partial(begun.open, name, partial(make, run, self._folder / name)))
+
+
+class _QueuedRun:
+    """Run whose figures wait for the thread of its tracking."""
+
+    def __init__(self, tracking: Tracking) -> None:
+        self._tracking = tracking
+        self._trackers: dict[str, Tracker] = {}
+
+    def log(self, step: int, figures: Figures) -> None:
+        if kept := _finite(figures):
+            self._tracking.post(lambda: self._each(lambda tracker: tracker.log(step, kept)))
+
+    def finish(self, figures: Figures) -> None:
+        kept = _finite(figures)
+        self._tracking.post(lambda: self.end(kept))
+
+    def open(self, name: str, make: Callable[[], Tracker]) -> None:
+        self._trackers[name] = make()
+
+    def end(self, figures: Figures) -> None:
+        self._each(lambda tracker: tracker.finish(figures))
+        self._trackers.clear()
+
+    def _each(self, call: Callable[[Tracker], object]) -> None:
+        for name, tracker in self._trackers.items():
+            self._tracking.attempt(name, partial(call, tracker))
+
+
+def _finite(figures: Figures) -> dict[str, float]:
+    return {name: float(value) for name, value in figures.items() if isfinite(value)}

@@ -1,0 +1,83 @@
+"""Figures of finished runs for trackers; see p2pfl.tracking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from p2pfl.sim.results.learning_curves import total_sent
+from p2pfl.sim.results.results import Result
+from p2pfl.sim.scenario.scenario import ScenarioFile
+from p2pfl.tracking.background import Tracking
+from p2pfl.tracking.tracker import Factory, TrackedRun, factories, plain_settings
+
+FOLDER = "track"  # in the folder of the run
+
+
+@contextmanager
+def tracking(
+    file: ScenarioFile, trackers: str | Factory | Sequence[str | Factory], folder: Path, warn: Callable[[str], object]
+) -> Iterator[Callable[[Result], None]]:
+    """Yield a function that gives a finished run to trackers; at the end, wait until they have recorded it.
+
+    Args:
+        trackers: see p2pfl.tracking.tracker.factories.
+        folder: parent of the folder of their files.
+        warn: receives a line for each tracker that fails.
+
+    Raises:
+        ConfigurationError: a tracker is unknown, or not installed.
+    """
+    found = factories(trackers)
+    if not found:
+        yield lambda result: None
+        return
+    settings = {run["name"]: plain_settings(run) for run in file.raw()["run"]}
+    tracked = Tracking(found, folder / FOLDER, warn)
+
+    def record(result: Result) -> None:
+        run = result.summary
+        config = settings[run["name"]] | {"seed": run["seed"]}
+        log = tracked.begin(TrackedRun(f"{run['name']}/seed-{run['seed']}", run["name"], file.name, config))
+        for round, figures in figures_by_round(result):
+            log.log(round, figures)
+        log.finish(result_figures(result))
+
+    try:
+        yield record
+    finally:
+        tracked.close()
+
+
+def figures_by_round(result: Result) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield the figures of each round: means over the nodes that have evaluated it, and the bytes of all nodes."""
+    table = result.rounds
+    rounds, place = np.unique(table["round"], return_inverse=True)
+    columns = {"time/virtual_s": table["virtual_time"], "traffic/models_per_node": table["models_in"]}
+    for name in table:
+        stage, _, figure = name.partition("_")
+        if stage in ("trained", "merged"):
+            columns[f"{stage}/{figure}"] = table[name]
+    curves = {name: _means(place, values, len(rounds)) for name, values in columns.items()}
+    curves["traffic/bytes"] = np.bincount(place, table["bytes_out"], len(rounds))
+    for k, round in enumerate(rounds.tolist()):
+        yield round, {name: float(values[k]) for name, values in curves.items()}
+
+
+def result_figures(result: Result) -> dict[str, float]:
+    """Return the figures of a run in the table that `p2pfl-sim run` prints."""
+    run = result.summary
+    found = {f"result/test_{run['metric']}": run["test"]["mean"], f"result/test_{run['metric']}_std": run["test"]["std"]}
+    more = {f"result/test_{name}": figures["mean"] for name, figures in run.get("extra_metrics", {}).items()}
+    return found | more | {"result/bytes": total_sent(run["traffic"])}
+
+
+def _means(place: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
+    """Return the mean of the values at each place, [count]; NaN where there is none."""
+    known = ~np.isnan(values)
+    sums = np.bincount(place[known], values[known], count)
+    n = np.bincount(place[known], minlength=count)
+    return np.where(n > 0, sums / np.maximum(n, 1), np.nan)

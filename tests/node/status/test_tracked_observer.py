@@ -1,0 +1,66 @@
+"""Figures of a node for trackers."""
+
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.cli.main import main
+from p2pfl.node.folder import config
+from p2pfl.node.status.reader import current
+from tests.support.trackers import MemoryTracker
+
+
+@pytest.fixture
+def made(monkeypatch):
+    found = []
+    monkeypatch.setattr(MemoryTracker, "made", found)
+    return found
+
+
+def run_node(folder, *options):
+    return main(["run", str(folder), "--set", "rounds=3", "--set", "mdns=false", *options])
+
+
+@pytest.fixture
+def alice(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("\n".join(["a,b,kind", *(f"{k},{k % 5},{k % 2}" for k in range(40))]))
+    config.create(tmp_path / "alice", "alice", task="classification", policy="local", data=str(path))
+    return tmp_path / "alice"
+
+
+@pytest.mark.slow
+def test_node_gives_each_round_to_the_tracker(alice, made, capsys):
+    assert run_node(alice, "--track", "tests.support.trackers:MemoryTracker") == 0
+    (tracker,) = made
+    assert (tracker.run.name, tracker.run.project) == ("alice", "p2pfl")
+    assert tracker.folder.parent == alice / "track"
+    assert tracker.run.config["task.name"] == "classification"
+    assert not any("own.csv" in str(value) for value in tracker.run.config.values())
+    assert [*tracker.curve("traffic/bytes_in")] == [1, 2, 3]
+    found = {row["round"]: row["test"] for row in current(alice)["history"]}
+    assert tracker.curve("merged/test_accuracy") == pytest.approx(found, abs=1e-4)
+    assert "result/test_accuracy" in tracker.result
+
+
+@pytest.mark.slow
+def test_failing_tracker_ends_no_node(alice, made, capsys):
+    text = (alice / "node.toml").read_text()
+    tools = '["tests.support.trackers:FailingTracker", "tests.support.trackers:broken"]'
+    (alice / "node.toml").write_text(text.replace("tools = []", f"tools = {tools}"))
+    assert run_node(alice) == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if " warning " in line]
+    assert len(warnings) == 2
+    assert all("the run continues without it" in line for line in warnings)
+    assert current(alice)["state"] == "finished"
+
+
+def test_unknown_tracker_of_a_node_is_refused(alice, capsys):
+    text = (alice / "node.toml").read_text()
+    (alice / "node.toml").write_text(text.replace("tools = []", 'tools = ["tensorbord"]'))
+    assert run_node(alice) == 2
+    assert "unknown tracker 'tensorbord'; did you mean 'tensorboard'?" in capsys.readouterr().err
+
+
+def test_unknown_key_of_track_is_refused(alice):
+    with pytest.raises(ConfigurationError, match=r"unknown key 'track\.tool'; did you mean 'track\.tools'"):
+        config.load(alice, ["track.tool=['wandb']"])

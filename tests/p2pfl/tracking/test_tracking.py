@@ -1,0 +1,143 @@
+"""Tracking in a thread: order of the calls, failing and slow trackers, names."""
+
+import threading
+from math import inf, nan
+from pathlib import Path
+
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.tracking import background
+from p2pfl.tracking.background import Tracking
+from p2pfl.tracking.tracker import NamedFactory, TrackedRun, factories, file_name, plain_settings
+from tests.support.trackers import FailingTracker, MemoryTracker, broken
+
+RUN = TrackedRun("alice", "home")
+
+
+@pytest.fixture
+def made(monkeypatch):
+    found = []
+    monkeypatch.setattr(MemoryTracker, "made", found)
+    return found
+
+
+def track(folder, warnings, *trackers):
+    return Tracking(factories(trackers), folder, warnings.append)
+
+
+def test_tracker_receives_finite_figures_in_order(tmp_path, made):
+    warnings = []
+    tracking = track(tmp_path, warnings, MemoryTracker)
+    log = tracking.begin(RUN)
+    log.log(1, {"a": 0.5, "b": nan})
+    log.log(1, {"c": inf})
+    log.log(2, {"a": 1})
+    log.finish({"best": 1.0, "none": nan})
+    tracking.close()
+    (tracker,) = made
+    assert (tracker.run, tracker.folder) == (RUN, tmp_path / "MemoryTracker")
+    assert tracker.steps == [(1, {"a": 0.5}), (2, {"a": 1.0})]
+    assert tracker.result == {"best": 1.0}
+    assert warnings == []
+
+
+def test_runs_without_a_result_are_ended(tmp_path, made):
+    tracking = track(tmp_path, [], MemoryTracker)
+    tracking.begin(RUN)
+    tracking.begin(TrackedRun("bob", "home")).finish({"x": 1})
+    tracking.close()
+    assert [tracker.result for tracker in made] == [{}, {"x": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("tracker", "warning"),
+    [
+        (FailingTracker, "the tracker FailingTracker has failed: server refuses; the run continues without it"),
+        (broken, "the tracker broken has failed: no API key; the run continues without it"),
+        (lambda run, folder: object(), "the tracker <lambda> has failed: 'object' object has no attribute 'log'"),
+    ],
+)
+def test_failing_tracker_gives_one_warning(tmp_path, made, tracker, warning):
+    warnings = []
+    tracking = track(tmp_path, warnings, tracker, MemoryTracker)
+    for name in ("alice", "bob"):
+        log = tracking.begin(TrackedRun(name, "home"))
+        log.log(1, {"a": 1})
+        log.log(2, {"a": 1})
+        log.finish({})
+    tracking.close()
+    (found,) = warnings
+    assert found.startswith(warning)
+    others = [each for each in made if type(each) is MemoryTracker]
+    assert [each.curve("a") for each in others] == [{1: 1.0, 2: 1.0}] * 2
+
+
+def test_hanging_tracker_delays_the_end_for_a_limited_time(tmp_path, made, monkeypatch):
+    monkeypatch.setattr(background, "MOST_WAITING", 3)
+    begun, leave = threading.Event(), threading.Event()
+
+    def hang(run, folder):
+        begun.set()
+        leave.wait()
+        return MemoryTracker(run, folder)
+
+    warnings = []
+    tracking = Tracking([NamedFactory("hang", hang)], tmp_path, warnings.append)
+    log = tracking.begin(RUN)
+    assert begun.wait(10)
+    for step in range(5):
+        log.log(step, {"a": step})
+    tracking.close(0)
+    assert warnings == [
+        "a tracker is too slow; it does not get all figures",
+        "a tracker has not finished within 0 s; its last figures may be missing",
+    ]
+    leave.set()
+    tracking.close()
+    assert made[0].curve("a") == {0: 0.0, 1: 1.0, 2: 2.0}
+
+
+def test_factories_find_names_and_objects():
+    found = factories(["tests.support.trackers:MemoryTracker", MemoryTracker])
+    assert [each.make for each in found] == [MemoryTracker, MemoryTracker]
+    assert factories(()) == []
+    assert factories("tensorboard")[0].name == "tensorboard"
+
+
+def test_unknown_tracker_is_refused():
+    with pytest.raises(ConfigurationError, match="unknown tracker 'tensorbord'; did you mean 'tensorboard'"):
+        factories("tensorbord")
+
+
+@pytest.mark.parametrize(("name", "package"), [("wandb", "'p2pfl-node[wandb]'"), ("trackio", "trackio")])
+def test_tracker_that_is_not_installed_names_its_package(monkeypatch, name, package):
+    monkeypatch.setattr("p2pfl.tracking.tracker.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError) as caught:
+        factories(name)
+    assert str(caught.value) == f"the tracker {name} is not installed: pip install {package}"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("dac/seed-0", "dac/seed-0"),
+        ("tau = 1, lr=.1/seed-0", "tau_=_1,_lr=.1/seed-0"),
+        ("/etc/../passwd", "etc/passwd"),
+        ("a\\b", "a_b"),
+    ],
+)
+def test_file_name_stays_in_its_folder(name, expected, tmp_path):
+    assert file_name(name) == expected
+    assert (tmp_path / file_name(name)).resolve().is_relative_to(tmp_path)
+
+
+def test_plain_settings_have_dotted_names():
+    table = {"policy": {"name": "dac", "tau": 3.0}, "seeds": [1, 2], "mdns": True, "path": Path("x")}
+    assert plain_settings(table) == {
+        "policy.name": "dac",
+        "policy.tau": 3.0,
+        "seeds": "[1, 2]",
+        "mdns": True,
+        "path": "x",
+    }
