@@ -32,6 +32,11 @@ class Metric(msgspec.Struct, frozen=True):
     higher_is_better: bool = True
     per_sample: bool = False
 
+    @property
+    def measure(self) -> Callable[[Any, Any], Any] | Metric:
+        """The function of a mean over samples; otherwise the metric itself."""
+        return self.function if self.per_sample else self
+
     def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the figure of outputs [n, ...] for targets [n, ...], a scalar."""
         if self.per_sample:

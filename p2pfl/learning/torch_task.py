@@ -69,7 +69,7 @@ def classification(
     """
     data = _data(train, validation, test, torch.int64, Division(partition, part, seed, columns))
     (main,), more = metrics_of(metric, CLASSIFICATION), metrics_of(metrics, CLASSIFICATION)
-    task = TorchTask(module, data, cross_entropy, main.name, main, main.higher_is_better, metrics=more, **options)
+    task = TorchTask(module, data, cross_entropy, main.name, main.measure, main.higher_is_better, metrics=more, **options)
     _check_classes(task)
     return task
 
@@ -94,7 +94,7 @@ def regression(
     """
     data = _data(train, validation, test, torch.float32, Division(partition, part, seed, columns))
     (main,), more = metrics_of(metric, REGRESSION), metrics_of(metrics, REGRESSION)
-    task = TorchTask(module, data, squared_error, main.name, main, main.higher_is_better, metrics=more, **options)
+    task = TorchTask(module, data, squared_error, main.name, main.measure, main.higher_is_better, metrics=more, **options)
     _check_numbers(task)
     return task
 

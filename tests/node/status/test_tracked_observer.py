@@ -10,7 +10,7 @@ from tests.support.trackers import MemoryTracker
 
 
 @pytest.fixture
-def made(monkeypatch):
+def trackers(monkeypatch):
     found = []
     monkeypatch.setattr(MemoryTracker, "made", found)
     return found
@@ -29,9 +29,9 @@ def alice(tmp_path):
 
 
 @pytest.mark.slow
-def test_node_gives_each_round_to_the_tracker(alice, made, capsys):
+def test_node_gives_each_round_to_the_tracker(alice, trackers, capsys):
     assert run_node(alice, "--track", "tests.support.trackers:MemoryTracker") == 0
-    (tracker,) = made
+    (tracker,) = trackers
     assert (tracker.run.name, tracker.run.project) == ("alice", "p2pfl")
     assert tracker.folder.parent == alice / "track"
     assert tracker.run.config["task.name"] == "classification"
@@ -43,7 +43,7 @@ def test_node_gives_each_round_to_the_tracker(alice, made, capsys):
 
 
 @pytest.mark.slow
-def test_failing_tracker_ends_no_node(alice, made, capsys):
+def test_failing_tracker_ends_no_node(alice, trackers, capsys):
     text = (alice / "node.toml").read_text()
     tools = '["tests.support.trackers:FailingTracker", "tests.support.trackers:broken"]'
     (alice / "node.toml").write_text(text.replace("tools = []", f"tools = {tools}"))

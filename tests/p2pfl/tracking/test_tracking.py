@@ -16,17 +16,17 @@ RUN = TrackedRun("alice", "home")
 
 
 @pytest.fixture
-def made(monkeypatch):
+def trackers(monkeypatch):
     found = []
     monkeypatch.setattr(MemoryTracker, "made", found)
     return found
 
 
-def track(folder, warnings, *trackers):
-    return Tracking(factories(trackers), folder, warnings.append)
+def track(folder, warnings, *wanted):
+    return Tracking(factories(wanted), folder, warnings.append)
 
 
-def test_tracker_receives_finite_figures_in_order(tmp_path, made):
+def test_tracker_receives_finite_figures_in_order(tmp_path, trackers):
     warnings = []
     tracking = track(tmp_path, warnings, MemoryTracker)
     log = tracking.begin(RUN)
@@ -35,19 +35,19 @@ def test_tracker_receives_finite_figures_in_order(tmp_path, made):
     log.log(2, {"a": 1})
     log.finish({"best": 1.0, "none": nan})
     tracking.close()
-    (tracker,) = made
+    (tracker,) = trackers
     assert (tracker.run, tracker.folder) == (RUN, tmp_path / "MemoryTracker")
     assert tracker.steps == [(1, {"a": 0.5}), (2, {"a": 1.0})]
     assert tracker.result == {"best": 1.0}
     assert warnings == []
 
 
-def test_runs_without_a_result_are_ended(tmp_path, made):
+def test_runs_without_a_result_are_ended(tmp_path, trackers):
     tracking = track(tmp_path, [], MemoryTracker)
     tracking.begin(RUN)
     tracking.begin(TrackedRun("bob", "home")).finish({"x": 1})
     tracking.close()
-    assert [tracker.result for tracker in made] == [{}, {"x": 1.0}]
+    assert [tracker.result for tracker in trackers] == [{}, {"x": 1.0}]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_runs_without_a_result_are_ended(tmp_path, made):
         (lambda run, folder: object(), "the tracker <lambda> has failed: 'object' object has no attribute 'log'"),
     ],
 )
-def test_failing_tracker_gives_one_warning(tmp_path, made, tracker, warning):
+def test_failing_tracker_gives_one_warning(tmp_path, trackers, tracker, warning):
     warnings = []
     tracking = track(tmp_path, warnings, tracker, MemoryTracker)
     for name in ("alice", "bob"):
@@ -69,11 +69,11 @@ def test_failing_tracker_gives_one_warning(tmp_path, made, tracker, warning):
     tracking.close()
     (found,) = warnings
     assert found.startswith(warning)
-    others = [each for each in made if type(each) is MemoryTracker]
+    others = [each for each in trackers if type(each) is MemoryTracker]
     assert [each.curve("a") for each in others] == [{1: 1.0, 2: 1.0}] * 2
 
 
-def test_hanging_tracker_delays_the_end_for_a_limited_time(tmp_path, made, monkeypatch):
+def test_hanging_tracker_delays_the_end_for_a_limited_time(tmp_path, trackers, monkeypatch):
     monkeypatch.setattr(background, "MOST_WAITING", 3)
     begun, leave = threading.Event(), threading.Event()
 
@@ -95,7 +95,7 @@ def test_hanging_tracker_delays_the_end_for_a_limited_time(tmp_path, made, monke
     ]
     leave.set()
     tracking.close()
-    assert made[0].curve("a") == {0: 0.0, 1: 1.0, 2: 2.0}
+    assert trackers[0].curve("a") == {0: 0.0, 1: 1.0, 2: 2.0}
 
 
 def test_factories_find_names_and_objects():

@@ -13,16 +13,16 @@ SMALL = {"nodes": 4, "rounds": 2, "task": "concept-shift", "policy": "random"}
 
 
 @pytest.fixture
-def made(monkeypatch):
+def trackers(monkeypatch):
     found = []
     monkeypatch.setattr(MemoryTracker, "made", found)
     return found
 
 
-def test_simulate_gives_each_run_to_the_tracker(made, tmp_path):
+def test_simulate_gives_each_run_to_the_tracker(trackers, tmp_path):
     results = p2pfl.simulate(SMALL, seeds=2, track=MemoryTracker, out=tmp_path / "run")
-    assert [tracker.run.name.rpartition("/")[2] for tracker in made] == ["seed-0", "seed-1"]
-    for tracker, result in zip(made, results, strict=True):
+    assert [tracker.run.name.rpartition("/")[2] for tracker in trackers] == ["seed-0", "seed-1"]
+    for tracker, result in zip(trackers, results, strict=True):
         assert tracker.folder == tmp_path / "run" / "track" / "MemoryTracker"
         assert {key: tracker.run.config[key] for key in ("nodes", "policy.name", "task.name")} == {
             "nodes": 4,
@@ -36,7 +36,7 @@ def test_simulate_gives_each_run_to_the_tracker(made, tmp_path):
         assert tracker.result["result/test_mse"] == result.summary["test"]["mean"]
 
 
-def test_tracking_changes_no_result(made):
+def test_tracking_changes_no_result(trackers):
     plain, tracked = p2pfl.simulate(SMALL), p2pfl.simulate(SMALL, track=MemoryTracker)
     assert plain[0].summary["trace"] == tracked[0].summary["trace"]
 
@@ -51,11 +51,11 @@ def test_means_leave_out_nodes_without_an_evaluation():
     assert np.isnan(found[2]["merged/test_mse"])
 
 
-def test_failing_tracker_ends_no_simulation(made):
+def test_failing_tracker_ends_no_simulation(trackers):
     with pytest.warns(UserWarning, match="the tracker FailingTracker has failed: server refuses; the run continues"):
         results = p2pfl.simulate(SMALL, seeds=2, track=[FailingTracker, MemoryTracker])
     assert len(results) == 2
-    assert [type(tracker).__name__ for tracker in made if tracker.result] == ["MemoryTracker"] * 2
+    assert [type(tracker).__name__ for tracker in trackers if tracker.result] == ["MemoryTracker"] * 2
 
 
 def test_unknown_tracker_is_refused_before_the_runs():
@@ -72,10 +72,10 @@ def command(*options, tmp_path):
     )
 
 
-def test_run_command_gives_runs_to_trackers(made, tmp_path, capsys):
+def test_run_command_gives_runs_to_trackers(trackers, tmp_path, capsys):
     options = [f"--track=tests.support.trackers:{name}" for name in ("FailingTracker", "MemoryTracker")]
     assert command(*options, "--seeds", "0:2", tmp_path=tmp_path) == 0
-    assert [tracker.run.project for tracker in made if type(tracker) is MemoryTracker] == ["small", "small"]
+    assert [tracker.run.project for tracker in trackers if type(tracker) is MemoryTracker] == ["small", "small"]
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
     assert warnings == [
         "warning: the tracker tests.support.trackers:FailingTracker has failed: server refuses; the run continues without it"
