@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import index
@@ -21,6 +21,7 @@ from p2pfl.sim.monitor.progress import line_of, progress_bar
 from p2pfl.sim.monitor.run_tracking import tracking
 from p2pfl.sim.report.folder import MORE, TABLES, Folder
 from p2pfl.sim.report.write import write_report
+from p2pfl.sim.results.artifacts import SCENARIO
 from p2pfl.sim.results.models import read_models
 from p2pfl.sim.results.results import Result, Results, new_folder
 from p2pfl.sim.scenario.file_keys import check_seeds
@@ -35,7 +36,7 @@ def simulate(
     scenario: str | PathLike[str] | Mapping[str, Any],
     *,
     changes: Sequence[str] = (),
-    seeds: int | Sequence[int] | None = None,
+    seeds: int | Iterable[int] | None = None,
     graph: nx.Graph | None = None,
     workers: int | None = None,
     progress: bool | Callable[[int, int], object] = True,
@@ -114,6 +115,8 @@ def load(folder: str | PathLike[str]) -> Results:
     with Folder(Path(folder)) as read:
         if read.summary.search:
             raise ConfigurationError(f"{folder} holds a search by p2pfl-sim pareto; p2pfl.load reads runs only")
+        if not read.scenario:
+            raise ConfigurationError(f"{folder} holds no complete run: {SCENARIO} is missing or damaged")
         file = restore(read.scenario, Path(folder))
         return Results([_result(read, run) for run in read.raw["runs"]], file, read.raw)
 
@@ -131,7 +134,7 @@ def _result(folder: Folder, run: dict[str, Any]) -> Result:
 def _scenario_file(
     scenario: str | PathLike[str] | Mapping[str, Any],
     changes: Sequence[str],
-    seeds: int | Sequence[int] | None,
+    seeds: int | Iterable[int] | None,
     graph: nx.Graph | None,
     trust: bool,
 ) -> ScenarioFile:
@@ -143,7 +146,7 @@ def _scenario_file(
     if graph is not None:
         file = replace(file, graph=graph, runs=tuple(replace(run, topology={"name": FILE}) for run in file.runs))
     if seeds is not None:
-        chosen = list(map(index, seeds)) if isinstance(seeds, Sequence) else list(range(index(seeds)))
+        chosen = list(map(index, seeds)) if isinstance(seeds, Iterable) else list(range(index(seeds)))
         check_seeds("seeds", chosen)
         file = replace(file, seeds=tuple(chosen))
     return file

@@ -12,6 +12,7 @@ from typing import Any
 from p2pfl.config import table_changes
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.sim.scenario.file_keys import Changes, last
+from p2pfl.sim.scenario.named_tables import named_changes
 from p2pfl.sim.scenario.topology import changes_with_files, with_files
 
 MOST_OF_EACH = 10_000  # runs from one entry; more are probably a mistake
@@ -66,7 +67,7 @@ def _each(where: str, entry: dict[str, Any], folder: str) -> list[dict[str, Any]
     for values in product(*each.values()):
         given = list(zip(each, values, strict=True))
         run = deepcopy(entry)
-        for key, value in changes_with_files(given, folder):
+        for key, value in changes_with_files(named_changes(given), folder):
             table_changes.apply(run, key, value)
         if given:
             run["name"] = ", ".join([str(entry["name"]), *map(_word, given)])

@@ -24,6 +24,7 @@ from p2pfl.config.binding import takes
 from p2pfl.config.registry import resolve
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import POLICIES
+from p2pfl.sim.scenario.named_tables import named_changes
 from p2pfl.sim.scenario.scenario import ScenarioFile, parse_run
 from p2pfl.sim.scenario.topology import FILE, changes_with_files
 from p2pfl.task import TASKS
@@ -161,7 +162,7 @@ def _apply_axes(run: Table, axes: Sequence[Axis], places: Sequence[int], folder:
     names = [(key, value) for key, value in given if "." not in key or key.endswith((".name", f".{FILE}"))]
     options = [(key, value) for key, value in given if (key, value) not in names]
     table = deepcopy(run)
-    for key, value in changes_with_files(names, folder):
+    for key, value in changes_with_files(named_changes(names), folder):
         table_changes.apply(table, key, value)
     taken = [(key, value) for key, value in options if _takes(table, key)]
     for key, value in changes_with_files(taken, folder):

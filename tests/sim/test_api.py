@@ -14,8 +14,11 @@ import p2pfl
 from p2pfl.config.object_name import ObjectName
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies.random import Random
+from p2pfl.queries import Evaluate
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.execution.background import compute_in_thread
 from p2pfl.sim.scenario.scenario import load, resolve
+from p2pfl.sim.scenario.sweep import parse, sweep
 from p2pfl.task import Part, make_task
 
 SMALL = {"nodes": 4, "rounds": 2, "task": "concept-shift", "policy": "random"}
@@ -123,6 +126,15 @@ def test_names_stand_for_tables(plain):
     )
 
 
+def test_names_stand_for_tables_in_sweeps():
+    base = {key: value for key, value in SMALL.items() if key != "policy"}
+    swept = sweep(resolve(SMALL, [], "study", "."), parse(["policy=local,dac", "policy.tau=2,3"]))
+    each = resolve(base | {"each": {"policy": ["local", "dac"]}}, [], "study", ".")
+    for found in (swept, resolve(swept.raw(), [], "study", ".")):
+        assert [run.policy for run in found.runs] == [{"name": "local"}, *({"name": "dac", "tau": tau} for tau in (2, 3))]
+    assert [run.policy for run in each.runs] == [{"name": "local"}, {"name": "dac"}]
+
+
 def test_importable_objects_become_names():
     (run,) = resolve(SMALL | {"policy": {"name": Own, "few": 2}, "task": own_task}, [], "study", ".").runs
     assert run.policy == {"name": f"{__name__}:Own", "few": 2}
@@ -190,7 +202,7 @@ def test_written_scenario_with_object_cannot_be_run(tmp_path):
 
 def test_seeds_may_be_a_number(plain):
     assert [result.summary["seed"] for result in plain] == [0, 1]
-    assert traces(p2pfl.simulate(SMALL, seeds=np.int64(2))) == traces(p2pfl.simulate(SMALL, seeds=[0, 1]))
+    assert traces(p2pfl.simulate(SMALL, seeds=np.int64(2))) == traces(p2pfl.simulate(SMALL, seeds=np.arange(2)))
 
 
 # Workers
@@ -257,10 +269,9 @@ def test_simulate_writes_and_load_reads_the_folder(tmp_path):
 def test_models_are_those_of_the_results():
     (found,) = p2pfl.simulate(SMALL, models=True)
     task = make_task("concept-shift", {}, Part(2, 4), 0)
-    outputs = torch.func.functional_call(
-        task.template, {name: torch.tensor(values) for name, values in found.models[2].items()}, (task.data["test"].x,)
-    )
-    assert float(task.measure(outputs, task.data["test"].y).mean()) == pytest.approx(found.summary["test"]["nodes"][2])
+    learner = task.learner(RandomStreams(0, "node-2"))
+    (figures,) = learner.compute(Evaluate([task.layout.flatten(found.models[2])], ("test",)))
+    assert figures["test_mse"] == pytest.approx(found.summary["test"]["nodes"][2])
     assert p2pfl.simulate(SMALL)[0].models is None
 
 
@@ -287,6 +298,13 @@ def test_folder_with_a_run_is_refused_before_the_run(tmp_path, plain):
 def test_report_needs_a_folder():
     with pytest.raises(ConfigurationError, match="report=True needs a folder: add out"):
         p2pfl.simulate(SMALL, report=True)
+
+
+def test_load_names_damaged_files(tmp_path, plain):
+    plain.to_dir(tmp_path / "out")
+    (tmp_path / "out" / "scenario.toml").write_text("nodes = [")
+    with pytest.raises(ConfigurationError, match=r"out holds no complete run: scenario\.toml is missing or damaged"):
+        p2pfl.load(tmp_path / "out")
 
 
 def test_load_of_missing_folder_reports_one_line(tmp_path):
