@@ -1,8 +1,9 @@
 """Cost of the protection against malicious models, relative to the mean that it protects.
 
 Prints the time that `median-clip` takes to clip the models of a round, as a multiple of the time of their weighted
-mean, for several model sizes. In one case no model is too far away, in the other half of them are. Both are measured in
-one run.
+mean, for several model sizes. In one case no model is too far away, in the other half of them are. Then it prints the
+time of each robust rule in the same unit: of the weights, or of the whole merge for the coordinate-wise rules. All are
+measured in one run.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from p2pfl.algorithms.robust_aggregation import MedianClip
 from p2pfl.parameters import Parameters, weighted_mean
+from p2pfl.robust.candidates import Candidates, MergeRule, Reweighting
+from p2pfl.robust.median_clip import MedianClip
+from p2pfl.robust.registry import RULES
 
 PEERS = 9
 CALLS = 5  # in one measurement
@@ -53,6 +56,22 @@ def measure(size: int, times: int) -> dict[str, float]:
     return {"honest": seconds(clip(models), times) / mean, "half of them far": seconds(clip(far), times) / mean}
 
 
+def measure_rules(size: int, times: int) -> dict[str, float]:
+    """Return the time of each rule as a multiple of the time of the mean, for models with `size` values."""
+    rng = np.random.default_rng(0)
+    models = [rng.standard_normal(size).astype(np.float32) for _ in range(PEERS + 1)]
+    weights = [1 / (PEERS + 1)] * (PEERS + 1)
+    losses = rng.random(PEERS + 1).tolist()
+
+    def work(rule: MergeRule) -> Callable[[], object]:
+        if isinstance(rule, Reweighting):
+            return lambda: rule.reweight(Candidates(models, weights, losses))
+        return lambda: rule.combine(Candidates(models, weights))
+
+    mean = seconds(lambda: weighted_mean(models, weights), times)
+    return {name: seconds(work(factory()), times) / mean for name, factory in RULES.items()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -61,11 +80,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, as JSON")
     options = parser.parse_args()
     sizes = [4_810, 100_000] if options.quick else [4_810, 100_000, 2_500_000]
-    figures = {}
+    figures: dict[str, dict[str, float]] = {}
     for size in sizes:
-        figures[str(size)] = measured = measure(size, 5 if options.quick else 21)
+        times = 5 if options.quick else 21
+        figures[str(size)] = measured = measure(size, times)
         shown = ", ".join(f"{name} {ratio:.2f} x the mean" for name, ratio in measured.items())
         print(f"{size:,} values, {PEERS} peers: {shown}")
+        figures[f"{size} rules"] = rules = measure_rules(size, times)
+        print("  " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in rules.items()))
     if options.json is not None:
         options.json.write_text(json.dumps(figures))
     return 0

@@ -10,17 +10,19 @@ import numpy as np
 from msgspec.structs import replace
 
 from p2pfl import policy
-from p2pfl.algorithms.robust_aggregation import MedianClip, cap_updates
 from p2pfl.budget import BudgetTracker
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.policy import Assignment, Budget, Extras, Robust, Stage, Submission, Update
+from p2pfl.policy import Assignment, Budget, Extras, Stage, Submission, Update
 from p2pfl.private_parameters import PrivateParameters
 from p2pfl.protocols.wire.payload import encode_extras
 from p2pfl.queries import Query, R, Train
 from p2pfl.random_streams import RandomStreams, common_order
+from p2pfl.robust.guards import cap_samples
+from p2pfl.robust.median_clip import MedianClip
+from p2pfl.robust.registry import MEDIAN_CLIP, NONE, Robust, make_rule, split_robust
 
 DIVERGED_IN_A_ROW = 3  # failed trainings in a row after which the node ends
 ASSIGNMENTS = 9  # assignments of the coordinator whose distances limit that of the next one
@@ -70,6 +72,7 @@ class Me(policy.Me):
         "robust",
         "round",
         "rounds",
+        "rule",
         "trainer",
     )
 
@@ -100,7 +103,8 @@ class Me(policy.Me):
         self.budget = budget
         self.round = 0
         self.rounds = rounds
-        self.robust = robust
+        self.robust, _ = split_robust(robust)
+        self.rule = make_rule(robust)
 
     def rng(self, purpose: str) -> np.random.Generator:
         return self.draws.generator(self.round, purpose)
@@ -154,8 +158,7 @@ class NodePeers:
     Attributes:
         budget_tracker: the received models and bytes, and their budget.
         published: the models published in this round, by stage, with the private part at that time; [P].
-        clip: protects the node's own model, if the federation has agreed on it; see
-            p2pfl.algorithms.robust_aggregation.
+        clip: clips received models, if the federation has agreed on `median-clip`; see p2pfl.robust.median_clip.
         capped: number of times that a peer claimed more samples than are counted.
     """
 
@@ -180,7 +183,7 @@ class NodePeers:
         self._extras = 0  # bytes of the extras that were published last
         self._beyond: dict[str, int] = {}  # by peer: bytes by which its last model exceeded the expected size
         self._own: Parameters | None = None  # the model that was published last in this round
-        self.clip = MedianClip() if me.robust == "median-clip" else None
+        self.clip = MedianClip() if me.robust == MEDIAN_CLIP else None
         self._assigned = MedianClip()
         self.capped: Counter[str] = Counter()
         self.published: dict[Stage, Parameters] = {}
@@ -230,8 +233,10 @@ class NodePeers:
             updates = await self._exchange.fetch(places.ids, self._me.round, stage)
         finally:
             self.budget_tracker.release(places)
-        if self.clip is not None and updates:
-            updates = await self._clip_updates(self.clip, updates)
+        if self._me.robust != NONE and updates:
+            updates = self._cap_samples(updates)
+            if self.clip is not None:
+                updates = await self._clip_updates(self.clip, updates)
         if self.budget_tracker.refuses and self._me.budget.bytes:
             self._note_sizes(updates)
         updates = self.budget_tracker.take(updates)
@@ -239,15 +244,20 @@ class NodePeers:
             self.observer.received(self._me.id, self._me.round, updates)
         return updates
 
+    def _cap_samples(self, updates: Sequence[Update]) -> list[Update]:
+        """Return the updates with capped numbers of samples."""
+        capped = cap_samples(self._me.n_samples, {u.sender: u.n_samples for u in updates})
+        too_many = {u.sender for u in updates if u.n_samples != capped[u.sender]}
+        self.capped.update(too_many)
+        return [replace(u, n_samples=capped[u.sender]) if u.sender in too_many else u for u in updates]
+
     async def _clip_updates(self, clip: MedianClip, updates: Sequence[Update]) -> list[Update]:
-        """Return the updates with clipped models and capped numbers of samples."""
+        """Return the updates with clipped models."""
         me, own = self._me, self.own
-        capped = cap_updates(me.n_samples, updates)
-        self.capped.update(u.sender for u, after in zip(updates, capped, strict=True) if after is not u)
-        senders, models, samples = zip(*((u.sender, u.params, u.n_samples) for u in capped), strict=True)
+        senders, models, samples = zip(*((u.sender, u.params, u.n_samples) for u in updates), strict=True)
         clip.forget(self._exchange.roster.neighbours)
         kept = await me.trainer.run(lambda: clip.clip(own, me.initial, senders, models, samples))
-        return [u if params is u.params else replace(u, params=params) for u, params in zip(capped, kept, strict=True)]
+        return [u if params is u.params else replace(u, params=params) for u, params in zip(updates, kept, strict=True)]
 
     def within_budget(self, ids: Sequence[str]) -> Sequence[str]:
         return self.budget_tracker.within_budget(self._me.rng, ids, self._expected_bytes)
@@ -278,7 +288,7 @@ class NodePeers:
         submission = Submission(me.id, me.round, params, me.n_samples, extras or {}, previous or {}, start)
         assignment = await self._exchange.submit(submission)
         if assignment is not None:
-            if self.clip is not None:
+            if me.robust != NONE:
                 given, name = assignment.params, str(me.round % ASSIGNMENTS)
                 (kept,) = await me.trainer.run(lambda: self._assigned.clip(params, me.initial, [name], [given]))
                 assignment = replace(assignment, params=kept)

@@ -24,6 +24,7 @@ A policy is one short asynchronous procedure per round. A complete one:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from math import isfinite
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -31,14 +32,12 @@ import numpy as np
 
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.prediction_mixing import PredictionMixer
-from p2pfl.queries import Loss, Mean, Query, R, Split, Train
+from p2pfl.queries import Combine, Loss, Mean, Query, R, Reweight, Split, Train
+from p2pfl.robust.candidates import Combined, MergeRule, Reweighting
 from p2pfl.update_rules import Rule
 
 Stage = Literal["prepared", "trained", "merged"]
 """Point of a round at which a model is published: `prepared` in round 0, `trained` before merging, `merged` after."""
-
-Robust = Literal["none", "median-clip"]
-"""Protection against lying members, as the federation agreed; see p2pfl.algorithms.robust_aggregation."""
 
 Extras = Mapping[str, np.ndarray]
 """Small arrays by name that a policy publishes with a model."""
@@ -157,7 +156,8 @@ class Me(Protocol):
         n_samples: number of training samples.
         budget: the limits of what the node may receive.
         layout: the names and shapes of a model's tensors.
-        robust: the protection against lying members.
+        robust: the name of the protection against lying members; see p2pfl.robust.registry.
+        rule: the robust rule of `merge`; None if the weights of the policy decide alone.
     """
 
     __slots__ = ()
@@ -170,7 +170,8 @@ class Me(Protocol):
     n_samples: int
     budget: Budget
     layout: Layout
-    robust: Robust
+    robust: str
+    rule: MergeRule | None
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Return the generator of (federation seed, this node, this round, purpose)."""
@@ -366,11 +367,43 @@ def samples(me: Me, updates: Sequence[Update]) -> dict[str, int]:
 async def merge(me: Me, own: Parameters, updates: Sequence[Update], weights: Mapping[str, float]) -> Merge:
     """Return the weighted mean of the own model and the updates, summed in the order of their ids.
 
+    The robust rule of the node, `me.rule`, may change the weights, or replace the mean.
+
     Args:
         own: the node's own model, shape [P].
         weights: by id, including the own id; they sum to 1.
     """
     models = {update.sender: update.params for update in updates}
     models[me.id] = own
+    if me.rule is not None and any(weights[id] for id in models if id != me.id):
+        merged, weights = await _apply_rule(me, me.rule, models, weights)
+        if merged is not None:
+            return Merge(merged, weights)
     ids = sorted(models)
     return Merge(await me.mean([models[id] for id in ids], [weights[id] for id in ids]), weights)
+
+
+async def _apply_rule(
+    me: Me, rule: MergeRule, models: Mapping[str, Parameters], weights: Mapping[str, float]
+) -> tuple[Parameters | None, dict[str, float]]:
+    """Return the merge of a robust rule, or None if that is the mean by the new weights; and these weights.
+
+    Models without weight are left out.
+    """
+    ids = [me.id, *sorted(id for id in models if id != me.id and weights[id] > 0)]
+    stack, given = [models[id] for id in ids], [weights[id] for id in ids]
+    merged: Parameters | None = None
+    after: Sequence[float]
+    if isinstance(rule, Reweighting):
+        losses = await own_losses(me, stack) if rule.needs_losses else None
+        after = (await me.compute(Reweight(stack, given, rule, losses))).tolist()
+    else:
+        combined: Combined = await me.compute(Combine(stack, given, rule))
+        merged, after = combined
+    return merged, dict.fromkeys(models, 0.0) | dict(zip(ids, after, strict=True))
+
+
+async def own_losses(me: Me, models: Sequence[Parameters]) -> list[float]:
+    """Return the losses of models on the node's validation data; without such data, on its training data."""
+    losses: list[float] = (await me.loss(models)).tolist()
+    return losses if any(isfinite(loss) for loss in losses) else (await me.loss(models, split="train")).tolist()

@@ -10,10 +10,11 @@ import numpy as np
 from p2pfl.budget import BudgetTracker
 from p2pfl.errors import BudgetExceededError
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Me, Merge, Policy, Robust, Stage, Submission, Update
+from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Me, Merge, Policy, Stage, Submission, Update
 from p2pfl.private_parameters import PrivateParameters
 from p2pfl.queries import Query, R
 from p2pfl.random_streams import RandomStreams, common_order
+from p2pfl.robust.candidates import MergeRule
 from p2pfl.task import Task
 
 T = TypeVar("T")
@@ -94,7 +95,8 @@ class InMemoryNode(Me):
         self.id = id
         self.round = 0
         self.rounds = rounds
-        self.robust: Robust = "none"
+        self.robust = "none"
+        self.rule: MergeRule | None = None
         self.layout: Layout = task.layout.shared
         initial = task.initial(seed)
         self.private_parameters = PrivateParameters(task.layout, initial)

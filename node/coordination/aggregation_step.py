@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from p2pfl.algorithms.robust_aggregation import protect_submissions
+from p2pfl.node.coordination.submission_protection import protect_submissions
 from p2pfl.parameters import Layout, problem
-from p2pfl.policy import Assignment, Robust, Step, Submission
+from p2pfl.policy import Assignment, Step, Submission
 from p2pfl.protocols.election.types import Term
+from p2pfl.robust.registry import NONE, Robust, make_rule
 
 
 class StepResult(NamedTuple):
@@ -34,7 +35,7 @@ def run_protected_step(
 ) -> StepResult:
     """Run a policy's step on submissions, with the protection that the federation has agreed on.
 
-    See p2pfl.algorithms.robust_aggregation.
+    See p2pfl.node.coordination.submission_protection.
 
     Args:
         coordinator: name of the node that runs the step.
@@ -43,8 +44,8 @@ def run_protected_step(
     Raises:
         Exception: see `run_step`.
     """
-    if robust != "none":
-        submissions = protect_submissions(submissions, coordinator)
+    if robust != NONE:
+        submissions = protect_submissions(submissions, coordinator, make_rule(robust))
     if trusted:
         return StepResult(*_run_checked(step, submissions, state, layout), {})
     return run_step(step, submissions, state, layout, coordinator)

@@ -13,8 +13,9 @@ from p2pfl.node.coordination.aggregation_step import StepResult, run_protected_s
 from p2pfl.node.coordination.election_runner import ElectionRunner
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.parameters import Layout
-from p2pfl.policy import Robust, Step, Submission
+from p2pfl.policy import Step, Submission
 from p2pfl.protocols.election.types import Term
+from p2pfl.robust.registry import Robust
 
 
 class MessageCoordinatorBackend:
@@ -23,7 +24,7 @@ class MessageCoordinatorBackend:
     Args:
         newest: returns the latest credible round, which enough of the other nodes have reached.
         step: step of the node's policy.
-        robust: protection against malicious members; see p2pfl.algorithms.robust_aggregation.
+        robust: protection against malicious members; see p2pfl.robust.registry.
     """
 
     def __init__(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from p2pfl.algorithms.robust_aggregation import coarse
 from p2pfl.node.folder.settings import Settings
-from p2pfl.policy import Robust, Update
+from p2pfl.policy import Update
+from p2pfl.robust.guards import coarse
+from p2pfl.robust.registry import NONE, Robust
 
 
 def late_answer(round: int) -> str:
@@ -27,6 +28,6 @@ def without_stale(updates: list[Update], settings: Settings) -> list[Update]:
 def disclosed_loss(loss: float, robust: Robust) -> float:
     """Return the loss that a peer receives for its model. It is less precise if members may be malicious.
 
-    See p2pfl.algorithms.robust_aggregation.
+    See p2pfl.robust.guards.
     """
-    return loss if robust == "none" else coarse(loss)
+    return loss if robust == NONE else coarse(loss)

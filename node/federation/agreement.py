@@ -16,8 +16,8 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.folder.settings import Settings
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.policy import Robust
 from p2pfl.protocols.election.types import Timing
+from p2pfl.robust.registry import Robust, describe_robust
 from p2pfl.task import Task, derived_options_of
 
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ def read(federation: Federation) -> Agreement:
     agreement = bind(where, federation.tables, Agreement)
     for kind in ("task", "policy"):
         split_name(f"{where}: {kind}", getattr(agreement, kind))
-    msgspec.convert({key: getattr(agreement, key) for key in AGREED}, Settings, from_attributes=True).check()
     if agreement.model.values < 1:
         raise ConfigurationError(f"{where}: model.values must be 1 or more, got {agreement.model.values}")
     try:
+        msgspec.convert({key: getattr(agreement, key) for key in AGREED}, Settings, from_attributes=True).check()
         _check_options(agreement.task, agreement.policy)
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from error
@@ -241,7 +241,7 @@ def terms(
         "integration of a received model": "as the policy says, in place of the local model",
         "model collection": "fetched from peers, as many as the policy asks for and the node's own budget lets in",
         "failure handling": f"{waits}, goes on without a silent peer until it is heard",
-        "robust aggregation": settings.robust,
+        "robust aggregation": describe_robust(settings.robust),
         "early stopping": f"after {settings.patience} rounds" if settings.patience else "never",
     } | coordinated
 

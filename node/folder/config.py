@@ -31,10 +31,11 @@ from p2pfl.node.folder import incarnation, template
 from p2pfl.node.folder.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
 from p2pfl.node.log import LOG
 from p2pfl.policies import POLICIES
-from p2pfl.policy import Budget, Robust
+from p2pfl.policy import Budget
 from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.errors import AddressError, IdentityError
 from p2pfl.protocols.identity import Identity
+from p2pfl.robust.registry import MEDIAN_CLIP, Robust
 from p2pfl.system.atomic_files import PRIVATE, PRIVATE_FOLDER, replace_file
 from p2pfl.system.event_log import EventLogger
 from p2pfl.task import TASKS, Part
@@ -100,7 +101,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
     direct: bool = True
     broker: str = ""
     adaptive: bool = True
-    robust: Robust = "median-clip"
+    robust: Robust = MEDIAN_CLIP
     status_port: int = -1
     status_host: str = "127.0.0.1"
     task: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": DEFAULT_TASK})

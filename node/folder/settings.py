@@ -10,7 +10,7 @@ import msgspec
 from p2pfl.compression.codecs import make_codec
 from p2pfl.config.binding import split_name
 from p2pfl.errors import ConfigurationError
-from p2pfl.policy import Robust
+from p2pfl.robust.registry import NONE, Robust, make_rule
 
 DEFAULT_TASK, DEFAULT_POLICY = "digits", "dac"  # of nodes and of scenarios
 
@@ -33,9 +33,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             model); 0 never stops.
         evaluate_every: rounds between evaluations on the validation and test data; 0 evaluates the last model only.
         device: `cpu`, `cuda`, `mps`, or `auto` for the best available one. Results differ in their last bits.
-        robust: protection against malicious members: `median-clip` clips models to the median distance from the own
-            one, caps the numbers of samples that peers claim, and answers with coarse losses; `none` accepts everything
-            unchanged.
+        robust: protection against malicious members: the name of a rule of p2pfl.robust.registry, or a table with a
+            `name` and options; `median-clip` clips models to the median distance from the own one, `none` accepts
+            everything unchanged. All rules except `none` cap the numbers of samples that peers claim, and answer with
+            coarse losses.
         codec: encoding of sent models, a table with a `name` of p2pfl.compression.codecs and options; by default
             float32.
     """
@@ -50,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     patience: int = 0
     evaluate_every: int = 1
     device: str = "cpu"
-    robust: Robust = "none"
+    robust: Robust = NONE
     codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
 
     def check(self) -> None:
@@ -62,6 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if not getattr(self, key) > 0:
                 raise ConfigurationError(f"{key} must be more than 0 seconds, got {getattr(self, key)}")
         make_codec(*split_name("codec", self.codec))
+        make_rule(self.robust)
 
 
 def check_coordinated(settings: Settings) -> None:
@@ -70,3 +72,6 @@ def check_coordinated(settings: Settings) -> None:
         raise ConfigurationError(f'a coordinated policy needs mode = "synchronous", got {settings.mode!r}')
     if settings.codec.get("name") != "float32":
         raise ConfigurationError(f'a coordinated policy needs codec.name = "float32", got {settings.codec.get("name")!r}')
+    rule = make_rule(settings.robust)
+    if rule is not None and rule.needs_losses:
+        raise ConfigurationError(f"a coordinated policy cannot use the robust rule {settings.robust!r}, which needs losses")

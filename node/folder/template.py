@@ -69,7 +69,7 @@ mode = "synchronous"       # "synchronous": wait for models of the same round; "
 deadline = 30.0            # seconds to wait for a peer before continuing without it
 adaptive = true            # wait only a few times as long as a peer usually takes
 max_staleness = inf        # maximum age in seconds of the models that an asynchronous node uses
-robust = "median-clip"     # protection against malicious members: clip their models to the median distance; or "none"
+robust = "median-clip"     # protection against malicious members: clip their models, or another rule such as "cs+"; "none"
 patience = 0               # rounds without a better validation loss before learning stops; 0: never
 
 [task]

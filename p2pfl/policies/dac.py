@@ -14,7 +14,7 @@ import numpy as np
 from p2pfl.algorithms import aggregation, selection, similarity
 from p2pfl.parameters import Parameters
 from p2pfl.policies.schedule import Schedule, stages
-from p2pfl.policy import Extras, Me, Merge, Peers, Robust, Stage, Update, check_epochs, merge, samples
+from p2pfl.policy import Extras, Me, Merge, Peers, Stage, Update, check_epochs, merge, samples
 
 TAU = {"cosine-weights": 140.0, "cosine-gradients": 140.0, "l2": 19.0, "inverse-loss": 5000.0}
 
@@ -117,7 +117,7 @@ class Dac:
             values = similarity.inverse_loss([max(losses[id], least) if losses[id] >= 0 else losses[id] for id in senders])
         return dict(zip(senders, values.tolist(), strict=True))
 
-    def estimate(self, ids: Sequence[str], updates: Sequence[Update], robust: Robust = "none") -> None:
+    def estimate(self, ids: Sequence[str], updates: Sequence[Update], robust: str = "none") -> None:
         """Store similarities from the sampled peers, for peers of `ids` that this node has not met."""
         if self.two_hop == "none":
             return
@@ -125,7 +125,7 @@ class Dac:
         lent = [(own := self.met.get(u.sender, 0.0), self._borrow(u.extras, unmet, own, robust)) for u in updates]
         self.estimated |= selection.two_hop(lent, unmet.values(), self.two_hop)
 
-    def _borrow(self, extras: Extras, names: Mapping[int, str], own: float, robust: Robust) -> dict[str, float]:
+    def _borrow(self, extras: Extras, names: Mapping[int, str], own: float, robust: str) -> dict[str, float]:
         """Return the similarities to `names` in an update's extras, limited to the range of the measure.
 
         If the federation protects itself against lying members, a value is at most the own similarity to its sender,

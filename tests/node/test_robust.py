@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from p2pfl.algorithms.robust_aggregation import MedianClip, cap_samples, coarse, distances_from, protect_submissions
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.node.checkpoint import FileStore
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.coordination.submission_protection import protect_submissions
+from p2pfl.node.folder.settings import Settings, check_coordinated
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.dac import Dac, similarity_extras
 from p2pfl.policies.fedavg import FedAvg
@@ -17,6 +17,10 @@ from p2pfl.policies.local import Local
 from p2pfl.policies.random import Random
 from p2pfl.policy import Merge, Submission, Update
 from p2pfl.protocols.wire import messages as m
+from p2pfl.robust.candidates import Candidates, Reweighting, distances_from
+from p2pfl.robust.guards import cap_samples, coarse
+from p2pfl.robust.median_clip import MedianClip
+from p2pfl.robust.registry import make_rule
 from tests.support.federation import play
 from tests.support.liars import Liar
 
@@ -231,6 +235,26 @@ def test_poison_destroys_mean_without_robust_rule():
     assert destroyed > 100 * clean
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["cs+", "nna", "trimmed"])
+def test_poison_costs_little_with_rule(rule):
+    clean, _ = mse("echo", FedAvg, "none")
+    for attack in ATTACKS:
+        error, federation = mse(attack, FedAvg, {"name": rule, "share": 0.25})
+        assert error < 1.5 * clean + 1, attack
+    if rule == "nna":
+        assert federation.watch["a"].weights[8]["b"] > 0
+
+
+def test_rule_changes_weights_of_a_federation():
+    async def test(federation):
+        federation.start(*"abc")
+        await federation.done()
+
+    federation = play(test, ("a", "b", "c"), Settings(rounds=2, deadline=10.0, robust="krum"), policy=FedAvg)
+    assert sorted(federation.watch["a"].weights[2].values()) == [0.0, 0.0, 1.0]
+
+
 def test_claimed_samples_give_at_most_a_share():
     def claim(liar, victim):
         return victim.me.params
@@ -245,6 +269,29 @@ def test_claimed_samples_give_at_most_a_share():
     weights = federation.watch["a"].weights[3]
     assert weights["e"] <= 2 / 5
     assert federation.nodes["a"].peers.capped["e"] == 3
+
+
+# Rules at the coordinator
+
+
+@pytest.mark.parametrize("name", ["scclip", "cs+", "nna", "ios", "rfa", "krum", "median", "trimmed"])
+def test_protect_submissions_makes_the_mean_that_of_the_rule(name):
+    rng = np.random.default_rng(3)
+    models = [*rng.normal(1.0, 0.1, (4, 6)), np.full(6, -50.0)]
+    given = [submission(sender, model.astype(np.float32), 50) for sender, model in zip("abcde", models, strict=True)]
+    rule = make_rule(name)
+    kept = protect_submissions(given, "a", rule)
+    candidates = Candidates([s.params for s in given], [0.2] * 5)
+    if isinstance(rule, Reweighting):
+        expected = rule.reweight(candidates) @ np.array(models)
+    else:
+        expected = rule.combine(candidates).params
+    np.testing.assert_allclose(np.mean([s.params for s in kept], axis=0), expected, atol=1e-4)
+
+
+def test_coordinated_policy_refuses_rule_that_needs_losses():
+    with pytest.raises(ConfigurationError, match="coordinated policy cannot use the robust rule 'ubar'"):
+        check_coordinated(Settings(robust="ubar"))
 
 
 # The own model

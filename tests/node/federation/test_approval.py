@@ -2,6 +2,7 @@
 
 import io
 import sys
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -188,3 +189,23 @@ def test_label_beyond_those_of_the_federation_is_refused(files, monkeypatch):
     assert join(root) == 0
     with pytest.raises(ConfigurationError, match=r"bob\.csv, line 3: kind is 3, .* from 0 to 2 \(task\.classes is 3\)"):
         loading.task_of(loading.load(root / "bob"))
+
+
+def test_federation_agrees_on_options_of_the_robust_rule(tmp_path):
+    config.create(tmp_path / "alice", "alice")
+    path = tmp_path / "alice" / config.CONFIG
+    path.write_text(path.read_text().replace('robust = "median-clip"', 'robust = { name = "cs+", share = 0.3 }'))
+    alice = config.load(tmp_path / "alice")
+    task = make_task("digits", alice.task_options(), Part(0, 1), 0)
+    admission.create_federation(tmp_path / "alice", agreement.draft("home", alice, task), tmp_path / "backup.pem")
+    agreed = agreement.read(load_federation(tmp_path / "alice").file)
+    assert agreed.robust == {"name": "cs+", "share": 0.3}
+    terms = agreement.terms(task.layout, agreement.apply_agreement(alice, agreed), "00")
+    assert terms["robust aggregation"] == 'cs+ {"share": 0.3}'
+
+
+def test_federation_with_unknown_robust_rule_is_refused(home):
+    tables = load_federation(home() / "alice").file.tables
+    file = SimpleNamespace(name="home", tables={**tables, "robust": "mean"})
+    with pytest.raises(ConfigurationError, match=r"the federation home: unknown robust 'mean'"):
+        agreement.read(file)

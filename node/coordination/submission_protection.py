@@ -1,0 +1,76 @@
+"""Protection of a coordinator's step: submissions are changed before the policy's step sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from p2pfl.parameters import weighted_mean
+from p2pfl.policy import Submission
+from p2pfl.robust.candidates import Candidates, MergeRule, Reweighting, distances_from
+from p2pfl.robust.guards import cap_samples
+from p2pfl.robust.median_clip import clip_towards, lower_median, radii_of
+
+
+def protect_submissions(submissions: Sequence[Submission], own: str, rule: MergeRule | None = None) -> list[Submission]:
+    """Return submissions for a coordinator's step, with changed models and capped numbers of samples.
+
+    Without a rule, models are clipped towards one of them, as p2pfl.robust.median_clip does. With a rule that changes
+    weights, x_j becomes z + s_j (x_j - z): z is the merge of the rule, and s_j = w'_j / w_j divided by the largest such
+    ratio. With a coordinate-wise rule, x_j is limited to the values that the rule lets through, and all are moved by
+    the same vector. In both cases the mean of the changed models by samples is the merge of the rule.
+
+    Args:
+        own: the coordinator's name. Its submission is the own model of the rule. If it has none, that is the submission
+            with the lowest median distance from the others.
+        rule: the rule that the federation has agreed on, unless that is `median-clip`.
+    """
+    if len(submissions) < 2:
+        return list(submissions)
+    centre = next((s for s in submissions if s.sender == own), None)
+    if centre is None:
+        centre = min(submissions, key=lambda one: lower_median(list(_distances(one, submissions).values())))
+    capped = cap_samples(0, {s.sender: s.n_samples for s in submissions})
+    if rule is None:
+        return _clip(submissions, centre, capped)
+    centred = [centre, *(s for s in sorted(submissions, key=lambda s: s.sender) if s is not centre)]
+    total = sum(capped.values())
+    weights = [capped[s.sender] / total if total else 1 / len(centred) for s in centred]
+    changed = _change([s.params for s in centred], weights, rule)
+    return [replace(s, params=model, n_samples=capped[s.sender]) for s, model in zip(centred, changed, strict=True)]
+
+
+def _distances(one: Submission, submissions: Sequence[Submission]) -> dict[str, float]:
+    """Return the distances of the other submissions from one of them."""
+    far = zip(submissions, distances_from(one.params, [s.params for s in submissions]), strict=True)
+    return {s.sender: d for s, d in far if s is not one}
+
+
+def _clip(submissions: Sequence[Submission], centre: Submission, capped: dict[str, int]) -> list[Submission]:
+    others = {**_distances(centre, submissions), centre.sender: 0.0}
+    radius = lower_median([far for id, far in others.items() if id != centre.sender])
+    radii = radii_of(radius, [capped[s.sender] for s in submissions])
+    return [
+        replace(s, params=clip_towards(s.params, centre.params, others[s.sender], most), n_samples=capped[s.sender])
+        for s, most in zip(submissions, radii, strict=True)
+    ]
+
+
+def _change(models: Sequence[np.ndarray], weights: list[float], rule: MergeRule) -> list[np.ndarray]:
+    """Return the models, the centre first, changed so that their weighted mean is the merge of the rule."""
+    candidates = Candidates(models, weights)
+    if isinstance(rule, Reweighting):
+        after = rule.reweight(candidates)
+        merged = weighted_mean(models, after.tolist())
+        ratios = np.divide(after, candidates.weights, out=np.zeros_like(after), where=candidates.weights > 0)
+        shares = ratios / ratios.max()
+        return [
+            merged + np.float32(share) * (model - merged) if share else merged
+            for model, share in zip(models, shares.tolist(), strict=True)
+        ]
+    lowest, highest = rule.bounds(np.array(models))
+    limited = [np.clip(model, lowest, highest) for model in models]
+    moved = rule.combine(candidates).params - weighted_mean(limited, weights)
+    return [model + moved for model in limited]

@@ -1,0 +1,83 @@
+"""Rules that compare the losses of models on the node's own data.
+
+The losses are those on validation data. A node without validation data takes its training data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
+
+import numpy as np
+
+from p2pfl.robust.candidates import Candidates, Reweighting
+
+WORST = 1e30  # loss in place of one that is not finite
+
+
+@dataclass(frozen=True)
+class Ubar(Reweighting):
+    """UBAR (Guo et al., "Byzantine-Resilient Decentralized Stochastic Gradient Descent", 2022; also called MOZI).
+
+    Stage 1 keeps the rho * (number of peers) models nearest to the own one. Stage 2 accepts those of them whose loss on
+    the node's own data is at most that of the own model; if there are none, the one with the lowest loss. The own model
+    has the weight alpha, and the accepted ones share 1 - alpha by the policy's weights.
+
+    Attributes:
+        rho: assumed share of honest peers; at least one model is kept.
+        alpha: weight of the own model.
+    """
+
+    needs_losses: ClassVar[bool] = True
+
+    rho: float = 0.4
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        for key in ("rho", "alpha"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ValueError(f"{key} must be from 0 to 1, got {getattr(self, key)}")
+
+    def reweight(self, candidates: Candidates) -> np.ndarray:
+        losses = _losses_of(candidates)
+        near = np.argsort(candidates.distances[1:], kind="stable")[: max(1, int(self.rho * candidates.peers))] + 1
+        accepted = near[losses[near] <= losses[0]]
+        if not len(accepted):
+            accepted = near[[np.argmin(losses[near])]]
+        weights = np.zeros_like(candidates.weights)
+        weights[accepted] = (1 - self.alpha) * candidates.weights[accepted] / candidates.weights[accepted].sum()
+        weights[0] = self.alpha
+        return weights
+
+
+@dataclass(frozen=True)
+class LossWeighted(Reweighting):
+    """Weights by a softmax of losses, as in LPE-TSR and LIGHTYEAR (arXiv 2508.05224): w'_j proportional to
+    w_j exp(-loss_j / T), the own model included.
+
+    Attributes:
+        temperature: T; a lower one trusts better models more.
+    """
+
+    needs_losses: ClassVar[bool] = True
+
+    temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < inf:
+            raise ValueError(f"temperature must be more than 0, and finite, got {self.temperature}")
+
+    def reweight(self, candidates: Candidates) -> np.ndarray:
+        losses = _losses_of(candidates)
+        counted = candidates.weights > 0
+        better = np.minimum(losses[counted].min() - losses, 0.0)  # only a model without weight can be better
+        scores = candidates.weights * np.exp(better / self.temperature)
+        weights: np.ndarray = scores / scores.sum()
+        return weights
+
+
+def _losses_of(candidates: Candidates) -> np.ndarray:
+    """Return the losses, [K]; one that is not finite counts as very large."""
+    assert candidates.losses is not None
+    return np.nan_to_num(candidates.losses, nan=WORST, posinf=WORST).clip(max=WORST)

@@ -1,0 +1,157 @@
+"""Models of one merge as robust rules see them, and the interface of the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import floor, isfinite, sqrt
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from p2pfl.parameters import Parameters
+
+
+class Candidates:
+    """Models of one merge, the node's own first. A value: rules never write into it.
+
+    Attributes:
+        models: K vectors, float32 [P] each; `models[0]` is the own model x_i, the others are x_j.
+        weights: the policy's weights w, float64 [K], with the sum 1. Those of peers are greater than 0.
+        losses: the loss of each model on the node's own data, float64 [K]; None unless the rule needs them.
+    """
+
+    def __init__(
+        self, models: Sequence[Parameters], weights: Sequence[float], losses: Sequence[float] | None = None
+    ) -> None:
+        self.models = models
+        self.weights = np.array(weights, np.float64)
+        self.losses = None if losses is None else np.array(losses, np.float64)
+
+    @property
+    def peers(self) -> int:
+        """Number of peers' models, K - 1."""
+        return len(self.models) - 1
+
+    @cached_property
+    def distances(self) -> np.ndarray:
+        """Return d_j = ||x_j - x_i||, float64 [K]; that of the own model is 0."""
+        return np.array([0.0, *distances_from(self.models[0], self.models[1:])])
+
+    @cached_property
+    def products(self) -> np.ndarray:
+        """Return the inner products of the differences x_j - x_i, float64 [K, K]."""
+        differences = np.array(self.models) - self.models[0]
+        with np.errstate(over="ignore", invalid="ignore"):
+            products = (differences @ differences.T).astype(np.float64)
+        if np.isfinite(products).all():
+            return products
+        wide = np.array(self.models, np.float64) - self.models[0]
+        return wide @ wide.T
+
+    def squares_from(self, shares: np.ndarray) -> np.ndarray:
+        """Return the squared distance of each model from the combination sum_k shares_k x_k; [K].
+
+        Args:
+            shares: float64 [K], with the sum 1.
+        """
+        products = self.products
+        mixed = products @ shares
+        squares: np.ndarray = np.maximum(np.diagonal(products) - 2 * mixed + shares @ mixed, 0.0)
+        return squares
+
+
+class Combined(NamedTuple):
+    """Result of a rule with its own merge: the new parameters, and the mean weight of each model over coordinates."""
+
+    params: Parameters
+    weights: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Reweighting:
+    """Base of rules that only change the policy's weights; the merge stays a weighted mean.
+
+    Attributes:
+        needs_losses: whether the rule needs the loss of each model on the node's own data.
+    """
+
+    needs_losses: ClassVar[bool] = False
+
+    def reweight(self, candidates: Candidates) -> np.ndarray:
+        """Return the new weights, float64 [K], with the sum 1. There is at least one peer."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OwnMerge:
+    """Base of rules that replace the weighted mean, such as the coordinate-wise ones."""
+
+    needs_losses: ClassVar[bool] = False
+
+    def combine(self, candidates: Candidates) -> Combined:
+        """Return the merged model. There is at least one peer."""
+        raise NotImplementedError
+
+    def bounds(self, models: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lowest and highest value of each coordinate that the rule lets through, [P] each.
+
+        Args:
+            models: float32, shape [K, P].
+        """
+        raise NotImplementedError
+
+
+MergeRule = Reweighting | OwnMerge
+
+
+def distances_from(own: Parameters, models: Sequence[Parameters]) -> list[float]:
+    """Return the Euclidean distances of models from the own model, [P] each."""
+    difference = np.empty_like(own)
+    with np.errstate(over="ignore"):
+        squares = [float(np.dot(np.subtract(model, own, out=difference), difference)) for model in models]
+    return [
+        sqrt(square) if isfinite(square) else float(np.linalg.norm(model.astype(np.float64) - own))
+        for model, square in zip(models, squares, strict=True)
+    ]
+
+
+def check_share(share: float, name: str = "share") -> None:
+    """Raise ValueError unless a share of attackers is at least 0 and less than a half."""
+    if not 0 <= share < 0.5:
+        raise ValueError(f"{name} must be at least 0 and less than 0.5, got {share}")
+
+
+def attackers_of(share: float, attackers: int, peers: int) -> int:
+    """Return the assumed number of attackers among some peers, less than half of all models.
+
+    Args:
+        share: assumed share of attackers among the peers, which is rounded to the nearest number.
+        attackers: their number, in place of the share; -1 takes the share.
+    """
+    assumed = attackers if attackers >= 0 else floor(share * peers + 0.5)
+    return min(assumed, peers // 2)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Options of rules that assume a number of attackers.
+
+    Attributes:
+        share: assumed share of attackers among the peers whose models are merged; f is this share, rounded to the
+            nearest number and at most half of the peers.
+        attackers: f itself, in place of the share; -1 takes the share.
+    """
+
+    share: float = 0.2
+    attackers: int = -1
+
+    def __post_init__(self) -> None:
+        check_share(self.share)
+        if self.attackers < -1:
+            raise ValueError(f"attackers must be 0 or more, or -1 for the share, got {self.attackers}")
+
+    def attackers_among(self, peers: int) -> int:
+        """Return f for a number of peers."""
+        return attackers_of(self.share, self.attackers, peers)

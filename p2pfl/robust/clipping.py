@@ -1,0 +1,69 @@
+"""Rules that clip models to a distance from the node's own model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from p2pfl.robust.candidates import Candidates, Reweighting, check_share
+
+
+@dataclass(frozen=True)
+class ScClip(Reweighting):
+    """Self-centred clipping (He, Karimireddy and Jaggi, "Byzantine-robust decentralized learning via ClippedGossip",
+    2022, eq. 5): x_i + sum_j w_j clip(x_j - x_i, tau), with clip(z, tau) = min(1, tau / ||z||) z.
+
+    As weights: w'_j = w_j min(1, tau / d_j), and the rest belongs to the own model.
+
+    Attributes:
+        tau: the radius; 0 takes the `rank`-th largest distance, as the paper's program does.
+        rank: rank of the distance that becomes the radius, from 1; with fewer peers the smallest distance.
+    """
+
+    tau: float = 0.0
+    rank: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tau < inf:
+            raise ValueError(f"tau must be 0 or more, and finite, got {self.tau}")
+        if self.rank < 1:
+            raise ValueError(f"rank must be 1 or more, got {self.rank}")
+
+    def reweight(self, candidates: Candidates) -> np.ndarray:
+        far = np.sort(candidates.distances[1:])
+        return _clip_weights(candidates, self.tau or float(far[max(len(far) - self.rank, 0)]))
+
+
+@dataclass(frozen=True)
+class CsPlus(Reweighting):
+    """CS+ (Gaucher, Dieuleveut and Hendrikx, "Unified Breakdown Analysis for Byzantine Robust Gossip", ICML 2025).
+
+    The models are clipped as by `scclip`, with the radius of which the farthest 2 b of weight are clipped:
+    tau = max {t : sum of w_j over d_j >= t is at least 2 b}.
+
+    Attributes:
+        share: assumed share of attackers in the weight of the peers; b = share * sum_j w_j.
+    """
+
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_share(self.share)
+
+    def reweight(self, candidates: Candidates) -> np.ndarray:
+        far, weights = candidates.distances[1:], candidates.weights[1:]
+        farthest_first = np.argsort(-far, kind="stable")
+        total = np.cumsum(weights[farthest_first])
+        last = int(np.searchsorted(total, (2 * self.share - 1e-9) * total[-1]))
+        return _clip_weights(candidates, float(far[farthest_first[last]]))
+
+
+def _clip_weights(candidates: Candidates, tau: float) -> np.ndarray:
+    """Return the weights w_j min(1, tau / d_j); the own model gets the rest."""
+    far = candidates.distances
+    factors = np.divide(tau, far, out=np.ones_like(far), where=far > tau)
+    weights: np.ndarray = candidates.weights * factors
+    weights[0] = candidates.weights.sum() - weights[1:].sum()
+    return weights

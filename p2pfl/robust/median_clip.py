@@ -1,0 +1,86 @@
+"""Clipping of received models to the median distance from the node's own model: the default of live nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from p2pfl.parameters import Parameters
+from p2pfl.robust.candidates import distances_from
+
+FAR = 3.0  # times the radius: a model further away is an outlier
+FEW = 3  # peers; with fewer, the own movement also limits the radius
+
+
+class MedianClip:
+    """Clipping of models to the median distance from the node's own model.
+
+    Self-centred clipping (He, Karimireddy and Jaggi, "Byzantine-robust decentralized learning via ClippedGossip",
+    2022): a model x further than the radius r from the own model w becomes w + r (x - w) / ||x - w||. The radius is the
+    lower median of the latest known distance of each peer. If fewer than three are known, the own model's distance from
+    the initial model is added to these values. As long as fewer than half of the peers lie, no model moves the node
+    further than an honest one, even if the node fetches few models in a round. A peer with more samples than most has a
+    smaller radius, so that its influence is no greater than theirs. Beyond three times the radius, the influence of a
+    model decreases with its distance.
+
+    Attributes:
+        outliers: number of models of each peer that were further away than three times the radius.
+    """
+
+    def __init__(self) -> None:
+        self.outliers: Counter[str] = Counter()
+        self._distances: dict[str, float] = {}
+
+    def clip(
+        self,
+        own: Parameters,
+        initial: Parameters,
+        senders: Sequence[str],
+        models: Sequence[Parameters],
+        samples: Sequence[int] = (),
+    ) -> list[Parameters]:
+        """Return the models, each clipped if it is too far away.
+
+        Args:
+            own: the node's own model, float32 [P].
+            initial: the common initial model, [P].
+            senders: the sender of each model.
+            models: float32, each [P].
+            samples: the number of samples of each sender, if models are weighted by them.
+        """
+        *distances, moved = distances_from(own, [*models, initial])
+        self._distances.update(zip(senders, distances, strict=True))
+        known = list(self._distances.values())
+        radius = lower_median(known if len(known) >= FEW or not moved else [*known, moved])
+        self.outliers.update([id for id, far in zip(senders, distances, strict=True) if far > FAR * radius])
+        radii = radii_of(radius, samples or [1] * len(models))
+        return [clip_towards(model, own, far, most) for model, far, most in zip(models, distances, radii, strict=True)]
+
+    def forget(self, known: Sequence[str]) -> None:
+        """Forget the distances of all peers that are not in `known`."""
+        self._distances = {id: far for id, far in self._distances.items() if id in known}
+
+
+def radii_of(radius: float, samples: Sequence[int]) -> list[float]:
+    """Return the radius of each model; it is smaller for models with more samples than the median."""
+    usual = lower_median(samples)
+    return [radius * min(1.0, usual / n) if n else radius for n in samples]
+
+
+def clip_towards(model: Parameters, own: Parameters, far: float, radius: float) -> Parameters:
+    """Return a model at the distance `far` from the own model, moved towards it to a distance of at most `radius`.
+
+    An outlier, beyond three times the radius, is moved nearer: to three times the square of the radius divided by
+    `far`.
+    """
+    if far <= radius:
+        return model
+    share = radius / far
+    return own + np.float32(share * min(1.0, FAR * share)) * (model - own)
+
+
+def lower_median(values: Sequence[float]) -> float:
+    """Return the median; for an even count the lower of the two middle values, which one liar of two cannot raise."""
+    return sorted(values)[(len(values) - 1) // 2]

@@ -1,0 +1,67 @@
+"""Robust rules by name, as the key `robust` of a federation or a scenario names them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from p2pfl.config.binding import build, split_name
+from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.robust.by_loss import LossWeighted, Ubar
+from p2pfl.robust.candidates import MergeRule
+from p2pfl.robust.clipping import CsPlus, ScClip
+from p2pfl.robust.coordinate_wise import Median, Trimmed
+from p2pfl.robust.geometric_median import Rfa
+from p2pfl.robust.selection import Ios, Krum, Nna
+
+Robust = str | dict[str, Any]
+"""Value of the key `robust`: the name of a rule, or a table with its `name` and options."""
+
+NONE, MEDIAN_CLIP = "none", "median-clip"
+
+RULES: dict[str, Callable[..., MergeRule]] = {
+    "scclip": ScClip,
+    "cs+": CsPlus,
+    "nna": Nna,
+    "ios": Ios,
+    "rfa": Rfa,
+    "ubar": Ubar,
+    "loss": LossWeighted,
+    "krum": Krum,
+    "median": Median,
+    "trimmed": Trimmed,
+}
+"""Rules that change a merge. `none` and `median-clip` (p2pfl.robust.median_clip) leave merges to the policy."""
+
+
+def split_robust(robust: Robust) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of a value of the key `robust`.
+
+    Raises:
+        ConfigurationError: the name is missing, or is not a string.
+    """
+    return (robust, {}) if isinstance(robust, str) else split_name("robust", robust)
+
+
+def make_rule(robust: Robust) -> MergeRule | None:
+    """Return the rule that changes merges; None for `none` and `median-clip`.
+
+    Raises:
+        ConfigurationError: the name is unknown, or the rule does not take an option.
+    """
+    name, options = split_robust(robust)
+    if name in (NONE, MEDIAN_CLIP):
+        if options:
+            raise ConfigurationError(f"robust: {name} has no options, got {', '.join(options)}")
+        return None
+    if name not in RULES:
+        raise unknown("robust", name, [NONE, MEDIAN_CLIP, *RULES])
+    rule: MergeRule = build("robust", RULES[name], options)
+    return rule
+
+
+def describe_robust(robust: Robust) -> str:
+    """Return the rule as text that both ends of a link compare: its name, then its options as JSON if it has any."""
+    name, options = split_robust(robust)
+    return f"{name} {json.dumps(options, sort_keys=True)}" if options else name

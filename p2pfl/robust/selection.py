@@ -1,0 +1,80 @@
+"""Rules that leave out models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2pfl.robust.candidates import Candidates, Counting, Reweighting
+
+
+@dataclass(frozen=True)
+class Nna(Counting, Reweighting):
+    """Nearest neighbour averaging (Farhadkhani et al., "Robust Collaborative Learning with Linear Gradient Overhead",
+    ICML 2023, MoNNA): the mean of the own model and of all but the f peers that are farthest from it.
+
+    w'_j = w_j / (sum of the kept weights) for kept models, and 0 for the f largest d_j.
+    """
+
+    def reweight(self, candidates: Candidates) -> np.ndarray:
+        kept = np.argsort(candidates.distances[1:], kind="stable") + 1
+        return only(candidates, [0, *kept[: candidates.peers - self.attackers_among(candidates.peers)]])
+
+
+@dataclass(frozen=True)
+class Ios(Counting, Reweighting):
+    """Iterative outlier scissor (Wu, Chen and Ling, "Byzantine-Resilient Decentralized Stochastic Optimization With
+    Robust Aggregation Rules", 2023).
+
+    f times: m = (sum of w_j x_j) / (sum of w_j) over the models left, the own one included; the peer with the largest
+    ||x_j - m|| is left out. The result is the last such mean. The paper's weights are doubly stochastic.
+    """
+
+    def reweight(self, candidates: Candidates) -> np.ndarray:
+        left = list(range(len(candidates.models)))
+        for _ in range(self.attackers_among(candidates.peers)):
+            squares = candidates.squares_from(only(candidates, left))
+            left.remove(max(left[1:], key=lambda j: squares[j]))
+        return only(candidates, left)
+
+
+@dataclass(frozen=True)
+class Krum(Counting, Reweighting):
+    """Krum and Multi-Krum (Blanchard et al., "Machine Learning with Adversaries", NeurIPS 2017).
+
+    The score of a model is the sum of ||x_j - x_k||^2 over its n - f - 1 nearest other models; n counts the own model.
+    (The paper takes n - f - 2; ByzFL takes one more, and so does this.) The result is the mean of the models with the
+    lowest scores, by the policy's weights. The own model has no privilege.
+
+    Attributes:
+        selected: number of models in the mean; 1 is Krum, 0 takes n - f (Multi-Krum).
+    """
+
+    selected: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.selected < 0:
+            raise ValueError(f"selected must be 1 or more, or 0 for all but the assumed attackers, got {self.selected}")
+
+    def reweight(self, candidates: Candidates) -> np.ndarray:
+        n = len(candidates.models)
+        good = n - self.attackers_among(candidates.peers)
+        products = candidates.products
+        norms = np.diagonal(products)
+        squares = np.maximum(norms[:, None] + norms - 2 * products, 0.0)
+        np.fill_diagonal(squares, 0.0)
+        scores = np.sort(squares, axis=1)[:, 1:good].sum(axis=1)
+        return only(candidates, np.argsort(scores, kind="stable")[: self.selected or good])
+
+
+def only(candidates: Candidates, kept: np.ndarray | list[int]) -> np.ndarray:
+    """Return the weights of the kept models, scaled to the sum 1; equal weights if theirs are all 0."""
+    weights = np.zeros_like(candidates.weights)
+    weights[kept] = candidates.weights[kept]
+    if not (total := weights.sum()):
+        weights[kept] = 1.0
+        total = weights.sum()
+    shares: np.ndarray = weights / total
+    return shares
