@@ -132,22 +132,30 @@ def _determined(factor: Factor, other: Factor, before: bool) -> bool:
 
 def grid(found: Sequence[Factor]) -> tuple[Factor, Factor] | None:
     """Return the two factors whose levels the runs combine; None if there are more or fewer, or if a third is missing."""
-    if len(found) != 2:
+    if len(found) != 2 or not _combined(*found):
         return None
     rows, columns = found
-    cells = [(level, columns.level[run]) for run, level in rows.level.items()]
-    sizes = len(rows.texts), len(columns.texts)
-    unique = len(set(cells)) == len(cells)
-    return (rows, columns) if unique and len(cells) > max(sizes) and 3 * len(cells) > 2 * sizes[0] * sizes[1] else None
+    return (rows, columns) if len(set(_cells(rows, columns))) == len(rows.level) else None
+
+
+def _cells(rows: Factor, columns: Factor) -> list[tuple[int, int]]:
+    return [(level, columns.level[run]) for run, level in rows.level.items()]
+
+
+def _combined(rows: Factor, columns: Factor) -> bool:
+    """Return whether runs have more than two thirds of the combinations of two factors' levels."""
+    sizes, cells = (len(rows.texts), len(columns.texts)), len(set(_cells(rows, columns)))
+    return cells > max(sizes) and 3 * cells > 2 * sizes[0] * sizes[1]
 
 
 def styles(series: Sequence[Series], found: Sequence[Factor]) -> list[tuple[int, int, int, int]] | None:
     """Return the hue, the tint, the dash and the mark of each run, by its levels of the first factors.
 
     Returns:
-        None if there are fewer than two factors, or more levels than the drawings have colours.
+        None if there are fewer than two factors, if the runs do not combine the first two, or if these have more levels
+        than the drawings have colours.
     """
-    if len(found) < 2:
+    if len(found) < 2 or not _combined(found[0], found[1]):
         return None
     first, second, *others = found
     if len(first.texts) > MOST_HUES >= len(second.texts):

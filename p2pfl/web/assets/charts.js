@@ -657,10 +657,10 @@ function placed(points, steps, box, width) {
 /** Bars: {name, label, unit?, log?, bars: [{name, colour, value: number | null, parts?: {name: number}, limit?}], missing?}.
 
     A bar of parts is as long as their sum, and one below zero goes to the left. On a logarithmic axis there is a dot instead,
-    because there a length means nothing. `missing` is said where a value is null. */
+    because there a length means nothing, and none at zero. `missing` is said where a value is null. */
 const bars = kind(({ name, label, unit, log, bars: all, missing = "–" }, width, state) => {
   const sum = (bar) => (bar.parts ? Object.values(bar.parts).reduce((a, b) => a + (b ?? 0), 0) : bar.value);
-  const values = all.map(sum), span = extent([values, all.map((bar) => bar.limit)]) ?? [0, 0];
+  const values = all.map(sum), span = extent([values, all.map((bar) => bar.limit)], log) ?? [0, 0];
   const said = values.map((v) => (v == null || Number.isNaN(v) ? missing : format(v, unit, 3)));
   const wanted = Math.max(...all.map((bar) => widthOf(bar.name))) + 12;
   const above = wanted > width * 0.34, tall = above ? 38 : 26;

@@ -43,17 +43,20 @@ def section(series: Sequence[Series]) -> Section | None:
     )
     aimed = any(entry.reached is not msgspec.UNSET for one in series for entry in one.entries)
     quantities = (metric, *(TO_TARGET if aimed else (TIME,)), SENT)
-    figures = [_heatmap(quantity, by, series) for quantity in quantities]
-    title = f"{by[0].title.capitalize()} and {by[1].title}"
-    return {"id": "grid", "title": title, "text": [], "figures": [each for each in figures if each["cells"]]}
+    figures = [figure for quantity in quantities if (figure := _heatmap(quantity, by, series)) is not None]
+    return {"id": "grid", "title": f"Combinations of {by[0].title} and {by[1].title}", "text": [], "figures": figures}
 
 
 def _cost(entry: Entry, key: str) -> float | None:
     return float(getattr(entry.reached, key)) if isinstance(entry.reached, Reached) else None
 
 
-def _heatmap(quantity: _Quantity, by: tuple[Factor, Factor], series: Sequence[Series]) -> Figure:
-    """Return the mean of a quantity over the seeds of each run, without a number if any seed has none."""
+def _heatmap(quantity: _Quantity, by: tuple[Factor, Factor], series: Sequence[Series]) -> Figure | None:
+    """Return the mean of a quantity over the seeds of each run, without a number if any seed has none.
+
+    Returns:
+        None if no run has the quantity, or if all have the same.
+    """
     rows, columns = by
     cells: dict[str, dict[str, Any]] = {}
     for one in series:
@@ -61,6 +64,8 @@ def _heatmap(quantity: _Quantity, by: tuple[Factor, Factor], series: Sequence[Se
         cell = {"row": rows.level[one.name], "column": columns.level[one.name], "value": float(np.mean(values))}
         cells[one.name] = cell | ({"dev": float(np.std(values, ddof=1))} if len(values) > 1 else {})
     means = [cell["value"] for cell in cells.values() if np.isfinite(cell["value"])]
+    if not means or (len(set(means)) == 1 and len(means) == len(cells)):
+        return None
     best = (max if quantity.higher else min)(means, default=None)
     for cell in cells.values():
         cell["best"] = cell["value"] == best
@@ -79,6 +84,6 @@ def _heatmap(quantity: _Quantity, by: tuple[Factor, Factor], series: Sequence[Se
         "unit": quantity.unit,
         "log": len(means) > 1 and min(means) > 0 and max(means) >= DECADE * min(means),
         "missing": quantity.missing,
-        "cells": cells if means else {},
+        "cells": cells,
         "unfiltered": True,
     }

@@ -407,6 +407,16 @@ def test_bytes_over_decades_have_a_log_axis(opened):
     assert page.locator("#sent rect").count() == 3
 
 
+def test_zero_has_no_dot_on_a_log_axis(opened):
+    bars = {"kind": "bars", "id": "sent", "title": "Sent", "note": "", "x_label": "bytes", "unit": "B"}
+    names = ("none", "few", "many")
+    data = single(bars | {"runs": dict(zip(names, (0.0, 1e5, 1e8), strict=True))}) | {"runs": list(names)}
+    page, seen = opened(data)
+    assert page.locator("#sent path.bar").count() == 2
+    assert "0 B" in page.locator("#sent svg[role=img]").text_content()
+    assert seen.problems == []
+
+
 def test_values_around_zero_have_a_zero_line(opened):
     bars = {"kind": "bars", "id": "sent", "title": "Sent", "note": "", "x_label": "reward", "unit": ""}
     figures = [bars | {"runs": {"first run": -2.0, "second run": 1.0}}]

@@ -105,6 +105,11 @@ def test_sparse_combinations_have_no_heat_map(tmp_path, series_of):
     found = factors(series_of(leave(tmp_path / "run", made, {"run": runs})))
     assert [factor.key for factor in found] == ["policy", "budget.models"]
     assert grid(found) is None
+    assert styles(series_of(tmp_path / "run"), found) is None
+
+
+def test_equal_costs_have_no_heat_map(tmp_path):
+    assert "grid-time" not in figures(report([study(tmp_path / "run")]))  # all take one virtual second
 
 
 def test_runs_of_one_factor_have_no_heat_map(tmp_path):
