@@ -71,13 +71,16 @@ def state_of(folder: Path) -> dict[str, Any]:
         own, membership, status = config.load(folder), load_federation(folder), reader.current(folder)
     except ConfigurationError as error:
         return {**state, "problem": str(error)}
+    status = status or {"state": NEVER_RAN}
+    agreed = {} if membership is None else membership.file.tables
+    network = status.get("network", {}) if status["state"] in reader.RUNNING else {}
     return state | {
         "node": own.name,
-        "state": NEVER_RAN if status is None else status["state"],
-        "round": (status or {}).get("round", 0),
-        "rounds": (status or {}).get("rounds", own.rounds),
-        "federation": None if membership is None else membership.file.name,
-        "listen": own.listen,
+        "state": status["state"],
+        "round": status.get("round", 0),
+        "rounds": status.get("rounds", agreed.get("rounds", own.rounds)),
+        "federation": agreed.get("name"),
+        "listen": network.get("listen", own.listen),
     }
 
 

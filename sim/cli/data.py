@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from p2pfl.errors import ConfigurationError, MissingRequirementError
-from p2pfl.sim.cli.options import add_selection
+from p2pfl.sim.cli.options import add_selection, load_changed
 from p2pfl.system.console import FAILED, add_command
 from p2pfl.system.json_output import to_json
 from p2pfl.system.shared_options import add_output
@@ -53,9 +53,7 @@ def _check(options: argparse.Namespace) -> int:
         if options.changes or options.only:
             raise ConfigurationError("--set and --only need a scenario: p2pfl-sim data check SCENARIO")
         return _show_sets(options.root, options.json)
-    from p2pfl.sim.scenario.scenario import load
-
-    divisions = divisions_of(load(options.scenario, options.changes, options.trust).only(options.only))
+    divisions = divisions_of(load_changed(options).only(options.only))
     if options.json:
         print(to_json({"scenario": options.scenario, "divisions": divisions}))
         return 0

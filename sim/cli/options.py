@@ -78,6 +78,7 @@ def add_results(running: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="DIR", help="folder to write; it must hold no run (default: runs/SCENARIO-TIME)"
     )
     output.add_argument("--no-report", action="store_true", help="do not write report.html")
+    output.add_argument("-q", "--quiet", action="store_true", help="do not print the progress")
 
 
 def add_selection(runs: argparse._ActionsContainer, changes_help: str) -> None:
@@ -111,7 +112,7 @@ def scenario_of(options: argparse.Namespace) -> ScenarioFile:
             raise ConfigurationError(
                 "no scenario: name one, or continue a run with --resume DIR; `p2pfl-sim list` prints the shipped scenarios"
             )
-        file = load(options.scenario, options.changes, options.trust).only(options.only)
+        file = load_changed(options).only(options.only)
         return file if options.seeds is None else replace(file, seeds=tuple(parse_seeds(options.seeds)))
     given = {"a scenario": options.scenario, "--set": options.changes, "--seeds": options.seeds, "--only": options.only}
     of_sweep = {f"--{key.replace('_', '-')}": getattr(options, key, None) for key in ("vary", "dry_run")}
@@ -125,6 +126,22 @@ def _seed(text: str) -> str:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"a seed is a whole number of 0 or more, got {text!r}; for several use --seeds")
     return text
+
+
+def load_changed(options: argparse.Namespace) -> ScenarioFile:
+    """Return the scenario that the options name, with the changes of --set.
+
+    Raises:
+        ConfigurationError: the scenario or a change is wrong; the text names its source, the file or the command line.
+    """
+    from p2pfl.sim.scenario.scenario import load
+
+    try:
+        return load(options.scenario, options.changes, options.trust)
+    except ConfigurationError as error:
+        load(options.scenario, trust=options.trust)  # raises the error if the file has it
+        problem = str(error).removeprefix(f"{Path(options.scenario).stem}: ")
+        raise ConfigurationError(f"command line: {problem}") from error
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -36,7 +36,7 @@ def pareto_command(options: argparse.Namespace) -> int:
     candidates = Candidates(out, file)
     with explain_resume(candidates, sum(search.total for search in searches), "pareto", "candidates"):
         total = sum(search.total * search.scenario.nodes * search.scenario.rounds for search in searches)
-        with progress_bar(total, options.json, _line) as (advance, show):
+        with progress_bar(total, options.json or options.quiet, _line) as (advance, show):
             search_all(searches, file.path, candidates, workers=options.workers, progress=advance, iterated=show)
         summary = pareto_results.summarise(file, searches, candidates.notes)
         pareto_results.write(out, searches, summary)

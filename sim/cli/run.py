@@ -148,7 +148,7 @@ def _run_rest(
 ) -> list[Result]:
     """Run the unfinished jobs, and return all results; `keep` receives each new one."""
     left = [job.nodes * job.rounds for number, job in enumerate(jobs_of(file)) if number not in done]
-    quiet = options.json or (watch is not None and sys.stderr.isatty())
+    quiet = options.json or options.quiet or (watch is not None and sys.stderr.isatty())
     with progress_bar(sum(left), quiet, line_of) as (advance, show):
 
         def finished(number: int, result: Result) -> None:

@@ -155,9 +155,10 @@ def test_run_reports_folder_that_cannot_be_created(capsys, tmp_path):
     ("arguments", "message"),
     [
         (["run", "dac-synthetc"], "unknown scenario 'dac-synthetc'; did you mean 'dac-synthetic',"),
-        (["run", "dac-synthetic", "--set", "nodez=3"], "dac-synthetic: unknown key 'nodez'; did you mean 'nodes'?"),
+        (["run", "dac-synthetic", "--set", "nodez=3"], "command line: unknown key 'nodez'; did you mean 'nodes'?"),
         (["run", "dac-synthetic", "--set", "policy.name=dax"], "run 'dax': unknown policy 'dax'; did you mean 'dac'?"),
         (["run", "dac-synthetic", "--seeds", "x"], "--seeds must be a range such as 0:5 or a list such as 3,5, got 'x'"),
+        (["run", "dac-synthetic", "--seed", "1", "--set", "nodes=0"], "command line: nodes must be 1 or more, got 0"),
         (["run", "dac-synthetic", "--seeds", "0,0"], "--seeds must not repeat a seed, got 0 more than once"),
         (["run", "dac-synthetic", "--workers", "0"], "--workers must be 1 or more, got 0"),
         (["run", "dac-synthetic", "--workers", "2", "--engine", "local"], "--workers needs --engine process"),
@@ -806,6 +807,28 @@ def test_port_out_of_range_is_a_usage_error(capsys, arguments):
     option, _, value = arguments[2].partition("=")
     message = f"argument {option}: a port is a number from 0 to 65535, got '{value}'"
     assert message in usage_error(capsys, node_cli.main, *arguments)
+
+
+def test_seed_names_one_seed(capsys):
+    for option in ("--seed=3", "--seeds=3"):
+        assert sim_cli.parser().parse_args(["run", "digits-gossip", option]).seeds == "3"
+    err = usage_error(capsys, sim_cli.main, "run", "digits-gossip", "--seed", "0:3")
+    assert "argument --seed: a seed is a whole number of 0 or more, got '0:3'; for several use --seeds" in err
+    err = usage_error(capsys, sim_cli.main, "run", "digits-gossip", "--seed", "3", "--seeds", "0:3")
+    assert "argument --seeds: not allowed with argument --seed" in err
+
+
+def test_sim_error_names_the_file_if_the_file_is_wrong(capsys):
+    Path("study.toml").write_text("nodez = 3")
+    code, _, err = sim(capsys, "run", "study.toml", "--set", "rounds=-1")
+    assert (code, err) == (2, "study: unknown key 'nodez'; did you mean 'nodes'?\n")
+
+
+def test_quiet_run_prints_its_table_only(capsys):
+    Path("study.toml").write_text('nodes = 2\nrounds = 1\ntask = { name = "concept-shift" }\npolicy = { name = "local" }')
+    code, out, err = sim(capsys, "run", "study.toml", "--engine", "local", "-q", "--no-report")
+    assert (code, err) == (0, "")
+    assert "test mse, mean over nodes" in out
 
 
 def test_set_without_equals_sign_is_a_usage_error(capsys):

@@ -16,7 +16,7 @@ def nodes(tmp_path, monkeypatch):
     """Make a member, a node that has finished, and a damaged one, in folders of different depth."""
     monkeypatch.chdir(tmp_path)
     config.create(Path("alice"), "alice", "127.0.0.1:4101")
-    tables = agreement.draft("home", config.load(Path("alice")), make_task("digits", {}, Part(0, 1), 0))
+    tables = agreement.draft("home", config.load(Path("alice"), ["rounds=3"]), make_task("digits", {}, Part(0, 1), 0))
     admission.create_federation(Path("alice"), tables, Path("backup.pem"))
     config.create(Path("rack/1/bob"), "robert", "127.0.0.1:4102")
     status = {"state": "finished", "pid": 1, "history": [], "round": 10, "rounds": 10}
@@ -32,7 +32,7 @@ def test_list_prints_nodes_with_their_states(capsys):
     head, *rows, problem = capsys.readouterr().out.splitlines()
     assert head.split() == ["node", "state", "round", "federation", "listen", "folder"]
     assert [row.split() for row in rows] == [
-        ["alice", "new", "0", "of", "10", "home", "127.0.0.1:4101", "alice"],
+        ["alice", "new", "0", "of", "3", "home", "127.0.0.1:4101", "alice"],
         ["robert", "finished", "10", "of", "10", "-", "127.0.0.1:4102", "rack/1/bob"],
         ["carol", "invalid", "-", "-", "-", "rack/carol"],
     ]

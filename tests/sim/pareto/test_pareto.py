@@ -342,9 +342,9 @@ def test_report_does_not_compare_search_with_run(capsys, whole):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["search.step=2.0"], "study: search.step must be more than 0 and at most 1, got 2.0\n"),
-        (["search.stepp=2.0"], "study: unknown key 'search.stepp'; did you mean 'search.step'?\n"),
-        (["search=3"], "study: search must be a table such as { iterations = 20 }, got 3\n"),
+        (["search.step=2.0"], "command line: search.step must be more than 0 and at most 1, got 2.0\n"),
+        (["search.stepp=2.0"], "command line: unknown key 'search.stepp'; did you mean 'search.step'?\n"),
+        (["search=3"], "command line: search must be a table such as { iterations = 20 }, got 3\n"),
         (
             ["task.name=digits"],
             "run 'cold': a search needs a task with several objectives, such as deep-sea-treasure, but digits has one\n",
