@@ -133,12 +133,12 @@ def _add_revoke(commands: Any) -> None:
 
 def _invite(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import invitations
-    from p2pfl.node.runtime import join as joining
+    from p2pfl.node.runtime import invite
 
     if not options.minutes > 0:
         raise ConfigurationError(f"--minutes must be more than 0, got {options.minutes:g}")
-    addresses = joining.addresses(options.folder, options.addresses)
-    joining.check_can_run(options.folder)
+    addresses = invite.addresses(options.folder, options.addresses)
+    invite.check_can_run(options.folder)
     invitation = invitations.invite(
         options.folder,
         options.name,
@@ -171,7 +171,7 @@ def _join(options: argparse.Namespace) -> int:
     token = credentials.read(word, (INVITATION, ADMISSION))
     if word.startswith(INVITATION):
         print("warning: other users of this machine can see arguments; pass the token on standard input", file=sys.stderr)
-    name = joining.join(folder, token, partial(_approve, options, folder))
+    name = joining.join(folder, token, partial(_approve, options, folder), notify=partial(print, file=sys.stderr))
     print_answer(options, f"joined the federation {name}; next: p2pfl-node run {folder}", {"federation": name})
     return 0
 

@@ -6,15 +6,14 @@ import asyncio
 import errno
 import os
 import socket
-import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from p2pfl.node.doctor.checks import Finding
 from p2pfl.protocols.addresses import is_loopback, split_address
+from p2pfl.protocols.broker_address import BrokerAddress
 from p2pfl.protocols.errors import AddressError
 from p2pfl.system.atomic_files import reason
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     import aiomqtt
 
 GROUP = "224.0.0.251"  # group of multicast DNS, for which routers and firewalls have their rules
-BROKER_PORTS = {"mqtt": 1883, "mqtts": 8883}
 
 
 def check_port(listen: str, running: bool = False, configured: str = "") -> Finding:
@@ -121,22 +119,19 @@ def check_broker(url: str, topic: str = "", password: str | None = None, seconds
     """Check that a broker answers, accepts this node's credentials, and delivers messages.
 
     Args:
-        url: mqtt://[user@]host[:port] or mqtts://...; a password in it is never shown.
+        url: see p2pfl.protocols.broker_address; a password in it is never shown.
         topic: a topic that this node may publish to and subscribe to; by default a generated one.
         password: by default the one in the environment variable P2PFL_MQTT_PASSWORD, or in the URL.
         seconds: time to wait for the connection, and for the echo.
     """
     form = "set broker in node.toml to mqtt://host:1883 or mqtts://user@host:8883"
     try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or BROKER_PORTS.get(parts.scheme, 0)
-    except ValueError:
-        host, port = None, 0
-    if not host or not port:
+        address = BrokerAddress.parse(url)
+    except AddressError:
         return Finding("broker", False, "its address is not a valid URL", form)
-    where = f"{host}:{port}"
+    where = address.name
     try:
-        socket.create_connection((host, port), timeout=seconds).close()
+        socket.create_connection((address.host, address.port), timeout=seconds).close()
     except OSError as error:
         mend = "start the broker, correct its address in node.toml, or open its port in the firewall"
         return Finding("broker", False, f"{where} does not answer: {reason(error)}", mend)
@@ -149,16 +144,17 @@ def check_broker(url: str, topic: str = "", password: str | None = None, seconds
             f"{where} answers; access was not checked, because aiomqtt is missing",
             "pip install 'p2pfl-node[mqtt]'",
         )
-    secret = password or os.environ.get("P2PFL_MQTT_PASSWORD") or unquote(parts.password or "") or None
+    secret = password or os.environ.get("P2PFL_MQTT_PASSWORD") or address.password
     topic = topic or f"p2pfl/doctor/{os.urandom(16).hex()}"
     try:
         connect = partial(
             aiomqtt.Client,
-            host,
-            port,
-            username=unquote(parts.username) if parts.username else None,
+            address.host,
+            address.port,
+            username=address.user,
             password=secret,
-            tls_context=ssl.create_default_context() if parts.scheme == "mqtts" else None,
+            tls_context=address.tls_context(),
+            tls_insecure=True if address.fingerprint else None,
             timeout=seconds,
         )
         came = asyncio.run(_echo(connect, topic, seconds))

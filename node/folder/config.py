@@ -33,6 +33,7 @@ from p2pfl.node.log import LOG
 from p2pfl.policies import POLICIES
 from p2pfl.policy import Budget
 from p2pfl.protocols.addresses import split_address
+from p2pfl.protocols.broker_address import BrokerAddress
 from p2pfl.protocols.errors import AddressError, IdentityError
 from p2pfl.protocols.identity import Identity
 from p2pfl.robust.registry import MEDIAN_CLIP, Robust
@@ -77,7 +78,8 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         passphrase_file: path of a file with the passphrase of the admission key, if that is here and encrypted.
         mdns: whether to search for members on the local network, and to announce this node there.
         direct: whether to listen, and to dial members that can be reached without the broker.
-        broker: URL of an MQTT broker through which members can be reached, "mqtt://host:1883" or "mqtts://host:8883".
+        broker: URL of an MQTT broker through which members can be reached, "mqtt://host:1883" or "mqtts://host:8883";
+            `#sha256=` and the fingerprint of its certificate at the end accept only this certificate.
         status_port: port of the status page for browsers and Prometheus (see p2pfl.node.status.endpoints); 0 selects a
             free port, -1 disables the page.
         status_host: address of this machine for the status page; other machines can read it if the address is not on
@@ -140,6 +142,11 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ConfigurationError("status_host needs status_port, such as --status-port 4180")
         if self.broker and not BROKERS.fullmatch(self.broker):
             raise ConfigurationError("broker must be of the form mqtt://host:1883 or mqtts://host:8883")
+        try:
+            if self.broker:
+                BrokerAddress.parse(self.broker)
+        except AddressError as error:
+            raise ConfigurationError(f"broker: {error}") from error
 
     def task_options(self) -> dict[str, Any]:
         """Return the options of the task, with the node's own files and preference if it has them."""

@@ -13,6 +13,7 @@ from p2pfl.node.peering.discovery import Discovery
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.runtime.supervisor import Supervisor
 from p2pfl.protocols.addresses import is_loopback, join_address, needs_scope, split_address
+from p2pfl.protocols.broker_address import BrokerAddress
 from p2pfl.protocols.discovery.mdns import MdnsFinder, interface_hosts
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transport import AccessControl, Transport
@@ -159,17 +160,9 @@ def check_connectivity(config: NodeConfig) -> None:
         raise ConfigurationError('direct = false needs a broker; set broker = "mqtt://host:1883" in node.toml')
 
 
-def without_user(broker: str) -> str:
-    """Return a broker's URL without the user name and the password in it."""
-    scheme, colon, rest = broker.partition("://")
-    return f"{scheme}{colon}{rest.rpartition('@')[2]}"
-
-
 def without_password(broker: str) -> str:
     """Return a broker's URL without the password in it."""
-    scheme, colon, rest = broker.partition("://")
-    user, at, host = rest.rpartition("@")
-    return f"{scheme}{colon}{user.partition(':')[0]}{at}{host}"
+    return BrokerAddress.parse(broker).url_without_password if broker else ""
 
 
 def own_addresses(config: NodeConfig, listening: str) -> list[str]:

@@ -33,7 +33,7 @@ def describe_network(network: Mapping[str, Any]) -> str:
     Args:
         network: see p2pfl.node.runtime.connectivity.Connectivity.describe.
     """
-    listen, broker = network["listen"], network["broker"]
+    listen, broker = network["listen"], network["broker"].partition("#")[0]  # without a fingerprint
     parts = [f"listening on {describe_address(listen)}"] if listen else []
     if broker:
         parts.append(f"using the broker {broker}" + ("" if listen else " only"))

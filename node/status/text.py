@@ -77,7 +77,7 @@ def _federation(state: Mapping[str, Any]) -> Iterator[Row]:
     if state["state"] in RUNNING and network.get("listen"):
         yield "listening", describe_address(network["listen"])
     if state["state"] in RUNNING and network.get("broker") and not state.get("broker"):  # otherwise it is a problem
-        yield "broker", network["broker"]
+        yield "broker", network["broker"].partition("#")[0]
     if state["state"] not in RUNNING or state["state"] == "starting":
         return
     peers = state.get("peers", [])

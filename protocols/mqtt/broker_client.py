@@ -15,9 +15,8 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
-from urllib.parse import unquote, urlsplit
 
-from p2pfl.protocols.addresses import join_address
+from p2pfl.protocols.broker_address import BrokerAddress
 from p2pfl.protocols.errors import AddressError, TransportError
 from p2pfl.system.printable import printable
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     import aiomqtt
 
 PASSWORD = "P2PFL_MQTT_PASSWORD"
-PORTS = {"mqtt": 1883, "mqtts": 8883}
 CONNECTING = 5.0  # seconds for the broker to answer
 KEEPALIVE = 10  # seconds; the broker publishes a node's last will after silence of one and a half times this period
 INCOMING = 64  # maximum waiting messages; further ones are dropped and sent again later
@@ -93,7 +91,7 @@ class AiomqttBus:
     """Client of a broker that supports MQTT 3.1.1.
 
     Args:
-        url: mqtt://[user[:password]@]host[:port], or mqtts:// for TLS.
+        url: see p2pfl.protocols.broker_address.
         password_file: file with the password in its first line. Without it the password is taken from the environment
             variable P2PFL_MQTT_PASSWORD or from the URL, where other users may see it.
         tls: TLS context for mqtts; by default it trusts the authorities that the system trusts. SSL_CERT_FILE may name
@@ -110,22 +108,12 @@ class AiomqttBus:
         environment: Mapping[str, str] = os.environ,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port or PORTS.get(parts.scheme, 0)
-        except ValueError:  # without its text, which may quote the password
-            host, port = None, 0
-        if not host or not port or parts.path.strip("/") or parts.query:
-            raise AddressError("the address of a broker must be of the form mqtt://host:1883 or mqtts://user@host:8883")
-        self.name = join_address(host, port)
+        self._address = address = BrokerAddress.parse(url)
+        self.name = address.name
         self.connected = False
         self.queued = 0
-        self._host, self._port = host, port
-        self._user = unquote(parts.username) if parts.username else None
-        self._password = _read(password_file) or environment.get(PASSWORD) or unquote(parts.password or "") or None
-        self._tls = tls
-        if parts.scheme == "mqtts" and tls is None:
-            self._tls = ssl.create_default_context()
+        self._password = _read(password_file) or environment.get(PASSWORD) or address.password
+        self._tls = tls or address.tls_context()
         self._small: deque[_Packet] = deque()
         self._large: deque[_Packet] = deque()
         self._topics: deque[str] = deque()
@@ -142,9 +130,9 @@ class AiomqttBus:
         from p2pfl.protocols.mqtt.hardened_client import Client
 
         client = Client(
-            self._host,
-            self._port,
-            username=self._user,
+            self._address.host,
+            self._address.port,
+            username=self._address.user,
             password=self._password,
             identifier=f"p2pfl-{os.urandom(8).hex()}",
             will=aiomqtt.Will(will.topic, will.content),
@@ -153,6 +141,7 @@ class AiomqttBus:
             keepalive=KEEPALIVE,
             max_queued_incoming_messages=INCOMING,
             tls_context=self._tls,
+            tls_insecure=True if self._address.fingerprint else None,  # the context compares the fingerprint instead
         )
         stood = False
         try:
@@ -272,5 +261,7 @@ def describe_failure(error: Exception, stood: bool) -> str:
     if stood:
         return f"closed the connection: {text}"
     if "not authorized" in text or "bad user name" in text or "not authorised" in text:
-        return f"refuses this node: {text}; check the user name and {PASSWORD}"
+        return f"refuses this node: {text}; check the user name in mqtts://USER@HOST:PORT and {PASSWORD}"
+    if "certificate verify failed" in text:
+        return f"does not have a trusted certificate: {text}; check #sha256= in its address, or SSL_CERT_FILE"
     return f"does not answer: {text}"

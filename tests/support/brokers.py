@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import datetime
 import importlib.util
+import ipaddress
 import os
 import shutil
 import socket
@@ -15,6 +17,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
 
 from p2pfl.protocols.errors import TransportError
 
@@ -133,6 +139,22 @@ def mosquitto(config_lines=(), files=None):
     finally:
         broker.kill()
         shutil.rmtree(folder)
+
+
+def make_certificate():
+    """Return a certificate for a broker at 127.0.0.1 and its key, by file name."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "broker")])
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(datetime.datetime(2020, 1, 1))
+        .not_valid_after(datetime.datetime(2099, 1, 1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(True, 0), critical=True)
+        .sign(key, SHA256())
+    )
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return {"cert.pem": made.public_bytes(serialization.Encoding.PEM).decode(), "key.pem": private.decode()}
 
 
 AMQTT = """

@@ -1,4 +1,7 @@
-"""Nodes over TLS on loopback in the test's process, and their attackers: strangers, forgers, malicious members."""
+"""Nodes over TLS on loopback, or through a broker, in the test's process; and their attackers.
+
+The attackers are strangers, forgers and malicious members.
+"""
 
 import asyncio
 import os
@@ -23,6 +26,7 @@ from p2pfl.node.peering.peering_config import PeeringConfig, PeeringOptions
 from p2pfl.parameters import Layout
 from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.mqtt.transport import MqttTransport
 from p2pfl.protocols.transports.tls import TlsTransport
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import HEADER_SIZE, FrameSigner, FrameVerifier, Header, Payload
@@ -53,12 +57,13 @@ class Honest:
         addresses: of other members, instead of the configured ones.
         size: P, the number of values of a model.
         guarded: exclude members that send invalid messages.
+        bus: makes its client of a broker, through which it is reached instead of directly.
 
     Attributes:
         now: time of its invitation service, in seconds since 1970 and since the start of the machine.
     """
 
-    def __init__(self, folder, addresses=None, size=SIZE, guarded=False):
+    def __init__(self, folder, addresses=None, size=SIZE, guarded=False, bus=None):
         ready = loading.load(folder)
         if addresses is not None:
             ready = ready._replace(config=msgspec.structs.replace(ready.config, addresses=addresses))
@@ -67,7 +72,8 @@ class Honest:
         self.key, self.name = self.identity.public, own.name
         self.model = np.random.default_rng(size).standard_normal(size).astype(np.float32)
         access = Guard(self.log, asyncio.get_running_loop().time) if guarded else self.log
-        self.transport = TlsTransport(own.listen, self.identity, access, max_frame(size))
+        self.bus = bus
+        self.transport = _transport(bus, own.listen, self.identity, access, size)
         neighbourhood = Neighbourhood(ready, ())
         around = neighbourhood.members()
         keys = {name: member.key for name, member in around.items()}
@@ -148,20 +154,25 @@ class Intruder:
 
     Args:
         access: its claims about its federation.
+        bus: makes its client of a broker.
 
     Attributes:
         heard, said: frames, by their link.
     """
 
-    def __init__(self, identity, access, incarnation=1, size=SIZE):
+    def __init__(self, identity, access, incarnation=1, size=SIZE, bus=None):
+        self.bus = bus
         self.identity, self.access, self.key = identity, access, identity.public
         self.signer = FrameSigner(identity, access.federation, LAYOUT, incarnation)
-        self.transport = TlsTransport("127.0.0.1:0", identity, access, max_frame(size))
-        self.transport.use(self)
+        self.transport = _transport(bus, "127.0.0.1:0", identity, access, size)
+        if bus is None:
+            self.transport.use(self)
         self.heard, self.said, self.numbers = {}, {}, iter(range(1, 1 << 30))
         self.lost_links = []
 
     async def __aenter__(self):
+        if self.bus is not None:
+            await self.transport.listen(self)
         return self
 
     async def __aexit__(self, *exc):
@@ -214,6 +225,12 @@ class Intruder:
 
     def everything(self):
         return b"".join(frame for frames in self.heard.values() for frame in frames)
+
+
+def _transport(bus, listen, identity, access, size):
+    if bus is None:
+        return TlsTransport(listen, identity, access, max_frame(size))
+    return MqttTransport(bus(), identity, access, max_frame(size))
 
 
 def _number(frame, kind):

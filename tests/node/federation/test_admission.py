@@ -20,6 +20,7 @@ from p2pfl.node.federation.membership_file import FEDERATION, MEMBERSHIP, Member
 from p2pfl.node.federation.token_redeemer import TokenRedeemer
 from p2pfl.node.folder import config
 from p2pfl.node.peering.newcomers import JoinReply
+from p2pfl.node.runtime import inviter_client
 from p2pfl.node.runtime import join as joining
 from p2pfl.protocols.identity import Identity, Verifier
 from p2pfl.protocols.membership.federation_file import Federation
@@ -669,7 +670,7 @@ def test_join_refuses_token_for_another_name_before_dialling(home):
 
 
 def test_join_retries_while_inviter_is_busy(tmp_path, monkeypatch):
-    monkeypatch.setattr(joining, "PAUSE", 0.01)
+    monkeypatch.setattr(inviter_client, "PAUSE", 0.01)
     alice_folder = folders(tmp_path, "alice", "carol")["alice"]
     config.create(tmp_path / "bob", "bob", "127.0.0.1:0", task="concept-shift")
     busy = [encode_join(JoinRefused("busy: too many nodes")) for _ in range(3)]

@@ -18,6 +18,7 @@ from p2pfl.protocols.membership.log import Entry, Membership, Signed
 from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import HEADER_SIZE
+from tests.support.brokers import MemoryBroker
 from tests.support.fortress import Intruder, Relay, folders, honest, somebody, until
 
 
@@ -390,6 +391,12 @@ def test_member_revoked_during_transfer_never_receives_rest(members):
 # Invitations
 
 
+@pytest.fixture(params=["direct", "broker"])
+def bus(request):
+    """Return a function that makes a client of a broker; None for direct links."""
+    return MemoryBroker().bus if request.param == "broker" else None
+
+
 class Inviter:
     """Alice, who answers mallory, a member, and newcomers."""
 
@@ -403,7 +410,7 @@ class Inviter:
 
     async def answer(self, join, identity=None):
         """Ask with a proven key; return the answer."""
-        async with Intruder(identity or somebody(), access(self.alice)) as newcomer:
+        async with Intruder(identity or somebody(), access(self.alice), bus=self.alice.bus) as newcomer:
             link = await newcomer.dial(self.alice, joining=True)
             link.send([join if isinstance(join, bytes) else encode_join(join)])
             await until(lambda: newcomer.heard.get(link))
@@ -442,11 +449,11 @@ BAD_TOKENS = {
 
 
 @pytest.mark.parametrize("what", BAD_TOKENS)
-def test_inviter_refuses_invalid_token_with_reason(members, what):
+def test_inviter_refuses_invalid_token_with_reason(members, bus, what):
     cause, make = BAD_TOKENS[what]
 
     async def main():
-        async with honest(members["alice"]) as alice:
+        async with honest(members["alice"], bus=bus) as alice:
             inviter = Inviter(alice, members)
             join, before = make(inviter), alice.state()
             answer = await inviter.answer(join)
@@ -457,9 +464,9 @@ def test_inviter_refuses_invalid_token_with_reason(members, what):
     asyncio.run(main())
 
 
-def test_inviter_refuses_known_key(members):
+def test_inviter_refuses_known_key(members, bus):
     async def main():
-        async with honest(members["alice"]) as alice:
+        async with honest(members["alice"], bus=bus) as alice:
             inviter, before = Inviter(alice, members), alice.state()
             answer = await inviter.answer(Join(inviter.token, "eve"), identity=key(members, "mallory"))
             assert answer.reason.startswith("known key")
@@ -469,9 +476,9 @@ def test_inviter_refuses_known_key(members):
     asyncio.run(main())
 
 
-def test_token_admits_only_one_node(members):
+def test_token_admits_only_one_node(members, bus):
     async def main():
-        async with honest(members["alice"]) as alice:
+        async with honest(members["alice"], bus=bus) as alice:
             inviter = Inviter(alice, members)
             assert isinstance(await inviter.answer(Join(inviter.token, "eve")), Joined)
             before = alice.state()
@@ -482,11 +489,11 @@ def test_token_admits_only_one_node(members):
     asyncio.run(main())
 
 
-def test_valid_token_works_from_other_host_after_guessing(members):
+def test_valid_token_works_from_other_host_after_guessing(members, bus):
     """Wrong secrets delay only the host that sent them; the valid token works at once from another host."""
 
     async def main():
-        async with honest(members["alice"]) as alice:
+        async with honest(members["alice"], bus=bus) as alice:
             inviter, before = Inviter(alice, members), alice.state()
             for _ in range(REFUSALS):
                 assert (await inviter.answer(Join(new_secret(), "eve"))).reason.startswith("invitation unknown")
@@ -500,9 +507,9 @@ def test_valid_token_works_from_other_host_after_guessing(members):
     asyncio.run(main())
 
 
-def test_refused_host_may_ask_again_later(members):
+def test_refused_host_may_ask_again_later(members, bus):
     async def main():
-        async with honest(members["alice"]) as alice:
+        async with honest(members["alice"], bus=bus) as alice:
             inviter = Inviter(alice, members)
             for _ in range(REFUSALS):
                 await inviter.answer(Join(new_secret(), "eve"))
@@ -512,9 +519,9 @@ def test_refused_host_may_ask_again_later(members):
     asyncio.run(main())
 
 
-def test_joining_link_closes_at_second_question(members):
+def test_joining_link_closes_at_second_question(members, bus):
     async def main():
-        async with honest(members["alice"]) as alice, Intruder(somebody(), access(alice)) as eve:
+        async with honest(members["alice"], bus=bus) as alice, Intruder(somebody(), access(alice), bus=bus) as eve:
             before = alice.state()
             link = await eve.dial(alice, joining=True)
             for _ in range(2):
@@ -527,14 +534,46 @@ def test_joining_link_closes_at_second_question(members):
     asyncio.run(main())
 
 
-def test_joining_link_rejects_other_messages(members):
+def test_joining_link_rejects_other_messages(members, bus):
     async def main():
-        async with honest(members["alice"]) as alice, Intruder(somebody(), access(alice)) as eve:
+        async with honest(members["alice"], bus=bus) as alice, Intruder(somebody(), access(alice), bus=bus) as eve:
             before = alice.state()
             link = await eve.dial(alice, joining=True)
             eve.send(link, ask())
             await until(lambda: link in eve.heard)
             assert msgspec.msgpack.decode(eve.heard[link][0])[0] == "refused"
             assert_unchanged(alice, before, eve, {"malformed": 1})
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_flood_of_newcomers_through_broker_spares_members(members):
+    """Twenty newcomers are let in at once, and then five a second; they cost the node ten look-ups."""
+    bus = MemoryBroker().bus
+
+    async def flood(alice):
+        async with Intruder(somebody(), access(alice), bus=bus) as eve:
+            link = await eve.dial(alice, joining=True)
+            link.send([encode_join(Join(new_secret(), "eve"))])
+            await until(lambda: link in eve.heard)
+
+    async def main():
+        async with honest(members["alice"], bus=bus) as alice:
+            inviter = Inviter(alice, members)
+            async with Intruder(key(members, "carol"), access(alice), bus=bus) as carol:
+                link = await carol.introduce(alice)
+                flooding = [asyncio.ensure_future(flood(alice)) for _ in range(24)]
+                await until(lambda: alice.rejected.get("too often", 0) > 0)
+                await carol.settled(link, alice)
+                assert len(alice.transport.strangers) <= 20
+                await asyncio.gather(*flooding)
+                looked_up, busy = alice.rejected["invitation unknown"], alice.rejected["busy"]
+                assert looked_up <= REFUSALS
+                assert looked_up + busy == 24
+                assert "eve" not in alice.log.members
+                alice.now += 60
+                assert isinstance(await inviter.answer(Join(inviter.token, "eve")), Joined)
+                assert link not in carol.lost_links
 
     asyncio.run(main())

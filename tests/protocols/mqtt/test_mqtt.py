@@ -5,9 +5,7 @@ mqtt_links, mqtt_packets, mqtt_presence) are tested here together.
 """
 
 import asyncio
-import datetime
 import gc
-import ipaddress
 import os
 import random
 import socket
@@ -15,13 +13,10 @@ import ssl
 import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from unittest import mock
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
 
 from p2pfl.protocols.errors import AddressError, ProtocolError, TransportError
 from p2pfl.protocols.identity import Identity
@@ -1081,7 +1076,9 @@ def test_real_broker_login_failure_is_reported_without_password():
             while not a.problems:
                 await asyncio.sleep(0.05)
         assert f"the broker at 127.0.0.1:{broker.port} refuses this node: " in a.problems[0]
-        with pytest.raises(TransportError, match="check the user name and P2PFL_MQTT_PASSWORD") as caught:
+        with pytest.raises(
+            TransportError, match="check the user name in mqtts://USER@HOST:PORT and P2PFL_MQTT_PASSWORD"
+        ) as caught:
             await a.transport.dial("mqtt:", BOB.public)
         assert "geheim" not in a.problems[0] + str(caught.value)
 
@@ -1103,25 +1100,9 @@ def test_real_broker_with_small_packet_limit_is_reported():
         run_with_broker(broker, test)
 
 
-def make_certificate():
-    """Return a certificate for a broker at 127.0.0.1 and its key, by file name."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "broker")])
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(datetime.datetime(2020, 1, 1))
-        .not_valid_after(datetime.datetime(2099, 1, 1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(True, 0), critical=True)
-        .sign(key, SHA256())
-    )
-    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return {"cert.pem": made.public_bytes(serialization.Encoding.PEM).decode(), "key.pem": private.decode()}
-
-
 @pytest.mark.slow
 def test_bus_connects_to_broker_with_trusted_certificate():
-    files = make_certificate()
+    files = brokers.make_certificate()
 
     async def test(here):
         url = f"mqtts://127.0.0.1:{broker.port}"
@@ -1130,6 +1111,28 @@ def test_bus_connects_to_broker_with_trusted_certificate():
         link, _ = await trusted_link(a, b)
         link.send([bytes(MAX)])
         await b.handler.until(lambda handler: handler.frames)
+
+    with brokers.mosquitto(["certfile {folder}/cert.pem", "keyfile {folder}/key.pem"], files) as broker:
+        run_with_broker(broker, test)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the MQTT library leaves the socket to the garbage collector
+def test_bus_accepts_only_certificate_with_fingerprint():
+    files = brokers.make_certificate()
+    right = sha256(ssl.PEM_cert_to_DER_cert(files["cert.pem"])).hexdigest()
+
+    async def test(here):
+        url = f"mqtts://127.0.0.1:{broker.port}#sha256="
+        a, b = [await here.node(who, bus=here.bus(url + right)) for who in (ALICE, BOB)]
+        await trusted_link(a, b)
+        assert (a.problems, b.problems) == ([], [])
+        c = await here.node(CAROL, bus=here.bus(url + "ab" * 32))
+        async with asyncio.timeout(60):
+            while not c.problems:
+                await asyncio.sleep(0.05)
+        assert "does not have a trusted certificate" in c.problems[0]
+        assert right in c.problems[0]
 
     with brokers.mosquitto(["certfile {folder}/cert.pem", "keyfile {folder}/key.pem"], files) as broker:
         run_with_broker(broker, test)
@@ -1146,6 +1149,6 @@ def test_bus_refuses_broker_with_untrusted_certificate():
         assert "certificate verify failed" in a.problems[0]
 
     lines = ["certfile {folder}/cert.pem", "keyfile {folder}/key.pem"]
-    with brokers.mosquitto(lines, make_certificate()) as broker:
+    with brokers.mosquitto(lines, brokers.make_certificate()) as broker:
         run_with_broker(broker, test)
     gc.collect()

@@ -1,0 +1,131 @@
+"""Addresses in a token, and the ways that a newcomer tries."""
+
+import ssl
+import threading
+from contextlib import contextmanager
+from hashlib import sha256
+from socket import create_server
+
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.folder import config
+from p2pfl.node.runtime.invite import addresses
+from p2pfl.node.runtime.inviter_client import ways_to
+from p2pfl.protocols.membership.invitation import Invitation
+from tests.support.brokers import free_port, make_certificate
+
+PIN = "ab" * 32
+
+
+@pytest.fixture
+def alice(tmp_path, monkeypatch):
+    """Return a function that makes alice's folder with changes of node.toml."""
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def make(broker="", listen="10.0.0.1:4100", direct=True):
+        folder = tmp_path / "alice"
+        config.create(folder, "alice", listen, broker=broker)
+        path = folder / config.CONFIG
+        path.write_text(path.read_text().replace("direct = true", f"direct = {str(direct).lower()}"))
+        return folder
+
+    return make
+
+
+@contextmanager
+def tls_server(folder):
+    """Run a server that shows a certificate of its own; yield its port and the fingerprint."""
+    files = make_certificate()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+
+    def serve():
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            try:
+                context.wrap_socket(connection, server_side=True).close()
+            except OSError:
+                connection.close()
+
+    with create_server(("127.0.0.1", 0)) as server:
+        serving = threading.Thread(target=serve, daemon=True)
+        serving.start()
+        yield server.getsockname()[1], sha256(ssl.PEM_cert_to_DER_cert(files["cert.pem"])).hexdigest()
+
+
+def test_addresses_include_broker_without_account(alice):
+    assert addresses(alice("mqtt://alice:geheim@broker.example"), ()) == ["10.0.0.1:4100", "mqtt://broker.example:1883"]
+
+
+@pytest.mark.parametrize("options", [{"direct": False}, {"listen": "10.0.0.1:0"}], ids=str)
+def test_addresses_of_node_behind_broker_are_only_the_broker(alice, options):
+    assert addresses(alice("mqtt://broker.example", **options), ()) == ["mqtt://broker.example:1883"]
+
+
+def test_given_addresses_replace_others_and_lose_account(alice):
+    folder = alice("mqtt://broker.example")
+    given = ["192.168.1.5:4100", "mqtt://bob:geheim@other.example:1884"]
+    assert addresses(folder, given) == ["192.168.1.5:4100", "mqtt://other.example:1884"]
+    with pytest.raises(ConfigurationError, match="the address of a broker must be of the form"):
+        addresses(folder, ["mqtt://bob@"])
+
+
+def test_configured_fingerprint_is_passed_on(alice):
+    folder = alice(f"mqtts://alice@broker.example#sha256={PIN}", direct=False)
+    assert addresses(folder, ()) == [f"mqtts://broker.example:8883#sha256={PIN}"]
+    assert addresses(folder, ["mqtts://broker.example"]) == [f"mqtts://broker.example:8883#sha256={PIN}"]
+
+
+def test_fingerprint_of_private_authority_is_added(alice, tmp_path, monkeypatch):
+    with tls_server(tmp_path) as (port, fingerprint):
+        folder = alice(f"mqtts://127.0.0.1:{port}", direct=False)
+        with pytest.raises(ConfigurationError, match=r"cannot verify the certificate of the broker .* SSL_CERT_FILE"):
+            addresses(folder, ())
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+        assert addresses(folder, ()) == [f"mqtts://127.0.0.1:{port}#sha256={fingerprint}"]
+
+
+def test_addresses_refuse_broker_that_does_not_answer(alice):
+    port = free_port()
+    folder = alice(f"mqtts://127.0.0.1:{port}", direct=False)
+    with pytest.raises(
+        ConfigurationError, match=rf"cannot invite through the broker at 127.0.0.1:{port}: Connection refused"
+    ):
+        addresses(folder, ())
+
+
+# Ways of a newcomer
+
+
+def ways(*named, own=""):
+    token = Invitation(bytes(16), "home", bytes(32), bytes(32), named, bytes(16), 0, "bob")
+    direct, brokers = ways_to(token, own)
+    assert all(way.broker is None for way in direct)
+    return [way.address for way in direct], [way.broker.url for way in brokers]
+
+
+def test_newcomer_tries_direct_addresses_first():
+    assert ways("mqtt://h:1883", "10.0.0.1:4100") == (["10.0.0.1:4100"], ["mqtt://h:1883"])
+    assert ways("10.0.0.1:4100", own="mqtt://a@h") == (["10.0.0.1:4100"], [])
+
+
+def test_newcomer_uses_own_account_and_fingerprint_of_token():
+    pinned = f"mqtts://h:8883#sha256={PIN}"
+    assert ways(pinned) == ([], [pinned])
+    assert ways(pinned, own="mqtts://bob:geheim@h") == ([], [f"mqtts://bob:geheim@h:8883#sha256={PIN}"])
+    mine = f"mqtts://bob@h:8883#sha256={'cd' * 32}"
+    assert ways(pinned, own=mine) == ([], [mine])
+    assert ways(pinned, own="mqtt://bob@h:8883") == ([], ["mqtt://bob@h:8883"])
+
+
+def test_token_directs_no_account_to_another_broker():
+    assert ways("mqtt://bob:x@evil:1883") == ([], ["mqtt://evil:1883"])
+    own = "mqtts://bob:geheim@h:8883"
+    assert ways("mqtt://bob@evil:1883", own=own) == ([], [own, "mqtt://evil:1883"])
