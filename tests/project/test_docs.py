@@ -20,8 +20,9 @@ from tests.support.site_of_docs import broken, build
 
 FEDERATION, BROKER = "tutorials/first-federation.md", "how-to/connect-through-a-broker.md"
 MANAGE, WATCH = "how-to/manage-nodes.md", "how-to/watch-a-federation.md"
+JOIN = "how-to/join-through-a-broker.md"
 MORE, PROJECT = "how-to/train-more-rounds.md", "tutorials/own-project.md"
-NODES = (FEDERATION, BROKER, MANAGE, MORE, WATCH, PROJECT)  # pages whose nodes keep running during further commands
+NODES = (FEDERATION, BROKER, JOIN, MANAGE, MORE, WATCH, PROJECT)  # pages whose nodes keep running during further commands
 ELSEWHERE = ("real-machines.md", "reproduced.md")  # test_real_machines.py and test_reproduced.py name the tests
 OTHERS = [name for name in PAGES if name not in (*NODES, *ELSEWHERE) and any(block.kind == "sh" for block in blocks(name))]
 
@@ -175,6 +176,15 @@ def test_watch_page_runs(terminals):
 def test_broker_page_runs(terminals):
     with brokers.mosquitto() as broker:
         there = terminals(BROKER, **{"mqtt://broker.example:1883": broker.url})
+        there.type_all()
+        assert "through the broker" in there.printed
+        there.stop()
+
+
+@pytest.mark.slow
+def test_join_through_broker_page_runs(terminals):
+    with brokers.mosquitto() as broker:
+        there = terminals(JOIN, **{"mqtt://broker.example:1883": broker.url})
         there.type_all()
         assert "through the broker" in there.printed
         there.stop()
