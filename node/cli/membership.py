@@ -46,8 +46,8 @@ def _add_invite(commands: Any) -> None:
     token.add_argument("--minutes", type=float, default=15.0, help="minutes until the token expires (default: 15)")
     token.add_argument(
         "--address", dest="addresses", action="append", default=[], metavar="HOST:PORT",
-        help="address at which the new node can reach this node, or the URL of a broker; can be repeated (default: the addresses in node.toml, or"
-        " those of this machine)",
+        help="address at which the new node can reach this node, or the URL of a broker; can be repeated (default:"
+        " the addresses in node.toml, or those of this machine)",
     )  # fmt: skip
     add_unlock(invite.add_argument_group("admission key"))
     add_output(invite)
