@@ -177,6 +177,15 @@ def labels(series: Sequence[Series]) -> dict[str, str]:
     return found if len(set(found.values())) == len(found) and any(name != found[name] for name in found) else {}
 
 
+def caption(series: Sequence[Series]) -> str:
+    """Return the meaning of the parts of short labels, such as "run, budget (models a round)"; "" without labels."""
+    if not labels(series):
+        return ""
+    varied = dict.fromkeys(key for one in series for key in one.shown.varied)
+    run = ["run"] if any(label_words(one, one.shown.varied) for one in series) else []
+    return ", ".join([*run, *(WORDS.get(key, key) for key in varied)])
+
+
 def label_words(one: Series, without: Iterable[str] = ()) -> list[str]:
     """Return the parts of a run's name, with the values of its varied keys; keys in `without` are left out."""
     return words_of(one.row, one.shown.varied, without)

@@ -9,7 +9,7 @@ from typing import Any
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.markup import bullets
-from p2pfl.sim.report.factors import WORDS, factors, label_words, labels, styles
+from p2pfl.sim.report.factors import caption, factors, labels, styles
 from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.page import render
 from p2pfl.sim.report.sections import (
@@ -125,9 +125,7 @@ def _appearance(series: Sequence[Series]) -> dict[str, Any]:
     """Return the short labels of runs with a caption, and their colours, if they come from factors."""
     found: dict[str, Any] = {}
     if short := labels(series):
-        varied = dict.fromkeys(key for one in series for key in one.shown.varied)
-        run = ["run"] if any(len(label_words(one, one.shown.varied)) for one in series) else []
-        found |= {"labels": short, "caption": ", ".join([*run, *(WORDS.get(key, key) for key in varied)])}
+        found |= {"labels": short, "caption": caption(series)}
     if colours := styles(series, factors(series)):
         found["styles"] = colours
     return found

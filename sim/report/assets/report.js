@@ -407,8 +407,9 @@ function settle(figures) {
 
 Charts.themeSwitch(document.getElementById("theme"));
 chips(document.getElementById("filter"));
+const labelled = new Map(runs.map((name, i) => [label(name), i]));
 for (const row of document.querySelectorAll("#table tbody tr")) {
-  const i = colours.get(row.cells[0]?.textContent);
+  const i = labelled.get(row.cells[0]?.textContent);
   if (i !== undefined && runs.length > 1) row.cells[0].prepend(Charts.key(i));
 }
 for (const section of data.sections) {

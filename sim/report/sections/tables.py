@@ -9,6 +9,7 @@ from html import escape
 from p2pfl.sim.formatting import PARETO_OPTIMAL, difference, number, of_paper, size, some
 from p2pfl.sim.markup import bullets, table, terms
 from p2pfl.sim.report.comparison import comparisons
+from p2pfl.sim.report.factors import caption, labels
 from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.series import Series
 from p2pfl.sim.report.summary import Row
@@ -71,7 +72,8 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
     groups = groups if 1 < len(groups) <= 6 else []
     reference = next((row.against.name for row in rows.values() if row.against is not None), None)
     papers = any(row.paper is not None for row in rows.values())
-    heads = ["Run", " / ".join(metrics)]
+    short, meaning = labels(series), caption(series) or "run"
+    heads = [meaning[0].upper() + meaning[1:], " / ".join(metrics)]
     heads += ["± over seeds"] if seeds > 1 else []
     heads += [f"vs {reference}"] if reference is not None else []
     times = any(row.against.times_bytes is not None for row in rows.values() if row.against is not None)
@@ -87,7 +89,8 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
     cells = []
     for one in series:
         row = rows.get(one.row, Row(one.row))
-        line = [one.row, number(one.mean(entry.test.mean for entry in one.entries))]
+        label = short.get(one.name, one.name)[len(one.name) - len(one.row) :]  # without the folder, if there is one
+        line = [label, number(one.mean(entry.test.mean for entry in one.entries))]
         line += [number(row.std) if len(one.seeds) > 1 else ""] if seeds > 1 else []
         line += _against(row)[: 1 + times] if reference is not None else []
         line += [number(row.extra_metrics.get(name)) for name in also]

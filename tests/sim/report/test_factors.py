@@ -9,7 +9,7 @@ from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.series import gather
 from p2pfl.sim.report.write import report
 from tests.support.report_folders import edges_of, entry, leave, rounds_of
-from tests.support.report_pages import figures, payload
+from tests.support.report_pages import Tables, figures, payload
 
 BUDGETS = (4, 0, 1)
 
@@ -72,6 +72,8 @@ def test_labels_have_values_only(tmp_path, series_of):
     assert text["labels"]["complete, budget.models=4"] == "complete, 4"
     assert text["caption"] == "run, budget (models a round)"
     assert text["styles"][0] == [0, 3, 0, 1]
+    heads, *rows = Tables(report([tmp_path / "run"])).tables[0]
+    assert (heads[0], rows[1][0]) == ("Run, budget (models a round)", "ring, none")
 
 
 def test_heat_maps_show_metric_and_costs(tmp_path):
