@@ -7,6 +7,7 @@ from functools import partial
 from math import isfinite
 from pathlib import Path
 from queue import SimpleQueue
+from textwrap import shorten
 from threading import Thread
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from p2pfl.tracking.tracker import Figures, NamedFactory, TrackedRun, Tracker
 
 CLOSING = 30.0  # seconds that the end of a program waits for its trackers
 MOST_WAITING = 10_000  # calls that may wait for a slow tracker
+LONGEST_REASON = 200  # characters of an error in a warning
 
 
 class RunLog(Protocol):
@@ -44,7 +46,8 @@ class Tracking:
         self._warn = warn
         self._left_out: set[str] = set()
         self._running: list[_QueuedRun] = []
-        self._slow = False
+        self._busy = ""  # the tracker of the last call
+        self._slow = self._closed = False
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name="tracking", daemon=True)
         self._thread.start()
@@ -60,7 +63,10 @@ class Tracking:
         self._calls.put(None)
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self._warn(f"a tracker has not finished within {seconds:g} s; its last figures may be missing")
+            self._warn(
+                f"the tracker {self._busy} has not finished {seconds:g} s after the end; its last figures may be missing"
+            )
+        self._closed = True
 
     def post(self, call: Callable[[], object]) -> None:
         """Have a call made in the thread, unless too many wait already."""
@@ -68,18 +74,20 @@ class Tracking:
             self._calls.put(call)
         elif not self._slow:
             self._slow = True
-            self._warn("a tracker is too slow; it does not get all figures")
+            self._warn(f"the tracker {self._busy} is too slow; it does not get all figures")
 
     def attempt(self, name: str, call: Callable[[], object]) -> None:
         """Make a call of a tracker, unless it has failed before."""
-        if name in self._left_out:
+        if name in self._left_out or self._closed:
             return
+        self._busy = name
         try:
             call()
         except (Exception, SystemExit) as error:  # of any package, for any reason: the run goes before
             self._left_out.add(name)
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self._warn(f"the tracker {name} has failed: {printable(reason)}; the run continues without it")
+            reason = shorten((str(error).strip() or type(error).__name__).splitlines()[0], LONGEST_REASON)
+            if not self._closed:
+                self._warn(f"the tracker {name} has failed: {printable(reason)}; the run continues without it")
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -10,6 +10,11 @@ from pathlib import Path
 from p2pfl.tracking.tracker import Figures, TrackedRun
 
 URI = "MLFLOW_TRACKING_URI"  # environment variable with the address of a server
+DEFAULTS = {  # MLflow alone would try to reach a server for minutes, and send statistics of its use
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
 LONGEST_VALUE, MOST_PARAMS = 500, 100  # MLflow's limits of a parameter, and of those in one call
 
 
@@ -17,11 +22,12 @@ class MLflow:
     """Runs in an experiment of the run's project, on the server of MLFLOW_TRACKING_URI, or else in files of the folder.
 
     `mlflow ui --backend-store-uri FOLDER` shows the files. MLflow's telemetry is off, unless its environment variable
-    MLFLOW_DISABLE_TELEMETRY is set otherwise.
+    MLFLOW_DISABLE_TELEMETRY is set otherwise. A server that does not answer is given up after some seconds.
     """
 
     def __init__(self, run: TrackedRun, folder: Path) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        for key, value in DEFAULTS.items():
+            os.environ.setdefault(key, value)
         uri = os.environ.get(URI)
         if not uri:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions ask for consent

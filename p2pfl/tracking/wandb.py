@@ -9,6 +9,7 @@ from typing import Any
 from p2pfl.tracking.tracker import Figures, TrackedRun
 
 ROUND = "round"  # the axis of the figures
+WAITING = 15.0  # seconds for an answer of the server at the beginning
 
 
 class WeightsAndBiases:
@@ -21,17 +22,18 @@ class WeightsAndBiases:
 
     def __init__(self, run: TrackedRun, folder: Path) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
         folder.mkdir(parents=True, exist_ok=True)
         mode: Any = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False, verify=False) else "offline")
-        settings = wandb.Settings(console="off", silent=True, disable_code=True, disable_git=True)
+        settings = wandb.Settings(console="off", disable_code=True, disable_git=True, init_timeout=WAITING)
         self._run = wandb.init(
             project=run.project,
             name=run.name,
             group=run.group,
             config=dict(run.config),
-            dir=folder,
+            dir=folder.parent,  # in which wandb makes the folder `wandb`
             mode=mode,
             settings=settings,
             reinit="create_new",

@@ -6,6 +6,7 @@ from types import ModuleType
 import pytest
 
 from p2pfl.tracking.background import Tracking
+from p2pfl.tracking.mlflow import DEFAULTS
 from p2pfl.tracking.tracker import TrackedRun, factories
 
 RUN = TrackedRun("dac/seed-0", "dac", "study", {"policy.name": "dac", "lr": 0.1, "note: ä": "x" * 600})
@@ -20,8 +21,9 @@ def offline(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
     monkeypatch.setenv("DO_NOT_TRACK", "true")
-    for name in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY", "WANDB_ERROR_REPORTING"):
-        monkeypatch.setenv(name, "true" if name.startswith("MLFLOW") else "false")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    for name, value in {**DEFAULTS, "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}.items():
+        monkeypatch.setenv(name, value)
 
 
 def record(name, folder):
@@ -70,10 +72,23 @@ def test_wandb_writes_an_offline_run(tmp_path):
     import wandb
 
     wandb.teardown()  # its own process writes the file
-    (file,) = (tmp_path / "wandb").glob("wandb/offline-run-*/run-*.wandb")
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     content = file.read_bytes()
     for text in (b"dac/seed-0", b"study", b"policy.name", b"merged/test_accuracy", b"0.8125", b"result/test_accuracy"):
         assert text in content
+
+
+@pytest.mark.slow
+def test_mlflow_server_that_is_down_gives_one_warning(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    warnings = []
+    tracking = Tracking(factories("mlflow"), tmp_path, warnings.append)
+    tracking.begin(RUN).log(1, {"a": 1.0})
+    tracking.close(120)
+    (warning,) = warnings
+    assert warning.startswith("the tracker mlflow has failed: API request to http://127.0.0.1:9/")
+    assert warning.endswith("; the run continues without it")
 
 
 class FakeRun:
