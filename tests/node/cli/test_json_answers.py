@@ -2,6 +2,7 @@
 
 # ruff: noqa: SLF001 (argparse shows its options in no other way)
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Invitation, Request
 from tests.node.cli.test_help import COMMANDS, SubParsers
 from tests.sim.cli.test_help import COMMANDS as SIM
+from tests.support.pages import DOCS
 
 LEAVES = [
     command
@@ -29,9 +31,18 @@ def answer(tmp_path, monkeypatch, capsys):
         assert main([*arguments, "--json"]) == 0
         out, err = capsys.readouterr()
         assert err == ""
-        return json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+        found = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+        assert list(found) == documented()[" ".join(arguments[: 2 if arguments[0] == "federation" else 1])]
+        return found
 
     return run
+
+
+def documented():
+    """Return the keys of the answer of each command in the reference."""
+    text = (DOCS / "reference/commands.md").read_text(encoding="utf-8").partition("| command | keys |\n")[2]
+    rows = re.findall(r"^\| `([a-z ]+)` \| (`.*`) \|$", text.partition("\n\n")[0], re.M)
+    return {command: re.findall(r"`([^`]+)`", keys) for command, keys in rows}
 
 
 @pytest.mark.parametrize("command", LEAVES, ids=lambda command: command.prog)
