@@ -15,6 +15,7 @@ class EarlyStopping:
     Attributes:
         best: that model, or None before the first one; without validation data, the newest model.
         round: its round.
+        stopped: whether the node has stopped early. It stays stopped even if the last evaluation is the best.
     """
 
     def __init__(self, patience: int) -> None:
@@ -22,6 +23,7 @@ class EarlyStopping:
         self.best: Parameters | None = None
         self.round = 0
         self.loss = inf
+        self.stopped = False
         self._newest = 0
 
     def see(self, round: int, params: Parameters, loss: float | None) -> bool:
@@ -40,12 +42,13 @@ class EarlyStopping:
     @property
     def stop(self) -> bool:
         """Return whether patience has run out."""
-        return self.patience > 0 and self._newest - self.round >= self.patience
+        return self.stopped or (self.patience > 0 and self._newest - self.round >= self.patience)
 
     def state(self) -> dict[str, Any]:
         best = b"" if self.best is None else self.best.tobytes()
-        return {"best": best, "round": self.round, "loss": self.loss, "newest": self._newest}
+        return {"best": best, "round": self.round, "loss": self.loss, "newest": self._newest, "stopped": self.stopped}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.best = unpack(state["best"]) if state["best"] else None
         self.round, self.loss, self._newest = state["round"], state["loss"], state["newest"]
+        self.stopped = state.get("stopped", False)  # checkpoints of earlier versions lack it

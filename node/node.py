@@ -109,7 +109,6 @@ class Node:
         self._observer = observer
         self._stopping = False
         self._prepared = False
-        self._stopped_early = False
         self._ended = False  # whether the checkpoint is from the end of all rounds so far
         self._evaluations = Evaluations(
             self.early_stopping,
@@ -146,7 +145,7 @@ class Node:
     @property
     def done(self) -> bool:
         """Return whether the node has finished, because all rounds are done or it has stopped early."""
-        return self._stopped_early or self.me.round >= self.settings.rounds or self.early_stopping.stop
+        return self.me.round >= self.settings.rounds or self.early_stopping.stop
 
     @property
     def disk(self) -> str:
@@ -208,7 +207,7 @@ class Node:
         while not (self._stopping or self.done):
             await self._round()
         if self.done:
-            self._stopped_early = self.me.round < self.settings.rounds  # even if the last evaluation is the best
+            self.early_stopping.stopped = self.me.round < self.settings.rounds
             self.exchange.finish()
             if self._store is not None:
                 await self._save()

@@ -148,14 +148,18 @@ class InviterClient:
         """Dial over all ways, and ask over the first that works; return None if none does."""
         async with AsyncExitStack() as stack:
             attempts = [asyncio.ensure_future(self._dial(way, stack)) for way in ways]
-            stack.callback(lambda: [attempt.cancel() for attempt in attempts])
-            for attempt in asyncio.as_completed(attempts):
-                try:
-                    way, link, waiter = await attempt
-                    link.send([self._request])
-                    return decode_answer(await waiter.answer), way
-                except (TransportError, AddressError, ConfigurationError) as error:
-                    self._problems.append(str(error))
+            try:
+                for attempt in asyncio.as_completed(attempts):
+                    try:
+                        way, link, waiter = await attempt
+                        link.send([self._request])
+                        return decode_answer(await waiter.answer), way
+                    except (TransportError, AddressError, ConfigurationError) as error:
+                        self._problems.append(str(error))
+            finally:
+                for each in attempts:
+                    each.cancel()
+                await asyncio.gather(*attempts, return_exceptions=True)
         return None
 
     async def _dial(self, way: Way, stack: AsyncExitStack) -> _Dialled:

@@ -1,6 +1,7 @@
 """Nodes on virtual time whose federation gets more rounds: while they run, serve, or are away."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from math import inf
 
 import pytest
@@ -14,6 +15,7 @@ from p2pfl.policies.local import Local
 from p2pfl.policies.random import Random
 from p2pfl.policy import Merge
 from tests.support.federation import play
+from tests.support.liars import Liar
 from tests.support.members import ALICE, KnownMembers
 
 NAMES = ("a", "b", "c")
@@ -241,3 +243,42 @@ def test_node_does_not_end_while_peer_has_entries_for_it():
         await end(federation)
 
     play(test, NAMES, settings())
+
+
+@pytest.mark.slow
+def test_node_that_stopped_early_stays_stopped_after_restart(tmp_path):
+    """The last evaluation of b is its best one."""
+
+    async def test(federation):
+        federation.policy = Stubborn
+        federation.start("c")
+        federation.policy = everyone
+        federation.start("a", "b")
+        await federation.done()
+        before = federation.nodes["b"].round
+        assert before == federation.nodes["b"].early_stopping.round < 10
+        federation.settings = replace(federation.settings, rounds=20)
+        federation.start("b")
+        await federation.done("b")
+        assert federation.nodes["b"].round == before
+
+    play(test, NAMES, settings(rounds=10, patience=3), folder=tmp_path)
+
+
+@pytest.mark.slow
+def test_claims_of_later_rounds_take_no_node_past_its_last():
+    """Most members claim rounds after the last one, and no extension is known."""
+
+    async def test(federation):
+        federation.start("a")
+        async with AsyncExitStack() as stack:
+            for name in ("b", "c", "d"):
+                liar = await stack.enter_async_context(Liar(federation, name))
+                liar.follows = False
+                liar.claim(40)
+            while not federation.nodes["a"].exchange.outbox.final:
+                await asyncio.sleep(0.05)  # virtual seconds
+        await federation.done()
+
+    federation = play(test, (*NAMES, "d"), settings(members=4))
+    assert federation.nodes["a"].round == max(federation.watch["a"].weights) == 3

@@ -1,5 +1,7 @@
 """Addresses in a token, and the ways that a newcomer tries."""
 
+import asyncio
+import gc
 import ssl
 import threading
 from contextlib import contextmanager
@@ -9,11 +11,13 @@ from socket import create_server
 import pytest
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.federation import invitations
 from p2pfl.node.folder import config
 from p2pfl.node.runtime.invite import addresses
-from p2pfl.node.runtime.inviter_client import ways_to
+from p2pfl.node.runtime.inviter_client import InviterClient, ways_to
 from p2pfl.protocols.membership.invitation import Invitation
 from tests.support.brokers import free_port, make_certificate
+from tests.support.fortress import folders, honest, somebody
 
 PIN = "ab" * 32
 
@@ -129,3 +133,24 @@ def test_token_directs_no_account_to_another_broker():
     assert ways("mqtt://bob:x@evil:1883") == ([], ["mqtt://evil:1883"])
     own = "mqtts://bob:geheim@h:8883"
     assert ways("mqtt://bob@evil:1883", own=own) == ([], [own, "mqtt://evil:1883"])
+
+
+def test_client_uses_first_address_that_answers(tmp_path, caplog):
+    """Another address accepts connections and says nothing; its attempt ends without an error in the log."""
+    members = folders(tmp_path, "alice", "carol")
+
+    async def main():
+        with create_server(("127.0.0.1", 0)) as silent:
+            async with honest(members["alice"]) as alice:
+                nowhere = f"127.0.0.1:{silent.getsockname()[1]}"
+                named = [nowhere, "127.0.0.1:1", alice.transport.address]
+                clock = {"now": alice.now, "booted": alice.now}
+                token = invitations.invite(alice.folder, "eve", named, "participant", 10, **clock)
+                client = InviterClient(token, somebody(), "eve")
+                joined, way = await client.ask(*ways_to(token, ""))
+                assert way.address == alice.transport.address
+                assert joined.log == alice.log.encode()
+
+    asyncio.run(main())
+    gc.collect()  # reports errors of tasks that nobody awaited
+    assert caplog.records == []
