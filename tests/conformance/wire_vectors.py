@@ -389,6 +389,8 @@ def joining_vectors() -> Vectors:
     word = token.encode()
     v.good("an invitation", "invitation", text=word)
     v.good("with white space in it", "invitation", text=f"  {word[:40]}\n\t{word[40:]}\r\n")
+    pinned = replace(token, addresses=(f"mqtts://broker:8883#sha256={'5e' * 32}",))
+    v.good("with a broker and the fingerprint of its certificate", "invitation", text=pinned.encode())
     v.good("without addresses", "invitation", text=replace(token, addresses=(), expires=0).encode())
     fields = msgpack.unpackb(msgspec.msgpack.encode([ID, "example", ADMISSION.public, ALICE.public, [], secret, 0, "dave"]))
 

@@ -2,8 +2,10 @@
 
 import shutil
 import socket
+import ssl
 import sys
 from datetime import UTC, datetime
+from hashlib import sha256
 
 import pytest
 
@@ -17,6 +19,7 @@ from p2pfl.node.federation import admission
 from p2pfl.node.folder import config
 from p2pfl.parameters import Layout
 from p2pfl.protocols.identity import Identity
+from tests.support.brokers import make_certificate
 from tests.support.fortress import folders
 from tests.support.mosquitto import mosquitto
 
@@ -385,6 +388,20 @@ def test_check_broker_reports_refused_password(tmp_path):
     assert "refuses the connection" in found.said
     assert "P2PFL_MQTT_PASSWORD" in found.mend
     assert "secret" not in report([found])[0]
+
+
+@pytest.mark.slow
+def test_check_broker_compares_fingerprint(tmp_path):
+    port, files = free_port(), make_certificate()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    lines = ["allow_anonymous true", *(f"{name}file {tmp_path / name}.pem" for name in ("cert", "key"))]
+    right = sha256(ssl.PEM_cert_to_DER_cert(files["cert.pem"])).hexdigest()
+    with mosquitto(tmp_path, port, *lines):
+        assert check_broker(f"mqtts://127.0.0.1:{port}#sha256={right}").ok
+        found = check_broker(f"mqtts://127.0.0.1:{port}#sha256={'ab' * 32}")
+    assert found.ok is False
+    assert right in found.said
 
 
 @pytest.mark.slow
