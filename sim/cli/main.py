@@ -167,7 +167,9 @@ def _add_topology(commands: Any) -> None:
         "p2pfl-sim topology small-world --nodes 100 --set degree=6",
         "p2pfl-sim topology network.graphml",
     )
-    graph.add_argument("topology", metavar="TOPOLOGY", help="name of a topology, or a GraphML file or list of edges")
+    graph.add_argument(
+        "topology", metavar="TOPOLOGY", help="name of a topology or of a shipped graph, or a GraphML file or list of edges"
+    )
     options = graph.add_argument_group("topology")
     options.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: 10, or the nodes of the file)")
     options.add_argument("--seed", type=int, default=0, metavar="N", help="seed of a random topology (default: 0)")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from p2pfl.sim.formatting import number, size
-from p2pfl.sim.report.recommendations import recommendations
+from p2pfl.sim.report.recommendations import label, recommendations
 from p2pfl.sim.results.learning_curves import total_sent
 from p2pfl.sim.scenario.sweep import split
 
@@ -52,7 +52,7 @@ def _of_target(summary: Summary) -> list[str]:
     goal = f"a mean test {_metric(summary)} of {number(summary['target'])}"
     there = [row for row in rows if row["reached"] and row["reached"]["seeds"] == row["seeds"]]
     partly = [row for row in rows if row["reached"] and row["reached"]["seeds"] < row["seeds"]]
-    never = [row["name"] for row in rows if not row["reached"]]
+    never = [row for row in rows if not row["reached"]]
     found = []
     if len(rows) == 1 and there:
         costs = there[0]["reached"]
@@ -61,19 +61,25 @@ def _of_target(summary: Summary) -> list[str]:
     if there:
         found = [_first(there, goal, cost, seeds) for cost in _COSTS if not summary.get("varied")]
     if len(partly) > SHOWN:
-        found.append(f"{_list([row['name'] for row in partly])} reach it with some seeds only.")
+        found.append(f"{_list(_labels(partly))} reach it with some seeds only.")
     else:
-        for row in partly:
-            found.append(f"{row['name']} reaches it with {row['reached']['seeds']} of {_count(row['seeds'], 'seed')} only.")
+        for row, name in zip(partly, _labels(partly), strict=True):
+            found.append(f"{name} reaches it with {row['reached']['seeds']} of {_count(row['seeds'], 'seed')} only.")
     if never and len(never) == len(rows):
         return [f"{'The run never reaches' if len(rows) == 1 else f'None of the {len(rows)} runs reaches'} {goal}."]
     if never:
-        rounds = {run["rounds"] for run in summary["runs"] if run["name"] in never}
+        rounds = {run["rounds"] for run in summary["runs"] if run["name"] in [row["name"] for row in never]}
         least = f"{min(rounds):,} to " if len(rounds) > 1 else ""
-        found.append(f"{_list(never)} never {_verb(never, 'reaches', 'reach')} it in {least}{_count(max(rounds), 'round')}.")
+        names = _labels(never)
+        found.append(f"{_list(names)} never {_verb(names, 'reaches', 'reach')} it in {least}{_count(max(rounds), 'round')}.")
     if partly and not there:
         found.insert(0, f"No run reaches {goal} with every seed.")
     return found
+
+
+def _labels(rows: Runs) -> list[str]:
+    """Return the names of rows; those of a sweep with the values in words."""
+    return [label(row["name"], row.get("varied", {})) for row in rows]
 
 
 def _first(rows: Runs, goal: str, cost: _Cost, seeds: int) -> str:

@@ -94,7 +94,7 @@ def _answer(question: _Question, summary: Mapping[str, Any]) -> str:
     sign = -1 if question.higher else 1
     first, *others = sorted(values, key=lambda name: sign * float(values[name].mean()))
     varied = {run["name"]: run.get("varied", {}) for run in summary["runs"]}
-    said = {name: f"{_label(name, varied[name])} ({question.unit(float(values[name].mean()))})" for name in values}
+    said = {name: f"{label(name, varied[name])} ({question.unit(float(values[name].mean()))})" for name in values}
     if not others:
         return f"{question.words}: {said[first]}; no other run has this figure with every seed."
     margins = {name: sign * (values[name] - values[first]) for name in others}
@@ -129,7 +129,7 @@ def _values(question: _Question, summary: Mapping[str, Any]) -> dict[str, np.nda
     return values
 
 
-def _label(name: str, varied: Mapping[str, Any]) -> str:
+def label(name: str, varied: Mapping[str, Any]) -> str:
     """Return the name of a run in words, such as "ring, budget 4"."""
     words = []
     for word in split(name):

@@ -72,3 +72,13 @@ def test_other_scenarios_have_no_recommendations():
     assert recommendations(summary(RUNS, table=[{"name": RING, "front": False}])) != []
     assert recommendations(summary(RUNS, table=[{"name": RING}])) == []  # several tasks
     assert findings(summary(RUNS), [])[0].startswith("Most accurate: torus")
+
+
+def test_runs_that_miss_the_target_have_short_names():
+    missing = [each | {"reached": None} for each in RUNS]
+    table = [
+        {"name": name, "seeds": 2, "reached": None, "front": True, "varied": {"budget.models": budget}}
+        for name, budget in ((RING, 1), (FREE, 0))
+    ] + [{"name": TORUS, "seeds": 2, "reached": {"seeds": 2, "round": 3, "virtual_s": 4, "bytes": 5}, "front": True}]
+    said = findings(summary(missing, table=table, target=0.99), [])
+    assert said[-1] == "ring, budget 1 and torus, no budget never reach it in 9 rounds."
