@@ -42,6 +42,14 @@ def read(word: str, kinds: Sequence[str]) -> str:
     raise ConfigurationError(f"{source} {found}; expected {needed}")
 
 
+def is_source(word: str) -> bool:
+    """Return whether an argument is the text of a credential, or the name of a file."""
+    try:
+        return bool(kind_of(word)) or Path(word).is_file()
+    except OSError:  # too long for a file name
+        return True
+
+
 def kind_of(text: str) -> str:
     """Return the prefix of the kind of a text; "" if p2pfl did not write it."""
     start = "".join(text[:200].split())  # a mail program may have broken the line

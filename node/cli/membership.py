@@ -162,11 +162,13 @@ def _invite(options: argparse.Namespace) -> int:
 
 
 def _join(options: argparse.Namespace) -> int:
+    from p2pfl.node.folder import config
     from p2pfl.node.runtime import join as joining
 
     folder, word = options.folder, options.token
-    if word is None and not folder.is_dir() and (folder.is_file() or credentials.kind_of(str(folder))):
+    if word is None and credentials.is_source(str(folder)):
         folder, word = default_folder(), str(folder)
+    config.load(folder)  # before a question for the token
     word = word or credentials.STANDARD_INPUT
     token = credentials.read(word, (INVITATION, ADMISSION))
     if word.startswith(INVITATION):

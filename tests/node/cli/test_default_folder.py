@@ -10,6 +10,7 @@ from p2pfl.node.cli.main import main, parser
 from p2pfl.node.cli.options import VARIABLE, default_folder
 from p2pfl.node.federation import admission, agreement
 from p2pfl.node.folder import config
+from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Request
 from p2pfl.task import Part, make_task
 
@@ -70,6 +71,19 @@ def test_join_with_one_argument_takes_a_file_as_admission(capsys, monkeypatch, f
     monkeypatch.chdir(folder / "bob")
     assert main(["join", "../bob.admission", "--yes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"federation": "home"}
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("none", "none is not a node's folder: it has no node.toml; create one with p2pfl-node init none\n"),
+        ("j" * 300, f"cannot read {'j' * 300}: File name too long\n"),
+        (Request.make(Identity.from_seed(bytes(32)), "bob"), "the argument has a request of `p2pfl-node request`; expected"),
+    ],
+)
+def test_join_with_one_wrong_argument_names_it(capsys, word, message):
+    assert main(["join", word]) == 2
+    assert capsys.readouterr().err.startswith(message)
 
 
 @pytest.mark.parametrize(("arguments", "command"), [([], "init"), (["federation"], "rotate")])
