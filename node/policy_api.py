@@ -65,6 +65,7 @@ class Me(policy.Me):
         "initial",
         "layout",
         "lenient",
+        "most_diverged",
         "n_samples",
         "observer",
         "params",
@@ -94,6 +95,7 @@ class Me(policy.Me):
         self.observer: Observer | None = None
         self.lenient = lenient
         self.diverged = 0  # number of diverged trainings in a row
+        self.most_diverged: float = DIVERGED_IN_A_ROW  # after more, the node ends
         self.draws = draws
         self.trainer = trainer
         self.private_parameters = PrivateParameters(layout, initial)
@@ -130,7 +132,7 @@ class Me(policy.Me):
         except DivergenceError as error:
             self.private_parameters.keep(before)
             self.diverged += 1
-            if self.diverged > DIVERGED_IN_A_ROW:
+            if self.diverged > self.most_diverged:
                 raise
             if self.observer is not None:
                 self.observer.discarded(self.id, self.round, str(error), ())

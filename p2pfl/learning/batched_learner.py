@@ -51,6 +51,9 @@ class SequentialLearner:
 class BatchedLearner:
     """TorchLearners of one architecture that are computed together.
 
+    Args:
+        lenient: whether to return models with values that are not finite, instead of raising DivergenceError.
+
     Attributes:
         kernel: computes their gradients; see p2pfl.learning.batched_gradients.
 
@@ -59,7 +62,8 @@ class BatchedLearner:
             would be slower when stacked.
     """
 
-    def __init__(self, learners: Sequence[TorchLearner], dense: bool = True) -> None:
+    def __init__(self, learners: Sequence[TorchLearner], dense: bool = True, lenient: bool = False) -> None:
+        self._lenient = lenient
         self._task = _common_task(learners)
         self._learners = learners
         if learners[0].device.type == "cpu" and convolution_flops(self._task) > MOST_CONVOLUTION:
@@ -146,7 +150,7 @@ class BatchedLearner:
                 training.step(where, *data.batch([nodes[r] for r in picked], [order[r] for r in picked], starts, size))
         new = training.models
         finite = new.sum(1).isfinite()
-        if not finite.all():
+        if not (self._lenient or finite.all()):
             first = int((~finite).nonzero()[0])
             raise DivergenceError(self._draws[nodes[first]].name, queries[first].round)
         self._trained = RowCache(new.cpu().numpy())

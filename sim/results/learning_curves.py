@@ -39,8 +39,12 @@ def of_nodes(rounds: Columns, stage: str, what: str) -> np.ndarray:
 
 
 def mean(table: np.ndarray) -> np.ndarray:
-    """Return the mean over the nodes for each round; NaN until all have a number."""
-    found: np.ndarray = table.mean(axis=1) if table.size else np.full(len(table), np.nan)
+    """Return the mean over the nodes for each round; NaN until all that ever have a number have one.
+
+    Attackers have none.
+    """
+    counted = table[:, ~np.isnan(table).all(axis=0)]
+    found: np.ndarray = counted.mean(axis=1) if counted.size else np.full(len(table), np.nan)
     return found
 
 

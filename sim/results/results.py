@@ -282,6 +282,8 @@ def result_of(run: Run, models: bool = False) -> Result:
     }
     if also := extra_metrics_of(nodes[0].task):
         summary["extra_metrics"] = {name: _over_nodes(run, name) for name in also}
+    if (attack := scenario.attack_plan()) is not None:
+        summary["attackers"] = list(attack.nodes)
     if scenario.pool is not None:
         summary["pool"] = scenario.pool.name
     if answers := of_nodes(nodes):
@@ -313,18 +315,21 @@ def _reported_stage(run: Run, rounds: Table, metric: str) -> str:
 
 
 def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
-    """Return the test metric of each node's result and statistics over the nodes."""
-    values = _values(run, metric)
+    """Return the test metric of each node's result and statistics over the honest nodes."""
+    every = _values(run, metric)
+    values = every if run.recorder.view is None else every[[name not in run.recorder.view.attackers for name in run.nodes]]
     worst_first = np.sort(values) if next(iter(run.nodes.values())).task.higher_is_better else -np.sort(-values)
     by_group: dict[str, float] = {}
     for group in sorted({group for group in groups if group is not None}, key=lambda g: (type(g).__name__, g)):
-        by_group[str(group)] = float(np.mean([v for v, g in zip(values, groups, strict=True) if g == group]))
+        mine = [value for value, of in zip(every, groups, strict=True) if of == group]
+        honest = [value for value in mine if not np.isnan(value)] if run.recorder.view is not None else mine
+        by_group[str(group)] = float(np.mean(honest)) if honest else nan
     return {
         "mean": float(values.mean()),
         "std": float(values.std()),
         "variance": float(values.var()),
         "worst_decile": float(worst_first[: max(1, len(values) // 10)].mean()),
-        "nodes": values.tolist(),
+        "nodes": every.tolist(),
         "per_group": by_group,
     }
 
@@ -364,6 +369,8 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         runs = [run | {"varied": varied[run["name"]]} for run in runs]
     compared = bool(file.against or file.varied) or len({str(run.codec) for run in file.runs}) > 1
     table = [_row(name, scenarios[0], runs, pools, compared) for name, scenarios in file.rows().items()]
+    if any("attackers" in run for run in runs):
+        table = [_with_worst_tenth(row, runs) for row in table]
     for row, (scenario, *_) in zip(table, file.rows().values(), strict=True):
         if file.target is not None:
             row["reached"] = mean_reached([run["reached"] for run in runs if run["name"] == row["name"]])
@@ -432,6 +439,12 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
     if (measures := objectives.over_seeds(mine)) is not None:
         row["objectives"] = measures
     return row
+
+
+def _with_worst_tenth(row: dict[str, Any], runs: Runs) -> dict[str, Any]:
+    """Return a row of a table with attackers: the mean over the seeds of the worst tenth of the honest nodes is added."""
+    worst = [run["test"]["worst_decile"] for run in runs if run.get("pool", run["name"]) == row["name"]]
+    return row | {"extra_metrics": {"worst_tenth": float(np.mean(worst))} | row.get("extra_metrics", {})}
 
 
 def _to_json(value: Any) -> Any:

@@ -49,6 +49,7 @@ from p2pfl.config.binding import bind, split_name
 from p2pfl.config.object_name import ObjectName
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.node.folder.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
+from p2pfl.sim.scenario.attacks import AttackPlan, plan_attack
 from p2pfl.sim.scenario.budgets import Budgets
 from p2pfl.sim.scenario.claims import MEAN, Claim, claims_of
 from p2pfl.sim.scenario.file_keys import Changes, FileKeys, select_form
@@ -107,6 +108,8 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
             the name of a shipped graph, which set `nodes`; by default `complete`.
         policy_by_group: changes to the policy's options for the nodes of a group, by the group that their task assigns.
         budget: limits on what each node may receive; a policy that requests more ends the run.
+        attack: the attack of some nodes: a table with a `name`, the `share` of the nodes that attack (0.2 by default) or
+            their numbers in `nodes`, and options of the attack; without it all nodes are honest.
         fidelity: `modelled` computes arrival times of models; `wire` creates, signs and verifies every message.
         trainer: `stacked` trains many nodes as one tensor program where the module allows it; `one-by-one` never does.
         search: options of `p2pfl-sim pareto` for its search for a front; other commands run a single training with the
@@ -126,6 +129,7 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     network: Network = Network()
     compute: Compute = Compute()
     budget: Budgets = Budgets()
+    attack: dict[str, Any] | None = None
     fidelity: Literal["modelled", "wire"] = "modelled"
     trainer: Literal["stacked", "one-by-one"] = "stacked"
     search: Search | None = None
@@ -151,6 +155,13 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         check_range("compute.slowdown", self.compute.slowdown)
         if self.search is not None:
             self.search.check()
+        found = self.attack_plan()
+        if found is not None and found.attack.targeted and self.fidelity == "wire":
+            raise ConfigurationError('an attack that sends each victim another model needs fidelity = "modelled"')
+
+    def attack_plan(self) -> AttackPlan | None:
+        """Return the attack of this run, and its attackers; None if all nodes are honest."""
+        return plan_attack(self.attack, self.nodes, self.seed)
 
     @property
     def row(self) -> str:

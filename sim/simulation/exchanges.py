@@ -8,7 +8,9 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
+from p2pfl.attacks.attack import HonestView, as_accepted
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes, timing_of
 from p2pfl.node.coordination.factory import Coordination
 from p2pfl.node.exchange.base import Exchange
@@ -16,12 +18,13 @@ from p2pfl.node.exchange.exchange_config import NeighbourRoles
 from p2pfl.node.exchange.factory import federation_id, message_exchange
 from p2pfl.node.peering.peer import Member
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Policy, Step, asks_scores
+from p2pfl.policy import Policy, Step, Update, asks_scores
 from p2pfl.protocols.election.types import Electorate
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.queries import Loss
 from p2pfl.random_streams import RandomStreams
+from p2pfl.sim.scenario.attacks import AttackPlan
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.simulation.batching import BatchedTrainer
 from p2pfl.sim.simulation.clock import VirtualLoop
@@ -112,6 +115,27 @@ def message_exchanges(parts: Parts) -> Sequence[Exchange]:
         )
         exchanges.append(exchange)
     return exchanges
+
+
+def view_of(attack: AttackPlan, plan: RunPlan) -> HonestView:
+    """Return the view that the attackers of a run share."""
+    return HonestView([plan.names[k] for k in attack.nodes], dict(zip(plan.names, plan.topology.neighbours, strict=True)))
+
+
+def forge_for_victims(attack: AttackPlan, view: HonestView, exchanges: Sequence[Exchange]) -> None:
+    """Make the attackers send each honest node the model that the attack forges for it."""
+
+    def forge(victim: str, update: Update) -> Update:
+        if victim in view.attackers:
+            return update
+        with np.errstate(over="ignore", invalid="ignore"):
+            forged = attack.attack.forge_for(victim, update.params, view)
+        return replace(update, params=as_accepted(forged, update.params))
+
+    for k in attack.nodes:
+        exchange = exchanges[k]
+        assert isinstance(exchange, ModelledExchange)
+        exchange.peer.forge = forge
 
 
 def _loss(trainer: BatchedTrainer, params: Parameters) -> Future[np.ndarray]:

@@ -113,6 +113,8 @@ class Fetch(Gather):
         if arrives is None:
             return
         update = peer.outbox.as_sent(update, found.age(when))
+        if peer.forge is not None:
+            update = peer.forge(asker.name, update)
         if not self.add(peer.name, update, arrives):  # too late to be used, but it shows that the peer is alive
             self.loop.call_at(arrives, asker.heard, peer, peer.round)
         elif peer.name in self.known:
@@ -160,6 +162,8 @@ def fetch_at_once(
             peer.heard(asker, asker.round)
         if model.time < now or peer.outbox.final:
             update = peer.outbox.as_sent(update, model.age(now))
+        if peer.forge is not None:
+            update = peer.forge(asker.name, update)
         updates.append(update)
     received = asker.traffic
     received.received_models += len(updates)

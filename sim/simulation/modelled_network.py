@@ -22,7 +22,7 @@ from p2pfl.node.folder.settings import Settings
 from p2pfl.node.peering.peer_view import PeerView
 from p2pfl.node.peering.traffic import Traffic
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Stage
+from p2pfl.policy import Stage, Update
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.simulation.clock import VirtualLoop
@@ -141,6 +141,7 @@ class ModelledPeer:
         round: newest announced round; inf: the node has stopped.
         requesters: nodes that may fetch from this one.
         suspected_by: nodes that suspect this one, by name.
+        forge: returns the update that a peer receives in place of another one; None for an honest node.
         waiting: requests for models that are not published yet: (round, stage, callback).
     """
 
@@ -156,6 +157,7 @@ class ModelledPeer:
         self.traffic = Traffic()
         self.round: float = 0
         self.requesters: list[ModelledPeer] = []
+        self.forge: Callable[[str, Update], Update] | None = None
         self.suspected_by: dict[str, ModelledPeer] = {}
         self.waiting: list[tuple[int, Stage, Callable[[], None]]] = []
         self._loss = loss

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from p2pfl.attacks.attack import HonestView
 from p2pfl.node.coordination.election_runner import Elected
 from p2pfl.node.node import Node
 from p2pfl.parameters import Parameters
@@ -29,12 +30,15 @@ class Recorder:
         most_models: the greatest number of models that a node has received in one round.
         most_prepared: the same for one step of the preparation.
         clusters: record of a coordinated policy's clusters.
+        view: the honest nodes' models for the attackers; None without attackers. The metrics of attackers are not
+            recorded.
     """
 
     def __init__(self, loop: VirtualLoop, names: Sequence[str], rounds: int) -> None:
         self._loop = loop
         self._place = {name: k for k, name in enumerate(names)}
         self.clusters = ClusterNotes(self._place, rounds)
+        self.view: HonestView | None = None
         self.trace = Trace()
         self.results: dict[str, Mapping[str, float]] = {}
         self.most_models = 0
@@ -60,6 +64,8 @@ class Recorder:
 
     def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None:
         self.trace.published(self._loop.now, id, stage, round, params)
+        if self.view is not None and not self._attacks(id):
+            self.view.published(id, params)
 
     def received(self, id: str, round: int, updates: Sequence[Update]) -> None:
         senders = [update.sender for update in updates]
@@ -86,6 +92,8 @@ class Recorder:
 
     def merged(self, node: Node, merge: Merge) -> None:
         name, traffic = node.name, node.exchange.traffic
+        if self.view is not None and not self._attacks(name):
+            self.view.merged(name, merge.params)
         models = node.peers.models_in
         round, place = node.me.round, self._place[name]
         self._rounds.append((round, self._loop.now, place, traffic.received_in_rounds, traffic.sent_in_rounds, models))
@@ -97,11 +105,15 @@ class Recorder:
             self.progress(self.rounds_done)
 
     def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
-        self._metrics.append((round, self._place[node.name], stages))
+        if not self._attacks(node.name):
+            self._metrics.append((round, self._place[node.name], stages))
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
-        self.results[node.name] = result
+        self.results[node.name] = {} if self._attacks(node.name) else result
         self.trace.published(self._loop.now, node.name, "finished", node.round, node.me.params)
+
+    def _attacks(self, id: str) -> bool:
+        return self.view is not None and id in self.view.attackers
 
     def close(self, nodes: Mapping[str, Node]) -> None:
         """Record the bytes sent after the nodes' last rounds, while others still ran; they count for the last round."""

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Any
 
+from p2pfl.attacks.label_flip import flip_labels
 from p2pfl.config.binding import split_name
 from p2pfl.learner import Learner
 from p2pfl.queries import NodeQuery, R
@@ -24,7 +25,9 @@ from p2pfl.task import Part, Task, make_task
 
 def task_of(scenario: Scenario, node: int) -> Task:
     """Return the task of a node."""
-    return make_task(*split_name("task", scenario.task), Part(node, scenario.nodes), scenario.seed)
+    task = make_task(*split_name("task", scenario.task), Part(node, scenario.nodes), scenario.seed)
+    found = scenario.attack_plan()
+    return task if found is None or not found.attack.flips_labels or node not in found.nodes else flip_labels(task)
 
 
 class ShardedBackend:

@@ -8,10 +8,12 @@ from asyncio import TaskGroup
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 import networkx as nx
 
+from p2pfl.attacks.attacker import attacker
 from p2pfl.errors import ConfigurationError
 from p2pfl.learner import Learner
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
@@ -27,7 +29,7 @@ from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation import clock
 from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher, ComputeBackend
 from p2pfl.sim.simulation.clock import virtual_loop
-from p2pfl.sim.simulation.exchanges import Parts, make_exchanges
+from p2pfl.sim.simulation.exchanges import Parts, forge_for_victims, make_exchanges, view_of
 from p2pfl.sim.simulation.plan import RunPlan, plan
 from p2pfl.sim.simulation.recorder import Recorder
 from p2pfl.sim.simulation.sharding import ShardedBackend
@@ -114,7 +116,14 @@ class Simulation:
             for k, slowdown in enumerate(slowdowns(self.plan))
         ]
         self.policies = [self.plan.policy(k) for k in range(scenario.nodes)]
+        attack = scenario.attack_plan()
+        if attack is not None:
+            self.recorder.view = view_of(attack, self.plan)
+            for k in attack.nodes:
+                self.policies[k] = attacker(self.policies[k], attack.attack, self.recorder.view)
         exchanges = make_exchanges(self._parts())
+        if attack is not None and self.recorder.view is not None and attack.attack.targeted:
+            forge_for_victims(attack, self.recorder.view, exchanges)
         made = {k: self._node(k, exchanges[k]) for k in (range(scenario.nodes) if order is None else order)}
         self.nodes = {name: made[k] for k, name in enumerate(self.plan.names)}
         self._note_small_budgets()
@@ -177,7 +186,7 @@ class Simulation:
 
     def _node(self, k: int, exchange: Exchange) -> Node:
         plan, scenario, name = self.plan, self.plan.scenario, self.plan.names[k]
-        return Node(
+        node = Node(
             name,
             plan.names,
             task=plan.tasks[k],
@@ -188,7 +197,11 @@ class Simulation:
             observer=self.recorder,
             budget=scenario.budget.of(scenario.seed, name, scenario.nodes),
             initial=plan.initial if plan.tasks[k].layout == plan.tasks[0].layout else None,  # private parts may differ
+            lenient=scenario.attack is not None,  # as on machines: one harmful model does not end the run
         )
+        if scenario.attack is not None:
+            node.me.most_diverged = inf
+        return node
 
     def _backend(self, workers: int) -> ComputeBackend:
         """Return the backend for the nodes' jobs.
@@ -201,7 +214,7 @@ class Simulation:
         torch_learners = [learner for learner in learners if isinstance(learner, TorchLearner)]
         if scenario.trainer != "one-by-one" and len(torch_learners) == len(learners) > 1:
             try:
-                return BatchedLearner(torch_learners)
+                return BatchedLearner(torch_learners, lenient=scenario.attack is not None)
             except ConfigurationError as error:
                 self.notes.append(f"trained one by one: {error}")
         self.processes = min(workers, len(learners))

@@ -78,7 +78,7 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
     heads += [f"vs {reference}"] if reference is not None else []
     times = any(row.against.times_bytes is not None for row in rows.values() if row.against is not None)
     heads += ["bytes ratio"] if times else []  # None if the reference sends nothing
-    also = list(dict.fromkeys(name for row in rows.values() for name in row.extra_metrics))
+    also = list(dict.fromkeys(name for row in rows.values() for name in row.extra_metrics if name != "worst_tenth"))
     heads += [name.replace("_", " ") for name in also]
     heads += ["worst tenth", "± over nodes", *(f"group {group}" for group in groups)]
     heads += ["bytes sent", "max models per round", "virtual time"]

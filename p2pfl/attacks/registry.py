@@ -1,0 +1,58 @@
+"""Attacks by name, as the key `attack` of a scenario names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from p2pfl.attacks.attack import Attack
+from p2pfl.attacks.model_attacks import (
+    Alie,
+    BudgetFlood,
+    FreeRide,
+    Gaussian,
+    Ipm,
+    LabelFlip,
+    Mimic,
+    OptAlie,
+    OptIpm,
+    RewardBait,
+    Scale,
+    SignFlip,
+    Stale,
+)
+from p2pfl.attacks.targeted_attacks import DacSimilarity, Dissensus, Equivocation, Spectral
+from p2pfl.config.binding import build
+from p2pfl.errors import unknown
+
+ATTACKS: dict[str, Callable[..., Attack]] = {
+    "sign-flip": SignFlip,
+    "scale": Scale,
+    "gaussian": Gaussian,
+    "label-flip": LabelFlip,
+    "alie": Alie,
+    "opt-alie": OptAlie,
+    "ipm": Ipm,
+    "opt-ipm": OptIpm,
+    "mimic": Mimic,
+    "dissensus": Dissensus,
+    "spectral": Spectral,
+    "stale": Stale,
+    "equivocation": Equivocation,
+    "dac-similarity": DacSimilarity,
+    "reward-bait": RewardBait,
+    "budget-flood": BudgetFlood,
+    "free-ride": FreeRide,
+}
+
+
+def make_attack(name: str, options: Mapping[str, Any]) -> Attack:
+    """Return the attack called `name`.
+
+    Raises:
+        ConfigurationError: the name is unknown, or the attack does not take an option.
+    """
+    if name not in ATTACKS:
+        raise unknown("attack", name, ATTACKS)
+    attack: Attack = build("attack", ATTACKS[name], options)
+    return attack

@@ -1,0 +1,150 @@
+"""Attacks that send each victim another model. They need a modelled network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2pfl.attacks.attack import Attack, HonestView, Scene
+from p2pfl.attacks.model_attacks import check_factor
+from p2pfl.parameters import Parameters
+from p2pfl.policies.dac import similarity_extras
+from p2pfl.policy import Extras
+
+LARGEST_GRAPH = 3000  # nodes whose Laplacian is decomposed
+
+
+@dataclass(frozen=True)
+class Dissensus(Attack):
+    """Dissensus (He, Karimireddy and Jaggi, "Byzantine-robust decentralized learning via ClippedGossip", 2022): drive each
+    victim away from its honest neighbours.
+
+    Victim i receives x_i - epsilon * (sum of x_j - x_i over its honest neighbours) / (number of attackers among its
+    neighbours). This is the paper's formula for equal weights.
+
+    Attributes:
+        epsilon: with 1 the attackers cancel the effect of the honest neighbours.
+    """
+
+    targeted = True
+
+    epsilon: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_factor(self.epsilon, "epsilon")
+
+    def forge_for(self, victim: str, sent: Parameters, view: HonestView) -> Parameters:
+        own = view.models.get(victim)
+        if own is None:
+            return sent
+        around = view.neighbours[victim]
+        honest = [view.models[id] for id in around if id in view.models]
+        if not honest:
+            return own
+        attackers = sum(id in view.attackers for id in around)
+        apart = np.array(honest).mean(axis=0) - own
+        forged: Parameters = own - np.float32(self.epsilon * len(honest) / max(attackers, 1)) * apart
+        return forged
+
+
+@dataclass(frozen=True)
+class Spectral(Attack):
+    """Drive the two sides of the narrowest cut of the honest graph apart (after the spectral attack of Gaucher, Dieuleveut
+    and Hendrikx, "Unified Breakdown Analysis for Byzantine Robust Gossip", ICML 2025).
+
+    With the Fiedler vector v of the honest nodes' Laplacian, victim i receives x_i + factor * v_i * (sum_k v_k x_k): the
+    component of the models along v grows.
+
+    Attributes:
+        factor: length of the step relative to that component.
+    """
+
+    targeted = True
+
+    factor: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_factor(self.factor)
+
+    def forge_for(self, victim: str, sent: Parameters, view: HonestView) -> Parameters:
+        own = view.models.get(victim)
+        fiedler = fiedler_vector(view)
+        if own is None or victim not in fiedler:
+            return sent
+        component = view.forged.get(("spectral", 0))
+        if component is None:
+            known = [id for id in sorted(view.models) if id in fiedler]
+            shares = np.array([fiedler[id] for id in known], np.float32)
+            component = view.forged["spectral", 0] = shares @ np.array([view.models[id] for id in known])
+        forged: Parameters = own + np.float32(self.factor * fiedler[victim]) * component
+        return forged
+
+
+def fiedler_vector(view: HonestView) -> dict[str, float]:
+    """Return the eigenvector of the second smallest eigenvalue of the honest nodes' Laplacian, by name.
+
+    Raises:
+        ValueError: the graph has too many nodes.
+    """
+    kept: dict[str, float] | None = view.__dict__.get("fiedler")
+    if kept is not None:
+        return kept
+    honest = sorted(set(view.neighbours) - set(view.attackers))
+    if len(honest) > LARGEST_GRAPH:
+        raise ValueError(f"the attack spectral is limited to {LARGEST_GRAPH} honest nodes, got {len(honest)}")
+    place = {id: k for k, id in enumerate(honest)}
+    adjacent = np.zeros((len(honest), len(honest)))
+    for id in honest:
+        for other in view.neighbours[id]:
+            if other in place:
+                adjacent[place[id], place[other]] = adjacent[place[other], place[id]] = 1.0
+    _, vectors = np.linalg.eigh(np.diag(adjacent.sum(axis=1)) - adjacent)
+    column = vectors[:, min(1, len(honest) - 1)]
+    column = column * (1.0 if column[np.argmax(np.abs(column))] > 0 else -1.0)
+    found = dict(zip(honest, column.tolist(), strict=True))
+    view.__dict__["fiedler"] = found
+    return found
+
+
+@dataclass(frozen=True)
+class Equivocation(Attack):
+    """Send different models of one round: victims get mu + z * sigma and mu - z * sigma in turn.
+
+    Attributes:
+        z: number of standard deviations of the honest models.
+    """
+
+    targeted = True
+
+    z: float = 1.5
+
+    def forge_for(self, victim: str, sent: Parameters, view: HonestView) -> Parameters:
+        mean, std = view.moments
+        sign = 1 if sorted(view.neighbours).index(victim) % 2 else -1
+        return mean + np.float32(sign * self.z) * std
+
+
+@dataclass(frozen=True)
+class DacSimilarity(Attack):
+    """Lie to `dac` about similarity: send each victim its own model, scaled, which has the cosine 1, and report that all
+    attackers are similar and no honest node is.
+
+    Attributes:
+        factor: of the victim's model.
+    """
+
+    targeted = True
+
+    factor: float = 3.0
+
+    def __post_init__(self) -> None:
+        check_factor(self.factor)
+
+    def forge_for(self, victim: str, sent: Parameters, view: HonestView) -> Parameters:
+        own = view.models.get(victim)
+        return sent if own is None else np.float32(self.factor) * own
+
+    def forge_extras(self, extras: Extras, scene: Scene) -> Extras:
+        lies = dict.fromkeys(scene.view.models, -1.0) | dict.fromkeys(scene.view.attackers, 1.0)
+        return {**extras, **similarity_extras(lies)}
