@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from math import nan
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import msgspec
 import numpy as np
@@ -189,6 +189,28 @@ class Results(list[Result], Views):
         if self._summary is None:
             self._summary = summarise(self.file, self)
         return self._summary
+
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> Result: ...
+
+    @overload
+    def __getitem__(self, index: slice, /) -> Results: ...
+
+    def __getitem__(self, index: SupportsIndex | slice, /) -> Result | Results:
+        """Return a result, or the results of a slice."""
+        if not isinstance(index, slice):
+            return super().__getitem__(index)
+        chosen = super().__getitem__(index)
+        names, seeds = ([*dict.fromkeys(result.summary[key] for result in chosen)] for key in ("name", "seed"))
+        return Results(chosen, self.file.part(names, seeds))
+
+    def only(self, text: str) -> Results:
+        """Return the results of the runs whose name contains `text`.
+
+        Raises:
+            ConfigurationError: there are none.
+        """
+        return Results([result for result in self if text in result.summary["name"]], self.file.only(text))
 
     def to_dir(self, path: str | PathLike[str]) -> None:
         """Write the folder of the runs, as `p2pfl-sim run` does; `p2pfl.load` and `p2pfl-sim report` read it.

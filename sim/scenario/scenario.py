@@ -36,7 +36,7 @@ runs = { "with peers" = { policy = { neighbours = 2 } } }    # its runs, with ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
@@ -255,13 +255,18 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         Raises:
             ConfigurationError: there are none.
         """
-        kept = tuple(run for run in self.runs if text in run.name)
+        kept = [run.name for run in self.runs if text in run.name]
         if not kept:
             raise ConfigurationError(
                 f"--only {text!r} matches no run of {self.name}; its runs: {', '.join(r.name for r in self.runs)}"
             )
+        return self.part(kept, self.seeds)
+
+    def part(self, names: Container[str], seeds: Sequence[int]) -> ScenarioFile:
+        """Return the scenario with only the named runs and these seeds."""
+        kept = tuple(run for run in self.runs if run.name in names)
         against = self.against if any(run.row == self.against for run in kept) else ""
-        return msgspec.structs.replace(self, runs=kept, against=against)
+        return msgspec.structs.replace(self, runs=kept, seeds=tuple(seeds), against=against)
 
     def only_run(self, name: str, seed: int) -> ScenarioFile:
         """Return the scenario with one run and one seed only."""

@@ -11,6 +11,7 @@ import pytest
 import p2pfl
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.results.plots import draw_curves
+from p2pfl.sim.results.results import Result
 
 matplotlib.use("Agg")
 
@@ -88,6 +89,21 @@ def test_curve_is_the_mean_and_its_band_the_deviation():
     assert (list(line.get_xdata()), list(line.get_ydata())) == ([2], [3.0])
     assert {*band.get_paths()[0].vertices[:, 1]} == {2.0, 4.0}
     matplotlib.pyplot.close("all")
+
+
+def test_slice_and_only_are_results_of_some_runs(results, tmp_path):
+    assert isinstance(results[0], Result)
+    alone, seed_1 = results.only("alone"), results[1::2]
+    assert repr(alone) == "Results('study': 1 run, 2 seeds)"
+    assert repr(seed_1) == "Results('study': 2 runs, 1 seed)"
+    assert [row["name"] for row in alone.summary["table"]] == ["alone"]
+    assert [row["mean"] for row in seed_1.summary["table"]] == [results[k].summary["test"]["mean"] for k in (1, 3)]
+    assert {*seed_1.frame()["seed"]} == {1}
+    seed_1.to_dir(tmp_path / "part")
+    assert repr(p2pfl.load(tmp_path / "part")) == repr(seed_1)
+    assert "run" in results[:0]._repr_html_()
+    with pytest.raises(ConfigurationError, match="'none' matches no run of study; its runs: alone, with <peers>"):
+        results.only("none")
 
 
 def test_repr_is_short_and_html_is_escaped(results):
