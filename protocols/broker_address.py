@@ -135,6 +135,7 @@ class _PinnedSocket(ssl.SSLSocket):
         super().do_handshake(*args, **options)
         shown = _fingerprint_of(self)
         if shown != self.fingerprint:
+            self.close()  # the MQTT library would leave it to the garbage collector
             raise ssl.SSLCertVerificationError(
                 f"certificate verify failed: its fingerprint is {shown.hex()}, expected {self.fingerprint.hex()}"
             )

@@ -1117,7 +1117,6 @@ def test_bus_connects_to_broker_with_trusted_certificate():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the MQTT library leaves the socket to the garbage collector
 def test_bus_accepts_only_certificate_with_fingerprint():
     files = brokers.make_certificate()
     right = sha256(ssl.PEM_cert_to_DER_cert(files["cert.pem"])).hexdigest()
