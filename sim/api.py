@@ -18,7 +18,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.execution.background import Call, compute_in_thread, loop_runs
 from p2pfl.sim.execution.runner import Engine, Listener, check_all, run_all
 from p2pfl.sim.monitor.progress import line_of, progress_bar
-from p2pfl.sim.monitor.run_tracking import tracking
+from p2pfl.sim.monitor.run_tracking import RunTracking, tracking
 from p2pfl.sim.report.folder import MORE, TABLES, Folder
 from p2pfl.sim.report.write import write_report
 from p2pfl.sim.results.artifacts import SCENARIO
@@ -66,7 +66,7 @@ def simulate(
         out: folder to write, as `p2pfl-sim run` does; it must not hold a run.
         report: also write report.html into the folder `out`.
         models: keep the model of each node's result in `Result.models`.
-        track: trackers that receive the figures of each finished run: "tensorboard", "mlflow", "wandb", "trackio",
+        track: trackers that receive the figures of each run: "tensorboard", "mlflow", "wandb", "trackio",
             "package.module:factory", or factories of p2pfl.tracking.tracker.Tracker. Their files are in the folder
             `track` of `out`, or of the current folder. A tracker that fails gives a warning, and ends no run.
         trust: import any module that a file names, wherever it is. The modules of a dict are always trusted.
@@ -89,9 +89,10 @@ def simulate(
     compute = partial(_compute, file, workers, models=models, memory=not ignore_memory)
     problems: list[str] = []
     with (
-        tracking(file, track, folder or Path(), problems.append) as record,
-        _listening(file, progress, record) as listener,
+        tracking(file, track, folder or Path(), problems.append) as tracked,
+        _listening(file, progress) as listening,
     ):
+        listener = _tracking(listening, tracked)
         if workers is None and loop_runs():
             found = compute_in_thread(lambda post: compute(_posting(listener, post)))
         else:
@@ -160,18 +161,11 @@ def _compute(file: ScenarioFile, workers: int | None, listener: Listener, *, mod
 
 
 @contextmanager
-def _listening(
-    file: ScenarioFile, progress: bool | Callable[[int, int], object], record: Callable[[Result], None]
-) -> Iterator[Listener]:
+def _listening(file: ScenarioFile, progress: bool | Callable[[int, int], object]) -> Iterator[Listener]:
     total = sum(job.nodes * job.rounds for job in jobs_of(file))
     if isinstance(progress, bool):
         with progress_bar(total, not progress, line_of, lines=False) as (advance, show):
-
-            def finished(number: int, result: Result) -> None:
-                record(result)
-                show(result)
-
-            yield Listener(advance, finished)
+            yield Listener(advance, lambda number, result: show(result))
         return
     done = 0
 
@@ -180,12 +174,26 @@ def _listening(
         done += node_rounds
         progress(done, total)
 
-    yield Listener(count, lambda number, result: record(result))
+    yield Listener(count)
+
+
+def _tracking(listener: Listener, tracked: RunTracking | None) -> Listener:
+    """Return a listener that also gives the runs to trackers."""
+    if tracked is None:
+        return listener
+
+    def finished(number: int, result: Result) -> None:
+        tracked.finished(number, result)
+        listener.finished(number, result)
+
+    return Listener(listener.progress, finished, tracked.saw)
 
 
 def _posting(listener: Listener, post: Callable[[Call], None]) -> Listener:
     """Return a listener that has the calls made in another thread."""
+    watched = listener.watched
     return Listener(
         lambda node_rounds: post(partial(listener.progress, node_rounds)),
         lambda number, result: post(partial(listener.finished, number, result)),
+        None if watched is None else lambda number, snapshot: post(partial(watched, number, snapshot)),
     )

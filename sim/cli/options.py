@@ -44,8 +44,7 @@ def add_run_options(running: argparse.ArgumentParser) -> None:
         metavar="TRACKER",
         action="append",
         default=[],
-        help=f"give the figures of each finished run to {', '.join(TRACKERS)}, or your own package.module:factory; can be"
-        " repeated",
+        help=f"give the figures of each run to {', '.join(TRACKERS)}, or your own package.module:factory; can be repeated",
     )
     add_results(running)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,8 +18,9 @@ from p2pfl.sim.cli.options import check_workers, folder_of, interrupt_on_sigterm
 from p2pfl.sim.execution.forecast import forecast
 from p2pfl.sim.execution.resume import Parts, explain_resume
 from p2pfl.sim.execution.runner import Listener, check_all, processes_of, run_all
+from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.monitor.progress import line_of, progress_bar
-from p2pfl.sim.monitor.run_tracking import tracking
+from p2pfl.sim.monitor.run_tracking import RunTracking, tracking
 from p2pfl.sim.report.insights import findings
 from p2pfl.sim.results import results
 from p2pfl.sim.results.results import Result
@@ -119,12 +120,7 @@ def _compute(options: argparse.Namespace, file: ScenarioFile, out: Path, forecas
         if forecasts:
             _print_forecast(options, file, done)
         with _watching(options, file, done) as watch, tracking(file, options.track, out, _warn) as track:
-
-            def keep(number: int, result: Result) -> None:
-                parts.save(number, result)
-                track(result)
-
-            outcome = _run_rest(options, file, done, keep, watch)
+            outcome = _run_rest(options, file, parts, done, [each for each in (watch, track) if each is not None])
             summary = results.summarise(file, outcome)
             results.write(out, file, outcome, summary)
             parts.remove()
@@ -142,22 +138,26 @@ def _warn(text: str) -> None:
 def _run_rest(
     options: argparse.Namespace,
     file: ScenarioFile,
+    parts: Parts,
     done: Mapping[int, Result],
-    keep: Callable[[int, Result], None],
-    watch: Watch | None,
+    followers: Sequence[Watch | RunTracking],
 ) -> list[Result]:
-    """Run the unfinished jobs, and return all results; `keep` receives each new one."""
+    """Run the unfinished jobs, and return all results."""
     left = [job.nodes * job.rounds for number, job in enumerate(jobs_of(file)) if number not in done]
-    quiet = options.json or options.quiet or (watch is not None and sys.stderr.isatty())
+    quiet = options.json or (_watches(options) and sys.stderr.isatty())
     with progress_bar(sum(left), quiet, line_of) as (advance, show):
 
         def finished(number: int, result: Result) -> None:
-            keep(number, result)
+            parts.save(number, result)
             show(result)
-            if watch is not None:
-                watch.finished(number, result)
+            for follower in followers:
+                follower.finished(number, result)
 
-        listener = Listener(advance, finished, None if watch is None else watch.saw)
+        def saw(number: int, snapshot: Snapshot | None) -> None:
+            for follower in followers:
+                follower.saw(number, snapshot)
+
+        listener = Listener(advance, finished, saw if followers else None)
         return run_all(file, options.engine, options.workers, done=done, listener=listener)
 
 
@@ -195,8 +195,12 @@ def _watching(
     options: argparse.Namespace, file: ScenarioFile, done: Mapping[int, Result]
 ) -> AbstractContextManager[Watch | None]:
     """Show the runs in progress, if the options ask for it."""
-    if not options.watch and options.watch_port is None:
+    if not _watches(options):
         return nullcontext()
     from p2pfl.sim.monitor.monitor import watching
 
     return watching(file, done, options.watch_port or 0, quiet=options.json)
+
+
+def _watches(options: argparse.Namespace) -> bool:
+    return options.watch or options.watch_port is not None

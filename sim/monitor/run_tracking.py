@@ -1,4 +1,4 @@
-"""Figures of finished runs for trackers; see p2pfl.tracking."""
+"""Figures of the runs of a scenario for trackers; see p2pfl.tracking."""
 
 from __future__ import annotations
 
@@ -8,20 +8,64 @@ from pathlib import Path
 
 import numpy as np
 
+from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.results.learning_curves import total_sent
 from p2pfl.sim.results.results import Result
-from p2pfl.sim.scenario.scenario import ScenarioFile
-from p2pfl.tracking.background import Tracking
+from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
+from p2pfl.tracking.background import RunLog, Tracking
 from p2pfl.tracking.tracker import Factory, TrackedRun, factories, plain_settings
 
 FOLDER = "track"  # in the folder of the run
 
 
+class RunTracking:
+    """Receiver of the runs of a scenario for trackers.
+
+    Args:
+        tracking: the trackers.
+    """
+
+    def __init__(self, file: ScenarioFile, tracking: Tracking) -> None:
+        self._tracking = tracking
+        self._project = file.name
+        self._jobs = jobs_of(file)
+        self._settings = {run["name"]: plain_settings(run) for run in file.raw()["run"]}
+        self._logs: dict[int, RunLog] = {}
+        self._seen: dict[int, int] = {}  # the newest round of a run in progress
+
+    def saw(self, number: int, snapshot: Snapshot | None) -> None:
+        """Log the new rounds of a job in progress; None means that the job begins."""
+        log, last = self._log(number), self._seen.get(number, 0)
+        if snapshot is None or not snapshot.rounds:
+            return
+        for round, value in zip(snapshot.rounds, snapshot.values, strict=True):
+            if round > last:
+                log.log(round, {f"live/test_{snapshot.metric}": value})
+        self._seen[number] = max(last, snapshot.rounds[-1])
+
+    def finished(self, number: int, result: Result) -> None:
+        """Log all figures of a finished job."""
+        log = self._log(number)
+        for round, figures in figures_by_round(result):
+            log.log(round, figures)
+        log.finish(result_figures(result))
+        del self._logs[number]
+
+    def _log(self, number: int) -> RunLog:
+        if number not in self._logs:
+            job = self._jobs[number]
+            config = self._settings[job.name] | {"seed": job.seed}
+            self._logs[number] = self._tracking.begin(
+                TrackedRun(f"{job.name}/seed-{job.seed}", job.name, self._project, config)
+            )
+        return self._logs[number]
+
+
 @contextmanager
 def tracking(
     file: ScenarioFile, trackers: str | Factory | Sequence[str | Factory], folder: Path, warn: Callable[[str], object]
-) -> Iterator[Callable[[Result], None]]:
-    """Yield a function that gives a finished run to trackers; at the end, wait until they have recorded it.
+) -> Iterator[RunTracking | None]:
+    """Yield the receiver of a scenario's runs, None without trackers; at the end, wait until they have recorded all.
 
     Args:
         trackers: see p2pfl.tracking.tracker.factories.
@@ -33,21 +77,11 @@ def tracking(
     """
     found = factories(trackers)
     if not found:
-        yield lambda result: None
+        yield None
         return
-    settings = {run["name"]: plain_settings(run) for run in file.raw()["run"]}
     tracked = Tracking(found, folder / FOLDER, warn)
-
-    def record(result: Result) -> None:
-        run = result.summary
-        config = settings[run["name"]] | {"seed": run["seed"]}
-        log = tracked.begin(TrackedRun(f"{run['name']}/seed-{run['seed']}", run["name"], file.name, config))
-        for round, figures in figures_by_round(result):
-            log.log(round, figures)
-        log.finish(result_figures(result))
-
     try:
-        yield record
+        yield RunTracking(file, tracked)
     finally:
         tracked.close()
 

@@ -1,5 +1,7 @@
 """Figures of simulations for trackers, from Python and from the command."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,33 @@ def test_simulate_gives_each_run_to_the_tracker(trackers, tmp_path):
         assert tracker.curve("merged/test_mse")[2] == pytest.approx(result.rounds["merged_test_mse"][last].mean())
         assert tracker.curve("traffic/bytes")[2] == result.rounds["bytes_out"][last].sum()
         assert tracker.result["result/test_mse"] == result.summary["test"]["mean"]
+
+
+def test_tracker_receives_rounds_of_a_run_in_progress(trackers, monkeypatch):
+    monkeypatch.setattr("p2pfl.sim.execution.snapshots.EVERY", 0.0)  # a snapshot after each node's round
+    p2pfl.simulate(SMALL | {"rounds": 4}, track=MemoryTracker)
+    (tracker,) = trackers
+    final, live = tracker.curve("merged/test_mse"), tracker.curve("live/test_mse")
+    assert list(live) == [1, 2, 3]  # the last round is evaluated after the last snapshot
+    assert set(live) < set(final)
+    logged = [(step, name) for step, figures in tracker.steps for name in figures if name.startswith("live/")]
+    assert len(logged) == len(set(logged))
+
+
+def test_tracking_in_an_event_loop_gives_equal_figures(trackers):
+    async def cell():
+        return p2pfl.simulate(SMALL, track=MemoryTracker)
+
+    asyncio.run(cell())
+    p2pfl.simulate(SMALL, track=MemoryTracker)
+    assert trackers[0].result == trackers[1].result
+
+
+@pytest.mark.slow
+def test_tracker_receives_runs_of_worker_processes(trackers):
+    p2pfl.simulate(SMALL, seeds=2, workers=2, track=MemoryTracker)
+    assert {tracker.run.config["seed"]: len(tracker.curve("traffic/bytes")) for tracker in trackers} == {0: 2, 1: 2}
+    assert all(tracker.result for tracker in trackers)
 
 
 def test_tracking_changes_no_result(trackers):
