@@ -60,6 +60,7 @@ def add_commands(commands: Any) -> None:
     learning = parser.add_argument_group("learning")
     learning.add_argument(
         "--task",
+        metavar="TASK",
         help=f"learning problem: {', '.join(TASKS)}, or package.module:factory (default: digits; with --data"
         " classification)",
     )

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.options import add_folder, add_listen, add_policy, default_folder, listen_of
+from p2pfl.policies import POLICIES
 from p2pfl.system.completion import add_completion
 from p2pfl.system.console import FAILED, Parser, add_command, format_examples, run_command
 from p2pfl.system.event_log import print_events
 from p2pfl.system.json_output import to_json
 from p2pfl.system.printable import printable
 from p2pfl.system.shared_options import JSON_HELP, add_changes, add_output, port, print_answer
+from p2pfl.task import TASKS
 from p2pfl.tracking.tracker import TRACKERS
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def parser() -> Parser:
     _add_export(commands)
     _add_demo(commands)
     node_list.add_commands(commands)
-    add_completion(commands, parser)
+    add_completion(commands, parser, {"POLICY": lambda: POLICIES, "TASK": lambda: TASKS})
     return parser
 
 

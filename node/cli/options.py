@@ -77,7 +77,7 @@ def add_policy(group: argparse._ActionsContainer, default: str | None = "dac") -
     Args:
         default: value without the option; None lets the command tell whether it was given.
     """
-    group.add_argument("--policy", default=default, help=_POLICY_HELP)
+    group.add_argument("--policy", metavar="POLICY", default=default, help=_POLICY_HELP)
 
 
 def add_role(member: argparse._ActionsContainer) -> None:

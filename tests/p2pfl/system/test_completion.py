@@ -41,6 +41,7 @@ def test_bash_completes_commands_options_and_folders(complete, tmp_path):
     assert complete("p2pfl-node re") == {"request", "revoke"}
     assert complete("p2pfl-node federation cr") == {"create"}
     assert complete("p2pfl-node run alice --status-") == {"--status-port", "--status-host"}
+    assert complete("p2pfl-node init alice --policy fedp") == {"fedprox", "fedpref"}
     assert complete("p2pfl-node run al") == {"alice"}
     assert complete("p2pfl-node join alice al") == {"alice", "al.token"}
 
