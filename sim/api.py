@@ -147,10 +147,19 @@ def _scenario_file(
     if graph is not None:
         file = replace(file, graph=graph, runs=tuple(replace(run, topology={"name": FILE}) for run in file.runs))
     if seeds is not None:
-        chosen = list(map(index, seeds)) if isinstance(seeds, Iterable) else list(range(index(seeds)))
-        check_seeds("seeds", chosen)
-        file = replace(file, seeds=tuple(chosen))
+        file = replace(file, seeds=_chosen_seeds(seeds))
     return file
+
+
+def _chosen_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
+    try:
+        chosen = list(map(index, seeds)) if isinstance(seeds, Iterable) else list(range(index(seeds)))
+    except TypeError:
+        chosen = []
+    if not chosen:
+        raise ConfigurationError(f"seeds must be a number of 1 or more, or a list of whole numbers, got {seeds!r}")
+    check_seeds("seeds", chosen)
+    return tuple(chosen)
 
 
 def _compute(file: ScenarioFile, workers: int | None, listener: Listener, *, models: bool, memory: bool) -> list[Result]:
@@ -163,7 +172,7 @@ def _compute(file: ScenarioFile, workers: int | None, listener: Listener, *, mod
 @contextmanager
 def _listening(file: ScenarioFile, progress: bool | Callable[[int, int], object]) -> Iterator[Listener]:
     total = sum(job.nodes * job.rounds for job in jobs_of(file))
-    if isinstance(progress, bool):
+    if not callable(progress):
         with progress_bar(total, not progress, line_of, lines=False) as (advance, show):
             yield Listener(advance, lambda number, result: show(result))
         return

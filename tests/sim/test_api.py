@@ -206,6 +206,12 @@ def test_seeds_may_be_a_number(plain):
     assert traces(p2pfl.simulate(SMALL, seeds=np.int64(2))) == traces(p2pfl.simulate(SMALL, seeds=np.arange(2)))
 
 
+@pytest.mark.parametrize("seeds", [0, -1, [], "3", 1.5])
+def test_invalid_seeds_report_one_line(seeds):
+    with pytest.raises(ConfigurationError, match="seeds must be a number of 1 or more, or a list of whole numbers, got"):
+        p2pfl.simulate(SMALL, seeds=seeds)
+
+
 # Workers
 
 
