@@ -42,8 +42,9 @@ members = 5
 seed = {seed}
 robust = "{robust}"
 task = {{name = "digits", judged_on = "all"}}
-policy = {{name = "{policy}"}}
+policy = {{name = "{policy}"{options}}}
 """
+OPTIONS = dict.fromkeys(("random", "dac"), ', reported_stage = "trained"')  # the model of the recorded figures
 KINDS = ("clean", "huge", "scale", "flip", "echo", "noise", "samples")
 
 
@@ -90,7 +91,7 @@ async def serve(kind: str, folder: Path, nodes: dict[str, str]) -> None:
 def accuracy(policy: str, kind: str, robust: str, rounds: int, seed: int) -> float:
     """Return the mean test accuracy of the honest nodes in the last rounds; nan if one of them has ended."""
     with tempfile.TemporaryDirectory(prefix="p2pfl-poison-") as root:
-        toml = TOML.format(rounds=rounds, seed=seed, robust=robust, policy=policy)
+        toml = TOML.format(rounds=rounds, seed=seed, robust=robust, policy=policy, options=OPTIONS.get(policy, ""))
         federation = Federation(Path(root), HONEST, toml, {MEMBER: "participant"})
         nodes = {name: federation.addresses[name] for name in HONEST}
         orders = json.dumps({"kind": kind, "folder": str(federation.folders[MEMBER]), "nodes": nodes})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from math import inf, isnan
-from typing import Any
+from typing import Any, Literal
 
 from p2pfl.node.checkpoint import unpack
 from p2pfl.parameters import Parameters
+from p2pfl.policy import Stage
 
 
 class EarlyStopping:
@@ -15,6 +16,8 @@ class EarlyStopping:
     Attributes:
         best: that model, or None before the first one; without validation data, the newest model.
         round: its round.
+        stage: its stage; "" before the first one.
+        by_stage: by stage, the least validation loss so far and its round.
         stopped: whether the node has stopped early. It stays stopped even if the last evaluation is the best.
     """
 
@@ -22,11 +25,18 @@ class EarlyStopping:
         self.patience = patience
         self.best: Parameters | None = None
         self.round = 0
+        self.stage: Stage | Literal[""] = ""
         self.loss = inf
+        self.by_stage: dict[Stage, tuple[float, int]] = {}
         self.stopped = False
         self._newest = 0
 
-    def see(self, round: int, params: Parameters, loss: float | None) -> bool:
+    def note(self, round: int, stage: Stage, loss: float | None) -> None:
+        """Record the validation loss of a round's model of one stage, whether or not it counts."""
+        if loss is not None and loss < self.by_stage.get(stage, (inf, 0))[0]:
+            self.by_stage[stage] = loss, round
+
+    def see(self, round: int, params: Parameters, loss: float | None, stage: Stage = "merged") -> bool:
         """Record a round's model and its validation loss (None: no validation data). Return True if it is the best."""
         self._newest = round
         if loss is None:
@@ -36,6 +46,7 @@ class EarlyStopping:
         if better or self.best is None:
             # A row of a stack would keep all of the stack in memory.
             self.best, self.round = params if params.base is None else params.copy(), round
+            self.stage = stage
             self.loss = inf if loss is None or isnan(loss) else loss
         return better
 
@@ -46,9 +57,19 @@ class EarlyStopping:
 
     def state(self) -> dict[str, Any]:
         best = b"" if self.best is None else self.best.tobytes()
-        return {"best": best, "round": self.round, "loss": self.loss, "newest": self._newest, "stopped": self.stopped}
+        return {
+            "best": best,
+            "round": self.round,
+            "stage": self.stage,
+            "loss": self.loss,
+            "by_stage": {stage: list(least) for stage, least in self.by_stage.items()},
+            "newest": self._newest,
+            "stopped": self.stopped,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.best = unpack(state["best"]) if state["best"] else None
         self.round, self.loss, self._newest = state["round"], state["loss"], state["newest"]
-        self.stopped = state.get("stopped", False)  # checkpoints of earlier versions lack it
+        # Checkpoints of earlier versions lack the following keys.
+        self.stage, self.stopped = state.get("stage", ""), state.get("stopped", False)
+        self.by_stage = {stage: (loss, round) for stage, (loss, round) in state.get("by_stage", {}).items()}

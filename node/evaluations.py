@@ -6,11 +6,12 @@ Evaluations therefore never delay a round, and the simulator can compute them to
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from math import inf, isnan
 from typing import NamedTuple
 
 from p2pfl.node.early_stopping import EarlyStopping
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Stage
+from p2pfl.policy import ReportedStage, Stage
 
 Metrics = dict[str, float]
 
@@ -33,7 +34,7 @@ class Evaluations:
 
     Args:
         stopping: receives each round's model for early stopping.
-        stage: stage of that model; "merged" for a round without a model of this stage.
+        stage: stage of that model; see `counted_stage`.
         measure: starts to compute the metrics of some models.
         report: called with the metrics of a round's models by stage.
 
@@ -44,7 +45,7 @@ class Evaluations:
     def __init__(
         self,
         stopping: EarlyStopping,
-        stage: Stage,
+        stage: ReportedStage,
         *,
         measure: Callable[[Sequence[Parameters]], Awaitable[list[Metrics]]],
         report: Callable[[int, Mapping[Stage, Metrics]], None],
@@ -75,6 +76,27 @@ class Evaluations:
     async def _look(self, evaluation: Evaluation) -> None:
         begun = evaluation.metrics or self._measure(list(evaluation.snapshots.values()))
         metrics = dict(zip(evaluation.snapshots, await begun, strict=True))
-        stage = self._stage if self._stage in metrics else "merged"
-        self._stopping.see(evaluation.round, evaluation.snapshots[stage], metrics[stage].get("validation_loss"))
+        for stage, values in metrics.items():
+            self._stopping.note(evaluation.round, stage, values.get("validation_loss"))
+        stage = counted_stage(self._stage, metrics)
+        self._stopping.see(evaluation.round, evaluation.snapshots[stage], metrics[stage].get("validation_loss"), stage)
         self._report(evaluation.round, metrics)
+
+
+def counted_stage(reported: ReportedStage, metrics: Mapping[Stage, Mapping[str, float]]) -> Stage:
+    """Return the stage of a round whose model counts.
+
+    Args:
+        reported: the stage that the policy reports. `auto` takes the model with the least validation loss and, if both
+            are equal or there is no validation data, the merged one.
+        metrics: metrics by stage; `merged` is always among them, and counts if the reported stage is not.
+    """
+    if reported != "auto":
+        return reported if reported in metrics else "merged"
+
+    def loss(stage: Stage) -> float:
+        value = metrics[stage].get("validation_loss", inf)
+        return inf if isnan(value) else value
+
+    candidates: Sequence[Stage] = ("merged", "trained")
+    return min((stage for stage in candidates if stage in metrics), key=loss)

@@ -291,7 +291,8 @@ class Node:
         return self.trainer.submit(Evaluate(models, SPLITS, memory))
 
     def _reported_parameters(self) -> Parameters:
-        return self.peers.published.get(self.policy.reported_stage, self.me.whole)
+        stage = self.policy.reported_stage
+        return self.me.whole if stage == "auto" else self.peers.published.get(stage, self.me.whole)
 
     # Interface for the exchange (see p2pfl.node.exchange.base.ExchangeHost)
 

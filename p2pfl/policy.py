@@ -39,6 +39,9 @@ from p2pfl.update_rules import Rule
 Stage = Literal["prepared", "trained", "merged"]
 """Point of a round at which a model is published: `prepared` in round 0, `trained` before merging, `merged` after."""
 
+ReportedStage = Literal["auto", "trained", "merged"]
+"""Stage of the model that counts as a node's: `auto` is, in each round, the one with the less validation loss."""
+
 Extras = Mapping[str, np.ndarray]
 """Small arrays by name that a policy publishes with a model."""
 
@@ -274,7 +277,8 @@ class Policy(Protocol):
     """Rule by which a node selects peers and aggregates models. One instance per node; it may keep state.
 
     Attributes:
-        reported_stage: the model that drives early stopping. The report shows it at its best validation score.
+        reported_stage: the model that counts: it drives early stopping, and its best round is the node's result. See
+            ReportedStage.
 
     A policy that calls `Peers.remote_losses` has `asks_scores = True`. Only then do nodes send each other losses.
 
@@ -284,7 +288,8 @@ class Policy(Protocol):
     A policy with additional content for reports implements SupportsPreselection or SupportsSimilarities.
     """
 
-    reported_stage: Stage
+    @property
+    def reported_stage(self) -> ReportedStage: ...
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         """Run once before round 1."""

@@ -32,6 +32,7 @@ from p2pfl.system.printable import plural
 NAMES = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "ivan", "judy")
 SAMPLES = 40  # training images of each node: so few that peers' models help
 RATE = 0.1  # learning rate for so few samples
+STAGES = ("trained", "merged")
 OUTPUT = "output"  # file in the node's folder
 States = dict[str, dict[str, Any]]
 
@@ -64,10 +65,7 @@ def demo(nodes: int, rounds: int, policy: str, as_json: bool, through_broker: bo
         for states in (together, alone):
             if "result" not in states[name]:
                 return fail(f"{name} did not finish: {states[name].get('reason') or states[name]['output']}")
-    accuracy = {
-        name: {"together": together[name]["result"]["test_accuracy"], "alone": alone[name]["result"]["test_accuracy"]}
-        for name in names
-    }
+    accuracy = {name: _accuracy(together[name], alone[name]) for name in names}
     if as_json:
         print(to_json({"accuracy": accuracy, "nodes": together}))
     else:
@@ -209,16 +207,26 @@ class _LiveTable:
         self._live.update(table, refresh=True)
 
 
+def _accuracy(together: Mapping[str, Any], alone: Mapping[str, Any]) -> dict[str, float]:
+    """Return a node's test accuracy alone and together, and that of its best model of each stage together."""
+    stages = {stage: best["test"] for stage, best in together["by_stage"].items() if best.get("test") is not None}
+    result = {"alone": alone["result"]["test_accuracy"], "together": together["result"]["test_accuracy"]}
+    return result | {stage: stages[stage] for stage in STAGES if stage in stages}
+
+
 def _print_accuracy(accuracy: Mapping[str, Mapping[str, float]]) -> None:
+    columns = [key for key in ("alone", "together", *STAGES) if all(key in values for values in accuracy.values())]
+    means = {key: sum(values[key] for values in accuracy.values()) / len(accuracy) for key in columns}
     table = Table()
-    for column in ("node", "alone", "together"):
+    for column in ("node", *columns):
         table.add_column(column, justify="left" if column == "node" else "right")
-    for name, values in accuracy.items():
-        table.add_row(name, f"{values['alone']:.3f}", f"{values['together']:.3f}")
-    means = [sum(values[key] for values in accuracy.values()) / len(accuracy) for key in ("alone", "together")]
-    table.add_row("mean", *(f"{mean:.3f}" for mean in means))
+    for name, values in {**accuracy, "mean": means}.items():
+        table.add_row(name, *(f"{values[key]:.3f}" for key in columns))
     print("test accuracy of each node's model with the best validation loss:")
     Console(highlight=False).print(table)
+    if "trained" in columns and "merged" in columns:
+        print("together: the better one on validation data of the trained and the merged model")
+    print(f"gain by learning together: {means['together'] - means['alone']:+.3f}")
 
 
 def _free_ports(count: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import Checkpoint, FileStore, unpack
@@ -20,8 +21,28 @@ Encode = Callable[[Parameters, Mapping[str, str]], bytes]
 """Function of parameters and metadata that returns the content of a file."""
 
 
-def export(folder: Path, target: Path, force: bool = False, format: str = "", preference: Sequence[float] = ()) -> int:
-    """Write the best model of a node, running or not, and return its round.
+class Exported(NamedTuple):
+    """Model that was written to a file.
+
+    Attributes:
+        stage: the point of the round at which the node had it, trained or merged; "" if it was not evaluated.
+        by_stage: by stage, the least validation loss and its round.
+    """
+
+    round: int
+    stage: str
+    by_stage: Mapping[str, tuple[float, int]]
+
+    def describe(self) -> str:
+        """Return the model in words, with the losses of both stages if the node has two."""
+        if len(set(self.by_stage.values())) < 2:
+            return f"the model of round {self.round}"
+        losses = (f"{stage} {loss:.4g} in round {round}" for stage, (loss, round) in self.by_stage.items())
+        return f"the {self.stage} model of round {self.round} (least validation loss: {', '.join(losses)})"
+
+
+def export(folder: Path, target: Path, force: bool = False, format: str = "", preference: Sequence[float] = ()) -> Exported:
+    """Write the best model of a node, running or not, and return a description of it.
 
     Args:
         folder: the node's folder.
@@ -113,12 +134,12 @@ def write(
     *,
     force: bool = False,
     encode: Encode | None = None,
-) -> int:
-    """Write the best model of a checkpoint, and return its round.
+) -> Exported:
+    """Write the best model of a checkpoint, and return a description of it.
 
     The file has the layout's tensors, float32, unless `encode` makes other content from parameters and metadata. The
-    metadata contains the `name` of the node, the `round`, the `federation` (none for a node without peers) and the
-    layout's `fingerprint` in hexadecimal.
+    metadata contains the `name` of the node, the `round`, the `stage`, the `federation` (none for a node without peers)
+    and the layout's `fingerprint` in hexadecimal.
 
     Raises:
         ConfigurationError: see `export`.
@@ -130,11 +151,14 @@ def write(
             f"the task was changed since the checkpoint of {checkpoint.name} was written: the checkpoint has the layout"
             f" {checkpoint.layout.hex()}, the task has {layout.fingerprint.hex()}; restore the task's options in node.toml"
         )
-    best = checkpoint.early_stopping["best"]  # none before the first evaluation
-    params, round = (best, checkpoint.early_stopping["round"]) if best else (checkpoint.params, checkpoint.round)
+    stopping = checkpoint.early_stopping
+    best = stopping["best"]  # none before the first evaluation
+    params, round = (best, stopping["round"]) if best else (checkpoint.params, checkpoint.round)
+    stage = stopping.get("stage", "")  # a checkpoint of an earlier version lacks it
     about = {
         "name": checkpoint.name,
         "round": str(round),
+        "stage": stage,
         "federation": federation,
         "fingerprint": layout.fingerprint.hex(),
     }
@@ -146,4 +170,4 @@ def write(
         replace_file(target, [content])
     except OSError as error:
         raise ConfigurationError(f"cannot write {target}: {reason(error)}") from error
-    return int(round)
+    return Exported(int(round), stage, {key: (loss, at) for key, (loss, at) in stopping.get("by_stage", {}).items()})

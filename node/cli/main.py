@@ -270,9 +270,9 @@ def _export(options: argparse.Namespace) -> int:
         preference = [float(weight) for weight in options.preference.split(",")] if options.preference is not None else []
     except ValueError as error:
         raise ConfigurationError(f"--preference must be numbers such as 0.3,0.7, got {options.preference!r}") from error
-    round = export(options.folder, options.target, options.force, options.format, preference)
-    answer = {"file": str(options.target), "round": round}
-    print_answer(options, f"wrote the model of round {round} to {options.target}", answer)
+    model = export(options.folder, options.target, options.force, options.format, preference)
+    answer = {"file": str(options.target), **model._asdict()}
+    print_answer(options, f"wrote {model.describe()} to {options.target}", answer)
     return 0
 
 

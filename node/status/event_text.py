@@ -75,13 +75,14 @@ def round_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def describe_result(result: Mapping[str, float], best_round: int) -> str:
+def describe_result(result: Mapping[str, float], best_round: int, stage: str) -> str:
     """Return one line about a node's result.
 
     Args:
         result: metrics of the best model, by name.
         best_round: round of that model.
+        stage: its stage; "" if rounds have only one.
     """
     figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.items())
     best = "was best on validation" if "validation_loss" in result else "is the result, because there is no validation data"
-    return f"finished; the model of round {best_round} {best}: {figures or 'not evaluated'}"
+    return f"finished; the {f'{stage} ' if stage else ''}model of round {best_round} {best}: {figures or 'not evaluated'}"

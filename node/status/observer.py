@@ -94,6 +94,7 @@ class StatusObserver:
         rows = [row for row in self._earlier.rows if row["round"] <= node.round]
         best = [row for row in (self._earlier.best, *rows) if row.get("round") == node.early_stopping.round]
         self.state |= {"round": node.round, "history": rows, "best": snapshot.best_row(best[0]) if best else None}
+        self.state["by_stage"] = snapshot.best_by_stage(node, rows)
         if node.round:
             self._log.info(f"resuming after round {node.round}", kind="resuming", round=node.round)
         self.write()
@@ -194,15 +195,16 @@ class StatusObserver:
         row |= snapshot.evaluation(node, stages)
         if node.early_stopping.round == round:
             self.state["best"] = snapshot.best_row(row)
+        self.state["by_stage"] = snapshot.best_by_stage(node, self.state["history"])
         self._log_round(node, row)
         self._file.write(ROUNDS_APART)
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
         state = "finished" if node.done else "running"  # an extension may arrive while the result is computed
-        self.state |= {"state": state, "result": dict(result), "best_round": node.early_stopping.round}
-        self._log.bind(**result).info(
-            describe_result(result, node.early_stopping.round), kind="finished", best_round=node.early_stopping.round
-        )
+        best = node.early_stopping
+        self.state |= {"state": state, "result": dict(result), "best_round": best.round, "best_stage": best.stage}
+        text = describe_result(result, best.round, best.stage if len(set(best.by_stage.values())) > 1 else "")
+        self._log.bind(**result).info(text, kind="finished", best_round=best.round, best_stage=best.stage)
         self.write()
 
     def extended(self, node: Node) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
 from p2pfl._version import __version__
 from p2pfl.budget import BudgetTracker
+from p2pfl.node.evaluations import counted_stage
 from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.exchange.rounds.start_wait import Waiting
 from p2pfl.node.node import SPLITS, Node
@@ -143,16 +144,31 @@ def round_row(node: Node, merge: Merge, *, at: float, seconds: float, bytes_in: 
 
 def best_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics of the model that was best on validation, from the row of its round."""
-    return {key: row.get(key) for key in ("round", *SPLITS)}
+    return {key: row.get(key) for key in ("round", "stage", *SPLITS)}
 
 
 def evaluation(node: Node, stages: Mapping[Stage, Mapping[str, float]]) -> dict[str, Any]:
-    """Return the metrics of an evaluated round, for the stage that the policy reports and for every stage."""
-    reported, metric = stages.get(node.policy.reported_stage, stages["merged"]), node.task.metric
+    """Return the metrics of an evaluated round, for the stage that counts and for every stage."""
+    stage, metric = counted_stage(node.policy.reported_stage, stages), node.task.metric
+    reported = stages[stage]
     return {
+        "stage": stage,
         "validation": reported.get(f"validation_{metric}"),
         "test": reported.get(f"test_{metric}"),
         "stages": {
             stage: {split: metrics.get(f"{split}_{metric}") for split in SPLITS} for stage, metrics in stages.items()
         },
+    }
+
+
+def best_by_stage(node: Node, history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return for each stage the round with the least validation loss, that loss, and the metrics of that round.
+
+    Args:
+        history: rows of the rounds.
+    """
+    rows = {row["round"]: row.get("stages", {}) for row in history}
+    return {
+        stage: {"round": round, "validation_loss": loss, **rows.get(round, {}).get(stage, {})}
+        for stage, (loss, round) in node.early_stopping.by_stage.items()
     }

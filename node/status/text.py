@@ -103,8 +103,13 @@ def _figures(state: Mapping[str, Any]) -> Iterator[Row]:
     if evaluated:
         yield metric, f"{_metrics(evaluated[-1])}, in round {evaluated[-1]['round']}"
     best = state.get("best")
+    stages = {stage: each for stage, each in state.get("by_stage", {}).items() if _metrics(each)}
+    if all(each == next(iter(stages.values())) for each in stages.values()):
+        stages = {}  # a node that trains alone merges nothing
     if best and _metrics(best):
-        yield "best model", f"{_metrics(best)}, in round {best['round']}"
+        stage = f", {best['stage']}" if best.get("stage") and stages else ""
+        yield "best model", f"{_metrics(best)}, in round {best['round']}{stage}"
+    yield from ((f"best {stage}", f"{_metrics(each)}, in round {each['round']}") for stage, each in stages.items())
     result = state.get("result", {})
     others = [name for name in result if name.startswith("test_") and name not in ("test_loss", f"test_{state['metric']}")]
     if others:  # a result for each of several objectives

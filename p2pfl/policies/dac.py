@@ -14,7 +14,7 @@ import numpy as np
 from p2pfl.algorithms import aggregation, selection, similarity
 from p2pfl.parameters import Parameters
 from p2pfl.policies.schedule import Schedule, stages
-from p2pfl.policy import Extras, Me, Merge, Peers, Stage, Update, check_epochs, merge, samples
+from p2pfl.policy import Extras, Me, Merge, Peers, ReportedStage, Update, check_epochs, merge, samples
 
 TAU = {"cosine-weights": 140.0, "cosine-gradients": 140.0, "l2": 19.0, "inverse-loss": 5000.0}
 
@@ -56,7 +56,7 @@ class Dac:
     score_on: Literal["own", "peer"] = "own"
     schedule: Schedule = "synchronous"
     epochs: int = 1
-    reported_stage: Stage = "trained"
+    reported_stage: ReportedStage = "auto"
 
     met: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     estimated: dict[str, float] = field(default_factory=dict, init=False, repr=False)

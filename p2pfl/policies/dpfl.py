@@ -8,7 +8,7 @@ from typing import Any, Literal
 from p2pfl.algorithms.aggregation import fedavg
 from p2pfl.algorithms.ggc import Fetch, bggc, ggc
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Me, Merge, Peers, Stage, Update, check_epochs, merge, samples
+from p2pfl.policy import Me, Merge, Peers, ReportedStage, Update, check_epochs, merge, samples
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Dpfl:
     snapshot: Literal["aggregated", "trained"] = "aggregated"
     select: Literal["ggc", "none"] = "ggc"
 
-    reported_stage: Stage = field(init=False)
+    reported_stage: ReportedStage = field(init=False)
     omega: tuple[str, ...] = field(default=(), init=False, repr=False)
     chosen: tuple[str, ...] = field(default=(), init=False, repr=False)
     due: int = field(default=0, init=False, repr=False)  # the round of the next GGC

@@ -10,7 +10,7 @@ import numpy as np
 
 from p2pfl.algorithms.aggregation import fedavg
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Me, Merge, Peers, Stage, check_epochs, merge, samples
+from p2pfl.policy import Me, Merge, Peers, ReportedStage, check_epochs, merge, samples
 from p2pfl.update_rules import Rule
 
 FineTuning = Literal["", "replace-last", "from-best"]
@@ -36,7 +36,7 @@ class FedAvg:
 
     epochs: int = 1
     ft: FineTuning = ""
-    reported_stage: Stage = "merged"
+    reported_stage: ReportedStage = "merged"
 
     best: Parameters | None = field(default=None, init=False, repr=False)
     loss: float = field(default=inf, init=False, repr=False)

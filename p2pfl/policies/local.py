@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from p2pfl.policy import Me, Merge, Peers, Stage, check_epochs
+from p2pfl.policy import Me, Merge, Peers, ReportedStage, check_epochs
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Local:
     """
 
     epochs: int = 1
-    reported_stage: Stage = "trained"
+    reported_stage: ReportedStage = "trained"
 
     def __post_init__(self) -> None:
         check_epochs(self.epochs)

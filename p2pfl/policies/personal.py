@@ -10,7 +10,7 @@ import numpy as np
 
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.coordinated import sender, together
-from p2pfl.policy import Assignment, Me, Merge, Peers, Stage, Submission, check_epochs
+from p2pfl.policy import Assignment, Me, Merge, Peers, ReportedStage, Submission, check_epochs
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Personal:
     """
 
     epochs: int = 1
-    reported_stage: Stage = "merged"
+    reported_stage: ReportedStage = "merged"
 
     shared: Parameters | None = field(default=None, init=False, repr=False)  # None is the common initial model
 

@@ -15,7 +15,7 @@ from p2pfl.multiobjective.preferences import nearest
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.cfl import layout_as_one
 from p2pfl.policies.coordinated import CoordinatedFedAvg, apart, sender
-from p2pfl.policy import Assignment, Me, Stage, Submission
+from p2pfl.policy import Assignment, Me, ReportedStage, Submission
 from p2pfl.update_rules import Aligned, Rule
 
 SAME = 0.9  # higher similarities count as 1, as in the authors' program
@@ -41,7 +41,7 @@ class PFedGraph(CoordinatedFedAvg):
         weight: lambda, the weight of the cosine in the local loss.
     """
 
-    reported_stage: Stage = "trained"
+    reported_stage: ReportedStage = "trained"
     alpha: float = 0.8
     weight: float = 0.01
     needs_start: ClassVar[bool] = True

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from p2pfl.algorithms.aggregation import fedavg
 from p2pfl.algorithms.selection import uniform
 from p2pfl.policies.schedule import Schedule, stages
-from p2pfl.policy import Me, Merge, Peers, Stage, check_epochs, merge, samples
+from p2pfl.policy import Me, Merge, Peers, ReportedStage, check_epochs, merge, samples
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Random:
     graph: Literal["each-round", "fixed"] = "each-round"
     schedule: Schedule = "synchronous"
     epochs: int = 1
-    reported_stage: Stage = "trained"
+    reported_stage: ReportedStage = "auto"
 
     drawn: list[str] = field(default_factory=list, init=False, repr=False)
 

@@ -9,6 +9,7 @@ from p2pfl.sim.formatting import PARETO_OPTIMAL, difference, number, of_paper, s
 
 # Measures that fit a terminal; summary.json and the report have the others.
 MEASURES = ("hypervolume", "igd")
+STAGES = ("trained", "merged")
 NARROWEST = 12  # columns of the names of runs
 CLUSTERS = ("best ARI", "true groups", "final ARI")
 
@@ -34,9 +35,10 @@ def print_table(summary: Mapping[str, Any]) -> None:
     papers = any("paper" in row for row in rows)
     measures = [name for name in MEASURES if any(name in row.get("objectives", {}) for row in rows)]
     groups = [] if measures else list(dict.fromkeys(group for row in rows for group in row.get("per_group", {})))
+    stages = [stage for stage in STAGES if any(stage in row.get("stages", {}) for row in rows)]
     sent = any("bytes" in row for row in rows)
     reference = next((row["against"]["name"] for row in rows if "against" in row), "")
-    headings = [*(["MB sent"] if sent else []), *([f"vs {reference}"] if reference else [])]
+    headings = [*stages, *(["MB sent"] if sent else []), *([f"vs {reference}"] if reference else [])]
     # None if the reference sends nothing
     times = any(row["against"]["times_bytes"] is not None for row in rows if "against" in row)
     headings += ["x bytes"] if times else []
@@ -53,7 +55,8 @@ def print_table(summary: Mapping[str, Any]) -> None:
     for row, run in zip(rows, names, strict=True):
         paper = number(row["paper"]) if "paper" in row else ""
         deviation = number(row["std"]) if seeds > 1 else ""
-        compared = [f"{row['bytes'] / 1e6:.2f}"] if sent else []
+        compared = [number(row["stages"].get(stage)) for stage in stages]
+        compared += [f"{row['bytes'] / 1e6:.2f}"] if sent else []
         of_groups = [number(row["per_group"][group]) if group in row.get("per_group", {}) else "" for group in groups]
         if reference:
             compared += _against(row["against"])[: 1 + times]
@@ -68,6 +71,8 @@ def print_table(summary: Mapping[str, Any]) -> None:
     of = "nodes, runs" if any("pool" in row for row in rows) else "nodes"
     print(f"{summary['scenario']}: test {metric}, mean over {of} and {seeds} seed{'s' * (seeds > 1)}")
     print_whole(table)
+    if stages:
+        print(f"{metric}: of each node's model with the least validation loss, {' or '.join(stages)}")
     if front:
         print(f"* {PARETO_OPTIMAL}")
 

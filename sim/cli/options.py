@@ -83,7 +83,13 @@ def add_results(running: argparse.ArgumentParser) -> None:
 def add_selection(runs: argparse._ActionsContainer, changes_help: str) -> None:
     """Add the options that select and change the runs of a scenario, and `--trust` and `--root`."""
     add_changes(runs, changes_help)
-    runs.add_argument("--only", metavar="TEXT", default="", help="only runs whose name contains TEXT (default: all runs)")
+    runs.add_argument(
+        "--only",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="only runs whose name contains TEXT; can be repeated (default: all runs)",
+    )
     runs.add_argument(
         "--trust",
         action="store_true",
@@ -111,7 +117,7 @@ def scenario_of(options: argparse.Namespace) -> ScenarioFile:
             raise ConfigurationError(
                 "no scenario: name one, or continue a run with --resume DIR; `p2pfl-sim list` prints the shipped scenarios"
             )
-        file = load_changed(options).only(options.only)
+        file = load_changed(options).only(*options.only)
         return file if options.seeds is None else replace(file, seeds=tuple(parse_seeds(options.seeds)))
     given = {"a scenario": options.scenario, "--set": options.changes, "--seeds": options.seeds, "--only": options.only}
     of_sweep = {f"--{key.replace('_', '-')}": getattr(options, key, None) for key in ("vary", "dry_run")}

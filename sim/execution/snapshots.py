@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from p2pfl.node.evaluations import counted_stage
+from p2pfl.sim.results.learning_curves import reported
 from p2pfl.sim.results.results import Result
 from p2pfl.sim.simulation.simulation import Simulation
 
@@ -113,7 +115,7 @@ class SnapshotCollector:
             self._cells.learned(*zip(*edges, strict=True))
         key = f"test_{self._simulation.plan.tasks[0].metric}"
         for round, _, stages in evaluations:
-            metrics = stages.get(self._reported) or stages["merged"]
+            metrics = stages[counted_stage(self._reported, stages)]
             if key in metrics:
                 self._tests.setdefault(round, []).append(metrics[key])
 
@@ -151,14 +153,13 @@ def of_result(result: Result) -> Snapshot:
     cells = _Cells(run.get("groups") or [None] * run["nodes"])
     cells.merged(rounds["node"])
     cells.learned(edges["dst"], edges["src"], edges["weight"])
-    column = rounds.get(f"{run['reported_stage']}_test_{run['metric']}")
+    column = reported(rounds, run["reported_stage"], f"test_{run['metric']}")
     curve: dict[int, float] = {}
-    if column is not None:
-        for round in np.unique(rounds["round"]):
-            values = column[rounds["round"] == round]
-            values = values[~np.isnan(values)]
-            if len(values) * 2 >= run["nodes"]:
-                curve[int(round)] = float(values.mean())
+    for round in np.unique(rounds["round"]):
+        values = column[rounds["round"] == round]
+        values = values[~np.isnan(values)]
+        if len(values) and len(values) * 2 >= run["nodes"]:
+            curve[int(round)] = float(values.mean())
     kept = thin_rounds(sorted(curve))
     budget = run["traffic"].get("budget", {}).get("models")
     return Snapshot(

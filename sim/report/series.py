@@ -94,6 +94,8 @@ class Series:
     def stage(self) -> str:
         """Return the judged snapshot, or else the evaluated one; older summaries lack it."""
         there = self.metrics()
+        if self.shown.reported_stage == "auto" and f"merged_test_{self.metric}" in there:
+            return "auto"
         names = (self.shown.reported_stage, "trained", "merged")
         return next(
             (stage for stage in names if f"{stage}_test_{self.metric}" in there), self.shown.reported_stage or "merged"

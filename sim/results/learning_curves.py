@@ -28,14 +28,26 @@ def fill_gaps(table: np.ndarray) -> np.ndarray:
     return np.take_along_axis(table, np.maximum.accumulate(rows, axis=0), axis=0)
 
 
-def of_nodes(rounds: Columns, stage: str, what: str) -> np.ndarray:
-    """Return a metric of a snapshot by round and node, without gaps; shape [rounds, nodes].
+def reported(rounds: Columns, stage: str, what: str) -> np.ndarray:
+    """Return a metric of the models that count, for each row of the rounds; NaN if there is none.
 
-    For a node without this snapshot, its merged model counts, as in p2pfl.node.node.
+    Args:
+        stage: the reported stage; see p2pfl.node.evaluations.counted_stage, which decides alike.
     """
     nothing = np.full(len(rounds["round"]), np.nan)
-    chosen, merged = rounds.get(f"{stage}_{what}", nothing), rounds.get(f"merged_{what}", nothing)
-    return fill_gaps(grid(rounds, np.where(np.isnan(chosen), merged, chosen)))
+    merged = rounds.get(f"merged_{what}", nothing)
+    if stage == "auto":
+        trained, of_merged = (
+            np.nan_to_num(rounds.get(f"{each}_validation_loss", nothing), nan=np.inf) for each in ("trained", "merged")
+        )
+        return np.where(trained < of_merged, rounds.get(f"trained_{what}", nothing), merged)
+    chosen = rounds.get(f"{stage}_{what}", nothing)
+    return np.where(np.isnan(chosen), merged, chosen)
+
+
+def of_nodes(rounds: Columns, stage: str, what: str) -> np.ndarray:
+    """Return a metric of the models that count by round and node, without gaps; shape [rounds, nodes]."""
+    return fill_gaps(grid(rounds, reported(rounds, stage, what)))
 
 
 def mean(table: np.ndarray) -> np.ndarray:

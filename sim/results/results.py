@@ -18,6 +18,7 @@ import numpy as np
 from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.node.node import Node
+from p2pfl.policy import ReportedStage
 from p2pfl.queries import Split
 from p2pfl.sim import markup
 from p2pfl.sim.formatting import count, number, size
@@ -329,11 +330,13 @@ def _tensors(node: Node) -> dict[str, np.ndarray]:
     return {name: tensor.copy() for name, tensor in node.task.layout.unflatten(node.result).items()}
 
 
-def _reported_stage(run: Run, rounds: Table, metric: str) -> str:
+def _reported_stage(run: Run, rounds: Table, metric: str) -> ReportedStage:
     """Return the snapshot that drives early stopping and is reported: the choice of most nodes' policies."""
     (stage, _), *_ = Counter(node.policy.reported_stage for node in run.nodes.values()).most_common()
+    if f"trained_test_{metric}" in rounds:
+        return stage
     evaluated = any(name.endswith(f"_test_{metric}") for name in rounds)
-    return stage if stage == "trained" and (f"trained_test_{metric}" in rounds or not evaluated) else "merged"
+    return "trained" if stage == "trained" and not evaluated else "merged"
 
 
 def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
@@ -458,6 +461,8 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
         mine = [pool for pool in pools if pool["name"] == name]
     elif (found := cluster_log.over_seeds(mine)) is not None:
         row["clusters"] = found
+    if any(run.get("reported_stage") == "auto" for run in runs):
+        row["stages"] = _stages([run["test_by_snapshot"] for run in mine])
     if (measures := objectives.over_seeds(mine)) is not None:
         row["objectives"] = measures
     return row
@@ -467,6 +472,12 @@ def _with_worst_tenth(row: dict[str, Any], runs: Runs) -> dict[str, Any]:
     """Return a row of a table with attackers: the mean over the seeds of the worst tenth of the honest nodes is added."""
     worst = [run["test"]["worst_decile"] for run in runs if run.get("pool", run["name"]) == row["name"]]
     return row | {"extra_metrics": {"worst_tenth": float(np.mean(worst))} | row.get("extra_metrics", {})}
+
+
+def _stages(snapshots: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean over runs of each stage that all of them have."""
+    stages = [stage for stage in ("trained", "merged") if all(stage in each for each in snapshots)]
+    return {stage: float(np.mean([each[stage] for each in snapshots])) for stage in stages}
 
 
 def _to_json(value: Any) -> Any:

@@ -249,18 +249,18 @@ class ScenarioFile(msgspec.Struct, frozen=True):
             table["varied"] = dict(self.varied)
         return table
 
-    def only(self, text: str) -> ScenarioFile:
-        """Return the scenario with only the runs whose name contains `text`.
+    def only(self, *texts: str) -> ScenarioFile:
+        """Return the scenario with only the runs whose name contains one of the texts; without texts, with all runs.
 
         Raises:
-            ConfigurationError: there are none.
+            ConfigurationError: a text is in no name.
         """
-        kept = [run.name for run in self.runs if text in run.name]
-        if not kept:
-            raise ConfigurationError(
-                f"--only {text!r} matches no run of {self.name}; its runs: {', '.join(r.name for r in self.runs)}"
-            )
-        return self.part(kept, self.seeds)
+        for text in texts:
+            if not any(text in run.name for run in self.runs):
+                raise ConfigurationError(
+                    f"--only {text!r} matches no run of {self.name}; its runs: {', '.join(r.name for r in self.runs)}"
+                )
+        return self.part([run.name for run in self.runs if not texts or any(t in run.name for t in texts)], self.seeds)
 
     def part(self, names: Container[str], seeds: Sequence[int]) -> ScenarioFile:
         """Return the scenario with only the named runs and these seeds."""

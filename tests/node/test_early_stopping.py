@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pfl.node.early_stopping import EarlyStopping
+from p2pfl.node.evaluations import counted_stage
 
 
 def params(round):
@@ -203,3 +204,48 @@ def test_early_stopping_copies_best_model_out_of_stack():
     stopping.see(1, stack[1], 0.5)
     assert stopping.best.tolist() == [4, 5, 6, 7]
     assert stopping.best.base is None
+
+
+# Stage of the model that counts
+
+
+@pytest.mark.parametrize(
+    ("losses", "stage"),
+    [
+        ({"trained": 1.0, "merged": 2.0}, "trained"),
+        ({"trained": 2.0, "merged": 1.0}, "merged"),
+        ({"trained": 1.0, "merged": 1.0}, "merged"),
+        ({"trained": nan, "merged": 3.0}, "merged"),
+        ({"trained": 3.0, "merged": nan}, "trained"),
+        ({"merged": 3.0}, "merged"),
+    ],
+)
+def test_auto_counts_stage_with_least_validation_loss(losses, stage):
+    metrics = {stage: {"validation_loss": loss} for stage, loss in losses.items()}
+    assert counted_stage("auto", metrics) == stage
+    assert counted_stage("trained", metrics) == ("trained" if "trained" in losses else "merged")
+    assert counted_stage("merged", metrics) == "merged"
+
+
+def test_auto_without_validation_data_counts_merged():
+    assert counted_stage("auto", {"trained": {"test_loss": 1.0}, "merged": {"test_loss": 2.0}}) == "merged"
+
+
+def test_early_stopping_remembers_best_of_each_stage():
+    stopping = EarlyStopping(0)
+    for round, (trained, merged) in enumerate([(3.0, 2.0), (1.5, 1.0), (1.0, nan), (2.0, None)], 1):
+        stopping.note(round, "trained", trained)
+        stopping.note(round, "merged", merged)
+    stopping.see(2, params(2), 1.0, "merged")
+    after = EarlyStopping(0)
+    after.restore(BINARY["msgpack"](stopping.state()))
+    assert after.by_stage == {"trained": (1.0, 3), "merged": (1.0, 2)}
+    assert (after.stage, after.round) == ("merged", 2)
+
+
+def test_early_stopping_restores_state_without_stages():
+    state = judge_after([1.0]).state()
+    old = {key: value for key, value in state.items() if key not in ("stage", "by_stage")}
+    after = EarlyStopping(0)
+    after.restore(old)
+    assert (after.stage, after.by_stage, after.round) == ("", {}, 1)

@@ -358,13 +358,27 @@ def test_node_stopped_early_still_serves_last_model():
 
 
 def test_result_is_best_model_on_validation():
-    federation = play(to_the_end, NAMES, settings(rounds=6), policy=lambda: Random(neighbours=1))
+    federation = play(to_the_end, NAMES, settings(rounds=6), policy=lambda: Random(neighbours=1, reported_stage="trained"))
     for name in NAMES:
         losses = {r: stages["trained"]["validation_loss"] for r, stages in federation.watch[name].metrics.items()}
         assert sorted(losses) == [1, 2, 3, 4, 5, 6]
         best = min(losses, key=losses.get)
         assert federation.nodes[name].early_stopping.round == best
         assert federation.watch[name].result["validation_loss"] == losses[best]
+
+
+def test_auto_result_is_best_model_of_both_stages():
+    federation = play(to_the_end, NAMES, settings(rounds=6), policy=lambda: Random(neighbours=2, reported_stage="auto"))
+    for name in NAMES:
+        losses = {
+            (stage, round): metrics["validation_loss"]
+            for round, stages in federation.watch[name].metrics.items()
+            for stage, metrics in stages.items()
+        }
+        best = federation.nodes[name].early_stopping
+        assert losses[best.stage, best.round] == min(losses.values()) == federation.watch[name].result["validation_loss"]
+        for stage, (loss, round) in best.by_stage.items():
+            assert loss == losses[stage, round] == min(losses[stage, each] for each in range(1, 7))
 
 
 # Pacing, invariants and faults

@@ -314,7 +314,8 @@ def test_workers_end_when_parent_process_is_killed(tmp_path):
 
 
 def test_run_mentions_rows_made_equal_by_changes(capsys):
-    code, out, _ = sim(capsys, *SMOKE, "--set", "policy.name=local", "--only", "local", "--set", "task.lr=0.001")
+    smoke = ["run", "dac-synthetic", "--set", "form=smoke", "--engine", "local"]
+    code, out, _ = sim(capsys, *smoke, "--set", "policy.name=local", "--only", "local", "--set", "task.lr=0.001")
     assert code == 0
     assert "note: left out, because the changes make them equal to other runs: random, oracle, " in out
 

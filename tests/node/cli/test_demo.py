@@ -76,12 +76,17 @@ def test_demo_compares_three_nodes_together_and_alone(tmp_path):
     assert {(way, peers) for way, *_, peers, _ in rounds} == {("together", "2"), ("alone", "0")}
     assert all((float(kilobytes) > 0) == (way == "together") for way, *_, kilobytes in rounds)
 
-    table = re.findall(r"^\W+ (\w+) +\W+ +([01]\.\d{3}) +\W+ +([01]\.\d{3}) ", out, re.M)
+    table = re.findall(r"^\W+ (\w+)" + 4 * r" +\W+ +([01]\.\d{3})" + " ", out, re.M)
     assert [name for name, *_ in table] == [*names, "mean"]
-    for column in (1, 2):
+    for column in (1, 2, 3, 4):
         *values, mean = (float(row[column]) for row in table)
         assert mean == pytest.approx(sum(values) / 3, abs=0.0011)
-    assert re.search(r"node +\W+ +alone +\W+ +together", out)
+    assert re.search(r"node +\W+ +alone +\W+ +together +\W+ +trained +\W+ +merged", out)
+    assert all(together in stages for _, _, together, *stages in table[:3])
+    alone, together = map(float, table[3][1:3])
+    assert together > alone + 0.1  # the gain is real
+    gain = re.search(r"^gain by learning together: ([+-]\d\.\d{3})$", out, re.M)
+    assert float(gain[1]) == pytest.approx(together - alone, abs=0.0011)
 
 
 def test_demo_with_json_prints_one_object(tmp_path):
@@ -91,7 +96,7 @@ def test_demo_with_json_prints_one_object(tmp_path):
     found = json.loads(out)
     assert set(found["accuracy"]) == set(found["nodes"]) == {"alice", "bob"}
     for name, accuracy in found["accuracy"].items():
-        assert set(accuracy) == {"together", "alone"}
+        assert set(accuracy) == {"together", "alone", "trained", "merged"}
         assert all(0 <= value <= 1 for value in accuracy.values())
         node = found["nodes"][name]
         assert (node["state"], node["round"]) == ("finished", 2)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,7 +11,7 @@ from safetensors.numpy import load_file
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import Checkpoint, FileStore
-from p2pfl.node.cli.export import export, format_of, newest, write
+from p2pfl.node.cli.export import Exported, export, format_of, newest, write
 from p2pfl.node.early_stopping import EarlyStopping
 from p2pfl.node.federation import admission, agreement
 from p2pfl.node.folder import config
@@ -45,7 +46,7 @@ def checkpoint(layout=LAYOUT, params=LAST, best=BEST):
 
 def test_write_exports_best_model_by_tensor(tmp_path):
     target = tmp_path / "model.safetensors"
-    assert write(target, checkpoint(), LAYOUT, "home") == 3
+    assert write(target, checkpoint(), LAYOUT, "home") == (3, "merged", {})
     tensors = load_file(target)
     assert {name: array.shape for name, array in tensors.items()} == dict(LAYOUT.shapes)
     assert np.array_equal(LAYOUT.flatten(tensors), BEST)
@@ -53,14 +54,36 @@ def test_write_exports_best_model_by_tensor(tmp_path):
         assert file.metadata() == {
             "name": "alice",
             "round": "3",
+            "stage": "merged",
             "federation": "home",
             "fingerprint": LAYOUT.fingerprint.hex(),
         }
 
 
+def test_export_describes_model_and_losses_of_both_stages():
+    losses = {"trained": (0.634, 9), "merged": (0.512, 7)}
+    assert Exported(7, "merged", losses).describe() == (
+        "the merged model of round 7 (least validation loss: trained 0.634 in round 9, merged 0.512 in round 7)"
+    )
+    assert Exported(7, "merged", {"merged": (0.512, 7)}).describe() == "the model of round 7"
+    alone = {"trained": (0.512, 7), "merged": (0.512, 7)}  # a node that trains alone merges nothing
+    assert Exported(7, "merged", alone).describe() == "the model of round 7"
+
+
+def test_write_returns_losses_of_both_stages(tmp_path):
+    kept = checkpoint()
+    stages = {"trained": [0.634, 9], "merged": [0.512, 7]}
+    kept = msgspec.structs.replace(kept, early_stopping=kept.early_stopping | {"by_stage": stages})
+    assert write(tmp_path / "model.safetensors", kept, LAYOUT, "home") == (
+        3,
+        "merged",
+        {"trained": (0.634, 9), "merged": (0.512, 7)},
+    )
+
+
 def test_write_without_evaluation_exports_last_model(tmp_path):
     target = tmp_path / "model.safetensors"
-    assert write(target, checkpoint(best=None), LAYOUT, "home") == 4
+    assert write(target, checkpoint(best=None), LAYOUT, "home") == (4, "", {})
     assert np.array_equal(LAYOUT.flatten(load_file(target)), LAST)
 
 
@@ -90,7 +113,7 @@ def test_export_reads_model_from_node_folder(tmp_path):
     task = make_task("digits", {}, Part(0, 1), 0)
     model = task.initial(0)
     FileStore(folder / config.CHECKPOINT).save(checkpoint(task.layout, model, model))
-    assert export(folder, tmp_path / "model.safetensors") == 3
+    assert export(folder, tmp_path / "model.safetensors").round == 3
     assert task.layout.flatten(load_file(tmp_path / "model.safetensors")).tobytes() == model.tobytes()
 
 

@@ -255,7 +255,7 @@ def test_restarted_node_logs_its_last_round(tmp_path):
     (state,) = shown
     assert f"resuming after round {state['round']}" == said[0]
     best = state["best"]
-    assert best == {"round": best["round"], **{split: best[split] for split in ("validation", "test")}}
+    assert best == {"round": best["round"], **{key: best[key] for key in ("stage", "validation", "test")}}
     assert 1 <= best["round"] <= state["round"]
 
 
@@ -401,9 +401,9 @@ def test_unsaved_round_is_shown_as_in_memory(tmp_path, size):
 
     play(test, NAMES, SETTINGS, policy=Fast, folder=tmp_path)
     (state,) = shown
-    lines = describe(state)
-    assert "  disk        cannot write: File too large" in lines
-    assert f"  saved       round 4 is in memory, round {state['stored']} is on the disk" in lines
+    lines = [" ".join(line.split()) for line in describe(state)]
+    assert "disk cannot write: File too large" in lines
+    assert f"saved round 4 is in memory, round {state['stored']} is on the disk" in lines
 
 
 @pytest.mark.slow
@@ -606,6 +606,19 @@ def test_status_shows_broker_or_its_problem():
     state = FULL | {"network": {"listen": "", "broker": url}, "broker": ""}
     assert describe(state)[2] == f"  broker      {url}"
     assert [line for line in describe(state | {"broker": problem}) if "broker" in line] == [f"  broker      {problem}"]
+
+
+def test_status_text_shows_best_model_of_each_stage():
+    trained = {"round": 4, "validation_loss": 0.9, "validation": 0.7, "test": 0.69}
+    merged = {"round": 5, "validation_loss": 0.5, "validation": 0.85, "test": 0.84}
+    state = FULL | {"best": FULL["best"] | {"stage": "merged"}, "by_stage": {"trained": trained, "merged": merged}}
+    assert [line.strip() for line in describe(state) if "best" in line] == [
+        "best model    validation 0.850, test 0.840, in round 5, merged",
+        "best trained  validation 0.700, test 0.690, in round 4",
+        "best merged   validation 0.850, test 0.840, in round 5",
+    ]
+    alone = describe(state | {"by_stage": {"trained": merged, "merged": merged}})
+    assert [line.strip() for line in alone if "best" in line] == ["best model  validation 0.850, test 0.840, in round 5"]
 
 
 def test_status_of_node_without_federation_says_alone():

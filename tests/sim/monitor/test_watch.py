@@ -23,6 +23,7 @@ from p2pfl.sim.execution.snapshots import Snapshot, SnapshotCollector, of_result
 from p2pfl.sim.monitor import monitor
 from p2pfl.sim.monitor import terminal as watch_terminal
 from p2pfl.sim.monitor.run_monitor import RunMonitor, page_of
+from p2pfl.sim.results.learning_curves import reported
 from p2pfl.sim.results.results import result_of
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import Simulation
@@ -90,7 +91,8 @@ def test_last_snapshot_equals_result():
     assert last.node_rounds == final.node_rounds == 72
     assert last.rounds == final.rounds == [1, 2, 3, 4, 5, 6]
     assert last.values == pytest.approx(final.values)
-    of_last_round = result.rounds[f"{result.summary['reported_stage']}_test_mse"][result.rounds["round"] == 6]
+    assert result.summary["reported_stage"] == "auto"
+    of_last_round = reported(result.rounds, "auto", "test_mse")[result.rounds["round"] == 6]
     assert last.values[-1] == pytest.approx(of_last_round.mean())
     assert last.bytes == final.bytes == result.summary["traffic"]["bytes"]
     assert last.most_models == final.most_models == 3

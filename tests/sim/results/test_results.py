@@ -19,7 +19,7 @@ from p2pfl.policies.random import Random
 from p2pfl.policy import Merge, merge, samples
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.execution.runner import run_all
-from p2pfl.sim.results import results, summary_metrics
+from p2pfl.sim.results import learning_curves, results, summary_metrics
 from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.simulation.simulation import run
 from p2pfl.sim.simulation.trace import Trace
@@ -33,7 +33,7 @@ nodes = {NODES}
 rounds = {ROUNDS}
 seeds = [0, 1]
 task = {{ name = "tests.sim.results.test_results:unequal" }}
-policy = {{ name = "random", neighbours = {PEERS} }}
+policy = {{ name = "random", neighbours = {PEERS}, reported_stage = "trained" }}
 
 [[run]]
 name = "together"
@@ -281,12 +281,42 @@ def test_summary_names_reported_stage_and_metric_direction(folder):
         | {
             "run": [
                 {"name": "merged", "policy": {"name": "random", "reported_stage": "merged"}},
-                {"name": "trained", "policy": {"name": "random"}},
+                {"name": "trained", "policy": {"name": "random", "reported_stage": "trained"}},
             ]
         }
     )
     assert [result.summary["reported_stage"] for result in found] == ["merged", "trained"]
     assert {result.summary["higher_is_better"] for result in found} == {True}  # the accuracy on digits
+
+
+def test_auto_takes_better_stage_in_result_curve_and_table():
+    scenario = {
+        "nodes": 6,
+        "rounds": 4,
+        "task": {"name": "digits", "samples": 30},
+        "run": [{"name": "auto", "policy": {"name": "random"}}, {"name": "alone", "policy": {"name": "local"}}],
+    }
+    file = resolve(scenario, [], "study", ".")
+    found = [results.result_of(run(one)) for one in file.runs]
+    together = found[0]
+    assert [each.summary["reported_stage"] for each in found] == ["auto", "merged"]
+    rounds, test = together.rounds, together.summary["test"]["nodes"]
+    losses = np.stack([rounds[f"{stage}_validation_loss"] for stage in ("merged", "trained")])
+    tests = np.stack([rounds[f"{stage}_test_accuracy"] for stage in ("merged", "trained")])
+    for node in range(6):
+        of_node = rounds["node"] == node
+        mine, best = tests[:, of_node], np.argmin(losses[:, of_node])
+        assert test[node] == pytest.approx(mine.flat[best])
+    better = np.where(losses[1] < losses[0], tests[1], tests[0])
+    assert learning_curves.reported(rounds, "auto", "test_accuracy").tolist() == better.tolist()
+    table = results.summarise(file, found)["table"]
+    assert table[0]["stages"] == together.summary["test_by_snapshot"]
+    assert set(table[0]["stages"]) == {"trained", "merged"}
+    assert set(table[1]["stages"]) == {"merged"}
+
+
+def test_table_without_auto_has_no_stages(folder):
+    assert not any("stages" in row for row in summary(folder)["table"])
 
 
 def test_summary_lists_metric_of_each_node(folder):

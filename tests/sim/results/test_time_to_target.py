@@ -90,6 +90,7 @@ target = 0.99
 @pytest.mark.slow
 def test_run_reports_cost_of_target(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")  # headings on one line
     (tmp_path / "study.toml").write_text(STUDY)
     assert cli.main(["run", "study.toml", "--engine", "local", "--out", "here"]) == 0
     out, _ = capsys.readouterr()

@@ -143,6 +143,7 @@ def test_seed_change_replaces_seeds_of_the_file(file):
 
 def test_only_selects_runs_by_name(file):
     assert [run.name for run in load(file).only("a").runs] == ["alone", "as it is"]
+    assert [run.name for run in load(file).only("alone", "hot").runs] == ["alone", "hot"]
     with pytest.raises(ConfigurationError, match="--only 'x' matches no run of study; its runs: alone, hot, as it is"):
         load(file).only("x")
 
