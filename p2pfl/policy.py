@@ -288,8 +288,7 @@ class Policy(Protocol):
     A policy with additional content for reports implements SupportsPreselection or SupportsSimilarities.
     """
 
-    @property
-    def reported_stage(self) -> ReportedStage: ...
+    reported_stage: ReportedStage
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         """Run once before round 1."""
