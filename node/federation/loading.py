@@ -114,6 +114,6 @@ def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING
 
 def find_own_modules(folder: Path, own: NodeConfig) -> None:
     """Add a node's folder to the end of the module path if its owner has named a module as "package.module:factory"."""
-    named = (own.task["name"], own.policy["name"])
+    named = (own.task["name"], own.policy["name"], *own.track.tools)
     if any(":" in name for name in named) and (path := str(folder.resolve())) not in sys.path:
         sys.path.append(path)

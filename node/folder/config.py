@@ -40,6 +40,7 @@ from p2pfl.robust.registry import MEDIAN_CLIP, Robust
 from p2pfl.system.atomic_files import PRIVATE, PRIVATE_FOLDER, replace_file
 from p2pfl.system.event_log import EventLogger
 from p2pfl.task import TASKS, Part
+from p2pfl.tracking.tracker import GROUP, TRACKERS
 
 CONFIG, KEY, CHECKPOINT, INCARNATION, STATUS = "node.toml", "key.pem", "checkpoint", "incarnation", "status.json"
 VOTE = "vote"
@@ -60,6 +61,11 @@ class Track(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tools: tuple[str, ...] = ()
     project: str = "p2pfl"
     folder: str = ""
+
+    def check(self) -> None:
+        """Raise ConfigurationError for an unknown tracker; nothing is imported."""
+        for tool in self.tools:
+            locate("tracker", tool, TRACKERS, GROUP)
 
 
 class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,6 +135,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
                 ' root = "..." above the tables instead'
             )
         locate("policy", split_name("policy", self.policy)[0], POLICIES, "p2pfl.policies")
+        self.track.check()
         try:
             for address in (self.listen, *self.advertise, *self.addresses.values()):
                 split_address(address)

@@ -17,6 +17,7 @@ def dataset():
     return TensorDataset(torch.tensor(x, dtype=torch.float32), torch.tensor(y))
 
 
+@pytest.mark.slow
 def test_simulation_takes_dataset_module_and_partition(dataset):
     train, test = random_split(dataset, [180, 60], torch.Generator().manual_seed(0))
 

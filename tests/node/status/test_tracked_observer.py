@@ -61,6 +61,22 @@ def test_unknown_tracker_of_a_node_is_refused(alice, capsys):
     assert "unknown tracker 'tensorbord'; did you mean 'tensorboard'?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_tracker_may_be_a_module_of_the_nodes_folder(alice, capsys):
+    (alice / "owntracker.py").write_text(
+        "class Lines:\n"
+        "    def __init__(self, run, folder):\n"
+        "        self.path = folder.parents[1] / 'lines.txt'\n"
+        "    def log(self, step, figures):\n"
+        "        with self.path.open('a') as file:\n"
+        "            print(step, *figures, file=file)\n"
+        "    def finish(self, figures):\n"
+        "        pass\n"
+    )
+    assert run_node(alice, "--track", "owntracker:Lines") == 0
+    assert "3 time/round_s traffic/models" in (alice / "lines.txt").read_text()
+
+
 def test_unknown_key_of_track_is_refused(alice):
     with pytest.raises(ConfigurationError, match=r"unknown key 'track\.tool'; did you mean 'track\.tools'"):
         config.load(alice, ["track.tool=['wandb']"])

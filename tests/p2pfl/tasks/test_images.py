@@ -385,3 +385,17 @@ def test_node_with_part_gets_its_share_of_images(tmp_path):
     assert task.public_info == {"group": 1}
     expected = make(1, 3, samples=50, shift={"name": "rotation", "angles": [0, 90, 180]})
     assert torch.equal(task.data["train"].x, expected.data["train"].x)
+
+
+def test_images_take_further_metrics_and_a_schedule():
+    optimizer = {"name": "adamw", "lr": 0.01, "schedule": {"name": "step", "every": 1, "factor": 0.0}}
+    task = make(metrics=["f1", "balanced_accuracy"], optimizer=optimizer)
+    learner, first = task.learner(RandomStreams(0, "a"), "cpu"), task.initial(0)
+    assert {*learner.evaluate([first], ["test"])[0]} == {
+        "test_loss",
+        "test_accuracy",
+        "test_f1",
+        "test_balanced_accuracy",
+    }
+    assert (learner.train(first, round=1) != first).any()
+    assert (learner.train(first, round=2) == first).all()
