@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -239,10 +238,11 @@ def _stopping(outcome: Outcome, file: ScenarioFile, folder: Path) -> None:
 def _measure_time(outcome: Outcome, file: ScenarioFile) -> Iterator[None]:
     """Measure processor seconds, divided by the number of processes; the time of other programs does not count."""
     from p2pfl.sim.execution.runner import processes_of
+    from p2pfl.sim.simulation.workers import processor_seconds
 
-    before, begun = os.times(), time.monotonic()
+    before, begun = processor_seconds(), time.monotonic()
     yield
-    spent = sum(os.times()[:4]) - sum(before[:4])
+    spent = processor_seconds() - before
     trainings = sum(1 if run.search is None else run.search.samples for run in file.runs) * len(file.seeds)
     processes = min(processes_of("process", None), trainings)  # run in parallel
     outcome.seconds = min(time.monotonic() - begun, spent / processes)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -91,8 +92,27 @@ def _context() -> Context:
     return context
 
 
+_ended_seconds = 0.0  # processor time of ended workers, which on Linux are no children of this process
+
+
+def processor_seconds() -> float:
+    """Return the processor seconds of this process and of its workers that have ended."""
+    return sum(os.times()[:4]) + _ended_seconds
+
+
+def _seconds_of(process: int) -> float:
+    """Return the processor seconds of a process on Linux, 0 elsewhere and for a process that is gone."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def end_all(workers: list[Worker]) -> None:
     """End processes, even if they are busy."""
+    global _ended_seconds
+    _ended_seconds += sum(_seconds_of(worker.process.pid) for worker in workers if worker.process.pid)
     for worker in workers:
         worker.process.kill()
     for worker in workers:

@@ -18,7 +18,7 @@ import pytest
 import p2pfl
 from p2pfl.errors import BudgetExceededError, ConfigurationError, DivergenceError, RunError
 from p2pfl.node.cli import main as node_cli
-from p2pfl.node.folder.config import CONFIG, KEY, STATUS, NodeConfig
+from p2pfl.node.folder.config import CONFIG, KEY, STATUS, NodeConfig, Track
 from p2pfl.policies import POLICIES
 from p2pfl.policy import Budget
 from p2pfl.protocols.errors import ProtocolError
@@ -377,7 +377,12 @@ def test_init_writes_every_setting_with_comment_and_default(capsys):
     written = tomllib.loads(text)
     defaults = NodeConfig(name="alice", listen=":0")
     assert written.keys() == set(NodeConfig.__struct_fields__)
-    typed = written | {"budget": Budget(**written["budget"]), "advertise": (), "preference": ()}
+    typed = written | {
+        "budget": Budget(**written["budget"]),
+        "advertise": (),
+        "preference": (),
+        "track": Track(**written["track"] | {"tools": ()}),
+    }
     assert NodeConfig(**typed) == defaults
     assert all("#" in line for line in text.splitlines() if "=" in line)
 

@@ -252,11 +252,11 @@ def test_large_models_that_delay_beats_do_not_depose_coordinator():
 def test_status_shows_coordinator_or_reason_for_none():
     state = {"name": "a", "state": "running", "round": 3, "rounds": 9, "history": []}
     led = state | {"election": {"coordinator": "b", "term": "5.2", "problem": ""}}
-    assert describe(led)[1:] == ["  coordinator: b, in term 5.2"]
+    assert describe(led)[1:] == ["  coordinator  b, in term 5.2"]
     problem = "no coordinator: 2 of 5 members reachable, 3 needed"
     alone = state | {"election": {"coordinator": None, "term": "5.2", "problem": problem}}
-    assert describe(alone)[1:] == [f"  degraded: {problem}; until there is one, this node learns alone"]
-    assert describe(led | {"state": "serving"})[1:] == ["  coordinator: b, in term 5.2"]
+    assert describe(alone)[1:] == [f"  degraded  {problem}; until there is one, this node learns alone"]
+    assert describe(led | {"state": "serving"})[1:] == ["  coordinator  b, in term 5.2"]
     for state_of, over in [(alone, "serving"), (alone, "finished"), (led, "stopped"), (led, "gone")]:  # it no longer learns
         assert len(describe(state_of | {"state": over})) == 1
     shown = metrics.text(led).decode()

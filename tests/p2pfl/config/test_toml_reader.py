@@ -54,5 +54,5 @@ def test_set_option_has_the_limits_of_toml(capsys, change):
     code = cli.main(["run", "digits-gossip", "--set", change])
     err = capsys.readouterr().err
     assert code == 2
-    assert err.startswith("nodes: ")
+    assert err.startswith("command line: nodes: ")
     assert err.count("\n") == 1

@@ -87,8 +87,8 @@ def test_details_as_json(capsys):
     assert found["forms"]["short"] == {
         "runs": 35, "nodes": [40, 40], "rounds": [40, 40], "seeds": [0], "duration": 45
     }  # fmt: skip
-    assert found["rows"][0] == {"name": "complete", "paper": None}
-    assert len(found["claims"]) == 3
+    assert found["rows"][0] == {"name": "complete, budget.models=1", "paper": None}
+    assert len(found["claims"]) == 4
 
 
 def test_details_of_a_file_without_texts(capsys, tmp_path):
