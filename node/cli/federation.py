@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,7 @@ def _new_passphrase(group: Any, default: str) -> None:
 def _create(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import admission, agreement, loading, passphrases
     from p2pfl.node.folder import config
+    from p2pfl.node.folder.earlier_training import watch_checkpoints
 
     own = config.load(options.folder, options.changes)
     passphrase = passphrases.choose(options.passphrase_file, options.passphrase)
@@ -137,7 +140,9 @@ def _create(options: argparse.Namespace) -> int:
     task = loading.task_of(ready)
     loading.policy_of(ready)
     tables = agreement.draft(options.name, own, task, edges)
+    say_earlier = watch_checkpoints(options.folder, partial(print, file=sys.stderr))
     federation = admission.create_federation(options.folder, tables, options.backup, passphrase)
+    say_earlier()
     text = (
         f"created the federation {federation.name} ({federation.id.hex()}) with {own.name} as its first member\n"
         f"the {'' if passphrase is None else 'encrypted '}admission key is in {options.folder}, and its backup is"

@@ -19,6 +19,7 @@ from p2pfl.node.federation.agreement import Approve, approve_all, check_agreemen
 from p2pfl.node.federation.membership_file import FEDERATION, MEMBERSHIP, MembershipFile, member_of, write_federation
 from p2pfl.node.folder import config
 from p2pfl.node.folder.config import NodeConfig
+from p2pfl.node.folder.earlier_training import set_checkpoints_aside
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.federation_file import Federation
@@ -65,7 +66,7 @@ def create_federation(folder: Path, tables: Mapping[str, Any], backup: Path, pas
         except BaseException:
             admission_key.discard(folder, backup)
             raise
-        write_federation(folder, membership)
+        _enter(folder, membership)
     return membership.file
 
 
@@ -172,8 +173,19 @@ def _keep(folder: Path, membership: Membership, own: NodeConfig, key: bytes, app
             f"the federation has no member {own.name} with the key of this node; ask for a new token or admission"
         )
     approve(own, replace(check_agreement(own, membership.file), rounds=membership.rounds))
-    write_federation(folder, membership)
+    _enter(folder, membership)
     return membership.file.name
+
+
+def _enter(folder: Path, membership: Membership) -> None:
+    """Write the files of a federation. Checkpoints from before are set aside, unless the node returns with a new key."""
+    try:
+        returns = Federation.parse((folder / f"{FEDERATION}.old").read_bytes()).id == membership.federation
+    except (FederationError, OSError):
+        returns = False
+    if not returns:
+        set_checkpoints_aside(folder)
+    write_federation(folder, membership)
 
 
 # Manual admission

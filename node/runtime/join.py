@@ -11,6 +11,7 @@ from p2pfl.node.federation import admission
 from p2pfl.node.federation.agreement import Approve, approve_all
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config, config_edit
+from p2pfl.node.folder.earlier_training import watch_checkpoints
 from p2pfl.node.runtime.inviter_client import InviterClient, ways_to
 from p2pfl.protocols.broker_address import BrokerAddress
 from p2pfl.protocols.errors import AddressError, FederationError, IdentityError, TransportError
@@ -27,7 +28,7 @@ def join(
 
     Args:
         approve: called before anything is saved.
-        notify: called with a sentence about the broker.
+        notify: called with a sentence about the broker, and one about earlier training.
 
     Raises:
         ConfigurationError: the token is wrong or for a node of another name, no node answers, or the inviting node
@@ -37,10 +38,13 @@ def join(
     own = config.load(folder)
     if load_federation(folder) is not None:
         raise ConfigurationError(f"{folder} belongs to a federation already; create another node with p2pfl-node init")
+    say_earlier = watch_checkpoints(folder, notify)
     try:
         identity = Identity.load(folder / config.KEY)
         if not token.lstrip().startswith(INVITATION):
-            return admission.accept_bundle(folder, token, own, identity.public, approve=approve)
+            name = admission.accept_bundle(folder, token, own, identity.public, approve=approve)
+            say_earlier()
+            return name
         invitation = Invitation.parse(token)
         if invitation.member != own.name:
             raise ConfigurationError(
@@ -51,6 +55,7 @@ def join(
         name = admission.accept(folder, joined, invitation, own, identity.public, approve=approve)
     except (FederationError, IdentityError, TransportError, AddressError) as error:
         raise ConfigurationError(f"cannot join: {error}") from error
+    say_earlier()
     if way.broker is not None:
         _keep_broker(folder, own.broker, way.broker, notify)
     return name

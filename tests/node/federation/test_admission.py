@@ -726,6 +726,28 @@ def test_accept_saves_federation_and_log(home):
     assert not (bob.folder / admission_key.ADMISSION).exists()
 
 
+def checkpoints(folder):
+    return {path.name: path.read_text() for path in folder.glob("checkpoint*")}
+
+
+def test_join_sets_earlier_checkpoints_aside(home):
+    bob, said = home.node("bob"), []
+    for name in ("checkpoint", "checkpoint.1", "checkpoint.2"):
+        (bob / name).write_text(name)
+    joining.join(bob, home.bundle(bob), notify=said.append)
+    assert checkpoints(bob) == {"checkpoint.earlier": "checkpoint"}
+    assert ["starts the federation with round 1" in text for text in said] == [True]
+
+
+def test_join_with_new_key_keeps_checkpoints(home):
+    bob, said = home.node("bob"), []
+    joining.join(bob, home.bundle(bob))
+    (bob / "checkpoint").write_text("round 7")
+    joining.join(bob, home.bundle(bob, new_key=True), notify=said.append)
+    assert checkpoints(bob) == {"checkpoint": "round 7"}
+    assert not said
+
+
 def test_accept_refuses_other_federation_than_that_of_token(home, tmp_path, digits):
     bob = Newcomer(home)
     other = Federation.sign(home.tables, home.admission_key())
