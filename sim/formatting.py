@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+STAGES = ("trained", "merged")  # whose figures a table shows, if a run reports the better of both
 PARETO_OPTIMAL = "Pareto-optimal: no other row is at least as good in both metric and bytes, and better in one."
 LIMITS = ("budget.models", "budget.held", "budget.bytes", "network.bandwidth")  # keys for which 0 means no limit
 PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))

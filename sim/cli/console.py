@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from p2pfl.sim.formatting import PARETO_OPTIMAL, difference, number, of_paper, setting
+from p2pfl.sim.formatting import PARETO_OPTIMAL, STAGES, difference, number, of_paper, setting
 
 # Measures that fit a terminal; summary.json and the report have the others.
 MEASURES = ("hypervolume", "igd")
-STAGES = ("trained", "merged")
 NARROWEST = 12  # columns of the names of runs
 CLUSTERS = ("best ARI", "true groups", "final ARI")
 

@@ -21,7 +21,7 @@ from p2pfl.node.node import Node
 from p2pfl.policy import ReportedStage
 from p2pfl.queries import Split
 from p2pfl.sim import markup
-from p2pfl.sim.formatting import count, number, size
+from p2pfl.sim.formatting import STAGES, count, number, size
 from p2pfl.sim.results import learning_curves, objectives
 from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
 from p2pfl.sim.results.learning_curves import total_sent
@@ -240,11 +240,13 @@ class Results(list[Result], Views):
         if not self:
             return markup.table(["run"], [])
         rows, metric = self.summary["table"], self.summary["runs"][0]["metric"]
-        heads = ["run", f"test {metric}", "± over seeds", "seeds"]
+        stages = [stage for stage in STAGES if any(stage in row.get("stages", {}) for row in rows)]
+        heads = ["run", f"test {metric}", "± over seeds", "seeds", *stages]
         return markup.table(
             heads,
             [
                 [row["name"], number(row["mean"]), number(row["std"] if row["seeds"] > 1 else None), str(row["seeds"])]
+                + [number(row["stages"].get(stage)) for stage in stages]
                 for row in rows
             ],
         )
@@ -476,7 +478,7 @@ def _with_worst_tenth(row: dict[str, Any], runs: Runs) -> dict[str, Any]:
 
 def _stages(snapshots: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean over runs of each stage that all of them have."""
-    stages = [stage for stage in ("trained", "merged") if all(stage in each for each in snapshots)]
+    stages = [stage for stage in STAGES if all(stage in each for each in snapshots)]
     return {stage: float(np.mean([each[stage] for each in snapshots])) for stage in stages}
 
 

@@ -313,6 +313,9 @@ def test_auto_takes_better_stage_in_result_curve_and_table():
     assert table[0]["stages"] == together.summary["test_by_snapshot"]
     assert set(table[0]["stages"]) == {"trained", "merged"}
     assert set(table[1]["stages"]) == {"merged"}
+    html = results.Results(found, file)._repr_html_()
+    assert ">trained<" in html
+    assert f">{table[0]['stages']['merged']:.3f}<" in html
 
 
 def test_table_without_auto_has_no_stages(folder):
