@@ -19,6 +19,7 @@ import numpy as np
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.exchange.published_models import Published
 from p2pfl.node.log import LOG
+from p2pfl.node.policy_api import PeersState
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Stage, Update
 from p2pfl.system.atomic_files import DamagedFileError, DiskErrorReporter, read_sealed, reason, write_sealed
@@ -62,6 +63,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             p2pfl.compression.sparse_updates.Public.
         prepared: whether the preparation before the first round is done.
         learner: the state that the learner keeps from round to round.
+        peers: the knowledge of peers that the robust rule and the budget keep from round to round.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: list[tuple[bytes, bytes]] = []
     prepared: bool = False
     learner: dict[str, Array] = {}
+    peers: PeersState = PeersState()
 
 
 def pack_model(model: Published, now: float) -> Model:

@@ -324,6 +324,7 @@ class Node:
             final=False,
             prepared=self._prepared,
             learner=pack_arrays(self.trainer.learner_state()),
+            peers=self.peers.state(),
         )
         await self._save_outbox()
 
@@ -356,6 +357,7 @@ class Node:
         self.early_stopping.restore(checkpoint.early_stopping)
         self.trainer.restore(unpack_arrays(checkpoint.learner))
         self.policy.restore(msgspec.msgpack.decode(checkpoint.policy_state))
+        self.peers.restore(checkpoint.peers)
         if checkpoint.unevaluated:
             snapshots = {stage: unpack(params) for stage, params in checkpoint.unevaluated.items()}
             self._evaluations.restore(checkpoint.unevaluated_round, snapshots)

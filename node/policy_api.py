@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -150,6 +151,22 @@ class Me(policy.Me):
         self.params = self.private_parameters.keep(whole)
 
 
+class PeersState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Knowledge of peers that one round passes to the next.
+
+    Attributes:
+        distances: the latest known distance of each peer's model; see p2pfl.robust.median_clip.
+        assigned: the same of the coordinator's latest assignments, by their place in a ring.
+        extras: bytes of the extras that the node published last.
+        beyond: by peer, the bytes by which its last model exceeded the expected size.
+    """
+
+    distances: dict[str, float] = {}
+    assigned: dict[str, float] = {}
+    extras: int = 0
+    beyond: dict[str, int] = {}
+
+
 class NodePeers:
     """Policy's access to other nodes, within the node's budget; see p2pfl.policy.Peers.
 
@@ -194,6 +211,16 @@ class NodePeers:
         self.budget_tracker.begin_round()
         self.published = {}
         self._own = None
+
+    def state(self) -> PeersState:
+        distances = {} if self.clip is None else dict(self.clip.distances)
+        return PeersState(distances, dict(self._assigned.distances), self._extras, dict(self._beyond))
+
+    def restore(self, state: PeersState) -> None:
+        if self.clip is not None:
+            self.clip.distances = dict(state.distances)
+        self._assigned.distances = dict(state.assigned)
+        self._extras, self._beyond = state.extras, dict(state.beyond)
 
     @property
     def own(self) -> Parameters:

@@ -26,12 +26,13 @@ class MedianClip:
     model decreases with its distance.
 
     Attributes:
+        distances: the latest known distance of each peer's model from the own one.
         outliers: number of models of each peer that were further away than three times the radius.
     """
 
     def __init__(self) -> None:
         self.outliers: Counter[str] = Counter()
-        self._distances: dict[str, float] = {}
+        self.distances: dict[str, float] = {}
 
     def clip(
         self,
@@ -51,8 +52,8 @@ class MedianClip:
             samples: the number of samples of each sender, if models are weighted by them.
         """
         *distances, moved = distances_from(own, [*models, initial])
-        self._distances.update(zip(senders, distances, strict=True))
-        known = list(self._distances.values())
+        self.distances.update(zip(senders, distances, strict=True))
+        known = list(self.distances.values())
         radius = lower_median(known if len(known) >= FEW or not moved else [*known, moved])
         self.outliers.update([id for id, far in zip(senders, distances, strict=True) if far > FAR * radius])
         radii = radii_of(radius, samples or [1] * len(models))
@@ -60,7 +61,7 @@ class MedianClip:
 
     def forget(self, known: Sequence[str]) -> None:
         """Forget the distances of all peers that are not in `known`."""
-        self._distances = {id: far for id, far in self._distances.items() if id in known}
+        self.distances = {id: far for id, far in self.distances.items() if id in known}
 
 
 def radii_of(radius: float, samples: Sequence[int]) -> list[float]:

@@ -11,6 +11,7 @@ from p2pfl.errors import BudgetExceededError, ConfigurationError
 from p2pfl.node.exchange.published_models import Published
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.peering.peer import Member
+from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.dac import Dac
 from p2pfl.policies.dpfl import Dpfl
 from p2pfl.policies.local import Local
@@ -256,9 +257,13 @@ def test_node_resumes_from_last_finished_round(tmp_path):
     play(test, NAMES, settings(rounds=30), folder=tmp_path)
 
 
+def one_neighbour():
+    return Random(neighbours=1)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", [Random, Dac])
-def test_stopped_and_resumed_run_equals_uninterrupted_run(tmp_path, policy):
+@pytest.mark.parametrize(("policy", "robust"), [(Random, "none"), (Dac, "none"), (one_neighbour, "median-clip")], ids=str)
+def test_stopped_and_resumed_run_equals_uninterrupted_run(tmp_path, policy, robust):
     async def in_two(federation):
         federation.start()
         await asyncio.gather(*(federation.round(name, 3) for name in NAMES))
@@ -269,13 +274,33 @@ def test_stopped_and_resumed_run_equals_uninterrupted_run(tmp_path, policy):
         federation.start()
         await federation.done()
 
-    whole = play(to_the_end, NAMES, settings(rounds=8), policy=policy)
-    halves = play(in_two, NAMES, settings(rounds=8), policy=policy, folder=tmp_path)
+    whole = play(to_the_end, NAMES, settings(rounds=8, robust=robust), policy=policy)
+    halves = play(in_two, NAMES, settings(rounds=8, robust=robust), policy=policy, folder=tmp_path)
     for name in NAMES:
         assert (whole.nodes[name].me.params == halves.nodes[name].me.params).all()
         assert whole.watch[name].weights == halves.watch[name].weights
         assert whole.watch[name].metrics == halves.watch[name].metrics
         assert whole.watch[name].result == halves.watch[name].result
+
+
+@pytest.mark.slow
+def test_restart_keeps_distances_of_assignments(tmp_path):
+    found = []
+
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 3)
+        federation.nodes["a"].stop()
+        await federation.done("a")
+        found.append(federation.nodes["a"].peers.state())
+        federation.watch["a"].restored = lambda node: found.append(node.peers.state())
+        federation.start("a")
+        await federation.done()
+
+    play(test, NAMES, settings(rounds=6, robust="median-clip"), folder=tmp_path, policy=CoordinatedFedAvg)
+    before, after = found
+    assert before.assigned
+    assert after == before
 
 
 @pytest.mark.slow
