@@ -34,6 +34,11 @@ def refuse(scenario: Scenario, policy: Policy) -> None:
     check_coordinated(scenario)
     if scenario.policy_by_group:
         raise ConfigurationError("policy_by_group cannot be used with a coordinated policy, which all nodes share")
+    attack = scenario.attack_plan()
+    if attack is not None and attack.attack.targeted:
+        raise ConfigurationError(
+            "a coordinated policy needs an attack that sends one model to all; nodes submit to the coordinator only"
+        )
 
 
 class Leader(NamedTuple):

@@ -45,6 +45,11 @@ def test_attack_by_victim_needs_modelled_network():
         resolve({**BASE, "attack": {"name": "dissensus"}, "fidelity": "wire"}, [], "x", ".")
 
 
+def test_attack_by_victim_refuses_coordinated_policy():
+    with pytest.raises(ConfigurationError, match="a coordinated policy needs an attack that sends one model to all"):
+        simulate(attack={"name": "dissensus"}, policy="coordinated-fedavg")
+
+
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attack_runs_and_only_honest_nodes_count(name):
     result = simulate(attack={"name": name, "nodes": [1]}, **({"policy": "dac"} if name == "dac-similarity" else {}))
