@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,8 @@ def _init(options: argparse.Namespace) -> int:
         f"created {options.folder}; next: p2pfl-node federation create {options.folder} --backup FILE, or with a token"
         f" p2pfl-node join {options.folder}"
     )
+    if data and not Path(data).exists():
+        print(f"note: {data} does not exist; the node needs it when it runs", file=sys.stderr)
     answer = {"folder": str(options.folder), "name": name, "listen": listen, "key": identity.public.hex()}
     print_answer(options, "\n".join([*notes, text]), answer)
     return 0

@@ -6,6 +6,7 @@ Both check key by key, suggest the nearest known key, and convert values with ms
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -28,6 +29,16 @@ EXAMPLES = {
     "search": "{ iterations = 20 }",
 }
 
+_MISMATCH = re.compile(r"Expected `(\w+)(?: \| null)?`, got `(\w+)`(?: - at `\$\.?(.+)`)?")
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+}
+
 
 def bind(where: str, table: Mapping[str, Any], kind: type[T]) -> T:
     """Convert a table to the struct `kind`.
@@ -42,7 +53,7 @@ def bind(where: str, table: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{where}: {error}") from error
+        raise ConfigurationError(f"{where}: {_in_words(str(error), table)}") from error
 
 
 def split_name(where: str, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -142,9 +153,25 @@ def convert(where: str, value: Any, kind: Any) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{where} is {value!r}: {error}") from error
+        match = _MISMATCH.fullmatch(str(error))
+        wanted = _TYPES.get(match[1]) if match and not match[3] else None
+        text = f"is {value!r}: {error}" if wanted is None else f"must be {wanted}, got {value!r}"
+        raise ConfigurationError(f"{where} {text}") from error
     except TypeError:  # msgspec does not support the type, for example a user's own class: the factory checks it
         return value
+
+
+def _in_words(error: str, table: Mapping[str, Any]) -> str:
+    """Return an error of msgspec as "KEY must be a whole number, got VALUE"; errors of other kinds unchanged."""
+    match = _MISMATCH.fullmatch(error)
+    if match is None or match[1] not in _TYPES or not match[3]:
+        return error
+    value: Any = table
+    for key in match[3].split("."):
+        if not isinstance(value, Mapping) or key not in value:  # an entry of a list
+            return f"{match[3]} must be {_TYPES[match[1]]}, got {_TYPES.get(match[2], match[2])}"
+        value = value[key]
+    return f"{match[3]} must be {_TYPES[match[1]]}, got {value!r}"
 
 
 def _check_key(prefix: str, key: str, known: Iterable[str]) -> None:

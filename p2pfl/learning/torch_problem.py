@@ -72,6 +72,11 @@ class TorchProblem:
     metrics: Sequence[Metric] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.module, nn.Module):
+            raise ConfigurationError(
+                f"module must be a function that makes a new module, got a {type(self.module).__name__}; each node needs"
+                " a module of its own"
+            )
         if self.batch_size < 1:
             raise ConfigurationError(f"batch_size must be 1 or more, got {self.batch_size}")
         if "train" not in self.data or not len(self.data["train"].x):

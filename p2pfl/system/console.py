@@ -50,9 +50,12 @@ class Parser(argparse.ArgumentParser):
             return super().parse_known_args(args, namespace)
         self._intermixed = True  # the next line calls this method again
         try:
-            return self.parse_known_intermixed_args(args, namespace)
+            found, rest = self.parse_known_intermixed_args(args, namespace)
         finally:
             self._intermixed = False
+        if rest:  # reported here, the error names the command and its help
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)

@@ -251,6 +251,8 @@ def _read_csv(path: Path, target: str, classes: int | None, features: int | None
 
 
 def _label_column(path: Path, header: Sequence[str], target: str, features: int | None) -> int:
+    if header and all(map(_is_number, header)) and list(header) != [str(k) for k in range(len(header))]:
+        raise ConfigurationError(f"{path}, line 1: it has numbers, but the first line must name the columns")
     if target and target not in header:
         raise ConfigurationError(f"{path} has no column {target!r}; its first line must name the columns")
     found = max(len(header) - 1, 0)
@@ -259,6 +261,14 @@ def _label_column(path: Path, header: Sequence[str], target: str, features: int 
     if not found:
         raise ConfigurationError(f"{path} has no features: it must have two columns or more, separated by commas")
     return header.index(target) if target else found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _numbers(where: str, header: Sequence[str], row: Sequence[str]) -> Iterator[float]:

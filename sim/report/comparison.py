@@ -101,8 +101,10 @@ def _sentence(each: Comparison, second: str) -> str:
         doubt = f"{words} the spread of {number(each.spread)} over {count(len(each.seeds), 'seed')}"
     if each.spread is not None and not each.decided:
         return f"{each.name}: not decided ({figures}); the margin of {difference(each.mean)} is {doubt}."
+    if number(before) == number(after):
+        return f"{each.name}: {second} has the same test {each.first.metric} ({number(after)}); {doubt}."
     way = "raises" if each.mean > 0 else "lowers"
-    return f"{each.name}: {second} {way} the test {each.first.metric} by {number(abs(each.mean))} ({figures}), {doubt}."
+    return f"{each.name}: {second} {way} the test {each.first.metric} by {number(abs(each.mean))} ({figures}); {doubt}."
 
 
 def compare(paths: Sequence[Path]) -> list[str]:

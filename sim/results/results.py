@@ -99,7 +99,12 @@ class Views:
             if np.isfinite(values).any():
                 runs.setdefault(result.summary["name"], []).append(values)
         if not runs:
-            raise ConfigurationError(f"no run has evaluated the metric {metric!r} on {split} data in its rounds")
+            ending = f"_{split}_"
+            known = {name.partition(ending)[2] for result in self._each() for name in result.rounds if ending in name}
+            raise ConfigurationError(
+                f"no run has evaluated the metric {metric!r} on {split} data in its rounds;"
+                f" known: {', '.join(sorted(known)) or 'none'}"
+            )
         return draw_curves(runs, f"{split} {metric}", ax)
 
 

@@ -325,6 +325,7 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     base = DEFAULTS | with_files(with_tables(raw), folder)
     keys = FileKeys(**{key: base.pop(key) for key in FileKeys.__struct_fields__ if key in base})
     keys.check(name)
+    _check_keys(name, base)
     called = name if keys.name is None else keys.name
     given = changes_with_files(named_changes([table_changes.parse_change(change) for change in changes]), folder)
     _check_not_varied(name, keys, given)
@@ -397,6 +398,12 @@ def restore(raw: Mapping[str, Any], folder: Path) -> ScenarioFile:
         table=keys.table,
         figure=keys.figure,
     )
+
+
+def _check_keys(where: str, base: Mapping[str, Any]) -> None:
+    known = {field.encode_name for field in msgspec.structs.fields(Scenario)}
+    if wrong := next((key for key in base if key not in known), None):
+        raise ConfigurationError(f"{where}: {unknown('key', wrong, known | {*FileKeys.__struct_fields__})}")
 
 
 def _check_not_varied(where: str, keys: FileKeys, changes: Changes) -> None:

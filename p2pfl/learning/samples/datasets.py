@@ -218,6 +218,7 @@ def _numbers(what: str, values: Any) -> np.ndarray:
                 " shape"
             )
     if array.dtype.kind not in "biuf":
-        raise ConfigurationError(f"{what} must be numbers, got {array.dtype}")
+        kind = "text; number the classes from 0" if array.dtype.kind in "US" else array.dtype
+        raise ConfigurationError(f"{what} must be numbers, got {kind}")
     # torch takes no reversed arrays and no foreign byte order, and warns of arrays that cannot be written
     return np.require(array, array.dtype.newbyteorder("="), ["C", "W"])

@@ -186,7 +186,7 @@ def test_sim_run_with_wrong_configuration_exits_with_code_2(capsys, arguments, m
     ("main", "arguments", "message"),
     [
         (sim_cli.main, ["walk"], "invalid choice: 'walk'"),
-        (sim_cli.main, ["run", "x", "--speed"], "unrecognized arguments: --speed"),
+        (sim_cli.main, ["run", "x", "--speed"], "p2pfl-sim run: unrecognized arguments: --speed (see p2pfl-sim run --help)"),
         (sim_cli.main, ["run", "x", "--workers", "two"], "invalid int value: 'two'"),
         (node_cli.main, ["init"], "arguments are required: FOLDER"),
     ],
@@ -364,6 +364,13 @@ def test_init_refuses_invalid_options_and_writes_nothing(capsys, option, value, 
     assert not Path("alice").exists()
 
 
+def test_init_notes_a_missing_data_file(capsys):
+    code, _, err = node(capsys, "init", "alice", "--data", "later.csv")
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith("note: ")
+    assert err.endswith("later.csv does not exist; the node needs it when it runs\n")
+
+
 def test_init_accepts_custom_task_that_does_not_exist_yet(capsys):
     init(capsys, "alice", 0, "--policy", "not.there.yet:Policy", "--task", "nor_this:task")
     code, _, err = node(capsys, "run", "alice")
@@ -505,7 +512,7 @@ def test_status_shows_running_only_while_lock_is_held(capsys):
         ("rouns=3", "command line: unknown key 'rouns'; did you mean 'rounds'?"),
         ("rounds=-3", "command line: rounds must be 0 or more, got -3"),
         ("budget.models=-3", "command line: a budget cannot be negative"),
-        ("rounds=many", "command line: Expected `int`, got `str` - at `$.rounds`"),
+        ("rounds=many", "command line: rounds must be a whole number, got 'many'"),
         ("deadline=nan", "command line: deadline must be more than 0 seconds, got nan"),
         ("max_staleness=nan", "command line: max_staleness must be more than 0 seconds, got nan"),
         ("mode=sync", "command line: mode must be one of synchronous, asynchronous, got 'sync'; did you mean"),
@@ -514,14 +521,14 @@ def test_status_shows_running_only_while_lock_is_held(capsys):
         ("task.name=digit", "command line: unknown task 'digit'; did you mean 'digits'?"),
         ("task.label=3", "command line: unknown key 'task.label'; did you mean 'task.labels'?"),
         ("task.lr=nan", "command line: task: lr must be 0 or more, and finite, got nan"),
-        ("part=3", "command line: Expected `str`, got `int` - at `$.part`"),
+        ("part=3", "command line: part must be a string, got 3"),
         ('part="3/3"', "command line: part 3/3 does not exist; the first of 3 is 0/3"),
         ('listen="4100"', "command line: address '4100' is not of the form 192.168.1.5:4100"),
         ("device=tpu", "command line: unknown device 'tpu'; known: auto, cpu, cuda, mps"),
         ("device=cpu:abc", "command line: device 'cpu:abc' is not of the form cpu or cpu:0"),
         ("name=../x", "command line: name '../x' must have at most 64 letters"),
         ("peer={}", "command line: unknown key 'peer'"),
-        ("direct=maybe", "command line: Expected `bool`, got `str` - at `$.direct`"),
+        ("direct=maybe", "command line: direct must be true or false, got 'maybe'"),
         ("members=-1", "command line: members must be 0 or more, got -1"),
         ("broker=host:1883", "command line: broker must be of the form mqtt://host:1883"),
         ("status_port=99999", "command line: status_port must be from 0 to 65535, or -1 for none, got 99999"),

@@ -46,13 +46,18 @@ class TestEither:
         [
             ({"rat": 1}, "unknown key 'clock.rat'; did you mean 'clock.rate'?"),
             ({"kind": "wall"}, "clock.kind"),
-            ({"rate": "fast"}, "Expected `float`, got `str`"),
+            ({"rate": "fast"}, "must be a number, got 'fast'"),
         ],
     )
     def test_binding_invalid_option_names_the_key(self, make, options, error):
         with pytest.raises(ConfigurationError) as caught:
             make(options)
         assert error in str(caught.value)
+
+
+def test_unknown_option_is_compared_without_its_table():
+    with pytest.raises(ConfigurationError, match=r"unknown key 'clock\.lock'; known: clock\.kind, clock\.rate$"):
+        build("clock", clock, {"lock": 3})
 
 
 def test_build_reports_error_of_the_factory():
@@ -71,7 +76,7 @@ def test_build_with_given_argument_refuses_its_key():
         ({"clock": 3}, "file.toml: clock must be a table, got 3"),
         ({"labels": 3}, "file.toml: labels must be a table, got 3"),
         ({"clocks": 3}, r"file.toml: clocks must be a list of tables, each headed \[\[clocks\]\], got 3"),
-        ({"labels": {"a": "b"}}, "file.toml: Expected `int`, got `str`"),
+        ({"labels": {"a": "b"}}, r"file.toml: labels\[...\] must be a whole number, got a string"),
     ],
 )
 def test_bind_value_that_is_no_table_reports_expected_type(table, error):

@@ -345,7 +345,7 @@ ODD = [Image(np.zeros((4, 4, 3), np.uint8)), Image(np.zeros((4, 4), np.uint8))]
         ((X, Y + 0.5), "train data: target 0 is 0.5; a class must be a whole number"),
         ((X, np.where(Y, np.nan, 0)), "train data: target 1 is nan; a class must be"),
         ((X, np.eye(8)), r"train data: targets have the shape \[n, 8\], expected class numbers \[n\]"),
-        ((X, ["cat"] * 8), "train data: targets must be numbers, got <U3"),
+        ((X, ["cat"] * 8), "train data: targets must be numbers, got text; number the classes from 0"),
         ((X[:, :2], Y), r"module Linear does not take inputs \[n, 2\] of float32: mat1 and mat2 shapes"),
         ((X.astype(np.uint8), Y), r"inputs \[n, 3\] of uint8: .*; most modules need float32 inputs, such as pixels / 255"),
         (Broken(), "train data: sample 3 cannot be read: truncated image"),
@@ -358,6 +358,11 @@ def test_invalid_data_is_refused_in_one_line(data, message):
     with pytest.raises(ConfigurationError, match=message) as caught:
         samples(data)
     assert "\n" not in str(caught.value)
+
+
+def test_module_instead_of_its_maker_is_refused():
+    with pytest.raises(ConfigurationError, match="module must be a function that makes a new module, got a Linear"):
+        p2pfl.classification(nn.Linear(3, 2), train=(X, Y))
 
 
 def test_unknown_column_is_refused():

@@ -202,7 +202,7 @@ def test_merge_weights_by_samples():
     [
         ("dax", {}, "did you mean 'dac'"),
         ("dac", {"tua": 3.0}, "did you mean 'policy.tau'"),
-        ("dac", {"tau": "hot"}, "policy.tau is 'hot': Expected `float`"),
+        ("dac", {"tau": "hot"}, "policy.tau must be a number, got 'hot'"),
         ("dac", {"tau": -1.0}, "tau must be 0 or more"),
         ("dac", {"tau": float("nan")}, "tau must be 0 or more, and finite, got nan"),
         ("dac", {"tau": float("inf")}, "tau must be 0 or more, and finite, got inf"),

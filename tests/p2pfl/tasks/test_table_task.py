@@ -126,6 +126,7 @@ def test_file_with_one_class_makes_a_model_of_two(tmp_path):
         ("kind\n1\n", "has no features: it must have two columns or more"),
         ("a;b;kind\n1;2;0\n", "has no features: it must have two columns or more, separated by commas"),
         ("a,b,kind\n", "no row is left to train on"),
+        ("0.5,1e3,0\n1,2,1\n", "line 1: it has numbers, but the first line must name the columns"),
     ],
 )
 def test_file_without_usable_sizes_is_refused(tmp_path, text, message):

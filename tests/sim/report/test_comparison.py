@@ -36,7 +36,7 @@ def two(tmp_path):
 
 
 SENTENCES = [
-    "steady: after raises the test accuracy by 0.105 (0.655 instead of 0.550), above the spread of 0.007 over 2 seeds.",
+    "steady: after raises the test accuracy by 0.105 (0.655 instead of 0.550); above the spread of 0.007 over 2 seeds.",
     "same: not decided (0.755 instead of 0.750); the margin of +0.005 is within the spread of 0.064 over 2 seeds.",
 ]
 
@@ -48,7 +48,12 @@ def test_comparison_pairs_runs_by_name_and_seed(two):
 
 def test_comparison_of_one_seed_shows_no_spread(tmp_path):
     folders = [make(tmp_path / name, {"a": means}) for name, means in (("x", (0.5, 0.6)), ("y", (0.4,)))]
-    assert compare(folders) == ["a: y lowers the test accuracy by 0.100 (0.400 instead of 0.550), one seed shows no spread."]
+    assert compare(folders) == ["a: y lowers the test accuracy by 0.100 (0.400 instead of 0.550); one seed shows no spread."]
+
+
+def test_comparison_of_equal_figures_says_so(tmp_path):
+    folders = [make(tmp_path / name, {"a": (mean,)}) for name, mean in (("x", 0.5), ("y", 0.5001))]
+    assert compare(folders) == ["a: y has the same test accuracy (0.500); one seed shows no spread."]
 
 
 def test_comparison_of_many_runs_is_a_count_and_the_extremes(tmp_path):
