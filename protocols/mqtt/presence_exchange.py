@@ -134,7 +134,7 @@ class PresenceObserver:
         try:
             said = self._directory.read(key, content)
         except ProtocolError as error:
-            self._refused(error.cause, f"presence: {error}")
+            self._refused(error.cause, f"its announcement at the broker: {error}")
             return
         if not self._presences.take(key, asyncio.get_running_loop().time()):
             return

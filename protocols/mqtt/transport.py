@@ -231,7 +231,7 @@ class MqttTransport:
             link.packet(content)
             return
         cause = "unknown session" if link is None else "other sender"
-        self._table.refused(cause, f"{key_name(sender)}: a packet of link {id.hex()}")
+        self._table.refused(cause, f"a message of {key_name(sender)} for a connection that has ended or is not its own")
         if link is None and self._resets.take(b"", asyncio.get_running_loop().time()):
             self.bus.publish(self.topics.inbox(sender), bytes([RESET_PACKET]) + id)
 

@@ -240,21 +240,31 @@ class Results(list[Result], Views):
         runs, seeds = ({result.summary[key] for result in self} for key in ("name", "seed"))
         return f"Results({self.file.name!r}: {count(len(runs), 'run')}, {count(len(seeds), 'seed')})"
 
+    def __str__(self) -> str:
+        """Return the table of the runs as text, for scripts."""
+        heads, rows = self._table()
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        lines = (zip(cells, widths, strict=True) for cells in (heads, *rows))
+        return "\n".join(
+            "  ".join(f"{cell:{'>' if k else '<'}{width}}" for k, (cell, width) in enumerate(line)) for line in lines
+        )
+
     def _repr_html_(self) -> str:
         """Return the table of the runs, for notebooks."""
+        return markup.table(*self._table())
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """Return the heads and the rows of the table of the runs."""
         if not self:
-            return markup.table(["run"], [])
+            return ["run"], []
         rows, metric = self.summary["table"], self.summary["runs"][0]["metric"]
         stages = [stage for stage in STAGES if any(stage in row.get("stages", {}) for row in rows)]
         heads = ["run", f"test {metric}", "± over seeds", "seeds", *stages]
-        return markup.table(
-            heads,
-            [
-                [row["name"], number(row["mean"]), number(row["std"] if row["seeds"] > 1 else None), str(row["seeds"])]
-                + [number(row["stages"].get(stage)) for stage in stages]
-                for row in rows
-            ],
-        )
+        return heads, [
+            [row["name"], number(row["mean"]), number(row["std"] if row["seeds"] > 1 else None), str(row["seeds"])]
+            + [number(row["stages"].get(stage)) for stage in stages]
+            for row in rows
+        ]
 
 
 def new_folder(path: str | PathLike[str]) -> Path:

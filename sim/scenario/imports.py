@@ -62,9 +62,14 @@ def module_folders(
         if trust or path in given or path in {point.value for point in entry_points(group=KINDS[kind][1])}:
             continue
         if not (places := find_module(modules, root_of(path))).used:
+            remedy = (
+                "if you trust its code, add --trust"
+                if places.elsewhere
+                else "put it there, or add --trust to import it from elsewhere"
+            )
             elsewhere = f" but in {places.elsewhere}" if places.elsewhere else ""
             raise ConfigurationError(
                 f"{name}: the {kind} {path!r} needs the module {root_of(path)}, which is not in the scenario's folder"
-                f" {modules}{elsewhere}; if you trust its code, add --trust (in Python: trust=True)"
+                f" {modules}{elsewhere}; {remedy} (in Python: trust=True)"
             )
     return tuple(dict.fromkeys(folders))

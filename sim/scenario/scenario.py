@@ -401,7 +401,7 @@ def restore(raw: Mapping[str, Any], folder: Path) -> ScenarioFile:
 
 
 def _check_keys(where: str, base: Mapping[str, Any]) -> None:
-    known = {field.encode_name for field in msgspec.structs.fields(Scenario)}
+    known = {"each", *(field.encode_name for field in msgspec.structs.fields(Scenario))}
     if wrong := next((key for key in base if key not in known), None):
         raise ConfigurationError(f"{where}: {unknown('key', wrong, known | {*FileKeys.__struct_fields__})}")
 

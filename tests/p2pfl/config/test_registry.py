@@ -140,6 +140,11 @@ def test_module_outside_the_scenario_folder_needs_trust(capsys, monkeypatch, stu
     assert p2pfl.simulate(file, trust=True)
 
 
+def test_module_that_exists_nowhere_is_to_be_put_into_the_folder(study):
+    with pytest.raises(ConfigurationError, match=r"scenario's folder .*; put it there, or add --trust"):
+        load(scenario(study, '{ name = "nowhere_at_all:Random" }'))
+
+
 def test_module_in_named_folder_elsewhere_needs_trust(study, tmp_path):
     away = tmp_path / "away"
     away.mkdir()

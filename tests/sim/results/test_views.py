@@ -106,6 +106,15 @@ def test_slice_and_only_are_results_of_some_runs(results, tmp_path):
         results.only("none")
 
 
+def test_text_of_results_is_their_table(results):
+    heads, *rows = str(results).splitlines()
+    assert heads.startswith("run")
+    assert "test mse" in heads
+    assert [row.rpartition("peers>")[1] for row in rows] == ["", "peers>"]
+    assert len({*map(len, (heads, *rows))}) == 1
+    assert str(results[:0]) == "run"
+
+
 def test_repr_is_short_and_html_is_escaped(results):
     assert repr(results) == "Results('study': 2 runs, 2 seeds)"
     assert repr(results[3]).startswith("Result('with <peers>', seed 1: mse ")
