@@ -69,7 +69,7 @@ def test_dissensus_cancels_honest_neighbours():
     assert lie * 2 + 1.0 + 5.0 == pytest.approx(0.0)
 
 
-def test_spectral_pushes_both_sides_of_a_cut_apart():
+def test_spectral_pushes_sides_of_a_cut_apart():
     pairs = [(0, 1), (2, 3), (1, 2)]
     around = {f"n{k}": [f"n{b if a == k else a}" for a, b in pairs if k in (a, b)] + ["n4"] for k in range(4)}
     view = view_of([[-1.0], [-1.0], [1.0], [1.0]], 1, {**around, "n4": ["n0", "n1", "n2", "n3"]})
