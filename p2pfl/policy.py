@@ -40,7 +40,7 @@ Stage = Literal["prepared", "trained", "merged"]
 """Point of a round at which a model is published: `prepared` in round 0, `trained` before merging, `merged` after."""
 
 ReportedStage = Literal["auto", "trained", "merged"]
-"""Stage of the model that counts as a node's: `auto` is, in each round, the one with the less validation loss."""
+"""Stage of the model that counts as a node's: `auto` is, in each round, the one with the lower validation loss."""
 
 Extras = Mapping[str, np.ndarray]
 """Small arrays by name that a policy publishes with a model."""

@@ -47,7 +47,7 @@ class Scale(Attack):
     """Send the own model, multiplied by a factor.
 
     Attributes:
-        factor: of all values.
+        factor: factor of all values.
     """
 
     factor: float = 100.0
@@ -64,7 +64,7 @@ class Gaussian(Attack):
     """Send independent normal values.
 
     Attributes:
-        sigma: their standard deviation.
+        sigma: standard deviation of the values.
     """
 
     sigma: float = 1.0

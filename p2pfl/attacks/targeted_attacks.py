@@ -131,7 +131,7 @@ class DacSimilarity(Attack):
     attackers are similar and no honest node is.
 
     Attributes:
-        factor: of the victim's model.
+        factor: factor of the victim's model.
     """
 
     targeted = True

@@ -40,7 +40,7 @@ class ScClip(Reweighting):
 class CsPlus(Reweighting):
     """CS+ (Gaucher, Dieuleveut and Hendrikx, "Unified Breakdown Analysis for Byzantine Robust Gossip", ICML 2025).
 
-    The models are clipped as by `scclip`, with the radius of which the farthest 2 b of weight are clipped:
+    The models are clipped as by `scclip`. The radius is such that the farthest 2 b of weight are clipped:
     tau = max {t : sum of w_j over d_j >= t is at least 2 b}.
 
     Attributes:

@@ -28,7 +28,7 @@ def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
     """Return figures of the test metric, for runs with the same metric."""
     stages = {one.stage() for one in series}
     which = {"trained": "after training, before aggregation", "merged": "after aggregation"}
-    which["auto"] = "the trained or the aggregated one, which has the less validation loss"
+    which["auto"] = "the trained or the aggregated one, whichever has the lower validation loss"
     of = "the reported model" + (f" ({which[stages.pop()]})" if len(stages) == 1 and stages <= set(which) else "")
     target = next((target for one in series if (target := one.folder.summary.target) is not None), None)
     label = f"test {metric}"
