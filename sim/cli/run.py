@@ -144,7 +144,7 @@ def _run_rest(
 ) -> list[Result]:
     """Run the unfinished jobs, and return all results."""
     left = [job.nodes * job.rounds for number, job in enumerate(jobs_of(file)) if number not in done]
-    quiet = options.json or (_watches(options) and sys.stderr.isatty())
+    quiet = options.json or options.quiet or (_watches(options) and sys.stderr.isatty())
     with progress_bar(sum(left), quiet, line_of) as (advance, show):
 
         def finished(number: int, result: Result) -> None:
