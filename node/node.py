@@ -185,8 +185,9 @@ class Node:
                 try:
                     await self.exchange.start(tasks, self)
                     await self._rounds()
-                    while linger is not None and self.done and not self._stopping:
-                        await linger()
+                    while linger is not None and not self._stopping:
+                        if self.done:  # otherwise an extension came while the result was computed
+                            await linger()
                         if self.done:
                             break
                         await self._rounds()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.status import prometheus as metrics
 from p2pfl.node.status.observer import StatusObserver
+from p2pfl.node.status.status_file import encode
 from p2pfl.protocols.addresses import is_loopback
 from p2pfl.web.http_server import ASSETS, EXTRA, PageServer, Resource, asset
 
@@ -38,8 +37,8 @@ def status_page(status_observer: StatusObserver, host: str, port: int) -> PageSe
         raise ConfigurationError(EXTRA) from error
 
     shown = {path: asset(file) for path, file in FILES.items()}
-    shown["/status.json"] = Resource("application/json", lambda: _json(status_observer.fresh()))
-    shown["/status.json?newest"] = Resource("application/json", lambda: _json(_newest(status_observer.fresh())))
+    shown["/status.json"] = Resource("application/json", lambda: encode(status_observer.fresh()))
+    shown["/status.json?newest"] = Resource("application/json", lambda: encode(_newest(status_observer.fresh())))
     shown["/metrics"] = Resource(metrics.CONTENT_TYPE, lambda: metrics.text(status_observer.fresh()))
     return PageServer(shown, host, port)
 
@@ -51,8 +50,3 @@ def open_to_others(host: str) -> bool:
 
 def _newest(state: dict[str, Any]) -> dict[str, Any]:
     return state | {"history": state["history"][-NEWEST:]}
-
-
-def _json(state: dict[str, Any]) -> bytes:
-    """Return a status as JSON, with null for values that are not finite, because browsers do not support NaN."""
-    return msgspec.json.encode(state, enc_hook=float)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
@@ -16,12 +15,11 @@ from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.log import LOG
 from p2pfl.node.node import Node
 from p2pfl.node.peering.peer_table import NEW
-from p2pfl.node.status import snapshot as snapshot
-from p2pfl.node.status import status_socket
+from p2pfl.node.status import snapshot, status_socket
 from p2pfl.node.status.event_text import describe_network, describe_result, describe_round, describe_wait, round_fields
 from p2pfl.node.status.peer_changes import PeerChanges
 from p2pfl.node.status.reader import read_earlier
-from p2pfl.node.status.status_file import StatusFile
+from p2pfl.node.status.status_file import StatusFile, encode
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Merge, Stage, Update
 from p2pfl.system.event_log import EventLogger
@@ -235,7 +233,7 @@ class StatusObserver:
 
     async def answer(self, folder: Path) -> None:
         """Answer requests for the status in the node's folder, until cancelled; see p2pfl.node.status.status_socket."""
-        await status_socket.answer(folder, lambda: json.dumps(self.fresh()).encode())
+        await status_socket.answer(folder, lambda: encode(self.fresh()))
 
     def fresh(self) -> dict[str, Any]:
         """Return the current status."""

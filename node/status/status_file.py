@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from asyncio import TimerHandle
@@ -11,6 +10,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.status.reader import read
@@ -64,12 +65,21 @@ class StatusFile:
         state = self._make()
         with self._tries.tolerate():
             shown = {**state, "history": state["history"][-SHOWN:]}
-            replace_file(self._path, [json.dumps(shown).encode()], durable=False, mode=PRIVATE)
+            replace_file(self._path, [encode(shown)], durable=False, mode=PRIVATE)
 
     def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._due = None, float("inf")
+
+
+def encode(state: Mapping[str, Any]) -> bytes:
+    """Return a status as JSON.
+
+    A value that is not finite becomes null, because JSON has no text for it. A task of the user's own may report its
+    metrics as numbers of NumPy.
+    """
+    return msgspec.json.encode(state, enc_hook=float)
 
 
 def write_state(path: Path, state: str, reason: str = "", wall: Callable[[], float] = time.time) -> None:
@@ -88,7 +98,7 @@ def write_state(path: Path, state: str, reason: str = "", wall: Callable[[], flo
     kept = {key: earlier[key] for key in KEPT if key in earlier}
     status = {**EMPTY, **kept, "state": state, "reason": reason, "pid": os.getpid(), "updated": wall()}
     with suppress(OSError):
-        replace_file(path, [json.dumps(status).encode()], durable=False, mode=PRIVATE)
+        replace_file(path, [encode(status)], durable=False, mode=PRIVATE)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

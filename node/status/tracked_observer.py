@@ -33,6 +33,7 @@ class TrackedObserver(StatusObserver):
         self._tracking = tracking
         self._config = config
         self._tracked: RunLog | None = None
+        self._result: dict[str, float] = {}
 
     def begin(self, node: Node, about: Mapping[str, str] = MappingProxyType({})) -> None:
         super().begin(node, about)
@@ -56,4 +57,10 @@ class TrackedObserver(StatusObserver):
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
         super().finished(node, result)
         if self._tracked is not None:
-            self._tracked.finish({f"result/{name}": value for name, value in result.items()})
+            self._result = {f"result/{name}": value for name, value in result.items()}
+            self._tracked.log(node.round, self._result)  # the run ends with the node, which may get more rounds
+
+    def ended(self, state: str, reason: str = "") -> None:
+        super().ended(state, reason)
+        if self._tracked is not None:
+            self._tracked.finish(self._result)

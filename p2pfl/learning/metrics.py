@@ -74,11 +74,12 @@ def balanced_accuracy(logits: np.ndarray, targets: np.ndarray) -> float:
 def auc(logits: np.ndarray, targets: np.ndarray) -> float:
     """Return the area under the ROC curve, one class against the rest, averaged over the classes.
 
-    Classes that all samples or none have do not count. NaN if the samples have a single class.
+    Classes that all samples or none have do not count. NaN if the samples have a single class, or if a model that has
+    diverged gives scores that are not finite.
     """
     scores = torch.from_numpy(logits).double().softmax(1).numpy()
     present = np.unique(targets)
-    if len(present) < 2:
+    if len(present) < 2 or not np.isfinite(scores).all():
         return float("nan")
     if logits.shape[1] == 2:
         return float(_scikit().roc_auc_score(targets, scores[:, 1]))

@@ -82,6 +82,25 @@ def test_extended_run_equals_run_with_more_rounds(when):
         assert extended.nodes[name].exchange.expired == 0
 
 
+def test_extension_during_evaluation_of_result_is_run():
+    async def test(federation):
+        serve(federation)
+        watch = federation.watch["a"]
+        report = watch.finished
+
+        def finished_and_extended(node, result):
+            report(node, result)
+            if node.settings.rounds == 3:
+                extend(federation, 6)
+
+        watch.finished = finished_and_extended
+        await finished(federation, 6)
+        await end(federation)
+
+    federation = play(test, NAMES, settings(), policy=everyone)
+    assert [federation.nodes[name].round for name in NAMES] == [6, 6, 6]
+
+
 @pytest.mark.parametrize("options", [{"policy": CoordinatedFedAvg}, {"edges": [("a", "b"), ("b", "c")]}], ids=str)
 def test_serving_nodes_continue_although_one_learns_later(options):
     async def test(federation):

@@ -9,9 +9,11 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
+from math import nan
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from p2pfl.errors import ConfigurationError
@@ -304,6 +306,13 @@ def test_status_file_holds_newest_rounds(tmp_path):
     StatusFile(tmp_path / "status.json", LOG, lambda: 0.0, lambda: {"state": "running", "history": history}).write(1.0)
     kept = json.loads((tmp_path / "status.json").read_text())["history"]
     assert kept == history[-SHOWN:]
+
+
+def test_status_file_is_valid_json_for_any_metric(tmp_path):
+    rows = [{"round": 1, "test": nan}, {"round": 2, "test": np.float32(0.5)}]
+    StatusFile(tmp_path / "status.json", LOG, lambda: 0.0, lambda: {"state": "running", "history": rows}).write()
+    found = msgspec.json.decode((tmp_path / "status.json").read_bytes())["history"]
+    assert [row["test"] for row in found] == [None, 0.5]
 
 
 def test_status_file_holds_final_state(tmp_path):

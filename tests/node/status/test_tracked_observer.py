@@ -1,11 +1,19 @@
 """Figures of a node for trackers."""
 
+import asyncio
+
 import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
 from p2pfl.node.folder import config
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.log import LOG
 from p2pfl.node.status.reader import current
+from p2pfl.node.status.tracked_observer import TrackedObserver
+from p2pfl.tracking.background import Tracking
+from p2pfl.tracking.tracker import factories
+from tests.support.federation import play
 from tests.support.trackers import MemoryTracker
 
 
@@ -40,6 +48,32 @@ def test_node_gives_each_round_to_the_tracker(alice, trackers, capsys):
     found = {row["round"]: row["test"] for row in current(alice)["history"]}
     assert tracker.curve("merged/test_accuracy") == pytest.approx(found, abs=1e-4)
     assert "result/test_accuracy" in tracker.result
+
+
+def test_tracker_gets_rounds_of_an_extension(tmp_path, trackers):
+    own = config.NodeConfig(name="a", listen=":0")
+    tracking = Tracking(factories(MemoryTracker), tmp_path, pytest.fail)
+
+    async def test(federation):
+        exchange = federation.exchange("a")
+        observer = TrackedObserver(tmp_path / "status.json", exchange, LOG, tracking=tracking, config=own)
+        node = federation.make("a", exchange=exchange, observer=observer)
+        observer.begin(node)
+        ends = [lambda: node.extend(4), lambda: None]
+
+        async def linger():
+            ends.pop(0)()
+
+        federation.running["a"] = asyncio.create_task(node.run(linger))
+        await federation.done("a")
+        observer.ended("finished")
+
+    play(test, ("a",), Settings(rounds=2))
+    tracking.close()
+    (tracker,) = trackers
+    assert [*tracker.curve("traffic/models")] == [1, 2, 3, 4]
+    (name,) = (name for name in tracker.result if name.startswith("result/test_") and "loss" not in name)
+    assert [*tracker.curve(name)] == [2, 4]
 
 
 @pytest.mark.slow

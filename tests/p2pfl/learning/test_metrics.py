@@ -41,6 +41,11 @@ def test_auc_counts_only_classes_that_occur():
     assert np.isnan(auc(LOGITS, np.zeros(40, int)))
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_auc_of_diverged_model_is_undefined(value):
+    assert np.isnan(auc(np.full((2, 2), value, np.float32), np.array([0, 1])))
+
+
 def test_r2_equals_scikit_learn():
     targets = RNG.normal(size=(40, 1)).astype(np.float32)
     outputs = targets + RNG.normal(size=(40, 1)).astype(np.float32)
