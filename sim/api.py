@@ -20,7 +20,7 @@ from p2pfl.sim.execution.runner import Engine, Listener, check_all, run_all
 from p2pfl.sim.monitor.progress import line_of, progress_bar
 from p2pfl.sim.monitor.run_tracking import RunTracking, tracking
 from p2pfl.sim.report.folder import MORE, TABLES, Folder
-from p2pfl.sim.report.write import write_report
+from p2pfl.sim.report.write import try_write_report
 from p2pfl.sim.results.artifacts import SCENARIO
 from p2pfl.sim.results.models import read_models
 from p2pfl.sim.results.results import Result, Results, new_folder
@@ -73,11 +73,12 @@ def simulate(
         ignore_memory: begin even if the estimate says that memory does not suffice.
 
     Returns:
-        A list with one result for each run and seed; `result.summary["test"]["mean"]` is the figure of the table.
+        A list with one result for each run and seed; `result.summary["test"]["mean"]` is the figure of the table. If the
+        folder or the report cannot be written after the runs, a warning says why.
 
     Raises:
         ConfigurationError: the scenario asks for something that does not exist or does not fit into memory, a seed is
-            given twice, or the folder cannot be written.
+            given twice, or the folder cannot be made.
         RunError: a run cannot continue (p2pfl.errors).
     """
     file = _scenario_file(scenario, changes, seeds, graph, trust)
@@ -97,14 +98,22 @@ def simulate(
             found = compute_in_thread(lambda post: compute(_posting(listener, post)))
         else:
             found = compute(listener)
-    for problem in problems:
-        warnings.warn(problem, stacklevel=2)
     results = Results(found, file)
     if folder is not None:
-        results.to_dir(folder)
-        if report:
-            write_report([folder])
+        problems += _write(results, folder, report)
+    for problem in problems:
+        warnings.warn(problem, stacklevel=2)
     return results
+
+
+def _write(results: Results, folder: Path, report: bool) -> list[str]:
+    """Write the folder of a run, and return the problems: after the runs, no error may cost their results."""
+    try:
+        results.to_dir(folder)
+    except ConfigurationError as error:
+        return [f"{error}; write the returned results with to_dir"]
+    _, problem = try_write_report(folder) if report else (None, "")
+    return [problem] if problem else []
 
 
 def load(folder: str | PathLike[str]) -> Results:

@@ -85,7 +85,7 @@ def print_whole(table: Table) -> None:
     from rich.console import Console
     from rich.measure import Measurement
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     wide = console.options.update(max_width=10_000)
     for gap in (2, 1):
         if Measurement.get(console, wide, table).maximum > console.width:

@@ -56,7 +56,7 @@ def _terminal_bar(total: int, line: Callable[[T], str]) -> Iterator[Progress[T]]
     from rich.progress import Progress as Bar
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeRemainingColumn(),

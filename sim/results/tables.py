@@ -38,14 +38,21 @@ def stack_tables(tables: Sequence[tuple[Mapping[str, Any], Table]]) -> Table:
 
 
 def write_parquet(path: Path, tables: Sequence[tuple[Mapping[str, Any], Table]]) -> None:
-    """Write the stacked tables of runs; see `stack_tables`."""
+    """Write the stacked tables of runs; see `stack_tables`.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     import duckdb
 
     with duckdb.connect() as connection:
         connection.register("stacked", stack_tables(tables))
         target = str(path).replace("'", "''")
         columns = '"run"::VARCHAR AS run, * EXCLUDE (run)'  # without rows its type would be unknown
-        connection.execute(f"COPY (SELECT {columns} FROM stacked) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
+        try:
+            connection.execute(f"COPY (SELECT {columns} FROM stacked) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
+        except duckdb.IOException as error:
+            raise OSError(str(error)) from error
 
 
 def data_frame(columns: Mapping[str, Any], library: Library) -> pandas.DataFrame | polars.DataFrame:

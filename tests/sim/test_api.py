@@ -279,6 +279,16 @@ def test_simulate_writes_and_load_reads_the_folder(tmp_path):
     assert traces(p2pfl.simulate(tmp_path / "out" / "scenario.toml")) == traces(made)
 
 
+def test_simulate_returns_results_if_folder_becomes_unwritable(tmp_path):
+    def block(done, total):
+        (tmp_path / "out" / "rounds.parquet").mkdir(exist_ok=True)
+
+    with pytest.warns(UserWarning, match=r"cannot write .*; write the returned results with to_dir"):
+        made = p2pfl.simulate(SMALL, out=tmp_path / "out", progress=block)
+    made.to_dir(tmp_path / "other")
+    assert traces(p2pfl.load(tmp_path / "other")) == traces(made)
+
+
 def test_models_are_those_of_the_results():
     (found,) = p2pfl.simulate(SMALL, models=True)
     task = make_task("concept-shift", {}, Part(2, 4), 0)

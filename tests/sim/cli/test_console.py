@@ -40,3 +40,7 @@ def test_long_names_of_runs_are_wrapped(capsys, monkeypatch):
     assert max(map(len, lines)) <= 80
     widest = lines[2].index(" accuracy")
     assert "".join(line[:widest] for line in lines[4:]).split() == name.split()
+
+
+def test_names_with_brackets_are_printed_as_they_are(capsys, monkeypatch):
+    assert "[/b]" in " ".join(printed(capsys, monkeypatch, [row("[red] a [/b]")]))
