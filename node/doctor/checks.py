@@ -34,20 +34,20 @@ class Finding:
     Attributes:
         check: the subject of the check, in one word.
         ok: True, False, or None if it may be intended.
-        said: the result.
-        mend: the remedy; "" if none is needed.
+        result: the result.
+        remedy: the remedy; "" if none is needed.
     """
 
     check: str
     ok: bool | None
-    said: str
-    mend: str = ""
+    result: str
+    remedy: str = ""
 
 
 def report(findings: Iterable[Finding]) -> list[str]:
     """Return a line for each finding."""
     marks = {True: "ok   ", False: "wrong", None: "note "}
-    return [f"{marks[f.ok]}  {f.check}: {f.said}" + (f"; {f.mend}" if f.mend else "") for f in findings]
+    return [f"{marks[f.ok]}  {f.check}: {f.result}" + (f"; {f.remedy}" if f.remedy else "") for f in findings]
 
 
 # Folder
@@ -68,8 +68,8 @@ def check_folder(folder: Path) -> Finding:
     """Check whether other users of the machine can enter the node's folder."""
     open_to = folders.open_to_others(folder)
     if open_to:
-        said, _, mend = open_to.partition("; ")
-        return Finding("folder", None, f"{said}: they can read its files, or stop the node by locking them", mend)
+        result, _, remedy = open_to.partition("; ")
+        return Finding("folder", None, f"{result}: they can read its files, or stop the node by locking them", remedy)
     return Finding("folder", True, "accessible to its owner only")
 
 
@@ -89,8 +89,8 @@ def check_disk(folder: Path, needed: int = 0) -> Finding:
     except OSError as error:
         return Finding("disk", False, f"cannot write to {folder}: {reason(error)}", "free some space, or check its owner")
     if free < needed:
-        said = f"{free / 1e6:,.0f} MB are free in {folder}, but the node may need {needed / 1e6:,.0f} MB"
-        return Finding("disk", False, said, "free some space, or move the folder to another disk")
+        result = f"{free / 1e6:,.0f} MB are free in {folder}, but the node may need {needed / 1e6:,.0f} MB"
+        return Finding("disk", False, result, "free some space, or move the folder to another disk")
     return Finding("disk", True, f"{free / 1e9:,.1f} GB are free")
 
 
@@ -116,12 +116,12 @@ def check_federation(folder: Path, revoked_by: Sequence[str] = ()) -> Finding:
         )
     name = membership.file.name
     if refusal := describe_refusal(membership, own):
-        said, _, mend = refusal.partition("; ")
-        return Finding("federation", False, said, mend)
+        result, _, remedy = refusal.partition("; ")
+        return Finding("federation", False, result, remedy)
     if revoked_by:
-        said = f"the membership of this node in {name} was revoked, according to {', '.join(revoked_by)}"
-        mend = "ask the owner of the admission key; to return, send a new p2pfl-node request --new-key"
-        return Finding("federation", False, said, mend)
+        result = f"the membership of this node in {name} was revoked, according to {', '.join(revoked_by)}"
+        remedy = "ask the owner of the admission key; to return, send a new p2pfl-node request --new-key"
+        return Finding("federation", False, result, remedy)
     return Finding(
         "federation",
         True,
@@ -142,8 +142,8 @@ def check_layout(make: Callable[[], Layout], agreed: str) -> Finding:
         return Finding("task", False, str(error), "correct it in node.toml")
     own = layout.fingerprint.hex()
     if own != agreed:
-        said = f"the task has a model of the layout {own}, the federation one of {agreed}"
-        return Finding("task", False, said, "use the same version and the same options of the task as the other members")
+        result = f"the task has a model of the layout {own}, the federation one of {agreed}"
+        return Finding("task", False, result, "use the same version and the same options of the task as the other members")
     return Finding(
         "task", True, f"{plural(layout.size, 'value')} in {plural(len(layout.shapes), 'tensor')}, as in the federation"
     )
@@ -162,17 +162,17 @@ def check_clock(
         pause: waits for a number of seconds.
         timesync: the folder of systemd's time synchronisation.
     """
-    mend = "set the clock, or synchronise it: timedatectl set-ntp true"
+    remedy = "set the clock, or synchronise it: timedatectl set-ntp true"
     year = datetime.fromtimestamp(wall(), UTC).year
     if not OLDEST <= year < OLDEST + 50:
-        return Finding("clock", False, f"it shows the year {year}, so invitations expire at the wrong time", mend)
+        return Finding("clock", False, f"it shows the year {year}, so invitations expire at the wrong time", remedy)
     before = wall() - monotonic()
     pause(0.2)
     moved = wall() - monotonic() - before
     if abs(moved) > 0.1:
-        return Finding("clock", None, f"it was just moved by {moved:+.1f} s; invitations expire by this clock", mend)
+        return Finding("clock", None, f"it was just moved by {moved:+.1f} s; invitations expire by this clock", remedy)
     if (timesync / "synchronized").exists():
         return Finding("clock", True, "synchronised")
     if timesync.exists():
-        return Finding("clock", None, "not synchronised yet; invitations expire by this clock", mend)
+        return Finding("clock", None, "not synchronised yet; invitations expire by this clock", remedy)
     return Finding("clock", True, f"plausible: {datetime.fromtimestamp(wall(), UTC):%Y-%m-%d %H:%M} UTC")

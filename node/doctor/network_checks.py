@@ -44,9 +44,9 @@ def check_port(listen: str, running: bool = False, configured: str = "") -> Find
     except OSError as error:
         return Finding("port", False, f"cannot listen at {listen}: {_why(error)}", _port_mend(error))
     if all(is_loopback(str(address[0])) for *_, address in found):
-        mend = f'to accept connections from other machines, set listen = ":{port}" and open the port in the firewall'
+        remedy = f'to accept connections from other machines, set listen = ":{port}" and open the port in the firewall'
         used = "is used by this node, and " if running else "is "
-        return Finding("port", None, f"{listen} {used}reachable from this machine only{other}", mend)
+        return Finding("port", None, f"{listen} {used}reachable from this machine only{other}", remedy)
     return Finding("port", True, f"{listen} {'is used by this node' if running else 'is free'}{other}")
 
 
@@ -73,14 +73,14 @@ def check_multicast(addresses: Sequence[str] | None = None) -> Finding:
     problems = {address: _multicast_problem(address) for address in (own_addresses() if addresses is None else addresses)}
     works = [address for address, problem in problems.items() if not problem]
     failed = [f"{address}: {problem}" for address, problem in problems.items() if problem]
-    mend = "enable multicast for the interface and open UDP port 5353, or set [addresses] in node.toml"
+    remedy = "enable multicast for the interface and open UDP port 5353, or set [addresses] in node.toml"
     if not works:
-        return Finding("multicast", False, f"does not work ({'; '.join(failed) or 'no interface has an address'})", mend)
+        return Finding("multicast", False, f"does not work ({'; '.join(failed) or 'no interface has an address'})", remedy)
     if all(is_loopback(address) for address in works):
-        said = "works on loopback only" + (f" ({'; '.join(failed)})" if failed else "")
-        return Finding("multicast", None, f"{said}: only nodes of this machine find each other", mend)
+        result = "works on loopback only" + (f" ({'; '.join(failed)})" if failed else "")
+        return Finding("multicast", None, f"{result}: only nodes of this machine find each other", remedy)
     if failed:
-        return Finding("multicast", None, f"works at {', '.join(works)}, but not at {'; '.join(failed)}", mend)
+        return Finding("multicast", None, f"works at {', '.join(works)}, but not at {'; '.join(failed)}", remedy)
     return Finding("multicast", True, f"works at {', '.join(works)}")
 
 
@@ -133,8 +133,8 @@ def check_broker(url: str, topic: str = "", password: str | None = None, seconds
     try:
         socket.create_connection((address.host, address.port), timeout=seconds).close()
     except OSError as error:
-        mend = "start the broker, correct its address in node.toml, or open its port in the firewall"
-        return Finding("broker", False, f"{where} does not answer: {reason(error)}", mend)
+        remedy = "start the broker, correct its address in node.toml, or open its port in the firewall"
+        return Finding("broker", False, f"{where} does not answer: {reason(error)}", remedy)
     try:
         import aiomqtt
     except ImportError:
@@ -159,11 +159,11 @@ def check_broker(url: str, topic: str = "", password: str | None = None, seconds
         )
         came = asyncio.run(_echo(connect, topic, seconds))
     except (aiomqtt.MqttError, OSError) as error:
-        mend = "check the user name, P2PFL_MQTT_PASSWORD and, for mqtts, the certificate of the broker"
-        return Finding("broker", False, f"{where} refuses the connection: {' '.join(str(error).split())}", mend)
+        remedy = "check the user name, P2PFL_MQTT_PASSWORD and, for mqtts, the certificate of the broker"
+        return Finding("broker", False, f"{where} refuses the connection: {' '.join(str(error).split())}", remedy)
     if not came:
-        mend = f"allow this node to publish and subscribe to {topic} in the access rules of the broker"
-        return Finding("broker", False, f"{where} does not deliver messages", mend)
+        remedy = f"allow this node to publish and subscribe to {topic} in the access rules of the broker"
+        return Finding("broker", False, f"{where} does not deliver messages", remedy)
     return Finding("broker", True, f"{where} delivers messages")
 
 

@@ -41,8 +41,8 @@ def check_node(state: Mapping[str, Any]) -> Finding:
     if not state:
         return Finding("node", None, "it has never run")
     if is_running(state) and state["state"] != "starting" and state.get("age", 0.0) > STALE:
-        said = f"it runs, but has not answered or written its status for {duration(state['age'])}"
-        return Finding("node", False, said, "free some space on the disk, or stop it and run it again")
+        result = f"it runs, but has not answered or written its status for {duration(state['age'])}"
+        return Finding("node", False, result, "free some space on the disk, or stop it and run it again")
     if is_running(state):
         return Finding("node", True, headline(state))
     ago = f", {duration(state['age'])} ago" if "age" in state else ""
@@ -70,9 +70,9 @@ def _check_peer(peer: Mapping[str, Any]) -> Finding:
     if peer["state"] == "done":
         return Finding(check, True, "not connected, because it has finished its rounds and left")
     reason = reason or "no address known yet"
-    said = f"not connected ({reason}){_addresses(peer['addresses'])}"
-    mend = next((mend for part, mend in REMEDIES.items() if part in reason.lower()), OTHERWISE)
-    return Finding(check, False if any(part in reason for part in FATAL) else None, said, mend)
+    result = f"not connected ({reason}){_addresses(peer['addresses'])}"
+    remedy = next((remedy for part, remedy in REMEDIES.items() if part in reason.lower()), OTHERWISE)
+    return Finding(check, False if any(part in reason for part in FATAL) else None, result, remedy)
 
 
 def _addresses(addresses: Mapping[str, str]) -> str:

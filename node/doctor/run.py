@@ -53,8 +53,8 @@ def _check_network(state: Mapping[str, Any], ready: LoadedNode) -> list[Finding]
     network = state.get("network")
     if network is not None:
         return [*_check_ways(network, ready, state), *check_peers(state)]
-    said = "is starting" if state["state"] == "starting" else "trains alone, without a port"
-    return [Finding("port", None, f"not checked, because this node {said}")]
+    result = "is starting" if state["state"] == "starting" else "trains alone, without a port"
+    return [Finding("port", None, f"not checked, because this node {result}")]
 
 
 def _check_ways(network: Mapping[str, Any], ready: LoadedNode, state: Mapping[str, Any] | None = None) -> list[Finding]:
@@ -82,8 +82,8 @@ def _check_ways(network: Mapping[str, Any], ready: LoadedNode, state: Mapping[st
 def _check_absent_peers(ready: LoadedNode) -> list[Finding]:
     if ready.membership is None or len(ready.membership.members) < 2:
         return []
-    said = "not checked, because this node does not run"
-    return [Finding("peers", None, said, f"run p2pfl-node run {ready.folder}, and p2pfl-node doctor again")]
+    result = "not checked, because this node does not run"
+    return [Finding("peers", None, result, f"run p2pfl-node run {ready.folder}, and p2pfl-node doctor again")]
 
 
 def _status(folder: Path) -> dict[str, Any]:

@@ -47,13 +47,13 @@ def test_check_key_shows_public_key_of_valid_file(tmp_path):
     identity = Identity.create(tmp_path / "key.pem")
     found = check_key(tmp_path)
     assert found.ok
-    assert identity.public.hex() in found.said
+    assert identity.public.hex() in found.result
 
 
 def test_check_key_distinguishes_missing_damaged_and_open_key(tmp_path):
     missing = check_key(tmp_path)
-    assert (missing.ok, "No such file" in missing.said) == (False, True)
-    assert "p2pfl-node init" in missing.mend
+    assert (missing.ok, "No such file" in missing.result) == (False, True)
+    assert "p2pfl-node init" in missing.remedy
     path = tmp_path / "key.pem"
     Identity.create(path)
     path.chmod(0o644)
@@ -63,7 +63,7 @@ def test_check_key_distinguishes_missing_damaged_and_open_key(tmp_path):
     path.write_bytes(content[: len(content) // 2])
     broken = check_key(tmp_path)
     assert not broken.ok
-    assert "backup" in broken.mend
+    assert "backup" in broken.remedy
     assert content.splitlines()[1].decode() not in report([broken])[0]
 
 
@@ -71,7 +71,7 @@ def test_check_disk_fails_without_room_for_checkpoints(tmp_path):
     assert check_disk(tmp_path).ok
     full = check_disk(tmp_path, needed=10**18)
     assert not full.ok
-    assert "may need 1,000,000,000,000 MB" in full.said
+    assert "may need 1,000,000,000,000 MB" in full.result
     assert not list(tmp_path.iterdir())
 
 
@@ -85,7 +85,7 @@ def test_check_disk_needs_more_room_for_large_checkpoint(tmp_path):
 def test_check_disk_reports_folder_that_cannot_be_written(tmp_path):
     found = check_disk(tmp_path / "none")
     assert not found.ok
-    assert "none: No such file" in found.said
+    assert "none: No such file" in found.result
 
 
 LAYOUT = Layout((("weight", (2, 3)),), 6)
@@ -95,8 +95,8 @@ def test_check_layout_compares_task_with_federation():
     assert check_layout(lambda: LAYOUT, LAYOUT.fingerprint.hex()).ok
     other = check_layout(lambda: LAYOUT, "00" * 16)
     assert not other.ok
-    assert LAYOUT.fingerprint.hex() in other.said
-    assert "00" * 16 in other.said
+    assert LAYOUT.fingerprint.hex() in other.result
+    assert "00" * 16 in other.result
 
 
 def test_check_layout_reports_task_that_cannot_be_created():
@@ -104,7 +104,7 @@ def test_check_layout_reports_task_that_cannot_be_created():
         raise ConfigurationError("rows.csv, line 3: b must be a number, got 'x'")
 
     found = check_layout(make, "")
-    assert (found.ok, found.said) == (False, "rows.csv, line 3: b must be a number, got 'x'")
+    assert (found.ok, found.result) == (False, "rows.csv, line 3: b must be a number, got 'x'")
 
 
 # The federation
@@ -118,8 +118,8 @@ def create_node(root, name="alice"):
 
 def test_check_federation_notes_node_without_federation(tmp_path):
     found = check_federation(create_node(tmp_path))
-    assert (found.ok, found.said) == (None, "this node belongs to no federation")
-    assert "federation create" in found.mend
+    assert (found.ok, found.result) == (None, "this node belongs to no federation")
+    assert "federation create" in found.remedy
 
 
 def test_check_federation_distinguishes_member_and_stranger(tmp_path):
@@ -130,12 +130,12 @@ def test_check_federation_distinguishes_member_and_stranger(tmp_path):
     for name in ("federation.toml", "membership"):
         shutil.copy(folder / name, stranger / name)
     found = check_federation(stranger)
-    assert (found.ok, found.said) == (False, "this node is not a member of home")
+    assert (found.ok, found.result) == (False, "this node is not a member of home")
     admission.revoke(folder, "alice")
     found = check_federation(folder)
     assert found.ok is False
-    assert found.said.startswith("the membership of this node, alice, in home was revoked (entry 2 of the membership log")
-    assert "p2pfl-node request" in found.mend
+    assert found.result.startswith("the membership of this node, alice, in home was revoked (entry 2 of the membership log")
+    assert "p2pfl-node request" in found.remedy
 
 
 def test_check_federation_handles_damaged_file_and_missing_key(tmp_path):
@@ -146,7 +146,7 @@ def test_check_federation_handles_damaged_file_and_missing_key(tmp_path):
     path.write_bytes(whole.replace(b"home", b"hose"))
     found = check_federation(folder)
     assert found.ok is False
-    assert str(path) in found.said
+    assert str(path) in found.result
     path.write_bytes(whole)
     (folder / "key.pem").unlink()
     assert check_federation(folder).ok is None
@@ -174,9 +174,9 @@ def test_check_clock_tests_year_jumps_and_synchronisation(tmp_path):
     assert Clocks().check(nowhere) == Finding("clock", True, "plausible: 2030-05-01 12:00 UTC")
     for year in (1970, 2025, 2099):
         found = Clocks(year).check(nowhere)
-        assert (found.ok, f"the year {year}" in found.said) == (False, True)
+        assert (found.ok, f"the year {year}" in found.result) == (False, True)
     moved = Clocks(jump=-7200).check(nowhere)
-    assert (moved.ok, "just moved by -7200.0 s" in moved.said) == (None, True)
+    assert (moved.ok, "just moved by -7200.0 s" in moved.result) == (None, True)
     assert Clocks().check(tmp_path).ok is None
     (tmp_path / "synchronized").touch()
     assert Clocks().check(tmp_path) == Finding("clock", True, "synchronised")
@@ -194,8 +194,8 @@ def test_check_port_on_loopback_notes_local_access_only():
     port = free_port()
     found = check_port(f"127.0.0.1:{port}")
     assert found.ok is None
-    assert "this machine only" in found.said
-    assert f'listen = ":{port}"' in found.mend
+    assert "this machine only" in found.result
+    assert f'listen = ":{port}"' in found.remedy
 
 
 def test_check_port_free_on_all_interfaces_passes():
@@ -208,12 +208,12 @@ def test_check_port_in_use_fails_unless_this_node_uses_it():
     with socket.create_server(("127.0.0.1", 0)) as server:
         listen = f"127.0.0.1:{server.getsockname()[1]}"
         taken = check_port(listen)
-        assert (taken.ok, taken.said) == (False, f"cannot listen at {listen}: Address already in use")
+        assert (taken.ok, taken.result) == (False, f"cannot listen at {listen}: Address already in use")
         assert check_port(listen, running=True).ok is None
 
 
 @pytest.mark.parametrize(
-    ("listen", "said", "mend"),
+    ("listen", "result", "remedy"),
     [
         ("203.0.113.9:4100", "Cannot assign requested address", "use one that `ip addr` shows"),
         ("4100", "is not of the form", "change listen"),
@@ -223,14 +223,14 @@ def test_check_port_in_use_fails_unless_this_node_uses_it():
 def test_check_port_rejects_unusable_address(listen, said, mend):
     found = check_port(listen)
     assert found.ok is False
-    assert said in found.said
-    assert mend in found.mend
+    assert said in found.result
+    assert mend in found.remedy
 
 
 def test_check_port_names_the_address_of_the_running_node():
     found = check_port("0.0.0.0:4101", running=True, configured=":4100")
     assert found == Finding("port", True, "0.0.0.0:4101 is used by this node (node.toml has :4100)")
-    assert check_port(":4101", running=True, configured=":4101").said == ":4101 is used by this node"
+    assert check_port(":4101", running=True, configured=":4101").result == ":4101 is used by this node"
 
 
 # The running node and its peers
@@ -270,12 +270,12 @@ def test_check_peers_names_the_way_or_the_reason(values, expected):
     (found,) = check_peers({"peers": [peer(**values)]})
     ok, said = expected
     assert (found.check, found.ok) == ("peer bob", ok)
-    assert found.said.startswith(said)
-    assert bool(found.mend) == ("not connected (" in found.said)
+    assert found.result.startswith(said)
+    assert bool(found.remedy) == ("not connected (" in found.result)
 
 
 @pytest.mark.parametrize(
-    ("state", "ok", "said"),
+    ("state", "ok", "result"),
     [
         ({}, None, "it has never run"),
         ({"state": "running", "federation": "home", "round": 3, "rounds": 9}, True, "running, round 3 of 9"),
@@ -287,7 +287,7 @@ def test_check_peers_names_the_way_or_the_reason(values, expected):
 )
 def test_check_node_names_its_state(state, ok, said):
     found = check_node(state)
-    assert (found.ok, found.said) == (ok, said)
+    assert (found.ok, found.result) == (ok, said)
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def network_findings(folder, state, monkeypatch):
     monkeypatch.setattr(doctor, "check_clock", lambda: Finding("clock", True, ""))
     monkeypatch.setattr(doctor.reader, "current", lambda folder: state)
     names = ("port", "multicast", "broker", "peers", "peer bob")
-    return {found.check: (found.ok, found.said) for found in doctor.run_checks(folder) if found.check in names}
+    return {found.check: (found.ok, found.result) for found in doctor.run_checks(folder) if found.check in names}
 
 
 def test_doctor_checks_options_of_the_running_node(alice, monkeypatch):
@@ -330,18 +330,18 @@ def test_doctor_of_stopped_or_starting_node_checks_no_peer(alice, monkeypatch):
 def test_check_multicast_on_loopback_notes_local_access_only():
     found = check_multicast(["127.0.0.1"])
     assert found.ok is None
-    assert "works on loopback only" in found.said
+    assert "works on loopback only" in found.result
 
 
 def test_check_multicast_reports_address_of_no_interface():
     found = check_multicast(["203.0.113.9"])
     assert found.ok is False
-    assert "203.0.113.9: " in found.said
-    assert "UDP port 5353" in found.mend
+    assert "203.0.113.9: " in found.result
+    assert "UDP port 5353" in found.remedy
     assert check_multicast([]).ok is False
     both = check_multicast(["127.0.0.1", "203.0.113.9"])
     assert both.ok is None
-    assert "203.0.113.9: " in both.said
+    assert "203.0.113.9: " in both.result
 
 
 def test_check_multicast_tries_own_interfaces_by_default():
@@ -356,13 +356,13 @@ def test_check_multicast_tries_own_interfaces_by_default():
 def test_check_broker_rejects_malformed_url(url):
     found = check_broker(url)
     assert found.ok is False
-    assert "mqtt://host:1883" in found.mend
+    assert "mqtt://host:1883" in found.remedy
 
 
 def test_check_broker_reports_unreachable_without_password():
     found = check_broker(f"mqtt://alice:secret@127.0.0.1:{free_port()}")
     assert found.ok is False
-    assert "does not answer: Connection refused" in found.said
+    assert "does not answer: Connection refused" in found.result
     assert "secret" not in report([found])[0]
 
 
@@ -371,7 +371,7 @@ def test_check_broker_without_client_tests_connection_only(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         found = check_broker(f"mqtt://127.0.0.1:{server.getsockname()[1]}")
     assert found.ok is None
-    assert "pip install 'p2pfl-node[mqtt]'" in found.mend
+    assert "pip install 'p2pfl-node[mqtt]'" in found.remedy
 
 
 def test_check_broker_that_delivers_passes(tmp_path):
@@ -385,8 +385,8 @@ def test_check_broker_reports_refused_password(tmp_path):
     with mosquitto(tmp_path, port, "allow_anonymous false"):
         found = check_broker(f"mqtt://alice:secret@127.0.0.1:{port}")
     assert found.ok is False
-    assert "refuses the connection" in found.said
-    assert "P2PFL_MQTT_PASSWORD" in found.mend
+    assert "refuses the connection" in found.result
+    assert "P2PFL_MQTT_PASSWORD" in found.remedy
     assert "secret" not in report([found])[0]
 
 
@@ -401,7 +401,7 @@ def test_check_broker_compares_fingerprint(tmp_path):
         assert check_broker(f"mqtts://127.0.0.1:{port}#sha256={right}").ok
         found = check_broker(f"mqtts://127.0.0.1:{port}#sha256={'ab' * 32}")
     assert found.ok is False
-    assert right in found.said
+    assert right in found.result
 
 
 @pytest.mark.slow
@@ -412,5 +412,5 @@ def test_check_broker_reports_denied_publishing(tmp_path):
     with mosquitto(tmp_path, port, "allow_anonymous true", f"acl_file {rules}"):
         found = check_broker(f"mqtt://127.0.0.1:{port}", topic="p2pfl/own/own", seconds=1.0)
     assert found.ok is False
-    assert "does not deliver messages" in found.said
-    assert "p2pfl/own/own" in found.mend
+    assert "does not deliver messages" in found.result
+    assert "p2pfl/own/own" in found.remedy
