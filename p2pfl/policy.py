@@ -159,7 +159,7 @@ class Me(Protocol):
         n_samples: number of training samples.
         budget: the limits of what the node may receive.
         layout: the names and shapes of a model's tensors.
-        robust: the name of the protection against lying members; see p2pfl.robust.registry.
+        robust: the name of the robust rule; see p2pfl.robust.registry.
         rule: the robust rule of `merge`; None if the weights of the policy decide alone.
     """
 

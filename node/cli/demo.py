@@ -27,7 +27,7 @@ from p2pfl.node.status import reader
 from p2pfl.policies import make_policy
 from p2pfl.system.console import fail
 from p2pfl.system.json_output import to_json
-from p2pfl.system.printable import plural
+from p2pfl.system.printable import byte_size, plural
 
 NAMES = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "ivan", "judy")
 SAMPLES = 40  # training images of each node: so few that peers' models help
@@ -166,8 +166,8 @@ def _lines(title: str) -> Callable[[States], None]:
                     seen.add((name, row["round"]))
                     print(
                         f"{title}: {name}, round {row['round']}, accuracy {row['validation']:.3f},"
-                        f" {plural(row['models'], 'peer')}, {row['bytes_in'] / 1000:.1f} kB in,"
-                        f" {row['bytes_out'] / 1000:.1f} kB out",
+                        f" {plural(row['models'], 'model')}, {byte_size(row['bytes_in'])} in,"
+                        f" {byte_size(row['bytes_out'])} out",
                         flush=True,
                     )
 
@@ -190,7 +190,7 @@ class _LiveTable:
 
     def __call__(self, states: States) -> None:
         table = Table(title=self._title, title_justify="left")
-        for column in ("node", "state", "round", "accuracy", "peers used", "kB in", "kB out"):
+        for column in ("node", "state", "round", "accuracy", "models", "in", "out"):
             table.add_column(column, justify="left" if column in ("node", "state") else "right")
         for name, state in states.items():
             rows = state.get("history", [])
@@ -201,8 +201,8 @@ class _LiveTable:
                 f"{state.get('round', 0)} of {state.get('rounds', '?')}",
                 f"{figures[-1]:.3f}" if figures else "",
                 str(rows[-1]["models"]) if rows else "",
-                f"{sum(row['bytes_in'] for row in rows) / 1000:.1f}",
-                f"{sum(row['bytes_out'] for row in rows) / 1000:.1f}",
+                byte_size(sum(row["bytes_in"] for row in rows)),
+                byte_size(sum(row["bytes_out"] for row in rows)),
             )
         self._live.update(table, refresh=True)
 

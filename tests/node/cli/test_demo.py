@@ -70,11 +70,11 @@ def test_demo_compares_three_nodes_together_and_alone(tmp_path):
         out, err = wait_for_end(process, tmp_path)
     assert (process.returncode, err) == (0, "")
     names = ("alice", "bob", "carol")
-    rounds = re.findall(r"^(together|alone): (\w+), round (\d), accuracy 0\.\d{3}, (\d) peers, (\S+) kB in, ", out, re.M)
+    rounds = re.findall(r"^(together|alone): (\w+), round (\d), accuracy 0\.\d{3}, (\d) models, (\S+) \w+ in, ", out, re.M)
     expected = [(way, name, str(round)) for way in ("together", "alone") for name in names for round in (1, 2, 3)]
     assert sorted((way, name, round) for way, name, round, *_ in rounds) == sorted(expected)
-    assert {(way, peers) for way, *_, peers, _ in rounds} == {("together", "2"), ("alone", "0")}
-    assert all((float(kilobytes) > 0) == (way == "together") for way, *_, kilobytes in rounds)
+    assert {(way, models) for way, *_, models, _ in rounds} == {("together", "2"), ("alone", "0")}
+    assert all((float(size) > 0) == (way == "together") for way, *_, size in rounds)
 
     table = re.findall(r"^\W+ (\w+)" + 4 * r" +\W+ +([01]\.\d{3})" + " ", out, re.M)
     assert [name for name, *_ in table] == [*names, "mean"]
