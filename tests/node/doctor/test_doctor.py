@@ -220,11 +220,11 @@ def test_check_port_in_use_fails_unless_this_node_uses_it():
         ("[::1:4100", "is not of the form", "change listen"),
     ],
 )
-def test_check_port_rejects_unusable_address(listen, said, mend):
+def test_check_port_rejects_unusable_address(listen, result, remedy):
     found = check_port(listen)
     assert found.ok is False
-    assert said in found.result
-    assert mend in found.remedy
+    assert result in found.result
+    assert remedy in found.remedy
 
 
 def test_check_port_names_the_address_of_the_running_node():
@@ -268,9 +268,9 @@ def peer(name="bob", **values):
 )
 def test_check_peers_names_the_way_or_the_reason(values, expected):
     (found,) = check_peers({"peers": [peer(**values)]})
-    ok, said = expected
+    ok, result = expected
     assert (found.check, found.ok) == ("peer bob", ok)
-    assert found.result.startswith(said)
+    assert found.result.startswith(result)
     assert bool(found.remedy) == ("not connected (" in found.result)
 
 
@@ -285,9 +285,9 @@ def test_check_peers_names_the_way_or_the_reason(values, expected):
         ({"state": "stopped", "age": 7200.0}, None, "it does not run (stopped, round 0, 2 h ago)"),
     ],
 )
-def test_check_node_names_its_state(state, ok, said):
+def test_check_node_names_its_state(state, ok, result):
     found = check_node(state)
-    assert (found.ok, found.result) == (ok, said)
+    assert (found.ok, found.result) == (ok, result)
 
 
 @pytest.fixture
@@ -306,9 +306,9 @@ def test_doctor_checks_options_of_the_running_node(alice, monkeypatch):
     running = {"state": "running", "pid": 1, "history": [], "federation": "test", "network": NETWORK, "peers": [peer()]}
     found = network_findings(alice, running, monkeypatch)
     assert set(found) == {"port", "peer bob"}
-    ok, said = found["port"]
+    ok, result = found["port"]
     assert ok
-    assert said.startswith(":4101 is used by this node (node.toml has 127.0.0.1:")
+    assert result.startswith(":4101 is used by this node (node.toml has 127.0.0.1:")
     assert found["peer bob"] == (True, "connected directly, at 10.0.0.2:4100")
     problem = {"network": NETWORK | {"listen": "", "broker": "mqtt://host"}, "broker": "the broker at host does not answer"}
     found = network_findings(alice, running | problem, monkeypatch)
