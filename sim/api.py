@@ -110,8 +110,8 @@ def _write(results: Results, folder: Path, report: bool) -> list[str]:
     """Write the folder of a run, and return the problems: after the runs, no error may cost their results."""
     try:
         results.to_dir(folder)
-    except ConfigurationError as error:
-        return [f"{error}; write the returned results with to_dir"]
+    except Exception as error:  # also of the libraries that write the files
+        return [f"{error or type(error).__name__}; write the returned results with to_dir"]
     _, problem = try_write_report(folder) if report else (None, "")
     return [problem] if problem else []
 

@@ -34,7 +34,7 @@ def of_paper(figure: str) -> str:
 
 
 def size(count: float | None) -> str:
-    """Format a number of bytes with a binary prefix."""
+    """Format a number of bytes with a decimal prefix, such as 1.5 MB."""
     if count is None:
         return ""
     prefix, factor = next((each for each in PREFIXES if abs(count) >= 0.9995 * each[1]), ("", 1.0))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError
@@ -24,9 +24,6 @@ from p2pfl.system.printable import printable
 from p2pfl.system.shared_options import JSON_HELP, add_changes, add_output, port, print_answer
 from p2pfl.task import TASKS
 from p2pfl.tracking.tracker import TRACKERS
-
-if TYPE_CHECKING:
-    pass
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

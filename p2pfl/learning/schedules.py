@@ -74,8 +74,8 @@ class Exponential(_WithWarmup, frozen=True, kw_only=True):
         return float(self.factor**past)
 
 
-class Linear(_WithWarmup, frozen=True, kw_only=True):
-    """Change the rate linearly to `least` of it within `rounds` rounds, like torch's LinearLR; then keep it."""
+class _Falling(_WithWarmup, frozen=True, kw_only=True):
+    """Base of schedules that reach the factor `least` after `rounds` rounds, and keep it."""
 
     rounds: int
     least: float = 0.0
@@ -83,23 +83,20 @@ class Linear(_WithWarmup, frozen=True, kw_only=True):
     def check(self) -> None:
         _check_rounds("rounds", self.rounds)
         _check_factor("least", self.least)
+
+
+class Linear(_Falling, frozen=True, kw_only=True):
+    """Change the rate linearly to `least` of it within `rounds` rounds, like torch's LinearLR; then keep it."""
 
     def factor_after(self, past: int) -> float:
         return 1 + (self.least - 1) * min(past / self.rounds, 1)
 
 
-class Cosine(_WithWarmup, frozen=True, kw_only=True):
+class Cosine(_Falling, frozen=True, kw_only=True):
     """Reduce the rate along half a cosine to `least` of it within `rounds` rounds, like torch's CosineAnnealingLR.
 
     Afterwards the rate stays there.
     """
-
-    rounds: int
-    least: float = 0.0
-
-    def check(self) -> None:
-        _check_rounds("rounds", self.rounds)
-        _check_factor("least", self.least)
 
     def factor_after(self, past: int) -> float:
         return self.least + (1 - self.least) * (1 + cos(pi * min(past / self.rounds, 1))) / 2

@@ -83,7 +83,7 @@ class Tracking:
         self._busy = name
         try:
             call()
-        except (Exception, SystemExit) as error:  # of any package, for any reason: the run goes before
+        except (Exception, SystemExit) as error:  # of any package; no tracker may end the run
             self._left_out.add(name)
             reason = shorten((str(error).strip() or type(error).__name__).splitlines()[0], LONGEST_REASON)
             if not self._closed:
