@@ -46,7 +46,8 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         others = [other if isinstance(other, str) else f"{other:g}" for other in self.others]
         side = "above" if self.above is not None else "below"
         by = f" by {self.by:g}" if self.by else ""
-        said = f"{_of(self.figure)}{', '.join(self.runs)} {side} {', '.join(others)}{by}"
+        between = "; " if any(", " in name for name in (*self.runs, *others)) else ", "  # names of sweeps have commas
+        said = f"{_of(self.figure)}{between.join(self.runs)} {side} {between.join(others)}{by}"
         return said if self.holds else f"measured not to hold: {said}"
 
     @property

@@ -6,7 +6,7 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.main import main
-from p2pfl.sim.scenario.claims import check, figure_of
+from p2pfl.sim.scenario.claims import Claim, check, figure_of
 from p2pfl.sim.scenario.scenario import load, resolve, shipped_scenarios
 
 TABLE = [
@@ -65,6 +65,11 @@ def test_claim_text_is_a_sentence():
     assert str(first) == "with peers, fedavg above alone by 0.25"
     (second,) = claimed({"run": "alone", "below": 0.5, "figure": "clusters.best", "holds": False}).claims
     assert str(second) == "measured not to hold: clusters best of alone below 0.5"
+
+
+def test_claim_text_separates_names_with_commas_by_semicolons():
+    claim = Claim(run="a", above=["b, n=1", "c, n=2"])
+    assert str(claim) == "a above b, n=1; c, n=2"
 
 
 def test_claim_skips_rows_missing_in_the_form():
