@@ -78,12 +78,12 @@ def test_run_warns_of_folder_open_to_others(alice, capsys):
 
 def test_check_folder_warns_of_locks_in_open_folder(alice):
     assert check_folder(alice).ok
-    assert "accessible to its owner only" in check_folder(alice).said
+    assert "accessible to its owner only" in check_folder(alice).result
     alice.chmod(0o711)
     found = check_folder(alice)
     assert found.ok is None
-    assert "stop the node by locking them" in found.said
-    assert found.mend == f"run: chmod -R go= {alice}"
+    assert "stop the node by locking them" in found.result
+    assert found.remedy == f"run: chmod -R go= {alice}"
 
 
 def test_save_fails_while_another_process_holds_lock(alice):
