@@ -16,8 +16,8 @@ class WeightsAndBiases:
     """A run of W&B, in the mode of the environment variable WANDB_MODE.
 
     Without this variable the mode is `online` if an API key is configured, otherwise `offline`: files in the folder,
-    which `wandb sync` uploads. Neither code nor printed text is recorded, and W&B's error reports are off, unless its
-    environment variable WANDB_ERROR_REPORTING is set otherwise.
+    which `wandb sync` uploads. Neither code, nor printed text, nor the command line is recorded. W&B's error reports are
+    off, unless its environment variable WANDB_ERROR_REPORTING is set otherwise.
     """
 
     def __init__(self, run: TrackedRun, folder: Path) -> None:
@@ -27,7 +27,14 @@ class WeightsAndBiases:
 
         folder.mkdir(parents=True, exist_ok=True)
         mode: Any = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False, verify=False) else "offline")
-        settings = wandb.Settings(console="off", disable_code=True, disable_git=True, init_timeout=WAITING)
+        settings = wandb.Settings(
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            init_timeout=WAITING,
+            x_disable_meta=True,  # this has the arguments of the program, which may hold a password
+            x_disable_machine_info=True,
+        )
         self._run = wandb.init(
             project=run.project,
             name=run.name,

@@ -67,7 +67,8 @@ def test_mlflow_reads_the_written_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_wandb_writes_an_offline_run(tmp_path):
+def test_wandb_writes_an_offline_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["p2pfl-node", "run", "--set", "broker=mqtts://ann:hidden-word@host"])
     record("wandb", tmp_path)
     import wandb
 
@@ -76,6 +77,7 @@ def test_wandb_writes_an_offline_run(tmp_path):
     content = file.read_bytes()
     for text in (b"dac/seed-0", b"study", b"policy.name", b"merged/test_accuracy", b"0.8125", b"result/test_accuracy"):
         assert text in content
+    assert b"hidden-word" not in content
 
 
 @pytest.mark.slow
