@@ -75,9 +75,8 @@ class Node:
         name: name of the node in the federation.
         names: names of all participants, including this one; equal on every participant.
         budget: limits of what the node may receive; unlimited by default.
-        lenient: whether to drop models that exceed the budget, instead of raising BudgetExceededError. Also whether to
-            keep the previous model if training or a merge gives values that are not finite, instead of raising
-            DivergenceError.
+        lenient: whether to drop models that exceed the budget, and to keep the previous model if training or a merge
+            gives values that are not finite, instead of raising BudgetExceededError or DivergenceError.
         initial: the whole common initial model, if it exists already.
     """
 
@@ -117,10 +116,9 @@ class Node:
             report=(lambda *seen: None) if observer is None else partial(observer.evaluated, self),
         )
         first = task.initial(settings.seed) if initial is None else initial
-        draws = RandomStreams(settings.seed, name)
         self.me = Me(
             name,
-            draws,
+            RandomStreams(settings.seed, name),
             trainer=trainer,
             initial=first,
             layout=task.layout,
@@ -210,19 +208,15 @@ class Node:
         if self.done:
             self.early_stopping.stopped = self.me.round < self.settings.rounds
             self.exchange.finish()
-            if self._store is not None:
-                await self._save()
+            await self._save()
             await self._finish()
-            if self._store is not None:
-                await self._save()
+            await self._save()
 
     async def _prepare(self) -> None:
-        if self._store is not None:
-            await self._save()
+        await self._save()
         self._take(await self.policy.prepare(self.me, self.peers))
         self._prepared = True
-        if self._store is not None:
-            await self._save()
+        await self._save()
 
     async def _round(self) -> None:
         me, settings = self.me, self.settings
@@ -311,7 +305,9 @@ class Node:
     # Checkpoints
 
     async def _save(self) -> None:
-        """Save the state after a round, or before or after the preparation."""
+        """Save the state after a round, or before or after the preparation; without a store, do nothing."""
+        if self._store is None:
+            return
         unevaluated = self._evaluations.pending
         self._saved = Checkpoint(
             **_federation_of(self),
@@ -360,8 +356,9 @@ class Node:
         self.policy.restore(msgspec.msgpack.decode(checkpoint.policy_state))
         self.peers.restore(checkpoint.peers)
         if checkpoint.unevaluated:
-            snapshots = {stage: unpack(params) for stage, params in checkpoint.unevaluated.items()}
-            self._evaluations.restore(checkpoint.unevaluated_round, snapshots)
+            self._evaluations.restore(
+                checkpoint.unevaluated_round, {s: unpack(p) for s, p in checkpoint.unevaluated.items()}
+            )
         outbox, now = self.exchange.outbox, asyncio.get_running_loop().time()
         for model in checkpoint.outbox:
             outbox.add(unpack_model(model, self.name, self.me.n_samples, now))

@@ -117,13 +117,9 @@ class MessageExchange:
         self.coordination: CoordinationRoles | None = None
         if coordination is not None:
             coordination.electing.connect(partial(_send_in_election, self.contacts), self._elected)
+            newest, check = participants.common_round, self.limit.check
             self.coordination = make_coordination_roles(
-                self.contacts,
-                coordination,
-                coding.layout,
-                settings=settings,
-                newest=participants.common_round,
-                check=self.limit.check,
+                self.contacts, coordination, coding.layout, settings=settings, newest=newest, check=check
             )
 
     @property

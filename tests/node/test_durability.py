@@ -306,7 +306,7 @@ name = "{task}"
 name = "random"
 """
 QUICK = ALONE.format(rounds=40, task="concept-shift")
-LONG = ALONE.format(rounds=500, task="concept-shift")
+LONG = ALONE.format(rounds=1500, task="concept-shift")
 LARGE = ALONE.format(rounds=100_000, task="digits").replace("[policy]", "samples = 60\n[policy]")
 LIFE = ("checkpoint-written", "checkpoint-shifted", "checkpoint-saved", "published", "round-saved")
 

@@ -1,6 +1,7 @@
 """The example notebook: it runs, and shows tables and curves."""
 
 import os
+from itertools import groupby
 
 import nbformat
 import pytest
@@ -21,6 +22,11 @@ def outputs(notebook):
     ]
 
 
+def kinds(shown):
+    """Return the types of outputs in their order; equal ones in a row, such as lines of a stream, count once."""
+    return [types for types, _ in groupby(sorted(each) for each in shown)]
+
+
 @pytest.mark.slow
 def test_notebook_runs_and_shows_the_committed_kinds_of_output(tmp_path):
     committed = nbformat.read(NOTEBOOK, as_version=4)
@@ -29,7 +35,7 @@ def test_notebook_runs_and_shows_the_committed_kinds_of_output(tmp_path):
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     client.execute(env=os.environ | {"PYTHONPATH": path, "MPLBACKEND": ""})
     shown, expected = outputs(notebook), outputs(committed)
-    assert [sorted(each) for each in shown] == [sorted(each) for each in expected]
+    assert kinds(shown) == kinds(expected)
     assert any("image/png" in each for each in shown)
     assert sum("<table" in each.get("text/html", "") for each in shown) >= 4
     assert not any("stderr" in output.get("name", "") for cell in notebook.cells for output in cell.get("outputs", ()))

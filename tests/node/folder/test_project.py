@@ -36,6 +36,13 @@ each = { seed = [1, 2] }
 """
 
 
+@pytest.fixture(autouse=True)
+def own_modules(monkeypatch):
+    """Forget the modules of the same names that another test has imported."""
+    for name in ("mine", "helper", "parts"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
 @pytest.fixture
 def scenario(tmp_path):
     folder = tmp_path / "project"
