@@ -38,7 +38,8 @@ each = { seed = [1, 2] }
 
 @pytest.fixture(autouse=True)
 def own_modules(monkeypatch):
-    """Forget the modules of the same names that another test has imported."""
+    """Forget modules of the same names that another test has imported, and the folders of its nodes."""
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if "pytest-of-" not in place])
     for name in ("mine", "helper", "parts"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
