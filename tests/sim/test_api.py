@@ -82,10 +82,11 @@ def test_error_of_progress_function_ends_the_run():
     def fail(done, total):
         raise ZeroDivisionError
 
+    before = threading.active_count()  # other tests may have left some
     for run in (p2pfl.simulate, lambda *args, **options: asyncio.run(in_loop(*args, **options))):
         with pytest.raises(ZeroDivisionError):
             run(SMALL, seeds=2, progress=fail)
-    assert threading.active_count() == 1
+    assert threading.active_count() <= before
 
 
 def test_compute_in_thread_interrupts_the_work_on_ctrl_c():
