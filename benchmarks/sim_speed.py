@@ -49,6 +49,7 @@ from p2pfl.task import Part, Task, make_task
 
 PEERS = 5
 ROOT = Path(__file__).parent.parent
+MODULE = Path(__file__).stem  # worker processes do not import the main module
 
 
 class Mlp(nn.Module):
@@ -90,21 +91,21 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "digits": {
         "nodes": 100,
         "rounds": 20,
-        "task": {"name": f"{__name__}:training_only", "task": "digits", "batch_size": 16, "lr": 0.1, "momentum": 0.9},
+        "task": {"name": f"{MODULE}:training_only", "task": "digits", "batch_size": 16, "lr": 0.1, "momentum": 0.9},
         "policy": {"name": "random", "neighbours": PEERS},
         "evaluate_every": 0,
     },
     "linear": {
         "nodes": 99,
         "rounds": 40,
-        "task": {"name": f"{__name__}:training_only", "task": "concept-shift", "lr": 0.003},
+        "task": {"name": f"{MODULE}:training_only", "task": "concept-shift", "lr": 0.003},
         "policy": {"name": "random", "neighbours": PEERS},
         "evaluate_every": 0,
     },
     "cnn": {
         "nodes": 20,
         "rounds": 3,
-        "task": {"name": f"{__name__}:noise", "samples": 300},
+        "task": {"name": f"{MODULE}:noise", "samples": 300},
         "policy": {"name": "random", "neighbours": PEERS},
         "evaluate_every": 0,
     },
