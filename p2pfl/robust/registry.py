@@ -56,7 +56,7 @@ def make_rule(robust: Robust) -> MergeRule | None:
             raise ConfigurationError(f"robust: {name} has no options, got {', '.join(options)}")
         return None
     if name not in RULES:
-        raise unknown("robust", name, [NONE, MEDIAN_CLIP, *RULES])
+        raise unknown("robust rule", name, [NONE, MEDIAN_CLIP, *RULES])
     rule: MergeRule = build("robust", RULES[name], options)
     return rule
 

@@ -23,7 +23,7 @@ Columns = tuple[str | Sequence[str], str]
 
 TARGETS = ("label", "labels", "target", "targets", "y")  # usual names of the column of the targets
 
-# What has been read of each dataset: many nodes of a simulation take their samples from the same one.
+# Samples of the datasets that were read: many nodes of a simulation share one dataset.
 _known: dict[tuple[int, str], tuple[Array, Array]] = {}
 
 

@@ -207,5 +207,5 @@ def test_federation_agrees_on_options_of_the_robust_rule(tmp_path):
 def test_federation_with_unknown_robust_rule_is_refused(home):
     tables = load_federation(home() / "alice").file.tables
     file = SimpleNamespace(name="home", tables={**tables, "robust": "mean"})
-    with pytest.raises(ConfigurationError, match=r"the federation home: unknown robust 'mean'"):
+    with pytest.raises(ConfigurationError, match=r"the federation home: unknown robust rule 'mean'"):
         agreement.read(file)

@@ -129,5 +129,5 @@ def test_make_attack_refuses_unknown_name_and_value():
         make_attack("aly", {})
     with pytest.raises(ConfigurationError, match="factor must be 0 or more"):
         make_attack("scale", {"factor": -1.0})
-    with pytest.raises(ConfigurationError, match="unknown robust 'mean'"):
+    with pytest.raises(ConfigurationError, match="unknown robust rule 'mean'"):
         make_attack("opt-alie", {"against": "mean"})

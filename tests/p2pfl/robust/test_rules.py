@@ -142,7 +142,7 @@ def test_merge_of_a_policy_applies_the_rule():
 
 
 def test_make_rule_refuses_unknown_names_and_options():
-    with pytest.raises(ConfigurationError, match="unknown robust 'krumm'; did you mean 'krum'"):
+    with pytest.raises(ConfigurationError, match="unknown robust rule 'krumm'; did you mean 'krum'"):
         make_rule("krumm")
     with pytest.raises(ConfigurationError, match=r"unknown key 'robust.shares'; did you mean"):
         make_rule({"name": "cs+", "shares": 0.1})
