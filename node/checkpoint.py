@@ -7,7 +7,6 @@ before.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
@@ -23,6 +22,7 @@ from p2pfl.node.policy_api import PeersState
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Stage, Update
 from p2pfl.system.atomic_files import DamagedFileError, DiskErrorReporter, read_sealed, reason, write_sealed
+from p2pfl.system.disk import SYSTEM, Disk
 from p2pfl.system.event_log import EventLogger
 from p2pfl.system.failpoints import failpoint
 
@@ -135,13 +135,15 @@ class FileStore:
     Args:
         log: receives an event when a damaged checkpoint was set aside, when none can be written, and when writing works
             again.
+        disk: the disk of the files.
     """
 
-    def __init__(self, path: Path, log: EventLogger = LOG) -> None:
+    def __init__(self, path: Path, log: EventLogger = LOG, disk: Disk = SYSTEM) -> None:
         self.path = path
         self.round = 0
         self._lock = Lock()
         self._log = log
+        self._disk = disk
         self._tries = DiskErrorReporter(path, "checkpoints", log)
         self._generations = [path, path.with_name(f"{path.name}.1"), path.with_name(f"{path.name}.2")]
 
@@ -157,7 +159,7 @@ class FileStore:
         """
         content = msgspec.msgpack.encode(checkpoint)
         with self._lock, self._tries.tolerate():
-            write_sealed(self.path, _MAGIC, content, before=self._shift)
+            write_sealed(self.path, _MAGIC, content, before=self._shift, disk=self._disk)
             self.round = checkpoint.round
             failpoint("checkpoint-saved")
 
@@ -177,16 +179,16 @@ class FileStore:
     def _load(self) -> Checkpoint | None:
         damaged: list[Path] = []
         for path in self._generations:
-            if not path.exists():
+            if not self._disk.exists(path):
                 continue
             try:
-                checkpoint = _read(path)
+                checkpoint = _read(path, self._disk)
             except DamagedFileError:
                 damaged.append(path)
                 continue
             for bad in damaged:
                 aside = bad.with_name(f"{bad.name}.damaged")
-                bad.replace(aside)
+                self._disk.rename(bad, aside)
                 event = f"{bad} is damaged: renamed it to {aside.name}; continuing from the previous checkpoint"
                 self._log.warning(event, kind="file-damaged", path=str(bad))
             return checkpoint
@@ -199,19 +201,20 @@ class FileStore:
     def _shift(self) -> None:
         failpoint("checkpoint-written")
         newest, before, oldest = self._generations
-        if before.exists():
-            before.replace(oldest)
-        if newest.exists():
+        disk = self._disk
+        if disk.exists(before):
+            disk.rename(before, oldest)
+        if disk.exists(newest):
             try:
-                os.link(newest, before)  # so that a newest one exists at every moment
+                disk.link(newest, before)  # so that a newest one exists at every moment
             except OSError:  # a file system without links
-                newest.replace(before)
+                disk.rename(newest, before)
         failpoint("checkpoint-shifted")
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path, disk: Disk) -> Checkpoint:
     try:
-        return msgspec.msgpack.decode(read_sealed(path, _MAGIC), type=Checkpoint)
+        return msgspec.msgpack.decode(read_sealed(path, _MAGIC, disk), type=Checkpoint)
     except msgspec.MsgspecError as error:
         raise ConfigurationError(
             f"{path} was written by another version of p2pfl ({error}); move it away to start from round 0"

@@ -22,6 +22,7 @@ from p2pfl.protocols.membership.log import Member
 from p2pfl.protocols.wire import messages as m
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system.atomic_files import DamagedFileError, read_sealed, reason, write_sealed
+from p2pfl.system.disk import SYSTEM, Disk
 from p2pfl.system.event_log import EventLogger
 from p2pfl.system.failpoints import failpoint
 
@@ -77,11 +78,13 @@ class FileVotes:
 
     Args:
         log: receives an event if the file is damaged.
+        disk: the disk of the file.
     """
 
-    def __init__(self, path: Path, log: EventLogger = LOG) -> None:
+    def __init__(self, path: Path, log: EventLogger = LOG, disk: Disk = SYSTEM) -> None:
         self._path = path
         self._log = log
+        self._disk = disk
 
     def load(self, membership_version: int) -> Ballot:
         """Return the last saved ballot.
@@ -93,7 +96,7 @@ class FileVotes:
             ConfigurationError: the file cannot be read, or its replacement cannot be written.
         """
         try:
-            return msgspec.msgpack.decode(read_sealed(self._path, MAGIC), type=Ballot)
+            return msgspec.msgpack.decode(read_sealed(self._path, MAGIC, self._disk), type=Ballot)
         except FileNotFoundError:
             return Ballot()
         except OSError as error:
@@ -103,7 +106,7 @@ class FileVotes:
         ballot = Ballot(Term(membership_version, LAST))
         aside = self._path.with_name(f"{self._path.name}.damaged")
         try:
-            self._path.replace(aside)
+            self._disk.rename(self._path, aside)
             self.save(ballot)
         except OSError as error:
             self._fail("write", error)
@@ -115,7 +118,7 @@ class FileVotes:
         return ballot
 
     def save(self, ballot: Ballot) -> None:
-        write_sealed(self._path, MAGIC, msgspec.msgpack.encode(ballot))
+        write_sealed(self._path, MAGIC, msgspec.msgpack.encode(ballot), disk=self._disk)
         failpoint("vote-saved")
 
     def distrust(self, membership_version: int) -> None:

@@ -25,7 +25,8 @@ from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Joined, Request, decode_admission, encode_admission
 from p2pfl.protocols.membership.log import Membership, Role
-from p2pfl.system.atomic_files import PRIVATE, is_folder_locked, replace_file, sync_folder
+from p2pfl.system.atomic_files import is_folder_locked, replace_file, sync_folder
+from p2pfl.system.disk import PRIVATE
 
 
 @contextmanager

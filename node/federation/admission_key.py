@@ -15,7 +15,8 @@ from p2pfl.protocols import key_files
 from p2pfl.protocols.errors import FederationError, IdentityError, PassphraseError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.system.atomic_files import PRIVATE, reason, replace_file, sync_folder
+from p2pfl.system.atomic_files import reason, replace_file, sync_folder
+from p2pfl.system.disk import PRIVATE
 
 ADMISSION = "admission.pem"
 

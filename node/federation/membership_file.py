@@ -14,21 +14,12 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import Membership, count_entries
-from p2pfl.system.atomic_files import (
-    LOCK_PATIENCE,
-    PRIVATE,
-    DamagedFileError,
-    exclusive,
-    read_sealed,
-    reason,
-    replace_file,
-    write_sealed,
-)
+from p2pfl.system.atomic_files import DamagedFileError, read_sealed, reason, replace_file, write_sealed
+from p2pfl.system.disk import LOCK_PATIENCE, NO_FILE, PRIVATE, SYSTEM, Disk
 from p2pfl.system.failpoints import failpoint
 
 FEDERATION, MEMBERSHIP = "federation.toml", "membership"
 _MAGIC = b"p2pfl membership 1\n"
-_NO_FILE = 0, 0, 0
 
 
 class MembershipFile:
@@ -36,16 +27,18 @@ class MembershipFile:
 
     Args:
         patience: seconds to wait for another process that writes.
+        disk: the disk of the file.
 
     Attributes:
         membership_version: the number of entries in the file when it was last read or written.
     """
 
-    def __init__(self, folder: Path, patience: float = LOCK_PATIENCE) -> None:
+    def __init__(self, folder: Path, patience: float = LOCK_PATIENCE, *, disk: Disk = SYSTEM) -> None:
         self.membership_version = 0
         self._path = folder / MEMBERSHIP
         self._patience = patience
-        self._seen = _NO_FILE
+        self._disk = disk
+        self._seen = NO_FILE
 
     def save(self, membership: Membership) -> None:
         """Write the log, which is on disk when this returns. `membership` gets entries of other processes as well.
@@ -67,12 +60,12 @@ class MembershipFile:
             OSError: the file cannot be written, or another process holds the lock.
             ConfigurationError: the file is damaged, or differs.
         """
-        with exclusive(self._path.with_name(self._path.name + ".lock"), self._patience):
+        with self._disk.exclusive(self._path.with_name(self._path.name + ".lock"), self._patience):
             self.merge(membership)
             yield
             if membership.membership_version > self.membership_version:
-                write_sealed(self._path, _MAGIC, membership.encode())
-                self.membership_version, self._seen = membership.membership_version, self._stamp()
+                write_sealed(self._path, _MAGIC, membership.encode(), disk=self._disk)
+                self.membership_version, self._seen = membership.membership_version, self._disk.stamp(self._path)
                 failpoint("membership-saved")
 
     def merge(self, membership: Membership) -> None:
@@ -81,11 +74,11 @@ class MembershipFile:
         Raises:
             ConfigurationError: the file cannot be read, is damaged, is the log of another federation, or differs.
         """
-        stamp = self._stamp()  # before reading, so that a concurrent write is read again
+        stamp = self._disk.stamp(self._path)  # before reading, so that a concurrent write is read again
         if stamp == self._seen and membership.membership_version >= self.membership_version:
             return
         try:
-            content = read_sealed(self._path, _MAGIC)
+            content = read_sealed(self._path, _MAGIC, self._disk)
         except FileNotFoundError:
             self.membership_version = 0
             return
@@ -101,24 +94,17 @@ class MembershipFile:
 
     def has_changed(self) -> bool:
         """Return whether the file may contain entries that this object has neither read nor written."""
-        return self._stamp() != self._seen
-
-    def _stamp(self) -> tuple[int, int, int]:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return _NO_FILE
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return self._disk.stamp(self._path) != self._seen
 
 
-def load_federation(folder: Path) -> Membership | None:
+def load_federation(folder: Path, disk: Disk = SYSTEM) -> Membership | None:
     """Return the membership of a node's federation, or None if it belongs to none.
 
     Raises:
         ConfigurationError: a file is damaged, missing, or from another federation.
     """
     try:
-        data = (folder / FEDERATION).read_bytes()
+        data = disk.read(folder / FEDERATION)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -127,11 +113,11 @@ def load_federation(folder: Path) -> Membership | None:
         membership = Membership(Federation.parse(data))
     except FederationError as error:
         raise ConfigurationError(f"{folder / FEDERATION}: {error}") from error
-    if not (folder / MEMBERSHIP).exists():
+    if not disk.exists(folder / MEMBERSHIP):
         raise ConfigurationError(
             f"{folder / MEMBERSHIP} is missing; restore it from a backup, or join again with a new node"
         )
-    MembershipFile(folder).merge(membership)
+    MembershipFile(folder, disk=disk).merge(membership)
     return membership
 
 
@@ -149,12 +135,12 @@ def member_of(folder: Path) -> Membership:
     return membership
 
 
-def write_federation(folder: Path, membership: Membership) -> None:
+def write_federation(folder: Path, membership: Membership, disk: Disk = SYSTEM) -> None:
     """Make a node a member: save its federation's log, and then the federation file.
 
     Raises:
         OSError: a file cannot be written.
         ConfigurationError: there is another log already.
     """
-    MembershipFile(folder).save(membership)
-    replace_file(folder / FEDERATION, [membership.file.data], mode=PRIVATE)
+    MembershipFile(folder, disk=disk).save(membership)
+    replace_file(folder / FEDERATION, [membership.file.data], mode=PRIVATE, disk=disk)

@@ -37,7 +37,8 @@ from p2pfl.protocols.broker_address import BrokerAddress
 from p2pfl.protocols.errors import AddressError, IdentityError
 from p2pfl.protocols.identity import Identity
 from p2pfl.robust.registry import MEDIAN_CLIP, Robust
-from p2pfl.system.atomic_files import PRIVATE, PRIVATE_FOLDER, replace_file
+from p2pfl.system.atomic_files import PRIVATE_FOLDER, replace_file
+from p2pfl.system.disk import PRIVATE
 from p2pfl.system.event_log import EventLogger
 from p2pfl.task import TASKS, Part
 from p2pfl.tracking.tracker import GROUP, TRACKERS

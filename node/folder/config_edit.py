@@ -10,7 +10,8 @@ import tomli_w
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.folder.config import CONFIG
-from p2pfl.system.atomic_files import PRIVATE, reason, replace_file
+from p2pfl.system.atomic_files import reason, replace_file
+from p2pfl.system.disk import PRIVATE
 
 
 def set_text(folder: Path, key: str, value: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.log import LOG
 from p2pfl.system.atomic_files import DamagedFileError, read_sealed, reason, write_sealed
+from p2pfl.system.disk import SYSTEM, Disk
 from p2pfl.system.event_log import EventLogger
 from p2pfl.system.failpoints import failpoint
 
@@ -19,53 +20,54 @@ EARLIER = "boot"  # name of the file in earlier versions
 JUMP = 2**20  # maximum starts that a damaged file may have counted since the previous one
 
 
-def count_start(path: Path, log: EventLogger = LOG) -> int:
+def count_start(path: Path, log: EventLogger = LOG, disk: Disk = SYSTEM) -> int:
     """Count a start and return the number of starts, this one included. The count is on disk when this returns.
 
     Args:
         path: path of the newest count; the previous one is in the same folder.
         log: receives an event when a damaged count was replaced.
+        disk: the disk of the files.
 
     Raises:
         ConfigurationError: no count is intact, a file cannot be read or written, or it has the name of earlier
             versions.
     """
     before, earlier = path.with_name(f"{path.name}.1"), path.with_name(EARLIER)
-    if earlier.exists() and not path.exists():
+    if disk.exists(earlier) and not disk.exists(path):
         raise ConfigurationError(f"{earlier} was written by an earlier version of p2pfl; rename it to {path.name}")
     try:
-        last = _last(path, before, log)
-        _write(before, last)
-        _write(path, last + 1)
+        last = _last(path, before, log, disk)
+        _write(before, last, disk)
+        _write(path, last + 1, disk)
     except OSError as error:
         raise ConfigurationError(f"cannot write the number of starts to {path}: {reason(error)}") from error
     failpoint("incarnation-counted")
     return last + 1
 
 
-def count_past(path: Path, known: int) -> None:
+def count_past(path: Path, known: int, disk: Disk = SYSTEM) -> None:
     """Let the next start count far more than `known`, which another process with this node's key has counted.
 
     Raises:
         ConfigurationError: the file cannot be written.
     """
     try:
-        _write(path, known + JUMP)
+        _write(path, known + JUMP, disk)
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {reason(error)}") from error
 
 
-def _last(path: Path, before: Path, log: EventLogger) -> int:
+def _last(path: Path, before: Path, log: EventLogger, disk: Disk) -> int:
     """Return a number that is not less than any earlier count; 0 if there was none."""
     try:
-        return _read(path)
+        return _read(path, disk)
     except FileNotFoundError:
-        if not before.exists():
+        if not disk.exists(before):
             return 0
     except DamagedFileError:
         pass
     try:
-        last = _read(before) + JUMP
+        last = _read(before, disk) + JUMP
     except (FileNotFoundError, DamagedFileError):
         raise ConfigurationError(
             f"{path} and {before.name} are damaged or missing, so the numbers of this node's earlier messages are"
@@ -79,12 +81,12 @@ def _last(path: Path, before: Path, log: EventLogger) -> int:
     return last
 
 
-def _read(path: Path) -> int:
-    content = read_sealed(path, MAGIC)
+def _read(path: Path, disk: Disk) -> int:
+    content = read_sealed(path, MAGIC, disk)
     if not content.isdigit():
         raise DamagedFileError(f"{path} is damaged: it has no number")
     return int(content)
 
 
-def _write(path: Path, count: int) -> None:
-    write_sealed(path, MAGIC, str(count).encode())
+def _write(path: Path, count: int, disk: Disk) -> None:
+    write_sealed(path, MAGIC, str(count).encode(), disk=disk)

@@ -14,18 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.coordination.election_runner import FileVotes
 from p2pfl.node.federation import loading
 from p2pfl.node.federation.loading import LoadedNode
-from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.federation.revocation import RevokedError, check_member
 from p2pfl.node.folder import config as folders
-from p2pfl.node.folder import incarnation
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.log import LOG
 from p2pfl.node.node import Node, first_error
 from p2pfl.node.peering.links.incarnations import IncarnationConflictError
 from p2pfl.node.runtime.assembly import Assembly, Parts
+from p2pfl.node.runtime.renumber import renumber
 from p2pfl.node.runtime.supervisor import Supervisor
 from p2pfl.node.status.endpoints import open_to_others, status_page
 from p2pfl.node.status.event_text import describe_start, federation_title
@@ -61,7 +59,7 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
         try:
             return _run_once(folder, changes, log, until_done)
         except IncarnationConflictError as conflict:
-            _renumber(folder, conflict.incarnation, log)
+            renumber(folder, conflict.incarnation, log)
         try:
             return _run_once(folder, changes, log, until_done)
         except IncarnationConflictError:
@@ -93,19 +91,6 @@ def _run_once(folder: Path, changes: Sequence[str], log: EventLogger, until_done
             return runner.run(run_loaded(ready, log, until_done))
         except (IdentityError, AddressError, FederationError, TransportError) as error:  # TransportError: cannot listen
             raise ConfigurationError(str(error)) from error
-
-
-def _renumber(folder: Path, known: int, log: EventLogger) -> None:
-    """Continue after a conflict of incarnations, with numbers that no frame of this key has used."""
-    incarnation.count_past(folder / folders.INCARNATION, known)
-    membership = load_federation(folder)
-    if membership is not None and (folder / folders.VOTE).exists():
-        FileVotes(folder / folders.VOTE, log).distrust(membership.membership_version)
-    log.warning(
-        f"peers have newer messages of this node than {folder}: it was restored from an older copy, or another process uses"
-        " its key; starting again with new message numbers",
-        kind="renumbered",
-    )
 
 
 async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> int:

@@ -15,7 +15,8 @@ import msgspec
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.status.reader import read
-from p2pfl.system.atomic_files import PRIVATE, DiskErrorReporter, replace_file
+from p2pfl.system.atomic_files import DiskErrorReporter, replace_file
+from p2pfl.system.disk import PRIVATE
 from p2pfl.system.event_log import EventLogger
 
 EMPTY: Mapping[str, Any] = {"round": 0, "peers": [], "history": []}  # status of a node before its first round

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from p2pfl.system.atomic_files import PRIVATE
+from p2pfl.system.disk import PRIVATE
 
 NAME = "status.sock"
 PATIENCE = 2.0  # seconds for an answer

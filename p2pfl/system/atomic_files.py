@@ -1,13 +1,11 @@
-"""Atomic file replacement, checksummed ("sealed") files, locks between processes, and disk-error reporting.
+"""Atomic file replacement, checksummed ("sealed") files, locked folders, and disk-error reporting.
 
 A sealed file consists of a magic line, the SHA-256 of that line and the content, and the content.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -15,12 +13,11 @@ from pathlib import Path
 from typing import IO
 
 from p2pfl.errors import ConfigurationError, P2pflError
+from p2pfl.system.disk import PRIVATE, SYSTEM, Disk, open_lock
 from p2pfl.system.event_log import EventLogger
 
-PRIVATE, PRIVATE_FOLDER = 0o600, 0o700  # modes for access by the owner only
+PRIVATE_FOLDER = 0o700  # mode of a folder for its owner only
 LOCK = "lock"  # the lock file in a folder
-LOCK_PATIENCE = 5.0  # seconds to wait for a lock that another process holds
-_POLLING = 0.02  # seconds between attempts
 _DIGEST_SIZE = 32
 
 
@@ -34,6 +31,8 @@ def replace_file(
     durable: bool = True,
     before: Callable[[], None] = lambda: None,
     mode: int = 0o666,
+    *,
+    disk: Disk = SYSTEM,
 ) -> None:
     """Replace a file atomically: at every moment it has either the complete old or the complete new content.
 
@@ -42,105 +41,64 @@ def replace_file(
         durable: keep this guarantee after a power failure, at the cost of a flush to the disk.
         before: called when the new content is on the disk, before it replaces the old one.
         mode: permissions of the file, reduced by the process's umask.
+        disk: the disk of the file.
 
     Raises:
         OSError: the file could not be written; the old file is unchanged, and the partial new one is removed.
     """
     temporary = path.with_name(path.name + ".new")
     try:
-        temporary.unlink(missing_ok=True)  # a file left by a crash may have another mode
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, mode), "wb") as file:
-            for part in parts:
-                file.write(part)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+        disk.remove(temporary)  # a file left by a crash may have another mode
+        disk.create(temporary, parts, durable, mode)
         before()
-        temporary.replace(path)
+        disk.rename(temporary, path)
     except BaseException:
         with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            disk.remove(temporary)
         raise
     if durable:
-        sync_folder(path.parent)
+        disk.sync(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
     """Flush a folder, so that created, renamed or removed files in it survive a power failure."""
-    if os.name != "posix":  # other systems cannot open a folder
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    SYSTEM.sync(folder)
 
 
 def write_sealed(
-    path: Path, magic: bytes, content: bytes, mode: int = PRIVATE, before: Callable[[], None] = lambda: None
+    path: Path,
+    magic: bytes,
+    content: bytes,
+    mode: int = PRIVATE,
+    before: Callable[[], None] = lambda: None,
+    *,
+    disk: Disk = SYSTEM,
 ) -> None:
     """Replace a sealed file. The content is on the disk when this returns.
 
     Args:
         magic: identifies the type and version of the file; the reader must use the same.
-        before, mode: see `replace_file`.
+        before, mode, disk: see `replace_file`.
 
     Raises:
         OSError: see `replace_file`.
     """
-    replace_file(path, [magic, _digest(magic, content), content], before=before, mode=mode)
+    replace_file(path, [magic, _digest(magic, content), content], before=before, mode=mode, disk=disk)
 
 
-def read_sealed(path: Path, magic: bytes) -> bytes:
+def read_sealed(path: Path, magic: bytes, disk: Disk = SYSTEM) -> bytes:
     """Return the content of a sealed file.
 
     Raises:
         DamagedFileError: the file is not one that `write_sealed` wrote with this magic.
         OSError: it cannot be read; FileNotFoundError if it does not exist.
     """
-    data = path.read_bytes()
+    data = disk.read(path)
     head = len(magic) + _DIGEST_SIZE
     content = data[head:]
     if data[:head] != magic + _digest(magic, content):
         raise DamagedFileError(f"{path} is damaged: its checksum is wrong")
     return content
-
-
-def open_lock(path: Path) -> IO[bytes]:
-    """Open a lock file. If it does not exist, it is created with access for its owner only.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _BINARY, PRIVATE), "ab")
-
-
-@contextmanager
-def exclusive(path: Path, patience: float = LOCK_PATIENCE) -> Iterator[None]:
-    """Exclude other processes that lock the same file from this block.
-
-    Args:
-        path: the lock file, which stays empty.
-        patience: seconds to wait for another process.
-
-    Raises:
-        OSError: the file cannot be opened, or another process holds the lock for longer than `patience`.
-    """
-    with open_lock(path) as file:
-        if os.name == "posix":
-            import fcntl
-
-            deadline = time.monotonic() + patience
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        held = f"another process has locked it for {patience:g} s"
-                        raise OSError(errno.EAGAIN, held, str(path)) from None
-                time.sleep(_POLLING)
-        yield
 
 
 def lock_folder(folder: Path, use: str = "runs this node") -> IO[bytes]:
@@ -229,6 +187,3 @@ def _digest(magic: bytes, content: bytes) -> bytes:
     digest = sha256(magic)
     digest.update(content)
     return digest.digest()
-
-
-_BINARY = getattr(os, "O_BINARY", 0)  # without it, Windows translates line ends

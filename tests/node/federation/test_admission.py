@@ -26,7 +26,8 @@ from p2pfl.protocols.identity import Identity, Verifier
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, decode_answer, encode_join
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.system.atomic_files import exclusive, lock_folder
+from p2pfl.system.atomic_files import lock_folder
+from p2pfl.system.disk import exclusive
 from p2pfl.task import Part, make_task
 from tests.support.fortress import folders, honest
 from tests.support.limits import limited

@@ -12,7 +12,7 @@ from p2pfl.node.federation.neighbourhood import Neighbourhood
 from p2pfl.node.federation.revocation import RevokedError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Request
-from p2pfl.system.atomic_files import exclusive
+from p2pfl.system.disk import exclusive
 from tests.support.fortress import folders, until
 from tests.support.limits import limited
 from tests.support.logs import log_to

@@ -12,7 +12,8 @@ from p2pfl.node.doctor.checks import check_folder
 from p2pfl.node.federation import admission, invitations
 from p2pfl.node.federation.membership_file import MembershipFile, load_federation
 from p2pfl.node.folder import config
-from p2pfl.system.atomic_files import exclusive, replace_file
+from p2pfl.system.atomic_files import replace_file
+from p2pfl.system.disk import exclusive
 from tests.support.processes import federate
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="file modes")
