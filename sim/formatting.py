@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 STAGES = ("trained", "merged")  # whose figures a table shows, if a run reports the better of both
@@ -47,9 +47,12 @@ def count(things: int, noun: str) -> str:
 
 
 def setting(key: str, value: Any) -> str:
-    """Format the value of a scenario's key; a limit of 0 is "none"."""
+    """Format the value of a scenario's key; a limit of 0 is "none", and a table is its name with its options."""
     if key in LIMITS and value in (0, "0"):
         return "none"
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        options = (f"{option}={setting('', each)}" for option, each in value.items() if option != "name")
+        return " ".join([value["name"], *options])
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

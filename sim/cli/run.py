@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.sim.cli.attack_table import print_attack_table
 from p2pfl.sim.cli.console import print_table
 from p2pfl.sim.cli.options import check_workers, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
 from p2pfl.sim.execution.forecast import forecast
@@ -165,8 +166,10 @@ def _print_outcome(options: argparse.Namespace, file: ScenarioFile, outcome: Com
     if options.json:
         print(to_json(outcome.summary, indent=1))
         return
+    runs = file.raw()["run"]
     print_table(outcome.summary)
-    for sentence in findings(outcome.summary, file.raw()["run"]):
+    print_attack_table(outcome.summary, runs)
+    for sentence in findings(outcome.summary, runs):
         print(sentence)
     of_runs = [note for result in outcome.results for note in result.notes]
     for note in dict.fromkeys([*file.notes, *outcome.recomputed, *of_runs]):

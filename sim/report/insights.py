@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from p2pfl.sim.formatting import number, size
+from p2pfl.sim.report.attack_findings import attack_findings
 from p2pfl.sim.report.recommendations import label, recommendations
 from p2pfl.sim.results.learning_curves import total_sent
 from p2pfl.sim.scenario.sweep import split
@@ -31,7 +32,8 @@ def findings(summary: Summary, scenario_runs: Runs) -> list[str]:
         summary: contents of summary.json.
         scenario_runs: the tables [[run]] of the resolved scenario (see p2pfl.sim.scenario.scenario.ScenarioFile.raw).
     """
-    return [*recommendations(summary), *_of_target(summary), *_of_budgets(summary, scenario_runs)]
+    words = [*recommendations(summary), *_of_target(summary), *_of_budgets(summary, scenario_runs)]
+    return [*words, *attack_findings(summary, scenario_runs)]
 
 
 # The target

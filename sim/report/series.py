@@ -128,6 +128,12 @@ class Series:
         _fits(self.folder, entry, found, "edges", ("src", "dst"))
         return found
 
+    def weights(self, entry: Entry) -> Columns:
+        """Return the merged models: round, src, dst, and the weight of the model in the merge."""
+        found = self.folder.read("edges", ("round", "src", "dst", "weight"), entry.name, entry.seed)
+        _fits(self.folder, entry, found, "edges", ("src", "dst"))
+        return found
+
     def more(self, table: str, entry: Entry) -> Columns | None:
         """Return an optional table (see p2pfl.sim.report.folder.MORE); None if it does not exist."""
         if not self.folder.has(table):

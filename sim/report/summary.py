@@ -105,6 +105,7 @@ class Entry(msgspec.Struct, frozen=True):
     labels: list[str] = []
     groups: list[str | None] = []
     chosen_before: list[str] = []
+    attackers: list[int] = []  # numbers of the nodes that attack
     trace: str = ""
     pool: str = ""
     objectives: Objectives | None = None

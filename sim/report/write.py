@@ -14,6 +14,7 @@ from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.page import render
 from p2pfl.sim.report.sections import (
     answers,
+    attacks,
     clusters,
     collaboration,
     comparison,
@@ -38,6 +39,7 @@ from p2pfl.system.atomic_files import reason, replace_file
 SECTIONS: tuple[Callable[[Sequence[Series]], Section | None], ...] = (
     comparison.section,
     grid.section,
+    attacks.section,
     outcome.section,
     objectives.section,
     answers.section,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from itertools import product
@@ -11,6 +10,7 @@ from typing import Any
 
 from p2pfl.config import table_changes
 from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.sim.formatting import setting
 from p2pfl.sim.scenario.file_keys import Changes, last
 from p2pfl.sim.scenario.named_tables import named_changes
 from p2pfl.sim.scenario.topology import changes_with_files, with_files
@@ -79,7 +79,7 @@ def _each(where: str, entry: dict[str, Any], folder: str) -> list[dict[str, Any]
 
 def _word(given: tuple[str, Any]) -> str:
     key, value = given
-    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+    return f"{key}={setting('', value)}"
 
 
 def varied_values(runs: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:

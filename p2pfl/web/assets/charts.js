@@ -870,21 +870,27 @@ const matrix = kind(({ name, n, panels, most, least = 0, labels, groups, x, y, u
   const [below, above] = ["ramp below", "ramp above"].map((side) => el("i", { class: side }));
   return [box, el("div", { class: "legend" }, el("span", {}, format(-most, unit, 3), below, "0", above, format(most, unit, 3)))];
 });
-/** Heat map: {name, rows: [label], columns: [label], cells: [{row, column, value, dev?, best?, run, colour}], label, unit?, log?,
-    x: {label}, y: {label}, missing}.
+/** Heat map: {name, rows: [label], columns: [label], cells: [{row, column, value, dev?, best?, bold?, run, colour}], label, unit?,
+    log?, x: {label}, y: {label}, missing}.
 
-    A cell has its value in it; those without a value say what is missing, and the best has a frame. */
+    A cell has its value in it; those without a value say what is missing, the best has a frame, and some are bold. Labels of
+    columns that are too long for their column stand upright. */
 const heatmap = kind(({ name, rows, columns, cells, label, unit, log, x, y, missing }, width, state) => {
   const span = extent([cells.map((cell) => cell.value)]);
   if (!span) return el("p", { class: "empty" }, "There is nothing to draw.");
   const gutter = Math.min(Math.max(...rows.map((row) => widthOf(row)), widthOf(y.label) + 14) + 10, width * 0.34);
-  const side = (width - gutter - 2) / columns.length, tall = 34, top = 40, height = top + rows.length * tall + 2;
+  const side = (width - gutter - 2) / columns.length, tall = 34, longest = Math.max(...columns.map((column) => widthOf(column)));
+  const upright = longest > side - 4 && side < 60, top = upright ? 26 + Math.min(longest, 90) : 40, height = top + rows.length * tall + 2;
   const root = surface(width, height, name), scale = log ? Math.log : (value) => value;
   const share = !unit && Math.max(Math.abs(span[0]), Math.abs(span[1])) < 2; // all with as many decimals
   const figures = (value, digits) => (share ? value.toFixed(digits).replace("-", "−") : format(value, unit, digits));
   const part = (value) => (span[1] > span[0] ? (scale(value) - scale(span[0])) / (scale(span[1]) - scale(span[0])) : 0.5);
   root.append(text(gutter, 12, `${x.label} →`, { class: "strong" }), text(0, top - 8, `${y.label} ↓`, { class: "strong" }));
-  columns.forEach((column, k) => root.append(text(gutter + (k + 0.5) * side, top - 8, shortened(column, side - 4), { "text-anchor": "middle" })));
+  columns.forEach((column, k) => {
+    const middle = gutter + (k + 0.5) * side;
+    root.append(upright ? text(0, 0, shortened(column, 92), { transform: `translate(${round(middle + 4)} ${top - 6}) rotate(-90)` })
+      : text(middle, top - 8, shortened(column, side - 4), { "text-anchor": "middle" }));
+  });
   rows.forEach((row, k) => root.append(text(gutter - 10, top + (k + 0.5) * tall + 4, shortened(row, gutter - 10), { "text-anchor": "end" })));
   const area = ({ row, column }, inset) =>
     `M${round(gutter + column * side + inset)} ${top + row * tall + inset}h${round(side - 2 * inset)}v${tall - 2 * inset}h${round(2 * inset - side)}z`;
@@ -894,7 +900,7 @@ const heatmap = kind(({ name, rows, columns, cells, label, unit, log, x, y, miss
     root.append(svg("path", { class: there ? "cell" : "cell none", fill: paint, d: area(cell, 1) }));
     const said = there ? [figures(cell.value, 3), figures(cell.value, 2)] : [missing];
     const fits = said.find((words) => widthOf(words) <= side - 4);
-    if (fits) root.append(text(gutter + (cell.column + 0.5) * side, top + (cell.row + 0.5) * tall + 4, fits, { "text-anchor": "middle", class: there ? readable(paint) : "" }));
+    if (fits) root.append(text(gutter + (cell.column + 0.5) * side, top + (cell.row + 0.5) * tall + 4, fits, { "text-anchor": "middle", class: there ? `${readable(paint)}${cell.bold ? " bold" : ""}` : "" }));
     if (there && cell.best) frames.push(svg("path", { class: "lit best", d: area(cell, 1) }), svg("path", { class: "inner", d: area(cell, 3) }));
   }
   const lit = svg("g");

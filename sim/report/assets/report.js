@@ -226,16 +226,22 @@ const KINDS = {
     },
   },
   heatmap: {
-    half: (fig) => fig.columns.length <= 8,
-    holds: (fig) => fig.cells,
-    data: (fig, { names }) => ({
-      rows: fig.rows, columns: fig.columns, label: fig.label, unit: fig.unit, log: fig.log, missing: fig.missing,
-      x: { label: fig.x_label }, y: { label: fig.y_label },
-      cells: names.map((name) => ({ ...fig.cells[name], run: short(name), colour: colours.get(name) })),
-    }),
+    half: (fig) => Math.max(...viewsOf(fig).map((view) => view.columns.length)) <= 8,
+    tabs: (fig) => viewsOf(fig).map((view) => view.label),
+    holds: (fig) => Object.assign({}, ...viewsOf(fig).map((view) => view.cells)),
+    data: (fig, { names, tab }) => {
+      const view = viewsOf(fig)[tab];
+      return {
+        rows: view.rows, columns: view.columns, label: fig.label, unit: fig.unit, log: fig.log, missing: fig.missing,
+        x: { label: fig.x_label }, y: { label: fig.y_label },
+        cells: names.filter((name) => view.cells[name]).map((name) => ({ ...view.cells[name], run: short(name), colour: colours.get(name) })),
+      };
+    },
     csv: (fig) => {
-      const rows = [["run", fig.y_label, fig.x_label, withUnit(fig.label, fig.unit), "deviation"]];
-      for (const [name, cell] of Object.entries(fig.cells)) rows.push([name, fig.rows[cell.row], fig.columns[cell.column], cell.value, cell.dev]);
+      const views = viewsOf(fig), several = views.length > 1;
+      const rows = [[...(several ? ["view"] : []), "run", fig.y_label, fig.x_label, withUnit(fig.label, fig.unit), "deviation"]];
+      for (const view of views) for (const [name, cell] of Object.entries(view.cells))
+        rows.push([...(several ? [view.label] : []), name, view.rows[cell.row], view.columns[cell.column], cell.value, cell.dev]);
       return rows;
     },
   },

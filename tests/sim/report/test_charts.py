@@ -356,6 +356,24 @@ def test_heat_map_shows_values_and_frames_the_best(opened):
     ]
 
 
+def test_heat_map_has_views_bold_values_and_upright_labels(opened):
+    heat = payload()["sections"][0]["figures"][-1]
+    columns = ["a long name", "another name", "one more name", *"abcde"]
+    cells = {"first run": {"row": 0, "column": 0, "value": 0.5, "bold": True}}
+    views = [{"label": "wide", "rows": ["x"], "columns": columns, "cells": cells}]
+    views.append(
+        {"label": "small", "rows": ["x"], "columns": ["y"], "cells": {"second run": {**cells["first run"], "value": 1}}}
+    )
+    kept = {key: value for key, value in heat.items() if key not in ("rows", "columns", "cells")}
+    page, _ = opened(single(kept | {"unit": "", "views": views}), size=browser.PHONE)
+    assert page.locator("#grid text.bold").text_content() == "0.50"
+    assert page.locator("#grid text[transform*='rotate(-90)']").count() == len(columns)
+    page.get_by_role("button", name="small").click()
+    assert page.locator("#grid text.bold").text_content() == "1.000"
+    assert page.locator("#grid text[transform*='rotate(-90)']").count() == 0
+    assert [row[:2] for row in downloaded(page, "grid")[1:]] == [["wide", "first run"], ["small", "second run"]]
+
+
 def test_heat_map_names_missing_values(opened):
     figure = payload()["sections"][0]["figures"][-1]
     figure["cells"]["second run"]["value"] = None

@@ -1,0 +1,45 @@
+"""Compact table of robust rules under attack in a terminal: one line for each rule and each combination of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from p2pfl.sim.cli.console import print_whole
+from p2pfl.sim.formatting import number
+from p2pfl.sim.results.attack_study import FIGURES, MEAN, NO_ATTACK, AttackStudy, attack_studies, rows_of_summary, title
+
+
+def print_attack_table(summary: Mapping[str, Any], scenario_runs: Sequence[Mapping[str, Any]]) -> None:
+    """Print the worst attack on each rule; nothing unless the rows differ in their rule and in their attack.
+
+    Args:
+        summary: contents of summary.json.
+        scenario_runs: the tables [[run]] of the resolved scenario.
+    """
+    from rich.table import Table
+
+    studies = attack_studies(rows_of_summary(summary, scenario_runs))
+    if not studies:
+        return
+    higher = bool(summary["runs"][0].get("higher_is_better", True))
+    clean = any(NO_ATTACK in study.attacks for study in studies)
+    table = Table()
+    for head in ("settings", "rule"):
+        table.add_column(head, no_wrap=True)
+    for head in ([NO_ATTACK] if clean else []) + ["worst attack", "mean", "worst tenth"]:
+        table.add_column(head, justify="left" if head == "worst attack" else "right", no_wrap=True)
+    for study in studies:
+        for k, rule in enumerate(study.rules):
+            table.add_row("" if k else title(study, studies), rule, *_figures(study, rule, higher, clean))
+        table.add_section()
+    print(f"robust rules: test {summary['runs'][0]['metric']} of the honest nodes under the attack with the worst mean")
+    print_whole(table)
+
+
+def _figures(study: AttackStudy, rule: str, higher: bool, clean: bool) -> list[str]:
+    """Return the mean and the worst tenth without attack; the attack with the worst mean; and the worst of both."""
+    found = [study.worst(rule, figure, higher) for figure in FIGURES]
+    alone = " / ".join(number(study.clean(rule, figure)) for figure in FIGURES) if clean else ""
+    attack = next((each[1] for figure, each in zip(FIGURES, found, strict=True) if figure == MEAN and each), "")
+    return [*([alone.strip(" /")] if clean else []), attack, *("" if each is None else number(each[0]) for each in found)]

@@ -1,0 +1,142 @@
+"""Studies of robust rules: their rows, their settings, and the figures of the worst attack."""
+
+import pytest
+
+from p2pfl.sim.cli.attack_table import print_attack_table
+from p2pfl.sim.report.attack_findings import attack_findings
+from p2pfl.sim.results.attack_study import AttackRow, attack_studies, rows_of_summary, title
+
+CLIP, CUT = {"name": "cs+", "share": 0.3}, {"name": "trimmed", "share": 0.3}
+
+
+def row(name, robust, attack=None, mean=0.5, tenth=0.25, **more):
+    settings = {"name": name, "robust": robust, "policy": {"name": "dac"}, "seed": 0, "attack": attack}
+    return AttackRow(name, settings | more, mean, tenth)
+
+
+def study(*rows):
+    (found,) = attack_studies(rows)
+    return found
+
+
+def a_study():
+    return study(
+        row("a", "none", mean=0.9),
+        row("b", "none", {"name": "ipm", "share": 0.3}, mean=0.2, tenth=0.3),
+        row("c", "none", {"name": "alie", "share": 0.3}, mean=0.4, tenth=0.1),
+        row("d", CLIP, mean=0.8),
+        row("e", CLIP, {"name": "ipm", "share": 0.3}, mean=None),
+        row("f", CLIP, {"name": "alie", "share": 0.3}, mean=0.8),
+    )
+
+
+def test_study_has_rows_by_rule_and_attack():
+    found = a_study()
+    assert (found.rules, found.attacks) == (("none", "cs+"), ("no attack", "ipm", "alie"))
+    assert (found.label, found.attackers) == ("", "30 %")
+    assert found.cells["cs+", "alie"].name == "f"
+    assert found.clean("none", "mean") == 0.9
+
+
+def test_worst_attack_is_by_figure_and_direction():
+    found = a_study()
+    assert found.worst("none", "mean", True) == (0.2, "ipm")
+    assert found.worst("none", "worst_tenth", True) == (0.1, "alie")
+    assert found.worst("none", "mean", False) == (0.4, "alie")
+    assert found.worst("cs+", "mean", True) == (0.8, "alie")  # the other has no number
+
+
+def test_settings_and_shares_separate_studies():
+    rows = []
+    for neighbours in (4, 8):
+        policy = {"name": "dac", "neighbours": neighbours}
+        for robust in ("none", CUT):
+            rows.append(row(f"{neighbours} {robust}", robust, policy=policy))
+            for share in (0.1, 0.3):
+                rows.append(row(f"{neighbours} {robust} {share}", robust, {"name": "ipm", "share": share}, policy=policy))
+    found = attack_studies(rows)
+    assert [title(each, found) for each in found] == [
+        "neighbours 4, 10 % attackers",
+        "neighbours 4, 30 % attackers",
+        "neighbours 8, 10 % attackers",
+        "neighbours 8, 30 % attackers",
+    ]
+    assert all(len(each.cells) == 4 for each in found)  # the rows without attack are in each
+
+
+def test_options_name_levels_of_equal_names():
+    weak, strong = ({"name": "ipm", "tau": tau, "nodes": [0, 1]} for tau in (1.0, 2.0))
+    found = study(row("a", "none", weak), row("b", "none", strong), row("c", CLIP, weak), row("d", "median-clip", weak))
+    assert found.attacks == ("ipm tau=1.0", "ipm tau=2.0")
+    assert found.attackers == "2"
+
+
+@pytest.mark.parametrize("robust", ["none", CLIP])
+def test_rows_with_one_rule_are_no_study(robust):
+    assert attack_studies([row("a", robust), row("b", robust, {"name": "ipm"})]) == []
+
+
+def test_rows_without_different_attacks_are_no_study():
+    assert attack_studies([row("a", "none"), row("b", CLIP)]) == []
+
+
+def a_summary():
+    """Four nodes; node 3 attacks. Without attack its accuracy is below that of the others."""
+
+    def entry(name, nodes, attackers):
+        honest = [value for value in nodes if value is not None]
+        mean, tenth = sum(honest) / len(honest), min(honest)
+        run = {"name": name, "seed": 0, "metric": "accuracy", "higher_is_better": True, "test": {"nodes": nodes}}
+        return run | ({"attackers": attackers} if attackers else {}), (name, mean, tenth)
+
+    made = [
+        entry("none", [0.8, 0.8, 0.8, 0.4], []),
+        entry("none, ipm", [0.4, 0.4, 0.4, None], [3]),
+        entry("clip", [0.8, 0.8, 0.8, 0.3], []),
+        entry("clip, ipm", [0.8, 0.8, 0.7, None], [3]),
+    ]
+    table = [{"name": name, "mean": mean, "extra_metrics": {"worst_tenth": tenth}} for _, (name, mean, tenth) in made]
+    runs = [
+        {"name": name, "robust": "none" if name.startswith("none") else "median-clip"}
+        | ({"attack": {"name": "ipm", "nodes": [3]}} if "ipm" in name else {})
+        for _, (name, *_) in made
+    ]
+    return {"runs": [run for run, _ in made], "table": table}, runs
+
+
+def test_kept_share_compares_the_same_nodes():
+    (found,) = attack_studies(rows_of_summary(*a_summary()))
+    assert found.least_kept("none", "mean") == (pytest.approx(0.5), "ipm")
+    assert found.least_kept("median-clip", "mean") == (pytest.approx(2.3 / 2.4), "ipm")
+    assert found.least_kept("median-clip", "worst_tenth") == (pytest.approx(0.7 / 0.8), "ipm")
+
+
+def test_findings_state_cost_and_kept_share():
+    none, clip = attack_findings(*a_summary())
+    assert none == (
+        "none: the worst attack leaves 50.0 % of the mean accuracy (ipm), and 50.0 % of that of the worst tenth (ipm)."
+    )
+    assert clip.startswith("median-clip: the worst attack leaves 95.8 % of the mean accuracy (ipm), and 87.5 %")
+    assert clip.endswith("without attack it loses at most 0.025; it is in the limits of 95.0 % kept and 0.02 lost: no.")
+
+
+def test_findings_are_empty_without_studies():
+    summary, runs = a_summary()
+    assert attack_findings(summary, [run | {"robust": "none"} for run in runs]) == []
+    summary["runs"][0]["higher_is_better"] = False
+    assert attack_findings(summary, runs) == []
+
+
+def test_table_has_one_line_for_each_rule(capsys):
+    print_attack_table(*a_summary())
+    lines = [
+        line.split() for line in capsys.readouterr().out.splitlines() if line.lstrip("│ ").startswith(("none", "median"))
+    ]
+    lines = [[word for word in line if word not in ("│", "/")] for line in lines]
+    assert lines == [
+        ["none", "0.700", "0.400", "ipm", "0.400", "0.400"],
+        ["median-clip", "0.675", "0.300", "ipm", "0.767", "0.700"],
+    ]
+    summary, runs = a_summary()
+    print_attack_table(summary, runs[:1])
+    assert not capsys.readouterr().out
