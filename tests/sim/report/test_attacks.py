@@ -10,7 +10,7 @@ from tests.support.report_pages import figures, payload, texts
 RULES = ("none", "median-clip")
 
 
-def made(name, mean, tenth, attackers=()):
+def run_of(name, mean, tenth, attackers=()):
     """Return a run of three nodes and two rounds: nodes 0 and 1 merge the model of node 2 with the weight 1/2."""
     links = edges_of((1, 2, 0), (1, 1, 0), (2, 2, 0), (2, 2, 1), (2, 0, 2))
     more = {"test": {"mean": mean, "worst_decile": tenth}} | ({"attackers": list(attackers)} if attackers else {})
@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
         runs.append({"name": f"{rule} alone", "robust": rule})
         for attack in ("ipm", "alie"):
             runs.append({"name": f"{rule} {attack}", "robust": rule, "attack": {"name": attack, "nodes": [2]}})
-    found = [made(run["name"], 0.9 - 0.1 * k, 0.1 * k, [2] if "attack" in run else []) for k, run in enumerate(runs)]
+    found = [run_of(run["name"], 0.9 - 0.1 * k, 0.1 * k, [2] if "attack" in run else []) for k, run in enumerate(runs)]
     return leave(tmp_path_factory.mktemp("attacks") / "run", found, {"nodes": 3, "rounds": 2, "run": runs})
 
 
@@ -75,7 +75,7 @@ def test_settings_have_a_view_each_and_one_of_the_worst(tmp_path):
         for rule in RULES
         for attack in ("ipm", "alie")
     ]
-    found = [made(run["name"], 0.9 - 0.1 * k, 0.5, [2]) for k, run in enumerate(runs)]
+    found = [run_of(run["name"], 0.9 - 0.1 * k, 0.5, [2]) for k, run in enumerate(runs)]
     page = report([leave(tmp_path / "run", found, {"nodes": 3, "rounds": 2, "run": runs})])
     views = figures(page)["attacks-mean"]["views"]
     assert [view["label"] for view in views] == ["worst of 2 settings", "dac", "fedavg"]
@@ -83,11 +83,11 @@ def test_settings_have_a_view_each_and_one_of_the_worst(tmp_path):
 
 
 def test_runs_without_attackers_have_no_section(tmp_path):
-    page = report([leave(tmp_path / "run", [made("a", 0.5, 0.5), made("b", 0.5, 0.5)])])
+    page = report([leave(tmp_path / "run", [run_of("a", 0.5, 0.5), run_of("b", 0.5, 0.5)])])
     assert "attacks" not in [section["id"] for section in payload(page)["sections"]]
 
 
 def test_one_rule_has_no_heat_map(tmp_path):
-    page = report([leave(tmp_path / "run", [made("a", 0.5, 0.5, [2])])])
+    page = report([leave(tmp_path / "run", [run_of("a", 0.5, 0.5, [2])])])
     assert "attacks-mean" not in figures(page)
     assert figures(page)["attackers-weight"]["y"]["a"] == [25.0, 50.0]
