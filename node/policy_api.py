@@ -256,7 +256,8 @@ class NodePeers:
 
     async def models(self, ids: Sequence[str], stage: Stage | Mapping[str, Stage] = "trained") -> list[Update]:
         places = self.budget_tracker.reserve(ids, self._expected_bytes)
-        if not places.ids:
+        if not places.ids:  # peers on probation are asked nevertheless, or a node without other peers would stay alone
+            await self._exchange.fetch((), self._me.round, stage)
             return []
         try:
             updates = await self._exchange.fetch(places.ids, self._me.round, stage)

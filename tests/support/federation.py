@@ -34,14 +34,16 @@ class Cable:
     Attributes:
         cut: unreachable nodes.
         sides: side of a partition, by node; unnamed nodes share one side.
+        one_way: pairs of a sender and a recipient that are cut in this direction only.
     """
 
     def __init__(self):
         self.cut = set()
         self.sides = {}
+        self.one_way = set()
 
     def arrival(self, source, target, size, now):
-        apart = self.sides.get(source) != self.sides.get(target)
+        apart = self.sides.get(source) != self.sides.get(target) or (source, target) in self.one_way
         return None if apart or {source, target} & self.cut else now + LATENCY
 
 
