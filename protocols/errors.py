@@ -6,11 +6,16 @@ from p2pfl.errors import P2pflError
 
 
 class ProtocolError(P2pflError):
-    """Fault of a peer: the frame is counted under `cause` and dropped, and the node continues."""
+    """Fault of a peer: the frame is counted under `cause` and dropped, and the node continues.
 
-    def __init__(self, cause: str, detail: str = "") -> None:
+    Attributes:
+        proof: what proves the cause to the peer; b"" for nothing.
+    """
+
+    def __init__(self, cause: str, detail: str = "", proof: bytes = b"") -> None:
         super().__init__(f"{cause}: {detail}" if detail else cause)
         self.cause = cause
+        self.proof = proof
 
 
 class TransportError(P2pflError):
@@ -22,11 +27,13 @@ class RefusedError(TransportError):
 
     Attributes:
         cause: reason in the words of docs/wire-protocol.md, such as "revoked" or "version".
+        proof: proof of a revocation, not verified; b"" for none.
     """
 
-    def __init__(self, text: str, cause: str = "") -> None:
+    def __init__(self, text: str, cause: str = "", proof: bytes = b"") -> None:
         super().__init__(text)
         self.cause = cause
+        self.proof = proof
 
 
 class IdentityError(P2pflError):

@@ -108,6 +108,12 @@ class AccessControl(Protocol):
             ProtocolError: the entries are malformed, or not signed by the federation's admission key.
         """
 
+    def revocation(self, key: bytes) -> bytes:
+        """Return the proof that the membership of a key was revoked (see p2pfl.protocols.membership); b"" for none."""
+
+    def accept_revocation(self, key: bytes, proof: bytes) -> bool:
+        """Record that the membership of a key was revoked, if the proof holds; return whether it was revoked."""
+
 
 class Transport(Protocol):
     """Factory of links to other nodes.

@@ -16,15 +16,23 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import admission_key
 from p2pfl.node.federation.admission_key import as_configuration
 from p2pfl.node.federation.agreement import Approve, approve_all, check_agreement
-from p2pfl.node.federation.membership_file import FEDERATION, MEMBERSHIP, MembershipFile, member_of, write_federation
+from p2pfl.node.federation.membership_file import (
+    FEDERATION,
+    MEMBERSHIP,
+    REVOCATION,
+    MembershipFile,
+    member_of,
+    write_federation,
+)
 from p2pfl.node.folder import config
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.folder.earlier_training import set_checkpoints_aside
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership.entries import Role
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Joined, Request, decode_admission, encode_admission
-from p2pfl.protocols.membership.log import Membership, Role
+from p2pfl.protocols.membership.log import Membership
 from p2pfl.system.atomic_files import is_folder_locked, replace_file, sync_folder
 from p2pfl.system.disk import PRIVATE
 
@@ -218,7 +226,7 @@ def request(folder: Path, new_key: bool = False) -> str:
         line = Request.make(new, own.name, identity)
         replace_file(aside, [(folder / config.KEY).read_bytes()], mode=PRIVATE)
         fresh.replace(folder / config.KEY)
-        for name in (FEDERATION, MEMBERSHIP):  # the node joins again
+        for name in (FEDERATION, MEMBERSHIP, REVOCATION):  # the node joins again
             if (folder / name).exists():
                 (folder / name).replace(folder / f"{name}.old")
         sync_folder(folder)

@@ -18,8 +18,9 @@ from p2pfl.node.federation.admission import adding, check_name_is_free
 from p2pfl.node.folder import config
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership.entries import Role
 from p2pfl.protocols.membership.invitation import LONGEST_ADDRESS, MOST_ADDRESSES, Invitation, new_secret
-from p2pfl.protocols.membership.log import Membership, Role
+from p2pfl.protocols.membership.log import Membership
 from p2pfl.system.atomic_files import PRIVATE_FOLDER, DamagedFileError, read_sealed, write_sealed
 
 INVITATIONS = "invitations"

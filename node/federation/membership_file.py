@@ -2,6 +2,7 @@
 
 federation.toml     rules on which the members have agreed, signed
 membership          log of the members, signed entry by entry
+revocation          proof that this node was revoked by an entry that the log does not have; usually there is none
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from pathlib import Path
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.protocols.errors import FederationError, ProtocolError
+from p2pfl.protocols.identity import KEY_SIZE
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import Membership, count_entries
 from p2pfl.system.atomic_files import DamagedFileError, read_sealed, reason, replace_file, write_sealed
 from p2pfl.system.disk import LOCK_PATIENCE, NO_FILE, PRIVATE, SYSTEM, Disk
 from p2pfl.system.failpoints import failpoint
 
-FEDERATION, MEMBERSHIP = "federation.toml", "membership"
+FEDERATION, MEMBERSHIP, REVOCATION = "federation.toml", "membership", "revocation"
 _MAGIC = b"p2pfl membership 1\n"
+_REVOCATION_MAGIC = b"p2pfl revocation 1\n"
 
 
 class MembershipFile:
@@ -92,6 +95,14 @@ class MembershipFile:
         except ProtocolError as error:
             raise ConfigurationError(f"{self._path}: {error}") from error
 
+    def save_revocation(self, key: bytes, proof: bytes) -> None:
+        """Write the proof that the membership of a key was revoked.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        write_sealed(self._path.with_name(REVOCATION), _REVOCATION_MAGIC, key + proof, disk=self._disk)
+
     def has_changed(self) -> bool:
         """Return whether the file may contain entries that this object has neither read nor written."""
         return self._disk.stamp(self._path) != self._seen
@@ -118,7 +129,20 @@ def load_federation(folder: Path, disk: Disk = SYSTEM) -> Membership | None:
             f"{folder / MEMBERSHIP} is missing; restore it from a backup, or join again with a new node"
         )
     MembershipFile(folder, disk=disk).merge(membership)
+    if content := _read_revocation(folder / REVOCATION, disk):
+        membership.accept_revocation(content[:KEY_SIZE], content[KEY_SIZE:])  # a later log makes it obsolete
     return membership
+
+
+def _read_revocation(path: Path, disk: Disk) -> bytes:
+    try:
+        return read_sealed(path, _REVOCATION_MAGIC, disk)
+    except FileNotFoundError:
+        return b""
+    except DamagedFileError as error:
+        raise ConfigurationError(str(error)) from error
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {reason(error)}") from error
 
 
 def member_of(folder: Path) -> Membership:

@@ -67,6 +67,9 @@ class MembershipSync:
             self._grown.clear()
             if self._file.has_changed() or self._file.membership_version != self._membership.membership_version:
                 await self._synchronise()
+            if self._membership.accepted_revocation is not None:
+                with self._tries.tolerate():
+                    await asyncio.to_thread(self._file.save_revocation, *self._membership.accepted_revocation)
             check_member(self._membership, self._key)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOKING):

@@ -1,9 +1,10 @@
-"""End of a node's membership, as its own copy of the membership log shows it."""
+"""End of a node's membership, as its copy of the membership log or a peer's proof shows it."""
 
 from __future__ import annotations
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.protocols.membership.log import Membership
+from p2pfl.system.printable import key_name
 
 
 class RevokedError(ConfigurationError):
@@ -15,16 +16,18 @@ def describe_refusal(membership: Membership, key: bytes) -> str:
     federation = membership.file.name
     if not membership.refusal(key):
         return ""
-    entry = membership.end_of(key)
-    if entry is None:
+    ending = membership.end_of(key)
+    if ending is None:
         mend = "ask the owner of the admission key for an invitation, and join again"
         return f"this node is not a member of {federation}; {mend}"
-    where = f"entry {entry.membership_version} of the membership log, signed with the admission key"
+    entry = ending.entry
+    where = f"entry {entry.membership_version} of the membership log"
+    owner = f"the owner of the admission key {key_name(ending.admission)}"
     if entry.action == "replace":
         mend = "run the node from the folder with the new key"
-        return f"another key has replaced the key of this node, {entry.name}, in {federation} ({where}); {mend}"
+        return f"{owner} has replaced the key of this node, {entry.name}, in {federation} ({where}); {mend}"
     mend = "to return, send a new p2pfl-node request --new-key to the owner of the admission key"
-    return f"the membership of this node, {entry.name}, in {federation} was revoked ({where}); {mend}"
+    return f"the membership of this node, {entry.name}, in {federation} was revoked by {owner} ({where}); {mend}"
 
 
 def check_member(membership: Membership, key: bytes) -> None:

@@ -93,3 +93,9 @@ class Guard:
 
     def extend(self, entries: bytes) -> int:
         return self._access.extend(entries)
+
+    def revocation(self, key: bytes) -> bytes:
+        return self._access.revocation(key)
+
+    def accept_revocation(self, key: bytes, proof: bytes) -> bool:
+        return self._access.accept_revocation(key, proof)

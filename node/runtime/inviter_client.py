@@ -54,6 +54,12 @@ class _OnlyInviter:
     def extend(self, entries: bytes) -> int:
         return 0
 
+    def revocation(self, key: bytes) -> bytes:
+        return b""
+
+    def accept_revocation(self, key: bytes, proof: bytes) -> bool:
+        return False
+
 
 class _AnswerWaiter:
     """Handler that waits for one answer."""

@@ -10,66 +10,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from hashlib import sha256
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity, Verifier, is_weak
+from p2pfl.protocols.membership import revocation_proof
+from p2pfl.protocols.membership.entries import (
+    MOST_ROUNDS,
+    Action,
+    Ending,
+    Entry,
+    Extension,
+    Role,
+    Signed,
+    decode_entry,
+    signature_label,
+)
 from p2pfl.protocols.membership.federation_file import NAME, Federation
 
-Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
-Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
-Role = Literal["participant", "observer", "coordinator-eligible"]
-Action = Literal["add", "remove", "replace", "hand-over"]
-
 LIMIT = 4 << 20  # maximum bytes of a whole log
-MOST_ROUNDS = 1_000_000  # maximum of an extension; a mistyped number cannot be taken back
-_LABEL = b"p2pfl membership 1\0"
-_EXTENSION_LABEL = b"p2pfl membership 2\0"
-_EXTENSION_FIELDS = 5
 _NONE = bytes(32)
-
-
-class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One change of the membership.
-
-    Attributes:
-        membership_version: 1 for the first entry, and one more for each following entry.
-        before: SHA-256 of the previous signed entry; zeros for the first.
-        action: `add` or `remove` a member; `replace` a member's key, which revokes the old one; or `hand-over` to
-            another admission key.
-        name: the member's name; "" for a hand-over.
-        key: the member's key, its new key, or the new admission key.
-    """
-
-    federation: Bytes16
-    membership_version: Annotated[int, Meta(ge=1, le=2**32 - 1)]
-    before: Bytes32
-    action: Action
-    name: Annotated[str, Meta(max_length=64)]
-    key: Bytes32
-    role: Role
-
-
-class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Extension of the federation by more rounds; the first three fields are those of `Entry`.
-
-    Attributes:
-        rounds: the new number of rounds of the federation, in place of that in its file or in an earlier extension.
-    """
-
-    federation: Bytes16
-    membership_version: Annotated[int, Meta(ge=1, le=2**32 - 1)]
-    before: Bytes32
-    action: Literal["extend"]
-    rounds: Annotated[int, Meta(ge=1, le=MOST_ROUNDS)]
-
-
-class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    entry: Annotated[bytes, Meta(max_length=512)]
-    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -80,8 +43,6 @@ class Member(msgspec.Struct, frozen=True):
     role: Role
 
 
-_entry = msgspec.msgpack.Decoder(Entry)
-_extension = msgspec.msgpack.Decoder(Extension)
 _log = msgspec.msgpack.Decoder(Annotated[list[Signed], Meta(max_length=2**16)])
 _raw = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _OVERHEAD = 5  # maximum bytes around the entries of an encoded log
@@ -99,7 +60,8 @@ class Membership:
         invites: whether this node admits newcomers with a token.
         admissions: the admission keys so far; the last one is in force.
         rounds: number of rounds of the federation; 0 if neither its file nor an extension sets it.
-        on_change: called when the log has grown.
+        on_change: called when the log has grown, or a revocation was accepted.
+        accepted_revocation: a key and the proof of its revocation by an entry that this log does not have yet.
 
     Raises:
         ProtocolError: the entries are not the federation's log.
@@ -116,7 +78,9 @@ class Membership:
         self._sorted: dict[str, Member] | None = None  # cache of `members`, filled on demand
         self._present: set[bytes] = set()  # keys of current members
         self._seen: set[bytes] = set()  # keys of all current and former members
-        self._ends: dict[bytes, Entry] = {}  # entries that ended a membership, by the former member's key
+        self.accepted_revocation: tuple[bytes, bytes] | None = None
+        self._ends: dict[bytes, Ending] = {}  # ends of memberships, by the former member's key
+        self._hand_overs: list[int] = []  # membership versions of the hand-overs
         self._names: set[str] = set()  # names of all current and former members
         self._log: list[bytes] = []  # encoded signed entries
         self._known: set[bytes] = set()  # the same entries, as a set
@@ -161,9 +125,33 @@ class Membership:
             return ""
         return "revoked" if key in self._seen else "stranger"
 
-    def end_of(self, key: bytes) -> Entry | None:
-        """Return the entry that removed or replaced a member's key; None if there is none."""
+    def end_of(self, key: bytes) -> Ending | None:
+        """Return how the membership of a key ended; None if it did not end."""
         return self._ends.get(key)
+
+    def revocation(self, key: bytes) -> bytes:
+        ending = self._ends.get(key)
+        if ending is None or (last := ending.entry.membership_version) > self.membership_version:
+            return b""
+        hand_overs = [self._log[number - 1] for number in self._hand_overs if number < last]
+        return revocation_proof.encode(hand_overs, self._log[last - 1])
+
+    def accept_revocation(self, key: bytes, proof: bytes) -> bool:
+        member = next((member for member in self._members.values() if member.key == key), None)
+        if member is None or self.refusal(key):
+            return self.refusal(key) == "revoked"
+        try:
+            ending = revocation_proof.verify(proof, self.federation, self.membership_version, self.admission)
+        except ProtocolError:
+            return False
+        entry = ending.entry
+        if entry.name != member.name or (entry.key == key) != (entry.action == "remove"):
+            return False
+        self._ends[key] = ending
+        self._present.remove(key)
+        self.accepted_revocation = key, proof
+        self._report_change()
+        return True
 
     def after(self, membership_version: int, limit: int) -> bytes:
         chosen, size = [], _OVERHEAD
@@ -203,9 +191,12 @@ class Membership:
                     self._take(signed, encoded)
         finally:
             if self.membership_version > before:
-                for changed in list(self.on_change):
-                    changed()
+                self._report_change()
         return self.membership_version - before
+
+    def _report_change(self) -> None:
+        for changed in list(self.on_change):
+            changed()
 
     def append(self, identity: Identity, action: Action, name: str, key: bytes, role: Role = "participant") -> None:
         """Sign and add a new entry. (`role` applies when a member is added.)
@@ -233,7 +224,7 @@ class Membership:
         if identity.public != self.admission:
             raise FederationError("this key is not the current admission key")
         content = msgspec.msgpack.encode(entry)
-        signed = Signed(content, identity.sign(_label(entry) + content))
+        signed = Signed(content, identity.sign(signature_label(entry) + content))
         try:
             self.extend(msgspec.msgpack.encode([signed]))
         except ProtocolError as error:
@@ -247,7 +238,7 @@ class Membership:
         if entry.federation != self.federation:
             raise ProtocolError("membership", "an entry of another federation")
         if entry.membership_version <= self.membership_version:
-            self._check_signature(signed, _label(entry), self.admissions)  # a forged entry is not a fork
+            self._check_signature(signed, signature_label(entry), self.admissions)  # a forged entry is not a fork
             raise ProtocolError(
                 "membership fork",
                 f"two different entries of membership version {entry.membership_version}; the first one is kept",
@@ -256,7 +247,7 @@ class Membership:
             raise ProtocolError("membership", f"entry {entry.membership_version} after {self.membership_version}")
         if entry.before != self._last:
             raise ProtocolError("membership", f"entry {entry.membership_version} does not follow the entry before it")
-        self._check_signature(signed, _label(entry), self.admissions[-1:])
+        self._check_signature(signed, signature_label(entry), self.admissions[-1:])
         if self._size + len(encoded) > LIMIT:
             raise ProtocolError("membership", "the membership log is full; create a new federation")
         if isinstance(entry, Extension):
@@ -289,6 +280,7 @@ class Membership:
                 raise ProtocolError("membership", "an invalid hand-over: it has a name, or a former admission key")
             _check_strength(key)
             self.admissions.append(key)
+            self._hand_overs.append(entry.membership_version)
             return
         if not NAME.fullmatch(name):
             raise ProtocolError("membership", f"name {name!r} must have at most 64 letters, digits, '.', '_' and '-'")
@@ -303,14 +295,14 @@ class Membership:
                 raise ProtocolError("membership", "this key is or was that of a member, and cannot be used again")
             _check_strength(key)
         if old is not None:
-            self._ends[old.key] = entry
+            self._ends[old.key] = Ending(entry, self.admission)
         self._replace(name, old, None if entry.action == "remove" else Member(name, key, old.role if old else entry.role))
 
     def _replace(self, name: str, old: Member | None, new: Member | None) -> None:
         """Replace a member by another one of the same name."""
         self._sorted = None
         if old is not None:
-            self._present.remove(old.key)
+            self._present.discard(old.key)  # an accepted revocation may have removed it
         if new is None:
             del self._members[name]
             return
@@ -318,20 +310,6 @@ class Membership:
         self._present.add(new.key)
         self._seen.add(new.key)
         self._names.add(name)
-
-
-def decode_entry(data: bytes) -> Entry | Extension:
-    """Read the content of a signed entry. The number of its fields tells its kind.
-
-    Raises:
-        msgspec.MsgspecError, UnicodeDecodeError, RecursionError: it is malformed.
-    """
-    extends = len(_raw.decode(data)) == _EXTENSION_FIELDS
-    return _extension.decode(data) if extends else _entry.decode(data)
-
-
-def _label(entry: Entry | Extension) -> bytes:
-    return _EXTENSION_LABEL if isinstance(entry, Extension) else _LABEL
 
 
 def count_entries(entries: bytes) -> int:

@@ -15,7 +15,7 @@ from p2pfl.system.printable import key_name, printable
 
 AGAIN = 1.0  # seconds between attempts until the member answers
 
-Answer = key_exchange.Sealing | key_exchange.Refusing
+Answer = key_exchange.Sealing | key_exchange.Refusing | key_exchange.Revoking
 
 
 class LinkDialler:
@@ -43,9 +43,10 @@ class LinkDialler:
         ):
             dialler = key_exchange.Dialler(self._identity, self._access, key, joining, after=answer.membership_version)
             answer = await self._ask(dialler, key)
-        if isinstance(answer, key_exchange.Refusing):
-            reason = printable(f"{answer.cause}: {answer.detail}")
-            raise RefusedError(f"{key_name(key)} refuses this node: {reason}", answer.cause)
+        if not isinstance(answer, key_exchange.Sealing):
+            cause, proof = (answer.cause, b"") if isinstance(answer, key_exchange.Refusing) else ("revoked", answer.proof)
+            reason = printable(f"{cause}: {answer.detail}")
+            raise RefusedError(f"{key_name(key)} refuses this node: {reason}", cause, proof)
         link = MqttLink(self._table, key, dialler.id, answer, dialled=True, joining=joining)
         link.begin()
         return link

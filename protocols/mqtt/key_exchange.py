@@ -1,7 +1,8 @@
 """Key exchange of two members through an untrusted broker: both prove their keys and agree on keys for sealing.
 
     dialler -> listener   Opening: both keys, a fresh X25519 key, and the dialler's signature
-    listener -> dialler   Accepting: another X25519 key, and the listener's signature over both messages; or Refusing
+    listener -> dialler   Accepting: another X25519 key, and the listener's signature over both messages; Refusing;
+                          or Revoking
 
 Each message is sent as 64 bytes of signature, followed by the signed msgpack. A signature covers both identities, so
 that no one can pass a message on to a different recipient. The dialler trusts the listener when the listener's
@@ -25,12 +26,13 @@ from msgspec import Meta
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity, verify
+from p2pfl.protocols.membership.revocation_proof import LIMIT as PROOF_LIMIT
 from p2pfl.protocols.transport import AccessControl, Part
-from p2pfl.protocols.transports.handshake import ENTRIES_LIMIT, Bytes16, Bytes32, UInt32
+from p2pfl.protocols.transports.handshake import ENTRIES_LIMIT, Bytes16, Bytes32, UInt32, check_dialler
 
 VERSION = 1
 OPENING_LIMIT = 4096  # bytes of an Opening, signature included
-ANSWER_LIMIT = 1024  # maximum bytes of an answer
+ANSWER_LIMIT = 4096  # maximum bytes of an answer
 DATA, CONTROL = 0, 1  # kinds of sealed packets, with separate numbers
 OPENING_LABEL = b"p2pfl broker opening 1\0"
 ANSWER_LABEL = b"p2pfl broker answer 1\0"
@@ -125,8 +127,23 @@ class Refusing(_Message, frozen=True, tag="refusing"):
     detail: Annotated[str, Meta(max_length=256)]
 
 
+class Revoking(_Message, frozen=True, tag="revoking"):
+    """Answer of a listener to a former member. The first fields are as in Accepting.
+
+    Attributes:
+        proof: proof of its revocation (see p2pfl.protocols.membership.revocation_proof).
+    """
+
+    id: Bytes16
+    opening: Bytes32
+    membership_version: UInt32
+    detail: Annotated[str, Meta(max_length=256)]
+    proof: Annotated[bytes, Meta(max_length=PROOF_LIMIT)]
+
+
+Answer = Accepting | Refusing | Revoking
 _opening = msgspec.msgpack.Decoder(Opening)
-_answer: msgspec.msgpack.Decoder[Accepting | Refusing] = msgspec.msgpack.Decoder(Accepting | Refusing)
+_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 def decode_opening(packet: Part) -> Opening:
@@ -138,7 +155,7 @@ def decode_opening(packet: Part) -> Opening:
     return _decode(_opening, packet, OPENING_LIMIT)
 
 
-def decode_answer(packet: Part) -> Accepting | Refusing:
+def decode_answer(packet: Part) -> Answer:
     """Read the answer to an Opening without checking its signature.
 
     Raises:
@@ -182,7 +199,7 @@ class Dialler:
         )
         self.packet = sign(identity, OPENING_LABEL, opening)
 
-    def finish(self, packet: Part) -> Sealing | Refusing:
+    def finish(self, packet: Part) -> Sealing | Refusing | Revoking:
         """Return the agreed keys, or the refusal of the other side.
 
         Raises:
@@ -192,7 +209,7 @@ class Dialler:
         return finish_exchange(packet, self.packet, self._key, self._private)
 
 
-def finish_exchange(packet: Part, opening: Part, key: bytes, private: X25519PrivateKey) -> Sealing | Refusing:
+def finish_exchange(packet: Part, opening: Part, key: bytes, private: X25519PrivateKey) -> Sealing | Refusing | Revoking:
     """Read the answer to an Opening; see `Dialler.finish`.
 
     Args:
@@ -204,7 +221,7 @@ def finish_exchange(packet: Part, opening: Part, key: bytes, private: X25519Priv
     if answer.id != decode_opening(opening).id or answer.opening != sha256(opening).digest():
         raise ProtocolError("other session", "an answer to another opening")
     _check(key, ANSWER_LABEL, packet)
-    if isinstance(answer, Refusing):
+    if not isinstance(answer, Accepting):
         return answer
     there, back, session = agree_on_keys(private, answer.ephemeral, opening, packet)
     return Sealing(there, back, session)
@@ -232,16 +249,9 @@ def accept(packet: Part, opening: Opening, identity: Identity, access: AccessCon
         )
     if opening.listener != identity.public:
         raise ProtocolError("other recipient", f"it is for {opening.listener.hex()}")
-    if opening.joining:
-        if not access.invites:
-            raise ProtocolError("not inviting", "this node has no admission key")
-    else:
-        if access.refusal(opening.dialler) == "stranger" and opening.entries:
-            access.extend(opening.entries)
-        if cause := access.refusal(opening.dialler):
-            raise ProtocolError(
-                cause, f"{opening.dialler.hex()} is not a member (membership version {access.membership_version})"
-            )
+    check_dialler(
+        access, opening.dialler, opening.joining, opening.entries, lambda: _is_signed(opening.dialler, OPENING_LABEL, packet)
+    )
     _check(opening.dialler, OPENING_LABEL, packet)
     private = X25519PrivateKey.generate()
     public = private.public_key().public_bytes_raw()
@@ -252,12 +262,10 @@ def accept(packet: Part, opening: Opening, identity: Identity, access: AccessCon
 
 def refuse(packet: Part, opening: Opening, identity: Identity, access: AccessControl, error: ProtocolError) -> bytes:
     """Return the packet with the reason why an Opening is refused."""
-    detail = str(error).removeprefix(error.cause).removeprefix(": ")
-    return sign(
-        identity,
-        ANSWER_LABEL,
-        Refusing(opening.id, sha256(packet).digest(), access.membership_version, error.cause[:64], detail[:256]),
-    )
+    detail = str(error).removeprefix(error.cause).removeprefix(": ")[:256]
+    start = opening.id, sha256(packet).digest(), access.membership_version
+    answer = Revoking(*start, detail, error.proof) if error.proof else Refusing(*start, error.cause[:64], detail)
+    return sign(identity, ANSWER_LABEL, answer)
 
 
 def agree_on_keys(private: X25519PrivateKey, public: bytes, opening: Part, answer: Part) -> tuple[bytes, bytes, bytes]:
@@ -280,16 +288,19 @@ def agree_on_keys(private: X25519PrivateKey, public: bytes, opening: Part, answe
     return keys[:32], keys[32:64], keys[64:]
 
 
-def sign(identity: Identity, label: bytes, message: Opening | Accepting | Refusing) -> bytes:
+def sign(identity: Identity, label: bytes, message: Opening | Answer) -> bytes:
     """Return a message as a packet: its signature, which also covers the label of its kind, and the message."""
     content = msgspec.msgpack.encode(message)
     return identity.sign(label + content) + content
 
 
 def _check(key: bytes, label: bytes, packet: Part) -> None:
-    signature, content = bytes(packet[:SIGNATURE_SIZE]), bytes(packet[SIGNATURE_SIZE:])
-    if not verify(key, signature, label + content):  # a newcomer may have any key
+    if not _is_signed(key, label, packet):  # a newcomer may have any key
         raise ProtocolError("wrong proof", f"claims to be {key.hex()}")
+
+
+def _is_signed(key: bytes, label: bytes, packet: Part) -> bool:
+    return verify(key, bytes(packet[:SIGNATURE_SIZE]), label + bytes(packet[SIGNATURE_SIZE:]))
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], packet: Part, limit: int) -> T:

@@ -3,7 +3,7 @@
     server  -> client   its certificate, which holds its key; compared with the dialled key before anything is sent
     server  -> client   Challenge
     client  -> server   Proof: a signature over both nonces, both keys, the federation and the server's certificate
-    server  -> client   Accepted, or Refused
+    server  -> client   Accepted, Refused, or Revoked
 
 The client proves itself inside the connection, because Python's ssl cannot accept a client certificate that it does not
 know in advance. The signature covers the server's key and certificate, so that a member cannot pass on a proof that it
@@ -13,6 +13,7 @@ received. This module has no state; p2pfl.protocols.transports.tls handles the c
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Annotated, NamedTuple
 
@@ -21,6 +22,7 @@ from msgspec import Meta
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity, verify
+from p2pfl.protocols.membership.revocation_proof import LIMIT as PROOF_LIMIT
 from p2pfl.protocols.transport import AccessControl
 
 VERSION = 1
@@ -76,6 +78,17 @@ class Refused(_Step, frozen=True, tag="refused"):
     detail: Annotated[str, Meta(max_length=256)]
 
 
+class Revoked(_Step, frozen=True, tag="revoked"):
+    """Refusal of a former member.
+
+    Attributes:
+        proof: proof of its revocation (see p2pfl.protocols.membership.revocation_proof).
+    """
+
+    detail: Annotated[str, Meta(max_length=256)]
+    proof: Annotated[bytes, Meta(max_length=PROOF_LIMIT)]
+
+
 class Proven(NamedTuple):
     """Result of a proof: the other side, and the 16 bytes that identify the session at both ends."""
 
@@ -84,7 +97,7 @@ class Proven(NamedTuple):
     session: bytes
 
 
-Steps = Challenge | Proof | Accepted | Refused
+Steps = Challenge | Proof | Accepted | Refused | Revoked
 _decoder: msgspec.msgpack.Decoder[Steps] = msgspec.msgpack.Decoder(Steps)
 
 
@@ -146,20 +159,38 @@ def check(proof: Proof, access: AccessControl, challenge: Challenge, server: byt
         raise ProtocolError(
             "other federation", f"the peer has {proof.federation.hex()}, this node {access.federation.hex()}"
         )
-    if proof.joining:
-        if not access.invites:
-            raise ProtocolError("not inviting", "this node has no admission key")
-    else:
-        if access.refusal(proof.key) == "stranger" and proof.entries:
-            access.extend(proof.entries)
-        if cause := access.refusal(proof.key):
-            raise ProtocolError(cause, f"{proof.key.hex()} is not a member (membership version {access.membership_version})")
     content = _content(
         access.federation, server, certificate, challenge.nonce, proof.nonce, key=proof.key, joining=proof.joining
     )
-    if not verify(proof.key, proof.signature, _LABEL + content):
+    check_dialler(access, proof.key, proof.joining, proof.entries, lambda: _is_signed(proof, content))
+    if not _is_signed(proof, content):
         raise ProtocolError("wrong proof", f"claims to be {proof.key.hex()}")
     return Proven(proof.key, proof.joining, _session(content))
+
+
+def check_dialler(access: AccessControl, key: bytes, joining: bool, entries: bytes, is_signed: Callable[[], bool]) -> None:
+    """Check that the owner of a key may have a link.
+
+    Args:
+        entries: the entries of the membership log that it sent.
+        is_signed: returns whether it has proven its key. Only then is its revocation proven to it.
+
+    Raises:
+        ProtocolError: not inviting, stranger, revoked, or the error in the entries.
+    """
+    if joining:
+        if not access.invites:
+            raise ProtocolError("not inviting", "this node has no admission key")
+        return
+    if access.refusal(key) == "stranger" and entries:
+        access.extend(entries)
+    if cause := access.refusal(key):
+        detail = f"{key.hex()} is not a member (membership version {access.membership_version})"
+        raise ProtocolError(cause, detail, access.revocation(key) if cause == "revoked" and is_signed() else b"")
+
+
+def _is_signed(proof: Proof, content: bytes) -> bool:
+    return verify(proof.key, proof.signature, _LABEL + content)
 
 
 def _same_version(theirs: int) -> None:

@@ -215,7 +215,8 @@ class TlsLink(asyncio.BufferedProtocol):
         if progress.refusal:
             reason = f"refuses this node: {progress.refusal}"
             if not self.proven.done():
-                self.proven.set_exception(RefusedError(f"{self.remote}: {reason}", progress.refusal.partition(": ")[0]))
+                cause = progress.refusal.partition(": ")[0]
+                self.proven.set_exception(RefusedError(f"{self.remote}: {reason}", cause, progress.proof))
             self.fail(reason)
             return
         if progress.reply:

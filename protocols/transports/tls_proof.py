@@ -21,11 +21,13 @@ class Progress(NamedTuple):
         reply: step to send; b"" for none.
         proven: the other side and the session, once both sides have proven their keys.
         refusal: why the other side refuses this one; "" if it does not.
+        proof: proof of a revocation, not verified; b"" for none.
     """
 
     reply: bytes = b""
     proven: handshake.Proven | None = None
     refusal: str = ""
+    proof: bytes = b""
 
 
 class ServerProof:
@@ -91,13 +93,17 @@ class ClientProof:
             return Progress(proven=handshake.Proven(self._server, self._joining, self._session))
         if isinstance(step, handshake.Refused):
             return Progress(refusal=printable(f"{step.cause}: {step.detail}"))
+        if isinstance(step, handshake.Revoked):
+            return Progress(refusal=printable(f"revoked: {step.detail}"), proof=step.proof)
         raise _out_of_order()
 
 
 def refusal_of(error: ProtocolError) -> bytes:
     """Return the step that tells the other side why it is refused."""
-    detail = str(error).removeprefix(error.cause).removeprefix(": ")
-    return handshake.encode(handshake.Refused(error.cause[:64], detail[:256]))
+    detail = str(error).removeprefix(error.cause).removeprefix(": ")[:256]
+    if error.proof:
+        return handshake.encode(handshake.Revoked(detail, error.proof))
+    return handshake.encode(handshake.Refused(error.cause[:64], detail))
 
 
 def _out_of_order() -> ProtocolError:

@@ -23,6 +23,7 @@ from tests.conformance.wire_types import RefusedError, read
 # The given field that is changed, by check.
 FIELDS = {
     "log": "entries",
+    "revocation": "proof",
     "join": "bytes",
     "join answer": "bytes",
     "frames": "bytes",

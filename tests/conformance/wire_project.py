@@ -30,9 +30,10 @@ from p2pfl.protocols import key_files
 from p2pfl.protocols.discovery import mdns
 from p2pfl.protocols.election.types import TIMING
 from p2pfl.protocols.errors import FederationError, ProtocolError
+from p2pfl.protocols.membership.entries import Entry, Signed, decode_entry
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Request, decode_admission, decode_answer, decode_join
-from p2pfl.protocols.membership.log import Entry, Membership, Signed, decode_entry
+from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
 from p2pfl.protocols.mqtt.packets import Topics
 from p2pfl.protocols.transports import handshake
@@ -144,6 +145,14 @@ def check_log(given):
         "members": list_of(log),
         "revoked": sorted(revoked),
     }
+
+
+def check_revocation(given):
+    log, key = log_of(given), unhex(given["key"])
+    if not log.accept_revocation(key, unhex(given["proof"])):
+        raise RefusedError("membership")
+    entry, admission = log.end_of(key)
+    return {"action": entry.action, "membership_version": entry.membership_version, "admission": admission.hex()}
 
 
 def check_invitation(given):
@@ -299,6 +308,8 @@ def check_answer(given):
             "detail": answer.detail,
             "membership_version": answer.membership_version,
         }
+    if isinstance(answer, key_exchange.Revoking):
+        return {name: value for name, value in tagged(answer).items() if name not in ("id", "opening")}
     accepting = key_exchange.decode_answer(packet)
     there, back, number = key_exchange.agree_on_keys(private, accepting.ephemeral, opening, packet)
     assert number == answer.session

@@ -265,6 +265,35 @@ def check_log(given):
     }
 
 
+PROOF = array_of(SIGNED, 16)
+
+
+def check_revocation(given):
+    log, data, key = log_of(given), bytes.fromhex(given["proof"]), bytes.fromhex(given["key"])
+    newest, admission = log.membership_version, log.admissions[-1]
+    try:
+        expect(len(data) <= 2048, "membership")
+        proof = read(data, PROOF)
+        entries = [read(one["entry"], ENTRY) for one in proof]
+    except RefusedError:
+        raise RefusedError("membership") from None
+    expect(entries, "membership")
+    for one, entry in zip(proof, entries, strict=True):
+        last = one is proof[-1]
+        expect(entry["action"] in (("remove", "replace") if last else ("hand-over",)), "membership")
+        if entry["membership_version"] <= newest and not last:
+            continue
+        expect(entry["membership_version"] > newest, "membership")
+        expect(entry["federation"] == log.federation, "membership")
+        expect(signed(admission, one["signature"], b"p2pfl membership 1\0" + one["entry"]), "membership")
+        newest = entry["membership_version"]
+        admission = admission if last else entry["key"]
+    end = entries[-1]
+    expect(log.members[end["name"]][0] == key if end["name"] in log.members else False, "membership")
+    expect((end["key"] == key) == (end["action"] == "remove"), "membership")
+    return {"action": end["action"], "membership_version": newest, "admission": admission.hex()}
+
+
 # Admission
 
 
@@ -382,6 +411,7 @@ STEPS = {
     ),
     "accepted": structure({}),
     "refused": structure({"cause": text(64), "detail": text(256)}),
+    "revoked": structure({"detail": text(256), "proof": blob(2048, 0)}),
 }
 
 
@@ -472,6 +502,9 @@ ANSWER = kinds(
         "refusing": structure(
             {"link": B16, "opening": B32, "membership_version": U32, "cause": text(64), "detail": text(256)}
         ),
+        "revoking": structure(
+            {"link": B16, "opening": B32, "membership_version": U32, "detail": text(256), "proof": blob(2048, 0)}
+        ),
     }
 )
 PRESENCE = structure(
@@ -518,11 +551,13 @@ def check_opening(given):
 def check_answer(given):
     opening_packet, packet = bytes.fromhex(given["opening"]), bytes.fromhex(given["packet"])
     opening = signed_packet(opening_packet, 4096, OPENING)
-    answer = signed_packet(packet, 1024, ANSWER)
+    answer = signed_packet(packet, 4096, ANSWER)
     expect(answer["link"] == opening["link"] and answer["opening"] == digest(opening_packet), "other session")
     expect(signed(bytes.fromhex(given["dialled"]), packet[:64], b"p2pfl broker answer 1\0" + packet[64:]), "wrong proof")
     if answer["kind"] == "refusing":
         return {name: answer[name] for name in ("kind", "cause", "detail", "membership_version")}
+    if answer["kind"] == "revoking":
+        return plain({name: answer[name] for name in ("kind", "detail", "proof", "membership_version")})
     private = X25519PrivateKey.from_private_bytes(bytes.fromhex(given["ephemeral"]))
     secret = secret_of(private, answer["ephemeral"])
     transcript = digest(digest(opening_packet) + digest(packet))
@@ -812,6 +847,7 @@ CHECKS = {
     "agreed": check_agreed,
     "introduction": check_introduction,
     "log": check_log,
+    "revocation": check_revocation,
     "invitation": check_invitation,
     "request": check_request,
     "admission": check_admission,

@@ -26,6 +26,7 @@ from p2pfl.protocols.membership.invitation import (
     encode_join,
     pack_word,
 )
+from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK, ReliableStream
 from p2pfl.protocols.transports import handshake
@@ -313,6 +314,7 @@ def membership_vectors() -> Vectors:
         membership_version=4,
     )
     extension_vectors(good, bad)
+    revocation_vectors(v)
     bad("a signature of 63 bytes", entries([entry(LOG)[0], bytes(63)]), "63 bytes")
     bad("an entry of 513 bytes", entries([bytes(513), bytes(64)]), "more than 512 bytes")
     bad("no array", pack({}).hex(), "a map")
@@ -320,6 +322,41 @@ def membership_vectors() -> Vectors:
     bad("cut off", entries(entry(LOG))[:-2], "the last byte is missing")
     bad("nothing", "", "no value at all")
     return v
+
+
+def revocation_vectors(v):
+    """Add the vectors of proofs that bob's membership has ended, to bob, who knows three entries."""
+    base = IN | {"log": LOG.encode().hex(), "key": BOB.public.hex()}
+    removed = grown(*ADDED, ("remove", "bob", BOB))
+    handed = grown(*ADDED, ("hand-over", "", SUCCESSOR), ("add", "dave", DAVE), ("remove", "bob", BOB))
+
+    def good(name, newer, **changes):
+        v.good(name, "revocation", **base | changes, proof=newer.revocation(BOB.public).hex())
+
+    def bad(name, why, proof, **changes):
+        data = proof.revocation(BOB.public) if isinstance(proof, Membership) else proof
+        v.bad(name, "revocation", "membership", why, **base | changes, proof=data.hex())
+
+    good("a removed member", removed)
+    good("a member whose key was replaced", grown(*ADDED, ("replace", "bob", DAVE)))
+    good("removed after a hand-over", handed)
+    good("removed after a hand-over that is known", handed, log=grown(*ADDED, ("hand-over", "", SUCCESSOR)).encode().hex())
+    hand_over, _, end = msgpack.unpackb(handed.after(3, 4 << 20))
+    remove = {"action": "remove", "name": "bob", "key": BOB.public}
+    bad("no entry", "an empty array", pack([]))
+    bad("nothing", "no value at all", b"")
+    bad("without the hand-over", "the successor has signed it", pack([end]))
+    bad("a hand-over last", "it ends no membership", pack([end, hand_over]))
+    bad("an entry that is not a hand-over first", "only hand-overs may precede", pack([entry(LOG), end]))
+    bad("forged", "signed by another key", pack([entry(LOG, by=MALLORY, **remove)]))
+    bad("another federation", "names another federation", pack([entry(LOG, federation=bytes(16), **remove)]))
+    bad("an entry that is known", "entry 3 is known", pack([entry(LOG, membership_version=3, **remove)]))
+    bad("another member", "it removes carol", pack([entry(LOG, action="remove", name="carol", key=CAROL.public)]))
+    bad("another key of the member", "bob has another key", pack([entry(LOG, action="remove", name="bob", key=DAVE.public)]))
+    bad("an extension", "it ends no membership", pack([extension(LOG, 6)]))
+    bad("a new member", "it ends no membership", pack([entry(LOG)]))
+    bad("too long", "2,049 bytes", removed.revocation(BOB.public).ljust(2049, b"\0"))
+    bad("many entries", "17 entries", pack([hand_over] * 16 + [end]))
 
 
 def extension_vectors(good, bad):
@@ -589,6 +626,9 @@ def tls_vectors() -> Vectors:
     v.good("the longest words", "handshake step", bytes=pack(["refused", "é" * 64, "é" * 256]).hex())
     most = ["proof", 1, ID, bytes(32), bytes(32), False, bytes(3500), bytes(64)]
     v.good("as many entries as there may be", "handshake step", bytes=pack(most).hex())
+    removed = grown(*ADDED, ("remove", "alice", ALICE)).revocation(ALICE.public)
+    v.good("revoked", "handshake step", bytes=handshake.encode(handshake.Revoked("no member", removed)).hex())
+    v.good("the longest proof", "handshake step", bytes=pack(["revoked", "é" * 256, bytes(2048)]).hex())
     v.good("longer formats", "handshake step", bytes=(b"\xdc\x00\x01\xd9\x08accepted").hex())
     for name, why, data in [
         ("an unknown kind", "no step", pack(["resume"])),
@@ -600,6 +640,7 @@ def tls_vectors() -> Vectors:
         ("many entries", "3,501 bytes", pack(["proof", 1, ID, bytes(32), bytes(32), False, bytes(3501), bytes(64)])),
         ("a cause of 65 characters", "at most 64", pack(["refused", "x" * 65, ""])),
         ("a detail of 257 characters", "at most 256", pack(["refused", "", "x" * 257])),
+        ("a proof of 2,049 bytes", "at most 2,048", pack(["revoked", "", bytes(2049)])),
         ("text that is no UTF-8", "0xff", b"\x93\xa7refused\xa1\xff\xa0"),
         ("trailing bytes", "one byte more", frames[2] + b"\0"),
         ("a map", "steps are arrays", pack({"accepted": 1})),
@@ -769,9 +810,19 @@ def answer_vectors(v, dialler, ephemeral, opening, packet):
         return key_exchange.sign(BOB, key_exchange.ANSWER_LABEL, message)
 
     v.good("refusing in the longest words", "answer", **base, packet=refusal("x" * 64, "x" * 256).hex())
+    gone = grown(*ADDED, ("remove", "alice", ALICE))
+    reason = key_exchange.ProtocolError("revoked", "no member", gone.revocation(ALICE.public))
+    v.good("revoking", "answer", **base, packet=key_exchange.refuse(dialler.packet, opening, BOB, gone, reason).hex())
+
+    def revoking(size):
+        message = key_exchange.Revoking(opening.id, sha256(dialler.packet).digest(), 4, "", bytes(size))
+        return key_exchange.sign(BOB, key_exchange.ANSWER_LABEL, message)
+
+    v.good("revoking with the longest proof", "answer", **base, packet=revoking(2048).hex())
     for name, cause, why, wrong in [
         ("a cause of 65 characters", "malformed", "at most 64", refusal("x" * 65, "")),
         ("a detail of 257 characters", "malformed", "at most 256", refusal("", "x" * 257)),
+        ("a proof of 2,049 bytes", "malformed", "at most 2,048", revoking(2049)),
         ("signed by another key", "wrong proof", "mallory's", changed(MALLORY)),
         ("a changed signature", "wrong proof", "its first byte", flipped(packet, 0)),
         ("answers another link", "other session", "its number is another one", changed(id=bytes(16))),
@@ -779,7 +830,7 @@ def answer_vectors(v, dialler, ephemeral, opening, packet):
         ("a point of small order", "malformed", "its secret would be known to everyone", changed(ephemeral=bytes(32))),
         ("an opening in answer", "malformed", "another kind", dialler.packet),
         ("trailing bytes", "malformed", "one byte more", packet + b"\0"),
-        ("too long", "malformed", "1,025 bytes", packet + bytes(1025 - len(packet))),
+        ("too long", "malformed", "4,097 bytes", packet + bytes(4097 - len(packet))),
     ]:
         v.bad(name, "answer", cause, why, **base, packet=wrong.hex())
 

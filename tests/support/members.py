@@ -22,6 +22,9 @@ class KnownMembers:
     def after(self, membership_version, limit):
         return b"".join(sorted(self.keys))[:limit] if membership_version < self.membership_version else b""
 
+    def revocation(self, key):
+        return b""
+
     def extend(self, entries):
         if len(entries) % 32:
             raise ProtocolError("membership", "nonsense")

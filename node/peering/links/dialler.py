@@ -184,7 +184,13 @@ class Dialler:
         return found
 
     def _note_refusal(self, peer: Peer, error: RefusedError) -> None:
-        """Record that a peer refuses this node. A former member stays one, so its next dials need not be noted."""
+        """Record that a peer refuses this node. A former member stays one, so its next dials need not be noted.
+
+        A proven revocation ends the node, as one that a peer sends does (see MembershipSync).
+        """
+        access = self._config.options.access
+        if error.proof and access is not None and access.accept_revocation(self._config.key, error.proof):
+            return
         if error.cause != "revoked":
             self._note(peer, str(error))
         elif not peer.revoked:

@@ -5,6 +5,7 @@ import io
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from p2pfl.errors import ConfigurationError
@@ -17,6 +18,8 @@ from p2pfl.node.node import first_error
 from p2pfl.node.status.observer import StatusObserver
 from p2pfl.node.status.text import describe
 from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership.entries import Signed
+from tests.support.brokers import MemoryBroker
 from tests.support.fortress import SOON, folders, honest, until
 from tests.support.logs import log_to
 
@@ -25,6 +28,18 @@ from tests.support.logs import log_to
 def members(tmp_path):
     """Folders of alice, who has the admission key, and bob."""
     return folders(tmp_path, "alice", "bob")
+
+
+def revoked(name, members):
+    """Return the beginning of the error of a revoked node."""
+    key = Identity.load(members["alice"] / "admission.pem").public.hex()[:16]
+    owner = f"the owner of the admission key {key}"
+    return f"the membership of this node, {name}, in test was revoked by {owner} (entry 3 of the membership log); "
+
+
+def forged_proof(key):
+    """Return what a member that does not have the admission key could make."""
+    return msgspec.msgpack.encode([Signed(b"entry", bytes(64))])
 
 
 def revoke_online(alice, name):
@@ -42,16 +57,43 @@ def test_connected_node_receives_its_revocation(members):
         asyncio.run(main())
     error = first_error(ended.value)
     assert isinstance(error, RevokedError)
-    assert str(error).startswith("the membership of this node, bob, in test was revoked (entry 3 of the membership log, ")
+    assert str(error).startswith(revoked("bob", members))
     assert list(load_federation(members["bob"]).members) == ["alice"]
 
 
-def test_node_revoked_while_offline_learns_it_from_a_peer(members, tmp_path):
+@pytest.fixture(params=["direct", "broker"])
+def bus(request):
+    """Function that makes a client of a broker; None for direct links."""
+    return MemoryBroker().bus if request.param == "broker" else None
+
+
+@pytest.mark.slow
+def test_node_revoked_while_offline_ends_with_proof(members, bus, capsys):
+    admission.revoke(members["alice"], "bob")
+
+    async def main():
+        addresses = None if bus is None else {"alice": "mqtt:"}
+        async with honest(members["alice"], bus=bus), honest(members["bob"], addresses=addresses, bus=bus):
+            await asyncio.sleep(SOON)
+
+    with pytest.raises(ExceptionGroup) as ended:
+        asyncio.run(main())
+    error = first_error(ended.value)
+    assert isinstance(error, RevokedError)
+    assert str(error).startswith(revoked("bob", members))
+    code, _, err = command(capsys, "run", members["bob"])
+    assert (code, err) == (2, f"{error}\n")
+    assert revoked("bob", members) in command(capsys, "status", members["bob"])[1]
+    assert f"wrong  federation: {revoked('bob', members)}" in command(capsys, "doctor", members["bob"])[1]
+
+
+def test_unproven_refusal_of_peer_changes_nothing(members, tmp_path, monkeypatch):
     said, shown = [], []
     admission.revoke(members["alice"], "bob")
 
     async def main():
-        async with honest(members["alice"]), honest(members["bob"]) as bob:
+        async with honest(members["alice"]) as alice, honest(members["bob"]) as bob:
+            monkeypatch.setattr(alice.log, "revocation", forged_proof)
             status_observer = StatusObserver(tmp_path / "status.json", bob.exchange, log_to(said))
             peer = bob.exchange.peers["alice"]
             await until(lambda: peer.revoked and said)
@@ -76,7 +118,7 @@ def test_refusal_names_entry_and_remedy(members):
     assert describe_refusal(alice, bob.public) == ""
     check_member(alice, bob.public)
     alice.append(Identity.load(members["alice"] / "admission.pem"), "replace", "bob", Identity.from_seed(bytes(32)).public)
-    assert describe_refusal(alice, bob.public).startswith("another key has replaced the key of this node, bob, in test")
+    assert " has replaced the key of this node, bob, in test (entry 3 of" in describe_refusal(alice, bob.public)
     with pytest.raises(RevokedError):
         check_member(alice, bob.public)
     stranger = Identity.from_seed(bytes([1]) * 32).public
@@ -95,7 +137,7 @@ def test_commands_of_revoked_node_name_the_revocation(members, capsys):
     folder = members["alice"]
     admission.revoke(folder, "alice")
     code, out, err = command(capsys, "run", folder)
-    said = "the membership of this node, alice, in test was revoked (entry 3 of the membership log"
+    said = revoked("alice", members)
     assert (code, out) == (2, "")
     assert err.startswith(said)
     assert err.count("\n") == 1

@@ -40,9 +40,10 @@ from p2pfl.protocols.election.types import Ballot, Electorate, Term
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity
 from p2pfl.protocols.membership import invitation
+from p2pfl.protocols.membership.entries import Signed
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, Request
-from p2pfl.protocols.membership.log import Membership, Signed
+from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
 from p2pfl.protocols.mqtt.reliable_stream import ReliableStream
 from p2pfl.protocols.transports import handshake
