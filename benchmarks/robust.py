@@ -1,29 +1,51 @@
 """Cost of the protection against malicious models, relative to the mean that it protects.
 
-Prints the time that `median-clip` takes to clip the models of a round, as a multiple of the time of their weighted
-mean, for several model sizes. In one case no model is too far away, in the other half of them are. Then it prints the
-time of each robust rule in the same unit: of the weights, or of the whole merge for the coordinate-wise rules. All are
-measured in one run.
+On a live node: prints the time that `median-clip` takes to clip the models of a round, as a multiple of the time of
+their weighted mean, for several model sizes. In one case no model is too far away, in the other half of them are. Then
+it prints the time that each robust rule adds to the mean, in the same unit.
+
+In the simulator: prints the time that each rule adds to the merges of 100 nodes at one instant, as a multiple of the
+time of their means. `computed` is the time of the computation alone, `merged` includes the requests of the nodes. For
+the rules with their own merge both are the whole time, because they replace the mean.
+
+All are measured in one run. Each figure is a ratio to the mean of the same repetition; the median is printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import networkx as nx
 import numpy as np
+import torch
+from torch import nn
 
+from p2pfl.learning.batched_learner import BatchedLearner
+from p2pfl.learning.optimizers import SGD
+from p2pfl.learning.torch_task import classification
+from p2pfl.node.policy_api import Me
 from p2pfl.parameters import Parameters, weighted_mean
-from p2pfl.robust.candidates import Candidates, MergeRule, Reweighting
+from p2pfl.policy import Budget, Merge, Update, merge
+from p2pfl.queries import Combine, Mean, NodeQuery, Train
+from p2pfl.random_streams import RandomStreams
+from p2pfl.robust.candidates import OwnMerge, combine
 from p2pfl.robust.median_clip import MedianClip
-from p2pfl.robust.registry import RULES
+from p2pfl.robust.registry import NONE, RULES, make_rule
+from p2pfl.sim.simulation import clock
+from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher
+from p2pfl.sim.simulation.clock import virtual_loop
 
 PEERS = 9
+NODES = 100  # of the simulation
+LOSSY = ("ubar", "loss")  # rules that compare losses, which are not part of their cost here
 CALLS = 5  # in one measurement
 
 
@@ -57,19 +79,126 @@ def measure(size: int, times: int) -> dict[str, float]:
 
 
 def measure_rules(size: int, times: int) -> dict[str, float]:
-    """Return the time of each rule as a multiple of the time of the mean, for models with `size` values."""
+    """Return the time that each rule adds to the mean, as a multiple of it, for models with `size` values."""
     rng = np.random.default_rng(0)
     models = [rng.standard_normal(size).astype(np.float32) for _ in range(PEERS + 1)]
     weights = [1 / (PEERS + 1)] * (PEERS + 1)
     losses = rng.random(PEERS + 1).tolist()
 
-    def work(rule: MergeRule) -> Callable[[], object]:
-        if isinstance(rule, Reweighting):
-            return lambda: rule.reweight(Candidates(models, weights, losses))
-        return lambda: rule.combine(Candidates(models, weights))
+    def work(name: str) -> Callable[[], object]:
+        rule = make_rule(name)
+        assert rule is not None
+        return lambda: combine(rule, models, weights, losses=losses)
 
     mean = seconds(lambda: weighted_mean(models, weights), times)
-    return {name: seconds(work(factory()), times) / mean for name, factory in RULES.items()}
+    return {name: seconds(work(name), times) / mean - 1 for name in RULES}
+
+
+class Simulated:
+    """Trained models of 100 nodes, and their neighbours in a regular graph.
+
+    Args:
+        degree: number of neighbours of a node.
+        width: inputs of the model, which has 10 (width + 1) values.
+    """
+
+    def __init__(self, degree: int, width: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        learners = []
+        for k in range(NODES):
+            samples = torch.randn(8, width, generator=generator), torch.arange(8) % 10
+            task = classification(lambda: nn.Linear(width, 10), samples, optimizer=SGD(lr=0.1))
+            learners.append(task.learner(RandomStreams(0, f"n{k:02}")))
+        self.backend = BatchedLearner(learners)
+        self.layout = learners[0].task.layout
+        start = np.zeros(self.layout.size, np.float32)
+        self.models = self.backend.compute([NodeQuery(k, Train(start, 1)) for k in range(NODES)])
+        graph = nx.random_regular_graph(degree, NODES, seed=0) if degree < NODES - 1 else nx.complete_graph(NODES)
+        self.around = [sorted(graph[k]) for k in range(NODES)]
+        self.degree = degree
+
+    def computed(self, name: str) -> Callable[[], object]:
+        """Return the computation of all merges under a rule."""
+        count = self.degree + 1
+        jobs: list[NodeQuery[Any]] = []
+        for k, around in enumerate(self.around):
+            places = sorted([k, *around])
+            models, weights = [self.models[j] for j in places], [1 / count] * count
+            rule = make_rule(name)
+            query = Mean(models, weights) if rule is None else Combine(models, weights, rule, places.index(k), [0.1] * count)
+            jobs.append(NodeQuery(k, query))
+        return lambda: self.backend.compute(jobs)
+
+    def merged(self, names: Sequence[str], times: int) -> dict[str, list[float]]:
+        """Return the seconds of all merges under each rule, in which each node asks for its merge."""
+        loop = virtual_loop()
+        batcher = Batcher(self.backend, loop)
+        start = np.zeros(self.layout.size, np.float32)
+
+        def merges_by(name: str) -> list[Callable[[], Any]]:
+            asked = []
+            for k, around in enumerate(self.around):
+                me = Me(
+                    f"n{k:02}",
+                    RandomStreams(0, f"n{k:02}"),
+                    trainer=BatchedTrainer(batcher, k, 0.0),
+                    initial=start,
+                    layout=self.layout,
+                    n_samples=8,
+                    budget=Budget(),
+                    rounds=1,
+                    robust=name,
+                )
+                updates = [Update(f"n{j:02}", 1, "trained", self.models[j], 8) for j in around]
+                weights = dict.fromkeys([me.id, *(update.sender for update in updates)], 1 / (self.degree + 1))
+                asked.append(
+                    lambda me=me, k=k, updates=updates, weights=weights: merge(me, self.models[k], updates, weights)
+                )
+            return asked
+
+        async def once(asked: Sequence[Callable[[], Any]]) -> float:
+            begun = time.perf_counter()
+            found: list[Merge] = await asyncio.gather(*(ask() for ask in asked))
+            assert len(found) == NODES
+            return time.perf_counter() - begun
+
+        async def measure_all() -> dict[str, list[float]]:
+            asked = {name: merges_by(name) for name in names}
+            return {name: [await once(one) for _ in range(times)] for name, one in asked.items()}
+
+        found: dict[str, list[float]] = {}
+
+        async def main() -> None:
+            found.update(await measure_all())
+
+        clock.run(main(), loop)
+        return found
+
+
+def measure_simulated(degree: int, width: int, times: int) -> dict[str, dict[str, float]]:
+    """Return what each rule adds to the means of 100 nodes, as a multiple of their time; see above."""
+    world = Simulated(degree, width)
+
+    def added(name: str, seconds: Sequence[float], means: Sequence[float]) -> float:
+        replaced = 0 if isinstance(make_rule(name), OwnMerge) else 1
+        return statistics.median(taken / mean for taken, mean in zip(seconds, means, strict=True)) - replaced
+
+    taken: dict[str, list[float]] = {name: [] for name in (NONE, *RULES)}
+    works = {name: world.computed(name) for name in taken}
+    for _ in range(times + 1):
+        for name, work in works.items():
+            begun = time.perf_counter()
+            work()
+            taken[name].append(time.perf_counter() - begun)
+    computed = {name: added(name, taken[name][1:], taken[NONE][1:]) for name in RULES}
+    whole = world.merged([name for name in taken if name not in LOSSY], times)
+    merged = {name: added(name, found, whole[NONE]) for name, found in whole.items() if name != NONE}
+    return {"computed": computed, "merged": merged}
+
+
+def format_ratios(ratios: dict[str, float]) -> str:
+    """Return ratios as one line."""
+    return ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
 
 
 def main() -> int:
@@ -79,15 +208,19 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, as JSON")
     options = parser.parse_args()
-    sizes = [4_810, 100_000] if options.quick else [4_810, 100_000, 2_500_000]
+    times = 5 if options.quick else 21
     figures: dict[str, dict[str, float]] = {}
-    for size in sizes:
-        times = 5 if options.quick else 21
+    for size in [4_810, 100_000] if options.quick else [4_810, 100_000, 2_500_000]:
         figures[str(size)] = measured = measure(size, times)
-        shown = ", ".join(f"{name} {ratio:.2f} x the mean" for name, ratio in measured.items())
-        print(f"{size:,} values, {PEERS} peers: {shown}")
+        print(f"{size:,} values, {PEERS} peers: {format_ratios(measured)}")
         figures[f"{size} rules"] = rules = measure_rules(size, times)
-        print("  " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in rules.items()))
+        print(f"  {format_ratios(rules)}")
+    torch.set_num_threads(1)  # as in the simulator
+    for width, degree in [(480, 10)] if options.quick else [(480, 4), (480, 10), (480, 30), (480, 99), (9_999, 10)]:
+        size = 10 * (width + 1)
+        for kind, ratios in measure_simulated(degree, width, times).items():
+            figures[f"{size} {kind} by {NODES} nodes with {degree} peers"] = ratios
+            print(f"{NODES} nodes, {degree} peers, {size:,} values, {kind}: {format_ratios(ratios)}", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(figures))
     return 0

@@ -10,8 +10,8 @@ import numpy as np
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.prediction_mixing import PredictionMixer
-from p2pfl.queries import Combine, Evaluate, Loss, Mean, Query, R, Reweight, Split, Train
-from p2pfl.robust.candidates import Candidates, Combined
+from p2pfl.queries import Combine, Evaluate, Loss, Mean, Query, R, Split, Train
+from p2pfl.robust.candidates import Combined, combine
 from p2pfl.update_rules import Rule
 
 Answer = TypeVar("Answer", bound=Callable[..., Any])
@@ -67,13 +67,9 @@ class Learner:
     def _mean(self, query: Mean) -> Parameters:
         return weighted_mean(query.models, query.weights)
 
-    @answers(Reweight)
-    def _reweight(self, query: Reweight) -> np.ndarray:
-        return query.rule.reweight(Candidates(query.models, query.weights, query.losses))
-
     @answers(Combine)
     def _combine(self, query: Combine) -> Combined:
-        return query.rule.combine(Candidates(query.models, query.weights))
+        return combine(query.rule, query.models, query.weights, own=query.own, losses=query.losses)
 
     def train(
         self,

@@ -32,8 +32,8 @@ import numpy as np
 
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.prediction_mixing import PredictionMixer
-from p2pfl.queries import Combine, Loss, Mean, Query, R, Reweight, Split, Train
-from p2pfl.robust.candidates import Combined, MergeRule, Reweighting
+from p2pfl.queries import Combine, Loss, Mean, Query, R, Split, Train
+from p2pfl.robust.candidates import Combined, MergeRule
 from p2pfl.update_rules import Rule
 
 Stage = Literal["prepared", "trained", "merged"]
@@ -379,32 +379,20 @@ async def merge(me: Me, own: Parameters, updates: Sequence[Update], weights: Map
     """
     models = {update.sender: update.params for update in updates}
     models[me.id] = own
-    if me.rule is not None and any(weights[id] for id in models if id != me.id):
-        merged, weights = await _apply_rule(me, me.rule, models, weights)
-        if merged is not None:
-            return Merge(merged, weights)
     ids = sorted(models)
+    if me.rule is not None and any(weights[id] for id in models if id != me.id):
+        return await _merge_by_rule(me, me.rule, {id: models[id] for id in ids}, weights)
     return Merge(await me.mean([models[id] for id in ids], [weights[id] for id in ids]), weights)
 
 
-async def _apply_rule(
-    me: Me, rule: MergeRule, models: Mapping[str, Parameters], weights: Mapping[str, float]
-) -> tuple[Parameters | None, dict[str, float]]:
-    """Return the merge of a robust rule, or None if that is the mean by the new weights; and these weights.
-
-    Models without weight are left out.
-    """
-    ids = [me.id, *sorted(id for id in models if id != me.id and weights[id] > 0)]
-    stack, given = [models[id] for id in ids], [weights[id] for id in ids]
-    merged: Parameters | None = None
-    after: Sequence[float]
-    if isinstance(rule, Reweighting):
-        losses = await own_losses(me, stack) if rule.needs_losses else None
-        after = (await me.compute(Reweight(stack, given, rule, losses))).tolist()
-    else:
-        combined: Combined = await me.compute(Combine(stack, given, rule))
-        merged, after = combined
-    return merged, dict.fromkeys(models, 0.0) | dict(zip(ids, after, strict=True))
+async def _merge_by_rule(me: Me, rule: MergeRule, models: Mapping[str, Parameters], weights: Mapping[str, float]) -> Merge:
+    """Return the merge of models by a robust rule, in their order. Models of peers without weight are left out."""
+    ids = [id for id in models if id == me.id or weights[id] > 0]
+    stack = [models[id] for id in ids]
+    losses = await own_losses(me, stack) if rule.needs_losses else None
+    query = Combine(stack, [weights[id] for id in ids], rule, ids.index(me.id), losses)
+    combined: Combined = await me.compute(query)
+    return Merge(combined.params, dict.fromkeys(models, 0.0) | dict(zip(ids, combined.weights, strict=True)))
 
 
 async def own_losses(me: Me, models: Sequence[Parameters]) -> list[float]:

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from p2pfl.parameters import Parameters
 from p2pfl.prediction_mixing import PredictionMixer
 from p2pfl.private_parameters import PrivateParameters
-from p2pfl.robust.candidates import Combined, OwnMerge, Reweighting
+from p2pfl.robust.candidates import Combined, MergeRule
 from p2pfl.update_rules import Rule
 
 R = TypeVar("R")
@@ -125,28 +125,14 @@ class Mean(Query[Parameters], frozen=True, gc=False):
     weights: Sequence[float]
 
 
-class Reweight(Query[np.ndarray], frozen=True, gc=False):
-    """Return the weights of models after a robust rule, float64 [K]; see p2pfl.robust.candidates.
+class Combine(Query[Combined], frozen=True, gc=False):
+    """Return the merge of models under a robust rule; see `p2pfl.robust.candidates.combine`.
 
     Attributes:
-        models: the own model first.
+        models: K vectors of shape [P], in an order that does not depend on their arrival.
         weights: the policy's weights.
+        own: place of the node's own model.
         losses: of each model on the own data; None unless the rule needs them.
-    """
-
-    name: ClassVar[str] = "reweight"
-    needs_data: ClassVar[bool] = False
-
-    models: Sequence[Parameters]
-    weights: Sequence[float]
-    rule: Reweighting
-    losses: Sequence[float] | None = None
-
-
-class Combine(Query[Combined], frozen=True, gc=False):
-    """Return the merge of models by a robust rule with its own merge.
-
-    Attributes: see `Reweight`.
     """
 
     name: ClassVar[str] = "combine"
@@ -154,7 +140,9 @@ class Combine(Query[Combined], frozen=True, gc=False):
 
     models: Sequence[Parameters]
     weights: Sequence[float]
-    rule: OwnMerge
+    rule: MergeRule
+    own: int = 0
+    losses: Sequence[float] | None = None
 
 
 class Loss(Query[np.ndarray], frozen=True, gc=False):

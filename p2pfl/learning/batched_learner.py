@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,7 +28,9 @@ from p2pfl.learning.rule_gradients import plan, shared_values
 from p2pfl.learning.torch_learner import TorchLearner, module_seed, orders
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.parameters import Parameters, weighted_mean
-from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, R, Split, Train
+from p2pfl.queries import Combine, Evaluate, Loss, Mean, NodeQuery, R, Split, Train
+from p2pfl.robust.batches import Rows, combine_together
+from p2pfl.robust.candidates import Combined
 from p2pfl.update_rules import Scalarised
 
 CHUNK = 2**18  # values of inputs evaluated at once: 1 MiB, which fits into the cache
@@ -39,12 +40,14 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTran
 
 
 class SequentialLearner:
-    """Learners of any kind, by the index of their node, called one after another."""
+    """Learners of any kind, by the index of their node, called one after another. Robust merges are made together."""
 
     def __init__(self, learners: Sequence[Learner] | Mapping[int, Learner]) -> None:
         self._learners = learners
 
     def compute(self, jobs: Sequence[NodeQuery[R]]) -> list[R]:
+        if jobs[0].query.name == Combine.name:
+            return combine_all(jobs)
         return [self._learners[job.node].compute(job.query) for job in jobs]
 
 
@@ -84,10 +87,11 @@ class BatchedLearner:
             Mean.name: self._mean,
             Loss.name: self._losses,
             Evaluate.name: self._evaluate,
+            Combine.name: self._combine,
         }
 
     def compute(self, jobs: Sequence[NodeQuery[R]]) -> Sequence[R]:
-        """Return the answers to queries of one name. All but four names are computed one by one."""
+        """Return the answers to queries of one name. All but five names are computed one by one."""
         together = self._together.get(jobs[0].query.name)
         if together is None:
             return self._alone.compute(jobs)
@@ -178,18 +182,25 @@ class BatchedLearner:
         if len(queries) == 1 or len(models) * self._task.layout.size > LARGEST_MIX:
             return [weighted_mean(query.models, query.weights) for query in queries]
         array, rows = self._trained.select(models)
-        weights = np.array([weight for query in queries for weight in query.weights], np.float32)
-        starts = np.array([0, *accumulate([len(query.models) for query in queries])])
+        weights = np.array([weight for query in queries for weight in query.weights])
+        counts = np.array([len(query.models) for query in queries])
+        starts = np.cumsum(counts) - counts
+        return self._means_of(Rows(array, np.array(rows), weights, starts, counts, starts))
+
+    def _means_of(self, rows: Rows) -> Sequence[Parameters]:
+        """Return the means of merges as rows of one array."""
         mean = functional.embedding_bag(
-            torch.from_numpy(np.array(rows)),
-            torch.from_numpy(array),
-            torch.from_numpy(starts),
+            torch.from_numpy(rows.rows),
+            torch.from_numpy(rows.array),
+            torch.from_numpy(rows.starts),
             mode="sum",
-            per_sample_weights=torch.from_numpy(weights),
-            include_last_offset=True,
+            per_sample_weights=torch.from_numpy(rows.weights.astype(np.float32)),
         )
         self._means = RowCache(mean.numpy())
         return self._means.rows
+
+    def _combine(self, nodes: list[int], queries: list[Combine]) -> list[Combined]:
+        return combine_together(queries, self._trained.select, self._means_of)
 
     def _losses(self, nodes: list[int], queries: list[Loss]) -> list[np.ndarray]:
         results = [np.full(len(query.stack), np.nan) for query in queries]
@@ -239,6 +250,11 @@ class BatchedLearner:
             return vmap(self._task.figures)(outputs, y, self._weights[list(nodes)])
         losses = self._task.loss(outputs.flatten(0, 1), y.flatten(0, 1)).view(outputs.shape[:2])
         return {"loss": losses.mean(1), **{metric.name: metric.of_each(outputs, y) for metric in self._task.measures}}
+
+
+def combine_all(jobs: Sequence[NodeQuery[Any]]) -> list[Any]:
+    """Return the robust merges of many nodes; see p2pfl.robust.batches."""
+    return combine_together([cast(Combine, job.query) for job in jobs])
 
 
 def _common_task(learners: Sequence[TorchLearner]) -> TorchProblem:

@@ -41,13 +41,15 @@ class Ubar(Reweighting):
 
     def reweight(self, candidates: Candidates) -> np.ndarray:
         losses = _losses_of(candidates)
-        near = np.argsort(candidates.distances[1:], kind="stable")[: max(1, int(self.rho * candidates.peers))] + 1
-        accepted = near[losses[near] <= losses[0]]
-        if not len(accepted):
-            accepted = near[[np.argmin(losses[near])]]
+        nearest_first = np.argsort(candidates.distances[..., 1:], kind="stable") + 1
+        near = nearest_first[..., : max(1, int(self.rho * candidates.peers))]
+        found = np.take_along_axis(losses, near, -1)
+        accepted = found <= losses[..., :1]
+        accepted |= ~accepted.any(-1, keepdims=True) & (np.arange(near.shape[-1]) == found.argmin(-1, keepdims=True))
+        given = np.where(accepted, np.take_along_axis(candidates.weights, near, -1), 0.0)
         weights = np.zeros_like(candidates.weights)
-        weights[accepted] = (1 - self.alpha) * candidates.weights[accepted] / candidates.weights[accepted].sum()
-        weights[0] = self.alpha
+        np.put_along_axis(weights, near, (1 - self.alpha) * given / given.sum(-1, keepdims=True), -1)
+        weights[..., 0] = self.alpha
         return weights
 
 
@@ -70,10 +72,10 @@ class LossWeighted(Reweighting):
 
     def reweight(self, candidates: Candidates) -> np.ndarray:
         losses = _losses_of(candidates)
-        counted = candidates.weights > 0
-        better = np.minimum(losses[counted].min() - losses, 0.0)  # only a model without weight can be better
+        best = np.where(candidates.weights > 0, losses, inf).min(-1, keepdims=True)
+        better = np.minimum(best - losses, 0.0)  # only a model without weight can be better
         scores = candidates.weights * np.exp(better / self.temperature)
-        weights: np.ndarray = scores / scores.sum()
+        weights: np.ndarray = scores / scores.sum(-1, keepdims=True)
         return weights
 
 

@@ -10,14 +10,17 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from p2pfl.parameters import Parameters
+from p2pfl.parameters import Parameters, weighted_mean
 
 
 class Candidates:
-    """Models of one merge, the node's own first. A value: rules never write into it.
+    """Models of one merge, the node's own first; or of B merges with K models each. A value: rules never write into it.
+
+    The arrays of several merges have one more dimension in front, [B]. A rule works on the last dimensions, so that it
+    computes one merge and many with the same formula.
 
     Attributes:
-        models: K vectors, float32 [P] each; `models[0]` is the own model x_i, the others are x_j.
+        models: of one merge: K vectors, float32 [P] each; `models[0]` is the own model x_i, the others are x_j.
         weights: the policy's weights w, float64 [K], with the sum 1. Those of peers are greater than 0.
         losses: the loss of each model on the node's own data, float64 [K]; None unless the rule needs them.
     """
@@ -31,8 +34,8 @@ class Candidates:
 
     @property
     def peers(self) -> int:
-        """Number of peers' models, K - 1."""
-        return len(self.models) - 1
+        """Number of peers' models in a merge, K - 1."""
+        return int(self.weights.shape[-1]) - 1
 
     @cached_property
     def distances(self) -> np.ndarray:
@@ -56,14 +59,17 @@ class Candidates:
         Args:
             shares: float64 [K], with the sum 1.
         """
-        products = self.products
-        mixed = products @ shares
-        squares: np.ndarray = np.maximum(np.diagonal(products) - 2 * mixed + shares @ mixed, 0.0)
+        mixed = np.matmul(self.products, shares[..., None])[..., 0]
+        norms = np.diagonal(self.products, axis1=-2, axis2=-1)
+        squares: np.ndarray = np.maximum(norms - 2 * mixed + (shares * mixed).sum(-1, keepdims=True), 0.0)
         return squares
 
 
 class Combined(NamedTuple):
-    """Result of a rule with its own merge: the new parameters, and the mean weight of each model over coordinates."""
+    """Result of a merge under a rule: the new parameters, and the weight of each model.
+
+    A rule with its own merge reports the mean weight of a model over the coordinates.
+    """
 
     params: Parameters
     weights: Sequence[float]
@@ -80,19 +86,35 @@ class Reweighting:
     needs_losses: ClassVar[bool] = False
 
     def reweight(self, candidates: Candidates) -> np.ndarray:
-        """Return the new weights, float64 [K], with the sum 1. There is at least one peer."""
+        """Return the new weights, float64 [K], with the sum 1; [B, K] for several merges. There is at least one peer."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class OwnMerge:
-    """Base of rules that replace the weighted mean, such as the coordinate-wise ones."""
+    """Base of rules that replace the weighted mean, such as the coordinate-wise ones.
+
+    The own model is one of the models, at any place.
+    """
 
     needs_losses: ClassVar[bool] = False
 
     def combine(self, candidates: Candidates) -> Combined:
         """Return the merged model. There is at least one peer."""
         raise NotImplementedError
+
+    def combine_rows(self, array: np.ndarray, index: np.ndarray, weights: np.ndarray) -> list[Combined]:
+        """Return the results of B merges of K models each.
+
+        Args:
+            array: models as rows, float32 [M, P].
+            index: the rows of each merge, int [B, K].
+            weights: the policy's weights, float64 [B, K].
+        """
+        return [
+            self.combine(Candidates([array[row] for row in rows], given))
+            for rows, given in zip(index.tolist(), weights.tolist(), strict=True)
+        ]
 
     def bounds(self, models: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the lowest and highest value of each coordinate that the rule lets through, [P] each.
@@ -104,6 +126,36 @@ class OwnMerge:
 
 
 MergeRule = Reweighting | OwnMerge
+
+
+def combine(
+    rule: MergeRule,
+    models: Sequence[Parameters],
+    weights: Sequence[float],
+    *,
+    own: int = 0,
+    losses: Sequence[float] | None = None,
+) -> Combined:
+    """Return the merge of a node's own model with those of peers under a rule, and their weights.
+
+    Args:
+        models: K vectors, float32 [P].
+        weights: the policy's weights, with the sum 1; those of peers are greater than 0.
+        own: place of the own model.
+        losses: of each model on the node's own data; None unless the rule needs them.
+    """
+    if isinstance(rule, OwnMerge):
+        return rule.combine(Candidates(models, weights))
+    order = [own, *range(own), *range(own + 1, len(models))]
+    candidates = Candidates(
+        [models[k] for k in order],
+        [weights[k] for k in order],
+        None if losses is None else [losses[k] for k in order],
+    )
+    after = [0.0] * len(order)
+    for place, weight in zip(order, rule.reweight(candidates).tolist(), strict=True):
+        after[place] = weight
+    return Combined(weighted_mean(models, after), after)
 
 
 def distances_from(own: Parameters, models: Sequence[Parameters]) -> list[float]:

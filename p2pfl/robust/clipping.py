@@ -32,8 +32,10 @@ class ScClip(Reweighting):
             raise ValueError(f"rank must be 1 or more, got {self.rank}")
 
     def reweight(self, candidates: Candidates) -> np.ndarray:
-        far = np.sort(candidates.distances[1:])
-        return _clip_weights(candidates, self.tau or float(far[max(len(far) - self.rank, 0)]))
+        if self.tau:
+            return _clip_weights(candidates, np.array(self.tau))
+        nearest_first = np.sort(candidates.distances[..., 1:])
+        return _clip_weights(candidates, nearest_first[..., max(candidates.peers - self.rank, 0), None])
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,17 @@ class CsPlus(Reweighting):
         check_share(self.share)
 
     def reweight(self, candidates: Candidates) -> np.ndarray:
-        far, weights = candidates.distances[1:], candidates.weights[1:]
+        far, weights = candidates.distances[..., 1:], candidates.weights[..., 1:]
         farthest_first = np.argsort(-far, kind="stable")
-        total = np.cumsum(weights[farthest_first])
-        last = int(np.searchsorted(total, (2 * self.share - 1e-9) * total[-1]))
-        return _clip_weights(candidates, float(far[farthest_first[last]]))
+        total = np.cumsum(np.take_along_axis(weights, farthest_first, axis=-1), axis=-1)
+        last = np.sum(total < (2 * self.share - 1e-9) * total[..., -1:], axis=-1, keepdims=True)
+        return _clip_weights(candidates, np.take_along_axis(far, np.take_along_axis(farthest_first, last, -1), -1))
 
 
-def _clip_weights(candidates: Candidates, tau: float) -> np.ndarray:
+def _clip_weights(candidates: Candidates, tau: np.ndarray) -> np.ndarray:
     """Return the weights w_j min(1, tau / d_j); the own model gets the rest."""
     far = candidates.distances
     factors = np.divide(tau, far, out=np.ones_like(far), where=far > tau)
     weights: np.ndarray = candidates.weights * factors
-    weights[0] = candidates.weights.sum() - weights[1:].sum()
+    weights[..., 0] = candidates.weights.sum(-1) - weights[..., 1:].sum(-1)
     return weights

@@ -36,5 +36,5 @@ class Rfa(Reweighting):
         shares = candidates.weights
         for _ in range(self.steps):
             betas = candidates.weights / np.maximum(np.sqrt(candidates.squares_from(shares)), self.nu)
-            shares = betas / betas.sum()
+            shares = betas / betas.sum(-1, keepdims=True)
         return shares

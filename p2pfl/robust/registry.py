@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from p2pfl.config.binding import build, split_name
@@ -45,12 +46,18 @@ def split_robust(robust: Robust) -> tuple[str, dict[str, Any]]:
 
 
 def make_rule(robust: Robust) -> MergeRule | None:
-    """Return the rule that changes merges; None for `none` and `median-clip`.
+    """Return the rule that changes merges, the same object for equal values; None for `none` and `median-clip`.
 
     Raises:
         ConfigurationError: the name is unknown, or the rule does not take an option.
     """
     name, options = split_robust(robust)
+    return _make_rule(name, json.dumps(options, sort_keys=True, default=str))
+
+
+@lru_cache(maxsize=64)
+def _make_rule(name: str, described: str) -> MergeRule | None:
+    options = json.loads(described)
     if name in (NONE, MEDIAN_CLIP):
         if options:
             raise ConfigurationError(f"robust: {name} has no options, got {', '.join(options)}")

@@ -18,8 +18,10 @@ class Nna(Counting, Reweighting):
     """
 
     def reweight(self, candidates: Candidates) -> np.ndarray:
-        kept = np.argsort(candidates.distances[1:], kind="stable") + 1
-        return only(candidates, [0, *kept[: candidates.peers - self.attackers_among(candidates.peers)]])
+        nearest_first = np.argsort(candidates.distances[..., 1:], kind="stable") + 1
+        kept = marked(candidates, nearest_first[..., : candidates.peers - self.attackers_among(candidates.peers)])
+        kept[..., 0] = True
+        return only(candidates, kept)
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,11 @@ class Ios(Counting, Reweighting):
     """
 
     def reweight(self, candidates: Candidates) -> np.ndarray:
-        left = list(range(len(candidates.models)))
+        left = np.ones(candidates.weights.shape, bool)
         for _ in range(self.attackers_among(candidates.peers)):
-            squares = candidates.squares_from(only(candidates, left))
-            left.remove(max(left[1:], key=lambda j: squares[j]))
+            squares = np.where(left, candidates.squares_from(only(candidates, left)), -1.0)
+            farthest = np.argmax(squares[..., 1:], axis=-1, keepdims=True) + 1
+            np.put_along_axis(left, farthest, False, axis=-1)
         return only(candidates, left)
 
 
@@ -59,22 +62,37 @@ class Krum(Counting, Reweighting):
             raise ValueError(f"selected must be 1 or more, or 0 for all but the assumed attackers, got {self.selected}")
 
     def reweight(self, candidates: Candidates) -> np.ndarray:
-        n = len(candidates.models)
-        good = n - self.attackers_among(candidates.peers)
+        good = candidates.peers + 1 - self.attackers_among(candidates.peers)
         products = candidates.products
-        norms = np.diagonal(products)
-        squares = np.maximum(norms[:, None] + norms - 2 * products, 0.0)
-        np.fill_diagonal(squares, 0.0)
-        scores = np.sort(squares, axis=1)[:, 1:good].sum(axis=1)
-        return only(candidates, np.argsort(scores, kind="stable")[: self.selected or good])
+        norms = np.diagonal(products, axis1=-2, axis2=-1)
+        squares = np.maximum(norms[..., :, None] + norms[..., None, :] - 2 * products, 0.0)
+        each = np.arange(candidates.peers + 1)
+        squares[..., each, each] = 0.0
+        scores = np.sort(squares)[..., 1:good].sum(-1)
+        return only(candidates, marked(candidates, np.argsort(scores, kind="stable")[..., : self.selected or good]))
 
 
-def only(candidates: Candidates, kept: np.ndarray | list[int]) -> np.ndarray:
-    """Return the weights of the kept models, scaled to the sum 1; equal weights if theirs are all 0."""
-    weights = np.zeros_like(candidates.weights)
-    weights[kept] = candidates.weights[kept]
-    if not (total := weights.sum()):
-        weights[kept] = 1.0
-        total = weights.sum()
+def marked(candidates: Candidates, places: np.ndarray) -> np.ndarray:
+    """Return which models of a merge are at some places, bool [K].
+
+    Args:
+        places: of the models, [n].
+    """
+    kept = np.zeros(candidates.weights.shape, bool)
+    np.put_along_axis(kept, places, True, axis=-1)
+    return kept
+
+
+def only(candidates: Candidates, kept: np.ndarray) -> np.ndarray:
+    """Return the weights of the kept models, scaled to the sum 1; equal weights if theirs are all 0.
+
+    Args:
+        kept: bool [K].
+    """
+    weights = np.where(kept, candidates.weights, 0.0)
+    total = weights.sum(-1, keepdims=True)
+    if not total.all():
+        weights = np.where(total == 0, kept.astype(np.float64), weights)
+        total = weights.sum(-1, keepdims=True)
     shares: np.ndarray = weights / total
     return shares

@@ -1,0 +1,161 @@
+"""Robust merges of many nodes at once: the results of single merges."""
+
+import numpy as np
+import pytest
+
+from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
+from p2pfl.queries import Combine, NodeQuery, Train
+from p2pfl.random_streams import RandomStreams
+from p2pfl.robust import batches
+from p2pfl.robust.batches import combine_together
+from p2pfl.robust.candidates import Candidates, combine
+from p2pfl.robust.coordinate_wise import comparators, trimmed_means
+from p2pfl.robust.registry import RULES, make_rule
+from p2pfl.task import Part, make_task
+
+COORDINATE_WISE = ("median", "trimmed")
+
+
+def neighbourhoods(rng, models, nodes, most):
+    """Return queries of nodes with 1 to `most` peers, unequal weights, and their own models at different places."""
+
+    def merge_of(k, rule):
+        others = rng.choice([j for j in range(len(models)) if j != k], rng.integers(1, most + 1), replace=False)
+        ids = sorted([k, *others])
+        weights = rng.random(len(ids)) + 0.1
+        losses = rng.random(len(ids)).tolist()
+        return Combine([models[j] for j in ids], (weights / weights.sum()).tolist(), rule, ids.index(k), losses)
+
+    return lambda rule: [merge_of(k, rule) for k in range(nodes)]
+
+
+def alone(query):
+    return combine(query.rule, query.models, query.weights, own=query.own, losses=query.losses)
+
+
+def check(queries, exact=False, tolerance=2e-5):
+    for query, found in zip(queries, combine_together(queries), strict=True):
+        expected = alone(query)
+        if exact:
+            assert (found.params == expected.params).all()
+            assert found.weights == expected.weights
+        np.testing.assert_allclose(found.weights, expected.weights, atol=tolerance)
+        scale = max(np.abs(model).max() for model, weight in zip(query.models, expected.weights, strict=True) if weight)
+        np.testing.assert_allclose(found.params, expected.params, atol=tolerance * scale)
+
+
+@pytest.fixture(params=["products", "pairs", "sorted pairs"])
+def way(request, monkeypatch):
+    """Compute inner products in each of the three ways."""
+    monkeypatch.setattr(batches, "PAIRS", 1000 if request.param == "products" else 0)
+    monkeypatch.setattr(batches, "TABLE", 0 if request.param == "sorted pairs" else 2**22)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_merges_together_equal_single_merges(name, way):
+    rng = np.random.default_rng(5)
+    models = list((rng.normal(3.0, 1.0, 40) + 0.2 * rng.normal(size=(30, 40))).astype(np.float32))
+    check(neighbourhoods(rng, models, 30, 8)(make_rule(name)), exact=name in COORDINATE_WISE)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_merges_together_keep_digits(name):
+    rng = np.random.default_rng(6)
+    near, far = rng.normal(size=(2, 40)).astype(np.float32)
+    models = [near + (k % 2) * 1000 * far + rng.normal(0, 1e-2, 40).astype(np.float32) for k in range(12)]
+    models[3] = np.full(40, 1e30, np.float32)  # its squared norm is not finite
+    models[5] = models[7].copy()
+    check(neighbourhoods(rng, models, 12, 5)(make_rule(name)), exact=name in COORDINATE_WISE, tolerance=1e-4)
+
+
+def test_merges_too_large_for_memory_are_divided(monkeypatch):
+    rng = np.random.default_rng(7)
+    models = list(rng.normal(size=(10, 20)).astype(np.float32))
+    queries = neighbourhoods(rng, models, 10, 4)(make_rule("cs+"))
+    monkeypatch.setattr(batches, "MOST_VALUES", 120)
+    check(queries)
+
+
+@pytest.mark.parametrize("name", ["cs+", "krum", "median"])
+def test_merges_ignore_models_of_other_nodes(name):
+    rng = np.random.default_rng(9)
+    array = rng.normal(size=(50, 20)).astype(np.float32)
+    array[10:] = np.nan
+    models = list(array)
+    queries = [Combine(models[:5], [0.2] * 5, make_rule(name), k) for k in range(5)]
+
+    def select(chosen):
+        return array, [next(k for k, model in enumerate(models) if model is one) for one in chosen]
+
+    for query, found in zip(queries, combine_together(queries, select), strict=True):
+        np.testing.assert_allclose(found.params, alone(query).params, rtol=1e-5, atol=1e-5)
+
+
+def test_full_graph_is_merged_once():
+    models = list(np.random.default_rng(8).normal(size=(9, 20)).astype(np.float32))
+    queries = [Combine(models, [1 / 9] * 9, make_rule("median"), k) for k in range(9)]
+    found = combine_together(queries)
+    assert all(one.params is found[0].params for one in found)
+    check(queries, exact=True)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_learners_of_many_nodes_merge_like_one(stacked):
+    tasks = [make_task("concept-shift", {}, Part(k, 4), 0) for k in range(4)]
+    learners = [task.learner(RandomStreams(0, f"n{k}"), "cpu") for k, task in enumerate(tasks)]
+    backend = BatchedLearner(learners) if stacked else SequentialLearner(learners)
+    start = tasks[0].initial(0)
+    trained = backend.compute([NodeQuery(k, Train(start, 1)) for k in range(4)])
+    queries = [Combine(trained, [0.25] * 4, make_rule("nna"), k) for k in range(4)]
+    found = backend.compute([NodeQuery(k, query) for k, query in enumerate(queries)])
+    for learner, query, merged in zip(learners, queries, found, strict=True):
+        np.testing.assert_allclose(merged.params, learner.compute(query).params, rtol=1e-5, atol=1e-6)
+
+
+# Coordinate-wise rules
+
+
+@pytest.mark.parametrize("k", range(1, 10))
+def test_comparators_sort_the_middle(k):
+    for cut in range((k + 1) // 2):
+        values = np.array([[number >> place & 1 for place in range(k)] for number in range(2**k)])  # 0-1 principle
+        ordered = values.copy()
+        for low, high, keeps_low, keeps_high in comparators(k, cut):
+            lower, higher = ordered[:, [low, high]].min(axis=1), ordered[:, [low, high]].max(axis=1)
+            ordered[:, low] = lower if keeps_low else -1
+            ordered[:, high] = higher if keeps_high else -1
+        assert (ordered[:, cut : k - cut] == np.sort(values, axis=1)[:, cut : k - cut]).all()
+
+
+def by_sorting(values, weights, cut):
+    """Return the weighted trimmed mean of one coordinate without ties."""
+    kept = np.argsort(values)[cut : len(values) - cut]
+    return weights[kept] @ values[kept] / weights[kept].sum(), kept
+
+
+@pytest.mark.parametrize(("k", "cut"), [(2, 0), (5, 1), (6, 2), (11, 2), (11, 5)])
+def test_trimmed_mean_weights_kept_values(k, cut):
+    rng = np.random.default_rng(k)
+    models, weights = rng.normal(size=(k, 50)).astype(np.float32), rng.random(k)
+    (found,) = trimmed_means(models, np.arange(k)[None], weights[None], cut)
+    columns = [by_sorting(models[:, column].astype(np.float64), weights, cut) for column in range(50)]
+    np.testing.assert_allclose(found.params, [mean for mean, _ in columns], rtol=1e-5, atol=1e-6)
+    used = np.zeros(k)
+    for _, kept in columns:
+        used[kept] += weights[kept] / weights[kept].sum() / 50
+    np.testing.assert_allclose(found.weights, used, rtol=1e-5, atol=1e-6)
+
+
+def test_trimmed_mean_shares_places_of_equal_values():
+    models = np.array([[1, 2, 7], [1, 2, 7], [2, 2, 7], [3, 2, 8], [4, 2, 9]], np.float32)
+    (found,) = trimmed_means(models, np.arange(5)[None], np.ones((1, 5)), 1)
+    assert found.params.tolist() == pytest.approx([2.0, 2.0, 22 / 3])
+    first, second, third = [1 / 2, 1 / 2, 1, 1, 0], [3 / 5] * 5, [2 / 3, 2 / 3, 2 / 3, 1, 0]
+    assert found.weights == pytest.approx(np.mean([first, second, third], axis=0) / 3)
+
+
+def test_trimmed_mean_without_weight_takes_equal_ones():
+    models = np.array([[0.0], [1.0], [2.0], [9.0]], np.float32)
+    found = make_rule({"name": "trimmed", "attackers": 1}).combine(Candidates(models, [0.5, 0.0, 0.0, 0.5]))
+    assert found.params.tolist() == [1.5]
+    assert found.weights == [0.0, 0.5, 0.5, 0.0]
