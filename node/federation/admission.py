@@ -26,14 +26,14 @@ from p2pfl.node.federation.membership_file import (
 )
 from p2pfl.node.folder import config
 from p2pfl.node.folder.config import NodeConfig
-from p2pfl.node.folder.earlier_training import set_checkpoints_aside
+from p2pfl.node.folder.earlier_training import STOP_FIRST, set_checkpoints_aside
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.entries import Role
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Joined, Request, decode_admission, encode_admission
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.system.atomic_files import is_folder_locked, replace_file, sync_folder
+from p2pfl.system.atomic_files import is_folder_locked, lock_folder, replace_file, sync_folder
 from p2pfl.system.disk import PRIVATE
 
 
@@ -60,13 +60,13 @@ def create_federation(folder: Path, tables: Mapping[str, Any], backup: Path, pas
         passphrase: encrypts the key and its copy.
 
     Raises:
-        ConfigurationError: the node belongs to a federation already, the copy would overwrite a file, the passphrase is
-            too short, or a file cannot be written.
+        ConfigurationError: the node runs or belongs to a federation already, the copy would overwrite a file, the
+            passphrase is too short, or a file cannot be written.
     """
     name = config.load(folder).name
     if (folder / FEDERATION).exists():
         raise ConfigurationError(f"{folder} belongs to a federation already; create another node with p2pfl-node init")
-    with as_configuration():
+    with lock_folder(folder, STOP_FIRST), as_configuration():
         own = Identity.load(folder / config.KEY)
         admission = admission_key.create(folder, backup, passphrase)
         try:

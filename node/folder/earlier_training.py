@@ -9,6 +9,7 @@ from p2pfl.node.folder.config import CHECKPOINT
 from p2pfl.system.atomic_files import sync_folder
 
 EARLIER = f"{CHECKPOINT}.earlier"
+STOP_FIRST = "runs this node; stop it first"  # what holds the lock of a folder whose federation is to change
 
 
 def set_checkpoints_aside(folder: Path) -> bool:

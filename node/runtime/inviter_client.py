@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import NamedTuple
@@ -21,6 +23,8 @@ from p2pfl.system.printable import printable
 
 ANSWERING = 20.0  # seconds for the answer
 PAUSE = 2.0  # seconds until a busy node is asked again
+PAUSES = 0.5, 1.0, 2.0, 4.0, 4.0, 4.0  # seconds between attempts to reach a node that does not listen yet
+NOT_CLOSED = socket.gaierror, ssl.SSLError  # a name that does not exist, and a port of another program
 
 
 class Way(NamedTuple):
@@ -115,17 +119,36 @@ class InviterClient:
 
     Args:
         name: name of the newcomer.
+        notify: called with a sentence if the node does not listen yet, and is dialled again.
+        pauses: seconds before each further attempt to reach it; PAUSES if None.
+        sleep: waits so many seconds.
     """
 
-    def __init__(self, invitation: Invitation, identity: Identity, name: str) -> None:
+    def __init__(
+        self,
+        invitation: Invitation,
+        identity: Identity,
+        name: str,
+        *,
+        notify: Callable[[str], None] = lambda text: None,
+        pauses: Sequence[float] | None = None,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
         self._invitation = invitation
         self._identity = identity
         self._access = _OnlyInviter(invitation)
         self._request = encode_join(Join(invitation.secret, name))
+        self._notify = notify
+        self._pauses = PAUSES if pauses is None else pauses
+        self._sleep = sleep
         self._problems: list[str] = []
+        self._closed = False  # whether the machine of the inviting node has answered, but the port was closed
 
     async def ask(self, *groups: Sequence[Way]) -> tuple[Joined, Way]:
         """Ask to join over the first way that works; return the answer and that way.
+
+        A node that was started just now listens after some seconds. If its port is closed, it is dialled again. Through a
+        broker this is not necessary, because a dial waits for the node.
 
         Args:
             groups: ways that are tried at the same time; those of a later group only if no earlier one works.
@@ -133,6 +156,29 @@ class InviterClient:
         Raises:
             ConfigurationError: the inviting node refuses.
             TransportError: it cannot be reached.
+            FederationError: its answer is invalid.
+        """
+        if (found := await self._ask_over(groups)) is not None:
+            return found
+        through_broker = any(way.broker is not None for ways in groups for way in ways)
+        for number, pause in enumerate(() if through_broker else self._pauses):
+            if not self._closed:
+                break
+            if not number:
+                addresses = ", ".join(self._invitation.addresses)
+                self._notify(f"waiting for the inviting node to listen at {addresses}, at most {sum(self._pauses):g} s")
+            await self._sleep(pause)
+            self._problems, self._closed = [], False
+            if (found := await self._ask_over(groups)) is not None:
+                return found
+        problems = "; ".join(dict.fromkeys(self._problems))
+        raise TransportError(f"the inviting node is not reachable; it must run when you join ({problems})")
+
+    async def _ask_over(self, groups: Sequence[Sequence[Way]]) -> tuple[Joined, Way] | None:
+        """Ask over each group of ways until one works; return None if none does.
+
+        Raises:
+            ConfigurationError: the inviting node refuses.
             FederationError: its answer is invalid.
         """
         for ways in groups:
@@ -147,8 +193,7 @@ class InviterClient:
                         await asyncio.sleep(PAUSE)
             except TimeoutError:
                 self._problems.append(f"no answer within {ANSWERING:g} s")
-        problems = "; ".join(dict.fromkeys(self._problems))
-        raise TransportError(f"the inviting node is not reachable; it must run when you join ({problems})")
+        return None
 
     async def _ask_once(self, ways: Sequence[Way]) -> tuple[Joined | JoinRefused, Way] | None:
         """Dial over all ways, and ask over the first that works; return None if none does."""
@@ -162,6 +207,7 @@ class InviterClient:
                         return decode_answer(await waiter.answer), way
                     except (TransportError, AddressError, ConfigurationError) as error:
                         self._problems.append(str(error))
+                        self._closed |= isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, NOT_CLOSED)
             finally:
                 for each in attempts:
                     each.cancel()

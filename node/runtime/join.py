@@ -11,12 +11,14 @@ from p2pfl.node.federation import admission
 from p2pfl.node.federation.agreement import Approve, approve_all
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config, config_edit
-from p2pfl.node.folder.earlier_training import watch_checkpoints
+from p2pfl.node.folder.config import NodeConfig
+from p2pfl.node.folder.earlier_training import STOP_FIRST, watch_checkpoints
 from p2pfl.node.runtime.inviter_client import InviterClient, ways_to
 from p2pfl.protocols.broker_address import BrokerAddress
 from p2pfl.protocols.errors import AddressError, FederationError, IdentityError, TransportError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import INVITATION, Invitation
+from p2pfl.system.atomic_files import lock_folder
 
 
 def join(
@@ -28,16 +30,22 @@ def join(
 
     Args:
         approve: called before anything is saved.
-        notify: called with a sentence about the broker, and one about earlier training.
+        notify: called with sentences about waiting for the inviting node, the broker, and earlier training.
 
     Raises:
-        ConfigurationError: the token is wrong or for a node of another name, no node answers, or the inviting node
-            refuses. Also if the federation names another task or policy than this node's configuration, sets options
-            that are the node's own, or is not approved.
+        ConfigurationError: the node runs, the token is wrong or for a node of another name, no node answers, or the
+            inviting node refuses. Also if the federation names another task or policy than this node's configuration,
+            sets options that are the node's own, or is not approved.
     """
     own = config.load(folder)
     if load_federation(folder) is not None:
         raise ConfigurationError(f"{folder} belongs to a federation already; create another node with p2pfl-node init")
+    with lock_folder(folder, STOP_FIRST):
+        return _join(folder, own, token, approve, notify)
+
+
+def _join(folder: Path, own: NodeConfig, token: str, approve: Approve, notify: Callable[[str], None]) -> str:
+    """Become a member with the folder locked: a running node would write a checkpoint of its own training."""
     say_earlier = watch_checkpoints(folder, notify)
     try:
         identity = Identity.load(folder / config.KEY)
@@ -50,7 +58,7 @@ def join(
             raise ConfigurationError(
                 f"the token is for a node named {invitation.member}, but name in {folder / config.CONFIG} is {own.name}"
             )
-        client = InviterClient(invitation, identity, own.name)
+        client = InviterClient(invitation, identity, own.name, notify=notify)
         joined, way = asyncio.run(client.ask(*ways_to(invitation, own.broker)))
         name = admission.accept(folder, joined, invitation, own, identity.public, approve=approve)
     except (FederationError, IdentityError, TransportError, AddressError) as error:

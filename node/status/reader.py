@@ -18,6 +18,7 @@ from p2pfl.node.status import status_socket
 from p2pfl.system.atomic_files import is_folder_locked
 
 RUNNING = ("starting", "running", "serving")  # states of a node whose process runs
+ENDED = ("finished", "stopped", "gone")  # states of a node whose process has ended without an error of its own
 
 
 def current(folder: Path, wall: Callable[[], float] = time.time) -> dict[str, Any] | None:
@@ -39,20 +40,31 @@ def current(folder: Path, wall: Callable[[], float] = time.time) -> dict[str, An
     status = read(folder / STATUS)
     if status is None and running:
         return {"state": "starting", "pid": 0, "history": []}
-    if not running and (reason := _revocation(folder)):
-        status = {"pid": 0, "history": [], **(status or {}), "state": "revoked", "reason": reason}
+    if not running:
+        status = _with_membership(folder, status)
     if status is not None and isinstance(status.get("updated"), int | float):
         status["age"] = max(0.0, wall() - status["updated"])  # the clock may have been set back
     return status
 
 
-def _revocation(folder: Path) -> str:
-    """Return how the membership of a folder's node ended; "" if it did not end."""
+def _with_membership(folder: Path, status: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the status of a node that does not run, with what has happened to its membership since then."""
     try:
         membership, key = load_federation(folder), own_key(folder)
     except ConfigurationError:  # other commands report it
-        return ""
-    return describe_refusal(membership, key) if membership is not None and membership.end_of(key) is not None else ""
+        return status
+    if membership is None:
+        return status
+    if membership.end_of(key) is not None:
+        reason = describe_refusal(membership, key)
+        return {"pid": 0, "history": [], **(status or {}), "state": "revoked", "reason": reason}
+    federation = membership.federation.hex()
+    ended = status is not None and status["state"] in ENDED and not status.get("reason")
+    if status is None or not ended or status.get("federation_id") == federation:
+        return status
+    facts: dict[str, Any] = {"federation": membership.file.name, "federation_id": federation, "rounds": membership.rounds}
+    facts |= {"name": status.get("name", ""), "round": 0, "earlier_rounds": status.get("round", 0)}
+    return facts | {"state": "joined", "pid": 0, "history": []}
 
 
 def read(path: Path) -> dict[str, Any] | None:

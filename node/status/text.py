@@ -18,7 +18,7 @@ Row = tuple[str, str]  # a label and its text
 
 def describe(state: Mapping[str, Any]) -> list[str]:
     """Return a node's status as lines: its state, facts with labels, and a table of its peers."""
-    parts = (_age, _problems, _federation, _election, _figures, _traffic, _counts)
+    parts = (_age, _problems, _earlier, _federation, _election, _figures, _traffic, _counts)
     rows = [row for part in parts for row in part(state)]
     width = max((len(label) for label, _ in rows), default=0)
     lines = [f"{state.get('name') or 'this node'}: {headline(state)}"]
@@ -67,6 +67,13 @@ def _problems(state: Mapping[str, Any]) -> Iterator[Row]:
         yield "saved", f"round {state['round']} is in memory, round {state['stored']} is on the disk"
     if state.get("broker"):
         yield "broker", state["broker"]
+
+
+def _earlier(state: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the rounds of a node that has not run since it entered its federation."""
+    if state.get("earlier_rounds"):
+        number = plural(state["earlier_rounds"], "round")
+        yield "earlier", f"{number} before it joined, which do not count; p2pfl-node run starts with round 1"
 
 
 def _federation(state: Mapping[str, Any]) -> Iterator[Row]:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import dataclasses
+import json
 import os
 import shutil
 import stat
@@ -13,6 +14,7 @@ from functools import partial
 import pytest
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.cli.main import main
 from p2pfl.node.federation import admission, admission_key, agreement, invitations, loading
 from p2pfl.node.federation.invitation_service import RECOVERY, REFUSALS, InvitationService
 from p2pfl.node.federation.invitations import INVITATIONS
@@ -22,6 +24,8 @@ from p2pfl.node.folder import config
 from p2pfl.node.peering.newcomers import JoinReply
 from p2pfl.node.runtime import inviter_client
 from p2pfl.node.runtime import join as joining
+from p2pfl.node.status import reader
+from p2pfl.node.status.event_text import federation_title
 from p2pfl.protocols.identity import Identity, Verifier
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, decode_answer, encode_join
@@ -161,7 +165,7 @@ def test_create_federation_writes_backup_as_key_file(home):
 def test_create_federation_without_backup_writes_nothing(tmp_path, digits):
     folder = tmp_path / "alice"
     config.create(folder, "alice")
-    before = sorted(folder.iterdir())
+    before = list(folder.iterdir())
     tables = agreement.draft("home", config.load(folder), digits)
     (tmp_path / "precious").write_text("precious")
     for backup, why in ((tmp_path / "precious", "exists"), (tmp_path / "none" / "backup.pem", "No such file")):
@@ -171,7 +175,7 @@ def test_create_federation_without_backup_writes_nothing(tmp_path, digits):
         admission.create_federation(folder, tables | {"name": "h o m e"}, tmp_path / "backup.pem")
     assert (tmp_path / "precious").read_text() == "precious"
     assert not (tmp_path / "backup.pem").exists()
-    assert sorted(folder.iterdir()) == before
+    assert {*folder.iterdir()} == {*before, folder / "lock"}
     admission.create_federation(folder, tables, tmp_path / "backup.pem")
 
 
@@ -738,6 +742,35 @@ def test_join_sets_earlier_checkpoints_aside(home):
     joining.join(bob, home.bundle(bob), notify=said.append)
     assert checkpoints(bob) == {"checkpoint.earlier": "checkpoint"}
     assert ["starts the federation with round 1" in text for text in said] == [True]
+
+
+def test_status_after_joining_says_that_earlier_rounds_do_not_count(home, capsys):
+    bob = home.node("bob")
+    alone = {"state": "finished", "pid": 1, "round": 9, "rounds": 9, "metric": "accuracy"}
+    (bob / config.STATUS).write_text(json.dumps(alone | {"history": [{"round": 9, "test": 0.5}], "name": "bob"}))
+    (bob / "checkpoint").write_text("round 9")
+    joining.join(bob, home.bundle(bob))
+    assert main(["status", str(bob)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"bob: joined, round 0 of {home.file.tables['rounds']}",
+        "  earlier     9 rounds before it joined, which do not count; p2pfl-node run starts with round 1",
+        f"  federation  {federation_title('home', home.file.id.hex())}",
+    ]
+    failed = {"state": "failed", "reason": "no data", "pid": 1, "history": []}
+    (bob / config.STATUS).write_text(json.dumps(failed))
+    assert reader.current(bob)["state"] == "failed"
+
+
+def test_running_node_cannot_change_its_federation(home, tmp_path):
+    bob, backup = home.node("bob"), tmp_path / "bob-key.backup"
+    bundle = home.bundle(bob)
+    with lock_folder(bob):
+        for change in (lambda: joining.join(bob, bundle), lambda: admission.create_federation(bob, {}, backup)):
+            with pytest.raises(ConfigurationError) as refused:
+                change()
+            assert str(refused.value) == f"{bob} is in use: another process runs this node; stop it first"
+    assert not backup.exists()
+    assert joining.join(bob, bundle) == "home"
 
 
 def test_join_with_new_key_keeps_checkpoints(home):

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import ssl
 import threading
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from hashlib import sha256
 from socket import create_server
 
@@ -15,7 +15,9 @@ from p2pfl.node.federation import invitations
 from p2pfl.node.folder import config
 from p2pfl.node.runtime.invite import addresses
 from p2pfl.node.runtime.inviter_client import InviterClient, ways_to
+from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.membership.invitation import Invitation
+from p2pfl.protocols.transports import tls
 from tests.support.brokers import free_port, make_certificate
 from tests.support.fortress import folders, honest, somebody
 
@@ -133,6 +135,62 @@ def test_token_directs_no_account_to_another_broker():
     assert ways("mqtt://bob:x@evil:1883") == ([], ["mqtt://evil:1883"])
     own = "mqtts://bob:geheim@h:8883"
     assert ways("mqtt://bob@evil:1883", own=own) == ([], [own, "mqtt://evil:1883"])
+
+
+def waiting_client(token, pauses, listen):
+    """Return a client whose pauses call a function instead of taking time, and what it tells the user."""
+    said, slept = [], []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 2:
+            await listen()
+
+    return InviterClient(token, somebody(), "eve", notify=said.append, pauses=pauses, sleep=sleep), said, slept
+
+
+def test_client_waits_for_inviter_that_does_not_listen_yet(tmp_path):
+    alice_folder = folders(tmp_path, "alice", "carol")["alice"]
+
+    async def main():
+        async with AsyncExitStack() as running:
+            address = config.load(alice_folder).listen
+            token = invitations.invite(alice_folder, "eve", [address], "participant", 10, now=1e9, booted=1e9)
+
+            async def listen():
+                await running.enter_async_context(honest(alice_folder))
+
+            client, said, slept = waiting_client(token, (1, 2, 4), listen)
+            _, way = await client.ask(*ways_to(token, ""))
+            assert way.address == address
+            assert said == [f"waiting for the inviting node to listen at {address}, at most 7 s"]
+            assert slept == [1, 2]
+
+    asyncio.run(main())
+
+
+def test_client_gives_up_after_its_pauses(tmp_path):
+    alice_folder = folders(tmp_path, "alice", "carol")["alice"]
+    address = config.load(alice_folder).listen
+    token = invitations.invite(alice_folder, "eve", [address], "participant", 10, now=1e9, booted=1e9)
+    client, _, slept = waiting_client(token, (1, 2, 4), lambda: asyncio.sleep(0))
+    with pytest.raises(TransportError, match=r"it must run when you join .*: connection refused\)$"):
+        asyncio.run(client.ask(*ways_to(token, "")))
+    assert slept == [1, 2, 4]
+
+
+@pytest.mark.parametrize("address", ["no-such-host.invalid:1", "silent"])
+def test_client_does_not_wait_for_wrong_address(tmp_path, monkeypatch, address):
+    """A host without a name, and a port that accepts connections and does not answer."""
+    monkeypatch.setattr(tls, "DIALLING", 0.1)
+    alice_folder = folders(tmp_path, "alice", "carol")["alice"]
+    with create_server(("127.0.0.1", 0)) as server:
+        named = f"127.0.0.1:{server.getsockname()[1]}" if address == "silent" else address
+        token = invitations.invite(alice_folder, "eve", [named], "participant", 10, now=1e9, booted=1e9)
+        client, said, slept = waiting_client(token, (1, 2, 4), lambda: asyncio.sleep(0))
+        with pytest.raises(TransportError, match="it must run when you join"):
+            asyncio.run(client.ask(*ways_to(token, "")))
+    assert said == slept == []
 
 
 def test_client_uses_first_address_that_answers(tmp_path, caplog):
