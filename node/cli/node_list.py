@@ -13,7 +13,7 @@ from p2pfl.system.printable import printable
 from p2pfl.system.shared_options import add_output, print_answer
 
 DEEPEST = 3  # levels of folders below the given one
-HEADS = ("node", "state", "round", "federation", "listen", "folder")
+HEADS = ("node", "state", "round", "federation", "address", "folder")
 NEVER_RAN, INVALID = "new", "invalid"  # states of folders whose node has no status
 
 
@@ -80,8 +80,20 @@ def state_of(folder: Path) -> dict[str, Any]:
         "round": status.get("round", 0),
         "rounds": status.get("rounds", agreed.get("rounds", own.rounds)),
         "federation": agreed.get("name"),
-        "listen": network.get("listen", own.listen),
+        "listen": network.get("listen", own.listen if own.direct else ""),
+        "broker": _broker(network.get("broker", own.broker)),
     }
+
+
+def _broker(url: str) -> str:
+    """Return the URL of a broker without its account and its fingerprint; "" if it is malformed."""
+    from p2pfl.protocols.broker_address import BrokerAddress
+    from p2pfl.protocols.errors import AddressError
+
+    try:
+        return BrokerAddress.parse(url).short_url if url else ""
+    except AddressError:  # doctor reports it
+        return ""
 
 
 def lines(nodes: list[dict[str, Any]]) -> list[str]:
@@ -91,8 +103,8 @@ def lines(nodes: list[dict[str, Any]]) -> list[str]:
     rows = [HEADS]
     for node in nodes:
         rounds = f"{node['round']} of {node['rounds']}" if "round" in node else "-"
-        rows.append(
-            (node["node"], node["state"], rounds, node.get("federation") or "-", node.get("listen", "-"), node["folder"])
-        )
+        reached = [node.get("listen"), node.get("broker")]
+        address = ", ".join(each for each in reached if each) or "-"
+        rows.append((node["node"], node["state"], rounds, node.get("federation") or "-", address, node["folder"]))
     problems = [f"{node['folder']}: {node['problem']}" for node in nodes if "problem" in node]
     return [printable(line) for line in (*columns(rows), *problems)]

@@ -7,7 +7,7 @@ import pytest
 
 from p2pfl.node.cli.main import main
 from p2pfl.node.federation import admission, agreement
-from p2pfl.node.folder import config
+from p2pfl.node.folder import config, config_edit
 from p2pfl.task import Part, make_task
 
 
@@ -30,7 +30,7 @@ def nodes(tmp_path, monkeypatch):
 def test_list_prints_nodes_with_their_states(capsys):
     assert main(["list"]) == 0
     head, *rows, problem = capsys.readouterr().out.splitlines()
-    assert head.split() == ["node", "state", "round", "federation", "listen", "folder"]
+    assert head.split() == ["node", "state", "round", "federation", "address", "folder"]
     assert [row.split() for row in rows] == [
         ["alice", "new", "0", "of", "3", "home", "127.0.0.1:4101", "alice"],
         ["robert", "finished", "10", "of", "10", "-", "127.0.0.1:4102", "rack/1/bob"],
@@ -50,8 +50,17 @@ def test_list_with_json_prints_same_nodes(capsys):
         "rounds": 10,
         "federation": None,
         "listen": "127.0.0.1:4102",
+        "broker": "",
     }
     assert (carol["state"], "problem" in carol) == ("invalid", True)
+
+
+def test_list_shows_broker_of_node_without_its_account(capsys):
+    path = Path("rack/1/bob/node.toml")
+    path.write_text(path.read_text().replace("direct = true", "direct = false"))
+    config_edit.set_text(path.parent, "broker", "mqtts://bob:secret@host#sha256=" + "0" * 64)
+    assert main(["list", "rack/1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-2:] == ["mqtts://host:8883", "rack/1/bob"]
 
 
 def test_list_of_node_folder_prints_that_node(capsys):
