@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from p2pfl.config.binding import build, choose
+from p2pfl.data.class_labels import ClassLabels, Label, check_consecutive
 from p2pfl.data.formats import npz
 from p2pfl.data.formats.reading import lines_of
 from p2pfl.data.partition.partitioner import partition_of
@@ -56,6 +57,7 @@ def table(
     *,
     classes: int | None = None,
     features: int | None = None,
+    labels: Sequence[Label] = (),
     data: str = "",
     target: str = "",
     hidden: int | list[int] = 64,
@@ -72,15 +74,19 @@ def table(
     """Classification of numeric features: an MLP features-hidden-classes with ReLU, trained by SGD on this node's file.
 
     An .npz file contains the arrays x [n, ...] and y [n]. For predefined splits it also contains x_validation,
-    y_validation, x_test and y_test. A .csv file has one header line, and numbers below it. Labels are 0 to classes - 1.
+    y_validation, x_test and y_test. A .csv file has one header line, and numbers below it. Labels are 0 to classes - 1;
+    other labels must be listed in `labels`.
 
-    The members of a federation need the same classes and features. `p2pfl-node federation create` writes those of the
-    first node's file into the federation; the other nodes take them from there.
+    The members of a federation need the same classes, features and labels. `p2pfl-node federation create` writes those of
+    the first node into the federation; the other nodes take them from there.
 
     Args:
         part: the node, for `partition`.
-        classes: the number of classes, 2 or more; by default the greatest label of this node's file, plus 1.
+        classes: the number of classes, 2 or more; by default that of the labels in this node's file, which must be 0 to
+            classes - 1 then.
         features: numbers in a sample; by default those of the file. An array with more dimensions is flattened.
+        labels: the label of each class in the files, such as [1, 2, 3] or, in a .csv file, ["no", "yes"]; by default the
+            labels are the classes 0 to classes - 1.
         data: path of this node's file.
         target: name of the label's column in a .csv file; by default the last one.
         hidden: width of the hidden layer, or a list of widths; an empty list makes a linear model.
@@ -106,9 +112,9 @@ def table(
         raise ConfigurationError("task.validation and task.test must be 0 or more, and together less than 1")
     if not data:
         raise ConfigurationError("the task classification needs `data`, the path of this node's .npz or .csv file")
-    path = Path(data).expanduser()
-    splits = _read(path, target, classes, features)
-    found = _sizes(path, splits, classes)
+    path, known = Path(data).expanduser(), ClassLabels(classes, labels)
+    splits = _read(path, target, known, features)
+    found = _sizes(path, splits, known)
     if partition is not None:
         _take_part(splits, partition, part, seed)
     _hold_out(splits, {"validation": validation, "test": test}, seed)
@@ -129,15 +135,18 @@ def table(
     )
 
 
-def _sizes(path: Path, splits: Mapping[Split, Arrays], classes: int | None) -> dict[str, int]:
+def _sizes(path: Path, splits: Mapping[Split, Arrays], labels: ClassLabels) -> dict[str, int]:
     """Return the numbers of classes and features, from the options or from the file."""
+    classes = labels.count
     if classes is None:
-        classes = max(2, *(int(labels.max(initial=0)) + 1 for _, labels in splits.values()))
+        found = np.unique(np.concatenate([y for _, y in splits.values()]))
+        classes = max(2, *(int(y.max(initial=0)) + 1 for _, y in splits.values()))
         if classes > MOST_CLASSES:
             raise ConfigurationError(
                 f"{path}: the greatest label is {classes - 1}, which makes {classes} classes; check the column of the"
                 " labels, or set task.classes"
             )
+        check_consecutive(str(path), found)
     return {"classes": classes, "features": splits["train"][0].shape[1]}
 
 
@@ -159,19 +168,19 @@ def _mlp(sizes: Sequence[int]) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-def _read(path: Path, target: str, classes: int | None, features: int | None) -> dict[Split, Arrays]:
+def _read(path: Path, target: str, labels: ClassLabels, features: int | None) -> dict[Split, Arrays]:
     """Return the file's splits, at least "train": x float32 [n, features] and y int64 [n]."""
     try:
         if path.suffix == ".npz":
-            return _read_npz(path, classes, features)
+            return _read_npz(path, labels, features)
         if path.suffix == ".csv":
-            return {"train": _read_csv(path, target, classes, features)}
+            return {"train": _read_csv(path, target, labels, features)}
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from error
     raise ConfigurationError(f"{path}: the name must end in .npz or .csv")
 
 
-def _read_npz(path: Path, classes: int | None, features: int | None) -> dict[Split, Arrays]:
+def _read_npz(path: Path, labels: ClassLabels, features: int | None) -> dict[Split, Arrays]:
     names: dict[Split, tuple[str, str]] = {"train": ("x", "y")}
     names |= {split: (f"x_{split}", f"y_{split}") for split in _HELD_OUT}
     arrays = npz.read(path, [name for pair in names.values() for name in pair])
@@ -182,13 +191,13 @@ def _read_npz(path: Path, classes: int | None, features: int | None) -> dict[Spl
         for name in (x_name, y_name):
             if name not in arrays:
                 raise ConfigurationError(f"{path} has no array {name}")
-        splits[split] = _validate(path, arrays, (x_name, y_name), classes, features)
+        splits[split] = _validate(path, arrays, (x_name, y_name), labels, features)
         features = splits[split][0].shape[1]
     return splits
 
 
 def _validate(
-    path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, str], classes: int | None, features: int | None
+    path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, str], labels: ClassLabels, features: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     x_name, y_name = names
     x, y = arrays[x_name], arrays[y_name]
@@ -204,23 +213,14 @@ def _validate(
     bad = np.flatnonzero(~np.isfinite(x).all(1))
     if len(bad):
         raise ConfigurationError(f"{path}: {x_name}[{bad[0]}] has a value that is not finite, or too large for float32")
-    bad = np.flatnonzero(~_is_label(y, classes))
+    found = labels.classes_of(y)
+    bad = np.flatnonzero(found < 0)
     if len(bad):
-        raise ConfigurationError(f"{path}: {y_name}[{bad[0]}] is {y[bad[0]]}, {_label_error(classes)}")
-    return x, y.astype(np.int64)
+        raise ConfigurationError(f"{path}: {y_name}[{bad[0]}] is {y[bad[0]]}, {labels.describe()}")
+    return x, found
 
 
-def _is_label(y: Any, classes: int | None) -> Any:
-    return (y >= 0) & (y < (2**31 if classes is None else classes)) & (y == np.floor(y))
-
-
-def _label_error(classes: int | None) -> str:
-    if classes is None:
-        return "a label must be a whole number from 0"
-    return f"a label must be a whole number from 0 to {classes - 1} (task.classes is {classes})"
-
-
-def _read_csv(path: Path, target: str, classes: int | None, features: int | None) -> Arrays:
+def _read_csv(path: Path, target: str, labels: ClassLabels, features: int | None) -> Arrays:
     x, y = array("f"), array("q")
     free = free_memory()
     most = inf if free is None else free / 8  # a value takes four bytes here, and four more in the final array
@@ -231,14 +231,12 @@ def _read_csv(path: Path, target: str, classes: int | None, features: int | None
             column = _label_column(path, header, target, features)
             for row in lines:
                 if row:  # skip empty lines
-                    values = list(_numbers(f"{path}, line {lines.line_num}", header, row))
-                    label = values.pop(column)
-                    if not _is_label(label, classes):
-                        raise ConfigurationError(
-                            f"{path}, line {lines.line_num}: {header[column]} is {label:g}, {_label_error(classes)}"
-                        )
-                    x.extend(values)
-                    y.append(int(label))
+                    where = f"{path}, line {lines.line_num}"
+                    x.extend(_numbers(where, header, row, column))
+                    label = labels.class_of(row[column])
+                    if label is None:
+                        raise ConfigurationError(f"{where}: {header[column]} is {row[column][:40]}, {labels.describe()}")
+                    y.append(label)
                     if len(x) > most:
                         raise ConfigurationError(
                             f"{path} has more values than fit into memory; only {amount(most * 8)} is free"
@@ -271,10 +269,13 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _numbers(where: str, header: Sequence[str], row: Sequence[str]) -> Iterator[float]:
+def _numbers(where: str, header: Sequence[str], row: Sequence[str], label: int) -> Iterator[float]:
+    """Yield the numbers of a row except the label."""
     if len(row) != len(header):
         raise ConfigurationError(f"{where}: {len(row)} values, but the first line names {len(header)} columns")
-    for name, text in zip(header, row, strict=True):
+    for column, (name, text) in enumerate(zip(header, row, strict=True)):
+        if column == label:
+            continue
         try:
             value = float(text)
         except ValueError:

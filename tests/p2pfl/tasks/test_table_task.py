@@ -118,11 +118,51 @@ def test_file_with_one_class_makes_a_model_of_two(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("labels", "cells"),
+    [([1, 2, 3], "123"), ([1, 2, 3], ("1.0", " 2", "3")), (["x", "y y", "z"], ("x", "y y ", "z")), ([-1, 0.5, "z"], None)],
+)
+def test_listed_labels_are_classes_in_their_order(tmp_path, labels, cells):
+    cells = cells or [str(label) for label in labels]
+    path = write_csv(tmp_path, "kind,a\n" + "".join(f"{cells[k % 3]},{k}\n" for k in range(20)))
+    task = make_plain(path, target="kind", labels=labels)
+    assert task.derived_options == {"classes": 3, "features": 1}
+    rows_of = {(k, label) for split in task.data for k, label in rows(task, split)}
+    assert rows_of == {(float(k), k % 3) for k in range(20)}
+
+
+def test_listed_labels_of_npz_file_are_numbers(tmp_path):
+    path = write_npz(tmp_path, x=X, y=Y + 1)
+    assert rows(make_plain(path, labels=[3, 1, 2], validation=0, test=0), "train") == {(0, 0, 0), (0, 0, 1), (0, 0, 2)}
+    with pytest.raises(ConfigurationError, match=r"y\[2\] is 3, a label must be one of task.labels, 1 and 2$"):
+        make_plain(path, labels=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": [1]}, "task.labels must list two different labels or more, got"),
+        ({"labels": [1, 1.0, 2]}, "two different labels or more"),
+        ({"labels": [1, 2], "classes": 3}, "task.classes is 3, but task.labels lists 2 labels"),
+    ],
+)
+def test_invalid_list_of_labels_is_refused(tmp_path, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_plain(write_npz(tmp_path, x=X, y=Y), **options)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a,b,kind\n1,2,1000\n", "the greatest label is 1000, which makes 1001 classes; check the column"),
-        ("a,b,kind\n1,2,0.5\n", "line 2: kind is 0.5, a label must be a whole number from 0$"),
-        ("a,b,kind\n1,2,-1\n", "line 2: kind is -1, a label must be a whole number from 0$"),
+        ("a,b,kind\n1,2,0.5\n", "line 2: kind is 0.5, a label must be a whole number from 0; list other labels in task"),
+        ("a,b,kind\n1,2,-1\n", "line 2: kind is -1, a label must be a whole number from 0; list other labels in task"),
+        ("a,b,kind\n1,2,cat\n", "line 2: kind is cat, a label must be a whole number from 0; list other labels in task"),
+        (
+            "a,b,kind\n1,2,1\n1,2,2\n1,2,3\n",
+            r"the labels are 1, 2 and 3, but classes are numbered from 0 without gaps; set task.labels = \[1, 2, 3\], or"
+            " task.classes = 4 if only this file lacks the others$",
+        ),
+        ("a,b,kind\n1,2,0\n1,2,7\n", r"the labels are 0 and 7, .* set task.labels = \[0, 7\], or task.classes = 8 if"),
         ("kind\n1\n", "has no features: it must have two columns or more"),
         ("a;b;kind\n1;2;0\n", "has no features: it must have two columns or more, separated by commas"),
         ("a,b,kind\n", "no row is left to train on"),
