@@ -56,7 +56,7 @@ class ClassLabels:
     def describe(self) -> str:
         """Return what a label must be, for the error about one that is not."""
         if self._classes:
-            return f"a label must be one of task.labels, {_listed(list(self._classes))}"
+            return f"a label must be one of task.labels, {_format(list(self._classes))}"
         if self.count is None:
             return "a label must be a whole number from 0; list other labels in task.labels"
         return f"a label must be a whole number from 0 to {self.count - 1} (task.classes is {self.count})"
@@ -74,14 +74,14 @@ def check_consecutive(where: str, found: np.ndarray) -> None:
     """
     if len(found) and int(found[-1]) != len(found) - 1:
         labels = found.tolist()
-        listed = labels if len(labels) <= MOST_NAMED else "[...]"
+        shown = labels if len(labels) <= MOST_NAMED else "[...]"
         raise ConfigurationError(
-            f"{where}: the labels are {_listed(labels)}, but classes are numbered from 0 without gaps; set task.labels ="
-            f" {listed}, or task.classes = {labels[-1] + 1} if only this file lacks the others"
+            f"{where}: the labels are {_format(labels)}, but classes are numbered from 0 without gaps; set task.labels ="
+            f" {shown}, or task.classes = {labels[-1] + 1} if only this file lacks the others"
         )
 
 
-def _listed(labels: Sequence[Any]) -> str:
+def _format(labels: Sequence[Any]) -> str:
     shown = [f"{label:g}" if isinstance(label, float) else str(label) for label in labels]
     if len(shown) > MOST_NAMED:
         return f"{', '.join(shown[: MOST_NAMED - 1])}, ... and {shown[-1]}"

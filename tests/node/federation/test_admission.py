@@ -744,7 +744,7 @@ def test_join_sets_earlier_checkpoints_aside(home):
     assert ["starts the federation with round 1" in text for text in said] == [True]
 
 
-def test_status_after_joining_says_that_earlier_rounds_do_not_count(home, capsys):
+def test_status_after_joining_names_earlier_rounds(home, capsys):
     bob = home.node("bob")
     alone = {"state": "finished", "pid": 1, "round": 9, "rounds": 9, "metric": "accuracy"}
     (bob / config.STATUS).write_text(json.dumps(alone | {"history": [{"round": 9, "test": 0.5}], "name": "bob"}))
