@@ -54,10 +54,14 @@ def accuracy(rule: str, attack: str, rounds: int, seed: int) -> float:
             if attack != "clean" and name in ATTACKERS:
                 (folder / "attack").write_text(attack)
         with federation.running():
-            federation.wait(
-                lambda: all(federation.state(name)["state"] in ("serving", "finished") for name in HONEST),
-                "all honest nodes have finished",
-            )
+            try:
+                federation.wait(
+                    lambda: all(federation.state(name)["state"] in ("serving", "finished") for name in HONEST),
+                    "all honest nodes have finished",
+                )
+            except RuntimeError as error:
+                said = "\n".join(f"{name}:\n{federation.output(name, 5)}" for name in federation.folders)
+                raise RuntimeError(f"{error}; {said}") from None
             if ended := federation.ended():
                 raise RuntimeError(f"processes have ended: {ended}")
             tests = [[row.get("test") for row in federation.state(name)["history"]][-LAST:] for name in HONEST]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -38,22 +39,7 @@ status_port = 0
 task = {name = "digits", judged_on = "all"}
 policy = {name = "paced:Paced", seconds = %s}
 """
-PACED = '''"""Random gossip that waits in each round, so that an hour of twelve nodes costs little."""
-
-import asyncio
-from dataclasses import dataclass
-
-from p2pfl.policies.random import Random
-
-
-@dataclass
-class Paced(Random):
-    seconds: float = 1.0
-
-    async def round(self, me, peers):
-        await asyncio.sleep(self.seconds)
-        return await super().round(me, peers)
-'''
+PACED = Path(__file__).with_name("paced.py")
 
 
 class Churn:
@@ -160,11 +146,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of every minute to this file, as JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="p2pfl-churn-") as root:
-        (Path(root) / "paced.py").write_text(PACED)
-        sys.path.insert(0, root)
         federation = Federation(Path(root), (*STABLE, *GUESTS), TOML % PACE)
         for folder in federation.folders.values():
-            (folder / "paced.py").write_text(PACED)
+            shutil.copy(PACED, folder)
         with federation.running():
             federation.wait(lambda: min(map(federation.round, STABLE)) >= 3, "the nodes learn")
             churn, rows, begun = Churn(federation, options.seed), [], time.monotonic()

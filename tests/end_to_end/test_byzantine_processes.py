@@ -37,7 +37,7 @@ def test_two_attackers_of_six_processes_cost_little(tmp_path):
         for name, folder in federation.folders.items():
             shutil.copy(MEMBER, folder)
             if name not in HONEST:
-                (folder / "attack").write_text("sign-flip")
+                (folder / "attack").write_text("ipm")
         federation.start(until_done=False)
         federation.until(lambda: all(federation.status(name)["state"] == "serving" for name in HONEST), "they are done")
         assert [process.poll() for process in federation.running.values()] == [None] * 6

@@ -103,7 +103,11 @@ class Machines:
                     self._switch(f"ip link set v{i} master br{group[0]}")
             return
         sets = ["{ " + ", ".join(f'"v{i}"' for i in group) + " }" for group in groups]
-        rules = [f"add rule bridge cut f iifname {a} oifname {b} drop" for a, b in permutations(sets, 2)]
+        self.drop(*(f"iifname {a} oifname {b}" for a, b in permutations(sets, 2)))
+
+    def drop(self, *conditions):
+        """Drop the frames to which one of these conditions of nftables applies, until `heal`."""
+        rules = [f"add rule bridge cut f {condition} drop" for condition in conditions]
         chain = "add chain bridge cut f { type filter hook forward priority 0; }"
         self._switch("nft", "; ".join(["add table bridge cut", chain, *rules]))
 

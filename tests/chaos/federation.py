@@ -1,0 +1,140 @@
+"""A federation of real processes on machines of their own, with a broker, and folders on disks that can be full.
+
+Machine k has the node `node-k`; the last machine has the broker. The first node has no direct links. The folder of each
+node is a file system of its own. The caller must be in a mount namespace of its own, which removes them at its end.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.folder import config
+from p2pfl.node.status import reader
+from tests.support.mosquitto import program
+from tests.support.namespaces import machines, until
+from tests.support.processes import federate
+
+ROOT = Path(__file__).parents[2]
+DISK = 16  # MiB of a node's file system
+PORT, BROKER_PORT = 4100, 1883
+TOML = """rounds = 1000000
+deadline = 5.0
+members = {members}
+task = {{name = "digits", judged_on = "all"}}
+policy = {{name = "paced:Paced", seconds = 0.3}}
+"""
+
+
+class Federation:
+    """
+    Attributes:
+        folders: by the name of the node.
+        running: the process of each node that is meant to run, by name.
+        starts: number of starts, by name.
+        broker: its process.
+        backups: folder of backups, by the name of the node.
+    """
+
+    def __init__(self, net, root, names):
+        self.net, self.root, self.names = net, root, list(names)
+        self.folders = {name: root / name for name in names}
+        self.running, self.broker, self.starts = {}, None, dict.fromkeys(names, 0)
+        self.backups = root / "backups"
+
+    def machine(self, name):
+        return self.names.index(name) + 1
+
+    def create(self):
+        """Make the folders of the nodes, and their federation."""
+        count = len(self.names)
+        addresses = {name: f"10.77.0.{self.machine(name)}:{PORT}" for name in self.names}
+        for k, (name, folder) in enumerate(self.folders.items()):
+            config.create(folder, name, addresses[name])
+            lines = [f'name = "{name}"', f'listen = "{addresses[name]}"', f'part = "{k}/{count}"', "mdns = false"]
+            lines += [f'broker = "mqtt://10.77.0.{count + 1}:{BROKER_PORT}"', f"direct = {str(k > 0).lower()}"]
+            known = [f'{other} = "{address}"' for other, address in addresses.items() if other not in (name, self.names[0])]
+            text = "\n".join([*lines, TOML.format(members=count), "[addresses]", *known])
+            (folder / config.CONFIG).write_text(text + "\n")
+            (folder / "paced.py").write_bytes((ROOT / "benchmarks" / "paced.py").read_bytes())
+        federate(self.root, self.names)
+
+    def start(self, name):
+        self.starts[name] += 1
+        with (self.root / f"{name}.log").open("ab") as log:
+            command = [sys.executable, "-m", "p2pfl.node", "run", str(self.folders[name])]
+            env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            self.running[name] = self.net.start(self.machine(name), command, stdout=log, stderr=log, env=env)
+
+    def kill(self, name):
+        process = self.running.pop(name)
+        process.kill()
+        process.wait()
+
+    def start_broker(self):
+        path = self.root / "mosquitto.conf"
+        path.write_text(f"listener {BROKER_PORT} 0.0.0.0\npersistence false\nallow_anonymous true\nuser root\n")
+        with (self.root / "broker.log").open("ab") as log:
+            command = [program(), "-c", str(path)]
+            self.broker = self.net.start(len(self.names) + 1, command, stdout=log, stderr=log)
+
+    def status(self, name):
+        """Return the content of a node's status file, without what a fault has damaged."""
+        try:
+            status = reader.read(self.folders[name] / config.STATUS)
+        except ConfigurationError:
+            status = None
+        if status is None or not isinstance(status.get("round"), int):
+            return {"round": 0, "state": "starting", "history": []}
+        rows = [row for row in status.get("history", ()) if isinstance(row.get("round"), int) and "weights" in row]
+        return status | {"history": rows}
+
+    def output(self, name):
+        return (self.root / f"{name}.log").read_text(errors="replace")
+
+    def end(self):
+        """End all processes; return the exit codes of the nodes after SIGTERM, by name."""
+        for process in self.running.values():
+            process.send_signal(signal.SIGTERM)
+        try:
+            return {name: process.wait(60) for name, process in self.running.items()}
+        finally:
+            self.kill_all()
+
+    def kill_all(self):
+        for process in (*self.running.values(), *([self.broker] if self.broker else ())):
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def disk(folder):
+    """Let a new folder be a small file system."""
+    folder.mkdir(mode=0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}m,mode=0700", "p2pfl", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def run_federation(root, names):
+    """Run a federation and its broker until the end of the block."""
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(disk(root / name))
+        net = stack.enter_context(machines(len(names) + 1, rules=True))
+        made = Federation(net, root, names)
+        made.create()
+        try:
+            made.start_broker()
+            until(lambda: net.listens(len(names) + 1, BROKER_PORT), "the broker listens")
+            for name in names:
+                made.start(name)
+            yield made
+        finally:
+            made.kill_all()

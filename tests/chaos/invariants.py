@@ -1,0 +1,115 @@
+"""Invariants of a federation, checked from outside: by its processes, its files and its output."""
+
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.processes import memory, open_files
+from p2pfl.node.checkpoint import FileStore
+from p2pfl.node.folder import config
+from p2pfl.node.folder.incarnation import MAGIC
+from p2pfl.system.atomic_files import read_sealed
+from tests.chaos.faults import FILL
+
+MEMORY, FILES = 600.0, 150  # MiB and open files of a node
+LOG = 500_000  # bytes of a node's output in five minutes
+FOLDER = 4_000_000  # bytes of a node's folder
+NEW_ROUNDS = 3  # rounds with all members in which a federation shows that it has healed
+
+
+class Violation(Exception):  # noqa: N818
+    """An invariant does not hold."""
+
+
+def check(federation):
+    """Raise Violation if an invariant does not hold now."""
+    for name, process in federation.running.items():
+        if (code := process.poll()) is not None:
+            raise Violation(f"{name} ended with {code}")
+        for what, found, most in (
+            ("MiB of memory", memory(process.pid), MEMORY),
+            ("open files", open_files(process.pid), FILES),
+            ("bytes of output", (federation.root / f"{name}.log").stat().st_size, LOG),
+            ("bytes in its folder", size(federation.folders[name]), FOLDER),
+        ):
+            if found > most:
+                raise Violation(f"{name} has {found:.0f} {what}, at most {most}")
+        check_status(name, federation.status(name))
+
+
+def check_status(name, status):
+    """Raise Violation if a status shows an error, or a figure that is not finite."""
+    if status.get("faults"):
+        raise Violation(f"{name} counts faults: {status['faults']}")
+    for row in status["history"]:
+        if any(isinstance(value, float) and not isfinite(value) for value in row.values()):
+            raise Violation(f"{name} has figures that are not finite: {row}")
+
+
+def check_output(federation):
+    """Raise Violation if a node has printed a traceback."""
+    for name in federation.names:
+        if "Traceback (most recent call last)" in (text := federation.output(name)):
+            raise Violation(f"{name} printed an error: {text[-3000:]}")
+
+
+def check_models(federation):
+    """Raise Violation if the checkpoint of an ended node cannot be read, or is not finite."""
+    for name, folder in federation.folders.items():
+        stored = FileStore(folder / config.CHECKPOINT).load()
+        if stored is None or not np.isfinite(np.frombuffer(stored.params, np.float32)).all():
+            raise Violation(f"{name} has no finite model on its disk")
+
+
+def size(folder):
+    """Return the bytes of a folder, without the file that fills its disk."""
+    total = 0
+    for path in Path(folder).iterdir():
+        try:
+            total += path.stat().st_size if path.is_file() and path.name != FILL else 0
+        except FileNotFoundError:  # replaced meanwhile
+            continue
+    return total
+
+
+class Incarnations:
+    """The largest incarnation that each node has used: no later start may use it again, whatever its folder says."""
+
+    def __init__(self, federation):
+        self.federation, self.starts = federation, dict(federation.starts)
+        self.used = {name: incarnation(folder) for name, folder in federation.folders.items()}
+
+    def check(self):
+        """Raise Violation if a node that was started has not gone past the incarnations that it has used."""
+        for name, folder in self.federation.folders.items():
+            now, started = incarnation(folder), self.federation.starts[name] > self.starts[name]
+            if now < self.used[name] + started:
+                raise Violation(f"{name} is in incarnation {now} after {self.used[name]}: its message numbers repeat")
+        self.starts = dict(self.federation.starts)
+        self.used = {name: incarnation(folder) for name, folder in self.federation.folders.items()}
+
+
+def incarnation(folder):
+    return int(read_sealed(folder / config.INCARNATION, MAGIC))
+
+
+class Healing:
+    """Numbers of rounds that nodes have finished with all others since a moment."""
+
+    def __init__(self, federation):
+        self.federation = federation
+        self.since = {name: federation.status(name)["round"] for name in federation.names}
+        self.together = dict.fromkeys(federation.names, 0)
+        self._seen = dict(self.since)
+
+    def done(self):
+        for name in self.federation.names:
+            rows = self.federation.status(name)["history"]
+            self.together[name] = sum(
+                row["round"] > self.since[name] and set(row["weights"]) == set(self.federation.names) for row in rows
+            )
+        return min(self.together.values()) >= NEW_ROUNDS
+
+    def __str__(self):
+        return ", ".join(f"{name} {self.together[name]}" for name in self.federation.names)

@@ -1,0 +1,70 @@
+"""Episodes of faults, the invariants that are checked, and one run with real processes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from math import nan
+from types import SimpleNamespace
+
+import pytest
+
+from p2pfl.node.folder import config, incarnation
+from tests.chaos.federation import ROOT
+from tests.chaos.invariants import Incarnations, Violation, check, check_status
+from tests.chaos.schedule import BROKER, NETWORK, NODE, draw_episode
+from tests.support.namespaces import PATH, why_not
+
+NAMES = ("node-1", "node-2", "node-3")
+
+
+def test_episode_depends_on_seed_and_number_only():
+    assert draw_episode(1, 2, NAMES) == draw_episode(1, 2, NAMES)
+    assert draw_episode(1, 2, NAMES) != draw_episode(1, 3, NAMES) != draw_episode(2, 3, NAMES)
+
+
+def test_episodes_have_every_kind_of_fault():
+    episodes = [draw_episode(0, number, NAMES) for number in range(100)]
+    assert {fault.kind for faults in episodes for fault in faults} == {*NETWORK, *NODE, *BROKER}
+    for faults in episodes:
+        nodes = [fault.nodes[0] for fault in faults if fault.kind in NODE]
+        assert len(nodes) == len(set(nodes))
+        assert sum(fault.kind in NETWORK for fault in faults) <= 1
+
+
+def test_faults_and_nan_in_status_are_violations():
+    row = {"round": 1, "test": 0.5, "stages": {}}
+    check_status("a", {"history": [row], "faults": {}})
+    with pytest.raises(Violation, match="not finite"):
+        check_status("a", {"history": [row | {"test": nan}]})
+    with pytest.raises(Violation, match="faults"):
+        check_status("a", {"history": [], "faults": {"broker": 1}})
+
+
+def test_process_that_ended_is_a_violation():
+    with pytest.raises(Violation, match="a ended with 1"):
+        check(SimpleNamespace(running={"a": SimpleNamespace(poll=lambda: 1)}))
+
+
+def test_repeated_incarnation_is_a_violation(tmp_path):
+    path, starts = tmp_path / config.INCARNATION, {"a": 3}
+    for _ in range(3):
+        incarnation.count_start(path)
+    incarnations = Incarnations(SimpleNamespace(folders={"a": tmp_path}, starts=starts))
+    starts["a"] += 1
+    with pytest.raises(Violation, match="a is in incarnation 3 after 3"):
+        incarnations.check()
+    incarnation.count_start(path)
+    incarnations.check()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "possible")
+@pytest.mark.skipif(shutil.which("mosquitto", path=PATH) is None, reason="Mosquitto is not installed")
+def test_processes_learn_again_after_an_episode():
+    rights = "-m" if os.geteuid() == 0 else "-Urm"
+    command = ["unshare", rights, sys.executable, "-m", "tests.chaos", "--minutes", "0", "--seed", "3", "--nodes", "3"]
+    environment = os.environ | {"PATH": PATH, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 episodes, no violation; replay: scripts/chaos --seed 3" in done.stdout
