@@ -45,7 +45,7 @@ def run_protected_step(
         Exception: see `run_step`.
     """
     if robust != NONE:
-        submissions = protect_submissions(submissions, coordinator, make_rule(robust))
+        submissions = protect_submissions(submissions, make_rule(robust))
     if trusted:
         return StepResult(*_run_checked(step, submissions, state, layout), {})
     return run_step(step, submissions, state, layout, coordinator)

@@ -13,8 +13,10 @@ from p2pfl.robust.candidates import Candidates, MergeRule, Reweighting, distance
 from p2pfl.robust.guards import cap_samples
 from p2pfl.robust.median_clip import clip_towards, lower_median, radii_of
 
+BLOCK = 2**22  # values of models that are compared at once
 
-def protect_submissions(submissions: Sequence[Submission], own: str, rule: MergeRule | None = None) -> list[Submission]:
+
+def protect_submissions(submissions: Sequence[Submission], rule: MergeRule | None = None) -> list[Submission]:
     """Return submissions for a coordinator's step, with changed models and capped numbers of samples.
 
     Without a rule, models are clipped towards one of them, as p2pfl.robust.median_clip does. With a rule that changes
@@ -22,16 +24,15 @@ def protect_submissions(submissions: Sequence[Submission], own: str, rule: Merge
     ratio. With a coordinate-wise rule, x_j is limited to the values that the rule lets through, and all are moved by
     the same vector. In both cases the mean of the changed models by samples is the merge of the rule.
 
+    The own model of the rule is the submission nearest to the coordinate-wise median of all. It does not depend on the
+    coordinator, so that a successor makes the same step.
+
     Args:
-        own: the coordinator's name. Its submission is the own model of the rule. If it has none, that is the submission
-            with the lowest median distance from the others.
         rule: the rule that the federation has agreed on, unless that is `median-clip`.
     """
     if len(submissions) < 2:
         return list(submissions)
-    centre = next((s for s in submissions if s.sender == own), None)
-    if centre is None:
-        centre = min(submissions, key=lambda one: lower_median(list(_distances(one, submissions).values())))
+    centre = _nearest_to_median(submissions)
     capped = cap_samples(0, {s.sender: s.n_samples for s in submissions})
     if rule is None:
         return _clip(submissions, centre, capped)
@@ -40,6 +41,16 @@ def protect_submissions(submissions: Sequence[Submission], own: str, rule: Merge
     weights = [capped[s.sender] / total if total else 1 / len(centred) for s in centred]
     changed = _change([s.params for s in centred], weights, rule)
     return [replace(s, params=model, n_samples=capped[s.sender]) for s, model in zip(centred, changed, strict=True)]
+
+
+def _nearest_to_median(submissions: Sequence[Submission]) -> Submission:
+    ordered = sorted(submissions, key=lambda s: s.sender)
+    models = [s.params for s in ordered]
+    step = max(1, BLOCK // len(models))
+    parts = range(0, len(models[0]), step)
+    with np.errstate(over="ignore"):
+        middle = np.concatenate([np.median(np.array([m[k : k + step] for m in models]), axis=0) for k in parts])
+    return ordered[int(np.argmin(distances_from(middle.astype(np.float32), models)))]
 
 
 def _distances(one: Submission, submissions: Sequence[Submission]) -> dict[str, float]:

@@ -98,6 +98,8 @@ def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING
     Raises:
         ConfigurationError: the task cannot be created, or its model or the federation's is too large for this machine.
     """
+    from p2pfl.learning.optimizers import check_schedule  # imports torch, which only this function needs
+
     own = setup.config
     memory = free_memory() if memory is None else memory
     if setup.agreement is not None:
@@ -107,6 +109,7 @@ def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING
         try:
             task = make_task(own.task["name"], own.task_options(), Part.parse(own.part), own.seed)
             task.layout  # noqa: B018  made here, where its size is looked at first
+            check_schedule(getattr(task, "optimizer", None), own.rounds)
         except MemoryError as error:
             raise ConfigurationError("not enough memory for the task") from error
     return task

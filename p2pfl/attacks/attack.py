@@ -57,6 +57,11 @@ class HonestView:
             self.__dict__.pop(key, None)
 
     @cached_property
+    def places(self) -> Mapping[str, int]:
+        """Return the place of each node in the order of the names."""
+        return {id: place for place, id in enumerate(sorted(self.neighbours))}
+
+    @cached_property
     def stack(self) -> np.ndarray:
         """Return the honest models in the order of their names, float32 [H, P]."""
         return np.array([self.models[id] for id in sorted(self.models)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from p2pfl.attacks.attack import Attack, HonestView, Scene
 from p2pfl.attacks.model_attacks import check_factor
@@ -12,7 +13,8 @@ from p2pfl.parameters import Parameters
 from p2pfl.policies.dac import similarity_extras
 from p2pfl.policy import Extras
 
-LARGEST_GRAPH = 3000  # nodes whose Laplacian is decomposed
+LARGEST_GRAPH = 3000  # nodes whose Laplacian is decomposed; the vector of a larger graph is approximated
+STEPS = 200  # of the approximation
 
 
 @dataclass(frozen=True)
@@ -84,27 +86,44 @@ class Spectral(Attack):
 def fiedler_vector(view: HonestView) -> dict[str, float]:
     """Return the eigenvector of the second smallest eigenvalue of the honest nodes' Laplacian, by name.
 
-    Raises:
-        ValueError: the graph has too many nodes.
+    That of more than 3000 nodes is an approximation.
     """
     kept: dict[str, float] | None = view.__dict__.get("fiedler")
     if kept is not None:
         return kept
     honest = sorted(set(view.neighbours) - set(view.attackers))
-    if len(honest) > LARGEST_GRAPH:
-        raise ValueError(f"the attack spectral is limited to {LARGEST_GRAPH} honest nodes, got {len(honest)}")
     place = {id: k for k, id in enumerate(honest)}
-    adjacent = np.zeros((len(honest), len(honest)))
-    for id in honest:
-        for other in view.neighbours[id]:
-            if other in place:
-                adjacent[place[id], place[other]] = adjacent[place[other], place[id]] = 1.0
-    _, vectors = np.linalg.eigh(np.diag(adjacent.sum(axis=1)) - adjacent)
-    column = vectors[:, min(1, len(honest) - 1)]
+    pairs = {(place[id], place[other]) for id in honest for other in view.neighbours[id] if other in place}
+    edges = np.array(sorted(pairs | {(other, one) for one, other in pairs}), np.int64).reshape(-1, 2)
+    column = (_decompose if len(honest) <= LARGEST_GRAPH else _approximate)(edges, len(honest))
     column = column * (1.0 if column[np.argmax(np.abs(column))] > 0 else -1.0)
     found = dict(zip(honest, column.tolist(), strict=True))
     view.__dict__["fiedler"] = found
     return found
+
+
+def _decompose(edges: np.ndarray, count: int) -> np.ndarray:
+    """Return the Fiedler vector of a graph, [count]; `edges` has both directions of each edge, int [E, 2]."""
+    adjacent = np.zeros((count, count))
+    adjacent[edges[:, 0], edges[:, 1]] = 1.0
+    _, vectors = np.linalg.eigh(np.diag(adjacent.sum(axis=1)) - adjacent)
+    column: np.ndarray = vectors[:, min(1, count - 1)]
+    return column
+
+
+def _approximate(edges: np.ndarray, count: int) -> np.ndarray:
+    """Return an approximation of `_decompose` for a large graph."""
+    each = np.arange(count)
+    degrees = np.bincount(edges[:, 0], minlength=count).astype(np.float64)
+    places = np.concatenate([edges.T, [each, each]], axis=1)
+    values = np.concatenate([np.full(len(edges), -1.0), degrees])
+    laplacian = torch.sparse_coo_tensor(
+        torch.from_numpy(places), torch.from_numpy(values), (count, count), check_invariants=False
+    ).coalesce()
+    start = np.stack([np.ones(count), np.random.default_rng(0).standard_normal(count)], axis=1)
+    _, vectors = torch.lobpcg(laplacian, k=2, X=torch.from_numpy(start), largest=False, niter=STEPS)
+    column: np.ndarray = vectors[:, 1].numpy()
+    return column
 
 
 @dataclass(frozen=True)
@@ -121,7 +140,7 @@ class Equivocation(Attack):
 
     def forge_for(self, victim: str, sent: Parameters, view: HonestView) -> Parameters:
         mean, std = view.moments
-        sign = 1 if sorted(view.neighbours).index(victim) % 2 else -1
+        sign = 1 if view.places[victim] % 2 else -1
         return mean + np.float32(sign * self.z) * std
 
 

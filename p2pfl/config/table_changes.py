@@ -10,6 +10,9 @@ from typing import Any
 from p2pfl.config import toml_reader
 from p2pfl.errors import ConfigurationError
 
+KEPT = {"attack": ("share", "nodes")}
+"""By table, the keys that are no options of what the table names."""
+
 
 def parse_change(change: str) -> tuple[str, Any]:
     """Parse "policy.tau=10": a key and a TOML value, or a word without quotes."""
@@ -25,7 +28,7 @@ def parse_change(change: str) -> tuple[str, Any]:
 
 
 def apply(table: dict[str, Any], key: str, value: Any) -> None:
-    """Set a key, for example `policy.tau`, in place. A new `name` drops the other options of its table."""
+    """Set a key, for example `policy.tau`, in place. A new `name` drops the options of the old one."""
     first, _, rest = key.partition(".")
     if not rest:
         table[first] = value
@@ -34,7 +37,9 @@ def apply(table: dict[str, Any], key: str, value: Any) -> None:
     if not isinstance(inner, dict):
         raise ConfigurationError(f"{first} is not a table, so there is no {key}")
     if rest == "name" and inner.get("name") != value:
+        kept = {option: inner[option] for option in KEPT.get(first, ()) if option in inner}
         inner.clear()
+        inner.update(kept)
     apply(inner, rest, value)
 
 

@@ -37,8 +37,20 @@ def at_round(optimizer: Optimizer, round: int) -> Optimizer:
         return optimizer
     factor = float(optimizer.schedule(round))
     if not 0 <= factor < inf:
-        raise ConfigurationError(f"the learning-rate schedule returned {factor} for round {round}; a factor is 0 or more")
+        raise ConfigurationError(
+            f"the learning-rate schedule returned {factor} for round {round}; a factor is 0 or more, and finite"
+        )
     return replace(optimizer, lr=optimizer.lr * factor, schedule=None)
+
+
+def check_schedule(optimizer: object, rounds: int) -> None:
+    """Check that an optimiser has a learning rate in the last round.
+
+    Raises:
+        ConfigurationError: its schedule returns a negative factor, or one that is not finite.
+    """
+    if isinstance(optimizer, SGD | Adam):
+        at_round(optimizer, rounds)
 
 
 def _check(**values: float) -> None:

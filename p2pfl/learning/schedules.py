@@ -59,7 +59,7 @@ class Step(_WithWarmup, frozen=True, kw_only=True):
         _check_factor("factor", self.factor)
 
     def factor_after(self, past: int) -> float:
-        return float(self.factor ** (past // self.every))
+        return _power(self.factor, past // self.every)
 
 
 class Exponential(_WithWarmup, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class Exponential(_WithWarmup, frozen=True, kw_only=True):
         _check_factor("factor", self.factor)
 
     def factor_after(self, past: int) -> float:
-        return float(self.factor**past)
+        return _power(self.factor, past)
 
 
 class _Falling(_WithWarmup, frozen=True, kw_only=True):
@@ -128,6 +128,14 @@ def schedule_of(where: str, table: Mapping[str, Any]) -> Schedule:
     kind, options = choose(where, table, SCHEDULES)
     found: Schedule = build(where, kind, options)
     return found
+
+
+def _power(factor: float, exponent: int) -> float:
+    """Return a power of a factor; inf if it is too large for a number."""
+    try:
+        return float(factor) ** exponent
+    except OverflowError:
+        return inf
 
 
 def _check_rounds(name: str, value: int) -> None:

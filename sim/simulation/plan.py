@@ -11,6 +11,7 @@ import networkx as nx
 from p2pfl.compression.codecs import Codec, make_codec
 from p2pfl.config.binding import split_name
 from p2pfl.errors import ConfigurationError
+from p2pfl.learning.optimizers import check_schedule
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.parameters import Parameters
@@ -202,6 +203,7 @@ def check(scenario: Scenario, graph: nx.Graph | None = None) -> Task:
         for group in (None, *scenario.policy_by_group):
             refuse(scenario, make_policy(*split_name("policy", scenario.policy_of(group))))
         task = make_task(*split_name("task", scenario.task), Part(0, scenario.nodes), scenario.seed)
+        check_schedule(getattr(task, "optimizer", None), scenario.rounds)
         _check_pool(scenario, task)
         choose_device(scenario.device)
     except ConfigurationError as error:

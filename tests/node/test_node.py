@@ -262,7 +262,9 @@ def one_neighbour():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "robust"), [(Random, "none"), (Dac, "none"), (one_neighbour, "median-clip")])
+@pytest.mark.parametrize(
+    ("policy", "robust"), [(Random, "none"), (Dac, "none"), (one_neighbour, "median-clip"), (CoordinatedFedAvg, "cs+")]
+)
 def test_stopped_and_resumed_run_equals_uninterrupted_run(tmp_path, policy, robust):
     async def in_two(federation):
         federation.start()

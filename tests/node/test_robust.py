@@ -17,7 +17,7 @@ from p2pfl.policies.local import Local
 from p2pfl.policies.random import Random
 from p2pfl.policy import Merge, Submission, Update
 from p2pfl.protocols.wire import messages as m
-from p2pfl.robust.candidates import Candidates, Reweighting, distances_from
+from p2pfl.robust.candidates import combine, distances_from
 from p2pfl.robust.guards import cap_samples, coarse
 from p2pfl.robust.median_clip import MedianClip
 from p2pfl.robust.registry import make_rule
@@ -130,17 +130,15 @@ def submission(sender, params, n_samples=50):
     return Submission(sender, 1, params, n_samples)
 
 
-def test_protect_submissions_clips_towards_coordinators_model():
-    kept = protect_submissions(
-        [submission("a", ZERO), submission("b", at(1.0)), submission("c", at(3.0, 1), 2**32 - 1)], "a"
-    )
+def test_protect_submissions_clips_towards_central_model():
+    kept = protect_submissions([submission("a", ZERO), submission("b", at(1.0)), submission("c", at(3.0, 1), 2**32 - 1)])
     assert [distance(s.params, ZERO) for s in kept] == pytest.approx([0.0, 1.0, 0.25])
     assert kept[2].n_samples == 100
 
 
-def test_protect_submissions_without_own_clips_towards_centre():
+def test_protect_submissions_bounds_a_far_model():
     models = [at(1.0), at(1.1), at(1.2), at(900.0, 1)]
-    kept = protect_submissions([submission(sender, model) for sender, model in zip("bcde", models, strict=True)], "a")
+    kept = protect_submissions([submission(sender, model) for sender, model in zip("bcde", models, strict=True)])
     assert max(distance(s.params, at(1.1)) for s in kept) < 0.2
 
 
@@ -280,12 +278,9 @@ def test_protect_submissions_makes_the_mean_that_of_the_rule(name):
     models = [*rng.normal(1.0, 0.1, (4, 6)), np.full(6, -50.0)]
     given = [submission(sender, model.astype(np.float32), 50) for sender, model in zip("abcde", models, strict=True)]
     rule = make_rule(name)
-    kept = protect_submissions(given, "a", rule)
-    candidates = Candidates([s.params for s in given], [0.2] * 5)
-    if isinstance(rule, Reweighting):
-        expected = rule.reweight(candidates) @ np.array(models)
-    else:
-        expected = rule.combine(candidates).params
+    kept = protect_submissions(given, rule)
+    own = int(np.argmin(np.linalg.norm(np.array(models) - np.median(models, axis=0), axis=1)))
+    expected = combine(rule, [s.params for s in given], [0.2] * 5, own=own).params
     np.testing.assert_allclose(np.mean([s.params for s in kept], axis=0), expected, atol=1e-4)
 
 

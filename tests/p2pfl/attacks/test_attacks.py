@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from p2pfl.attacks import targeted_attacks
 from p2pfl.attacks.attack import HonestView, Scene, as_accepted
 from p2pfl.attacks.label_flip import flip_labels
 from p2pfl.attacks.registry import make_attack
+from p2pfl.attacks.targeted_attacks import fiedler_vector
 from p2pfl.errors import ConfigurationError
 from p2pfl.task import Part, make_task
 
@@ -77,6 +79,15 @@ def test_spectral_pushes_sides_of_a_cut_apart():
     left, right = (float(attack.forge_for(name, np.zeros(1, np.float32), view)[0]) for name in ("n0", "n3"))
     assert left < -1.0
     assert right > 1.0
+
+
+def test_fiedler_vector_of_a_large_graph_is_approximated(monkeypatch):
+    length = 60
+    around = {f"n{k:02}": [f"n{j:02}" for j in (k - 1, k + 1) if 0 <= j < length] for k in range(length)}
+    exact = fiedler_vector(HonestView([], around))
+    monkeypatch.setattr(targeted_attacks, "LARGEST_GRAPH", 50)
+    found = fiedler_vector(HonestView([], around))
+    assert np.array([*found.values()]) * np.sign(found["n00"] * exact["n00"]) == pytest.approx([*exact.values()], abs=0.01)
 
 
 def test_equivocation_sends_different_models():

@@ -5,7 +5,7 @@ import torch
 
 import p2pfl
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.optimizers import SGD, Adam, AdamW, at_round
+from p2pfl.learning.optimizers import SGD, Adam, AdamW, at_round, check_schedule
 
 
 def rates(torch_schedule, rounds=12):
@@ -76,6 +76,15 @@ def test_invalid_schedule_is_refused_in_one_line(table, message):
 def test_schedule_of_another_type_is_refused():
     with pytest.raises(ValueError, match="schedule must be a table, or a function of the round, got 3"):
         SGD(schedule=3)
+
+
+def test_growing_schedule_is_refused_before_it_overflows():
+    optimizer = SGD(0.1, schedule={"name": "exponential", "factor": 10.0})
+    check_schedule(optimizer, 300)
+    with pytest.raises(ConfigurationError, match="schedule returned inf for round 400; a factor is 0 or more, and finite"):
+        check_schedule(optimizer, 400)
+    check_schedule(SGD(0.1), 400)
+    check_schedule(None, 400)
 
 
 def test_schedule_with_negative_factor_is_refused():

@@ -94,6 +94,12 @@ def test_change_of_name_drops_previous_options(file):
     assert {run.topology["name"] for run in runs} == {"ring"}
 
 
+def test_change_of_attack_keeps_its_share():
+    base = {"nodes": 8, "attack": {"name": "alie", "share": 0.5, "z": 2.0}}
+    (run,) = resolve(base, ["attack.name=ipm"], "x", ".").raw()["run"]
+    assert run["attack"] == {"name": "ipm", "share": 0.5}
+
+
 def test_runs_made_equal_by_changes_are_renamed_and_merged(file):
     assert [run.name for run in load(file, ["policy.name=random"]).runs] == ["random", "random (2)"]  # tasks differ
     assert [run.name for run in load("dac-synthetic", ["policy.name=local", "task.lr=0.1"]).runs] == ["local"]
