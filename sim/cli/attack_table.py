@@ -25,13 +25,15 @@ def print_attack_table(summary: Mapping[str, Any], scenario_runs: Sequence[Mappi
     higher = bool(summary["runs"][0].get("higher_is_better", True))
     clean = any(NO_ATTACK in study.attacks for study in studies)
     table = Table()
-    for head in ("settings", "rule"):
+    named = any(title(study, studies) for study in studies)
+    for head in ("settings", "rule") if named else ("rule",):
         table.add_column(head, no_wrap=True)
     for head in ([NO_ATTACK] if clean else []) + ["worst attack", "mean", "worst tenth"]:
         table.add_column(head, justify="left" if head == "worst attack" else "right", no_wrap=True)
     for study in studies:
         for k, rule in enumerate(study.rules):
-            table.add_row("" if k else title(study, studies), rule, *_figures(study, rule, higher, clean))
+            first = ["" if k else title(study, studies)] if named else []
+            table.add_row(*first, rule, *_figures(study, rule, higher, clean))
         table.add_section()
     print(f"robust rules: test {summary['runs'][0]['metric']} of the honest nodes under the attack with the worst mean")
     print_whole(table)

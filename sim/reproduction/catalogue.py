@@ -19,6 +19,7 @@ FORMS = ("full", "short")
 HEADS = ("paper, table, scenario and row", "printed", "measured", "short form")
 COLUMNS = ("printed", "full form", "short form")  # of a table in Markdown
 WIDTH = 100  # columns of a line of Markdown
+MOST_ROWS = 200  # of a table in Markdown, unless a paper printed figures
 OWN = "p2pfl's own"
 
 
@@ -161,9 +162,15 @@ def _section(entry: CatalogueEntry) -> Iterator[str]:
         about.append(f"Figure: {entry.figure}.")
     if about:
         yield " ".join(about)
-    if rows := [(row, *entry.written(row)) for row in entry.rows if entry.figures(row)]:
+    rows = [(row, *entry.written(row)) for row in entry.rows if entry.figures(row)]
+    if len(rows) > MOST_ROWS and not entry.file.source:
+        yield f"The figures of its {len(rows):,} rows are in `results/measured.json`."
+    elif rows:
         yield _table(("row", *COLUMNS), rows)
-    if missing := entry.not_run():
+    missing = entry.not_run()
+    if len(missing) > MOST_ROWS:
+        yield f"{len(missing):,} rows are not run yet."
+    elif missing:
         whole = _not_run(entry, missing).replace(" (", "\u00a0(")  # no line break between a row and its figure
         names = "\n".join(wrap(whole, WIDTH, break_long_words=False, break_on_hyphens=False)).replace("\u00a0", " ")
         yield f"```text\n{names}\n```"

@@ -9,9 +9,10 @@ from p2pfl.errors import RunError
 from p2pfl.sim.cli import reproduce
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.reproduction import measured
+from p2pfl.sim.reproduction.catalogue import MOST_ROWS, CatalogueEntry, markdown
 from p2pfl.sim.reproduction.measured import Measured
 from p2pfl.sim.scenario import scenario
-from p2pfl.sim.scenario.scenario import load, shipped_scenarios
+from p2pfl.sim.scenario.scenario import load, resolve, shipped_scenarios
 from tests.support.readme import ROOT
 
 
@@ -285,3 +286,14 @@ def test_reproduce_smoke_runs_and_skips(capsys, monkeypatch, tmp_path):
     assert "codecs-one-byte-budget, form smoke: 8 rows in " in out
     assert "dac-cifar100: skipped: run 'local': the data set 'cifar100' needs the folder of the data sets" in out
     assert (tmp_path / "again" / "codecs-one-byte-budget-smoke" / "report.html").exists()
+
+
+def test_markdown_counts_rows_of_a_large_study():
+    each = {"task.lr": [k / 1000 for k in range(1, MOST_ROWS + 3)]}
+    file = resolve({"nodes": 2, "rounds": 1, "run": [{"name": "many", "each": each}]}, [], "study", ".")
+    first, *rest = file.rows()
+    assert f"{len(rest) + 1} rows are not run yet." in markdown([CatalogueEntry(file)])
+    text = markdown([CatalogueEntry(file, {"full": Measured(seeds=[0], figures=dict.fromkeys(rest, 0.5))})])
+    assert f"The figures of its {len(rest)} rows are in `results/measured.json`." in text
+    assert rest[0] not in text
+    assert f"1 row not run yet: {first}" in text
