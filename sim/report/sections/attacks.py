@@ -14,8 +14,8 @@ from p2pfl.sim.report.summary import Entry
 from p2pfl.sim.results.attack_study import NO_ATTACK, AttackRow, AttackStudy, attack_studies, title
 
 UNCHANGED = (
-    "Rules that move models, such as median-clip, leave the weights of the policy unchanged; coordinate-wise rules have"
-    " the mean weight over coordinates."
+    "median-clip, and every rule of a coordinator, moves models and leaves the weights of the policy unchanged;"
+    " coordinate-wise rules have the mean weight over coordinates."
 )
 
 
@@ -104,7 +104,7 @@ def _heat_map(quantity: Quantity, studies: Sequence[AttackStudy]) -> Figure:
     shares = list(dict.fromkeys(study.attackers for study in studies))
     for attackers in shares:
         alike = [study for study in studies if study.attackers == attackers]
-        if len(alike) > 1:
+        if len(alike) > 1 and not quantity.unit:  # a policy with fixed weights would hide all others
             share = f", {attackers} attackers" if len(shares) > 1 else ""
             of_all.append(_view(f"worst of {len(alike)} settings{share}", alike, quantity))
     return {
