@@ -14,8 +14,8 @@ from p2pfl.sim.report.summary import Entry
 from p2pfl.sim.results.attack_study import NO_ATTACK, AttackRow, AttackStudy, attack_studies, title
 
 UNCHANGED = (
-    "median-clip, and every rule of a coordinator, moves models and leaves the weights of the policy unchanged;"
-    " coordinate-wise rules have the mean weight over coordinates."
+    "The rule median-clip, and all rules of a coordinator, move models and leave the weights of the policy unchanged."
+    " Coordinate-wise rules have the mean weight over coordinates."
 )
 
 
