@@ -101,7 +101,6 @@ class Healing:
         self.federation = federation
         self.since = {name: federation.status(name)["round"] for name in federation.names}
         self.together = dict.fromkeys(federation.names, 0)
-        self._seen = dict(self.since)
 
     def done(self):
         for name in self.federation.names:
@@ -110,6 +109,10 @@ class Healing:
                 row["round"] > self.since[name] and set(row["weights"]) == set(self.federation.names) for row in rows
             )
         return min(self.together.values()) >= NEW_ROUNDS
+
+    def rounds(self):
+        """Return the smallest number of rounds by which a node is further."""
+        return min(self.federation.status(name)["round"] - self.since[name] for name in self.federation.names)
 
     def __str__(self):
         return ", ".join(f"{name} {self.together[name]}" for name in self.federation.names)
