@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.conduct.conduct import ConductState
 from p2pfl.node.exchange.published_models import Published
 from p2pfl.node.log import LOG
 from p2pfl.node.policy_api import PeersState
@@ -64,6 +65,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         prepared: whether the preparation before the first round is done.
         learner: the state that the learner keeps from round to round.
         peers: the knowledge of peers that the robust rule and the budget keep from round to round.
+        conduct: the penalties of peers, and proofs of them.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prepared: bool = False
     learner: dict[str, Array] = {}
     peers: PeersState = PeersState()
+    conduct: ConductState = ConductState()
 
 
 def pack_model(model: Published, now: float) -> Model:

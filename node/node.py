@@ -78,6 +78,7 @@ class Node:
         lenient: whether to drop models that exceed the budget, and to keep the previous model if training or a merge
             gives values that are not finite, instead of raising BudgetExceededError or DivergenceError.
         initial: the whole common initial model, if it exists already.
+        resume_after: the last round of which peers have a model of this node; it continues after that round.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Node:
         budget: Budget | None = None,
         lenient: bool = False,
         initial: Parameters | None = None,
+        resume_after: int = 0,
     ) -> None:
         settings.check()
         self.name = name
@@ -106,6 +108,7 @@ class Node:
         self.early_stopping = EarlyStopping(settings.patience)
         self._store = store
         self._observer = observer
+        self._resume_after = min(resume_after, settings.rounds)
         self._stopping = False
         self._prepared = False
         self._ended = False  # whether the checkpoint is from the end of all rounds so far
@@ -216,6 +219,7 @@ class Node:
         await self._save()
         self._take(await self.policy.prepare(self.me, self.peers))
         self._prepared = True
+        self._skip_published()
         await self._save()
 
     async def _round(self) -> None:
@@ -308,21 +312,7 @@ class Node:
         """Save the state after a round, or before or after the preparation; without a store, do nothing."""
         if self._store is None:
             return
-        unevaluated = self._evaluations.pending
-        self._saved = Checkpoint(
-            **_federation_of(self),
-            round=self.me.round,
-            params=self.me.whole.tobytes(),
-            early_stopping=self.early_stopping.state(),
-            unevaluated={} if unevaluated is None else {s: p.tobytes() for s, p in unevaluated.snapshots.items()},
-            unevaluated_round=0 if unevaluated is None else unevaluated.round,
-            policy_state=encode_state(self.policy),
-            outbox=[],
-            final=False,
-            prepared=self._prepared,
-            learner=pack_arrays(self.trainer.learner_state()),
-            peers=self.peers.state(),
-        )
+        self._saved = _checkpoint_of(self, self._evaluations, self._prepared)
         await self._save_outbox()
 
     async def _save_outbox(self, coming: Published | None = None) -> None:
@@ -340,8 +330,17 @@ class Node:
 
     def _restore(self) -> None:
         checkpoint = self._store.load() if self._store is not None else None
-        if checkpoint is None:
-            return
+        if checkpoint is not None:
+            self._restore_from(checkpoint)
+        self._skip_published()
+
+    def _skip_published(self) -> None:
+        """Skip the rounds of which peers have models of this node that its checkpoint lacks."""
+        if self._prepared and self._resume_after > self.me.round:
+            self.me.round = self._resume_after
+            self.exchange.outbox.skip(self._resume_after + 1)
+
+    def _restore_from(self, checkpoint: Checkpoint) -> None:
         same_federation(checkpoint, _federation_of(self))
         self._saved = checkpoint
         self.me.round = checkpoint.round
@@ -355,6 +354,7 @@ class Node:
         self.trainer.restore(unpack_arrays(checkpoint.learner))
         self.policy.restore(msgspec.msgpack.decode(checkpoint.policy_state))
         self.peers.restore(checkpoint.peers)
+        self.exchange.conduct.restore(checkpoint.conduct)
         if checkpoint.unevaluated:
             self._evaluations.restore(
                 checkpoint.unevaluated_round, {s: unpack(p) for s, p in checkpoint.unevaluated.items()}
@@ -368,6 +368,26 @@ class Node:
         outbox.final = checkpoint.final and self.done  # unless there are more rounds to do now
         if self._observer is not None:
             self._observer.restored(self)
+
+
+def _checkpoint_of(node: Node, evaluations: Evaluations, prepared: bool) -> Checkpoint:
+    """Return the state of a node without its published models."""
+    unevaluated = evaluations.pending
+    return Checkpoint(
+        **_federation_of(node),
+        round=node.me.round,
+        params=node.me.whole.tobytes(),
+        early_stopping=node.early_stopping.state(),
+        unevaluated={} if unevaluated is None else {s: p.tobytes() for s, p in unevaluated.snapshots.items()},
+        unevaluated_round=0 if unevaluated is None else unevaluated.round,
+        policy_state=encode_state(node.policy),
+        outbox=[],
+        final=False,
+        prepared=prepared,
+        learner=pack_arrays(node.trainer.learner_state()),
+        peers=node.peers.state(),
+        conduct=node.exchange.conduct.state(),
+    )
 
 
 def _federation_of(node: Node) -> dict[str, Any]:

@@ -179,6 +179,7 @@ class NodePeers:
         published: the models published in this round, by stage, with the private part at that time; [P].
         clip: clips received models, if the federation has agreed on `median-clip`; see p2pfl.robust.median_clip.
         capped: number of times that a peer claimed more samples than are counted.
+        senders: senders of the models received in this round, if a robust rule changes the merge.
     """
 
     def __init__(
@@ -206,10 +207,12 @@ class NodePeers:
         self._assigned = MedianClip()
         self.capped: Counter[str] = Counter()
         self.published: dict[Stage, Parameters] = {}
+        self.senders: set[str] = set()
 
     def begin_round(self) -> None:
         self.budget_tracker.begin_round()
         self.published = {}
+        self.senders = set()
         self._own = None
 
     def state(self) -> PeersState:
@@ -263,6 +266,9 @@ class NodePeers:
             updates = await self._exchange.fetch(places.ids, self._me.round, stage)
         finally:
             self.budget_tracker.release(places)
+        self._exchange.conduct.record_fetch(places.ids, updates, self.own)
+        if self._me.rule is not None:
+            self.senders.update(update.sender for update in updates)
         if self._me.robust != NONE and updates:
             updates = self._cap_samples(updates)
             if self.clip is not None:

@@ -9,6 +9,7 @@ from asyncio import TaskGroup
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from p2pfl.node.conduct.conduct import Conduct
 from p2pfl.node.coordination.election_runner import Elected
 from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.exchange.published_models import Outbox, Published
@@ -52,6 +53,7 @@ class Exchange(Protocol):
 
     outbox: Outbox
     coding: ModelEncoder
+    conduct: Conduct
 
     @property
     def expired(self) -> int:

@@ -32,6 +32,7 @@ def message_exchange(
     identity: Identity,
     transport: Transport,
     incarnation: int,
+    generation: int = 0,
     federation: bytes,
     task: Task,
     trainer: Trainer,
@@ -48,6 +49,7 @@ def message_exchange(
 
     Args:
         incarnation: number of the node's starts; it must be on disk before this call.
+        generation: random on machines; see p2pfl.protocols.wire.envelope.FrameSigner.
         federation: 16 bytes; see `federation_id` if there is no signed file.
         agreed: settings that must be equal on all nodes, in addition to `p2pfl.node.federation.agreement.terms`.
         initial: the hash of the initial model.
@@ -62,7 +64,7 @@ def message_exchange(
         key=identity.public,
         neighbours=roles.members,
         transport=transport,
-        signer=FrameSigner(identity, federation, layout.fingerprint, incarnation),
+        signer=FrameSigner(identity, federation, layout.fingerprint, incarnation, generation=generation),
         verifier=FrameVerifier(keys, identity.public, federation, payload_limit(layout.size, electing is not None)),
         agreed={**terms(layout, settings, initial, edges, None if electing is None else electing.timing), **agreed},
         public_info=dict(task.public_info) | {"n_samples": task.n_samples},

@@ -14,6 +14,8 @@ from math import inf
 from typing import Any
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.conduct.conduct import Conduct
+from p2pfl.node.conduct.equivocation import EquivocationWatch
 from p2pfl.node.coordination.election_runner import Elected, ElectionRunner
 from p2pfl.node.coordination.factory import Coordination, CoordinationRoles, make_coordination_roles
 from p2pfl.node.exchange.base import Detached, ExchangeHost
@@ -32,6 +34,7 @@ from p2pfl.node.exchange.rounds.pacing import Pacing
 from p2pfl.node.exchange.rounds.participants import Participants
 from p2pfl.node.exchange.rounds.probation import Probation
 from p2pfl.node.exchange.rounds.start_wait import StartWait, all_incompatible
+from p2pfl.node.folder.settings import detects
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.parameters import Parameters
@@ -59,6 +62,8 @@ class MessageExchange:
         models: server of this node's models.
         losses: server of losses.
         limit: limit of the norm of a model.
+        conduct: penalties of the peers.
+        equivocation: comparison of the models that members send to different peers.
         start_wait: wait for the members at the start.
     """
 
@@ -74,9 +79,9 @@ class MessageExchange:
         self.coding = coding
         self.outbox = Outbox(settings.mode == "synchronous")
         self.contacts = PeerManager(config.peering, self)
-        self.roster = self.contacts.roster
-        self.traffic = self.contacts.traffic
-        self.rejected = self.contacts.rejected
+        self.roster, self.traffic, self.rejected = self.contacts.roster, self.contacts.traffic, self.contacts.rejected
+        self.conduct = Conduct(settings.distrust, detects(settings))
+        self.equivocation = EquivocationWatch(config.peering, self.contacts, self.conduct)
         self.electing: ElectionRunner | None = None if coordination is None else coordination.electing
         self.deadlines = AdaptiveTimeout(settings.deadline, settings.adaptive)
         self.limit = NormLimit()
@@ -104,9 +109,10 @@ class MessageExchange:
             limit=self.limit,
             pacing=pacing,
             probation=self._probation,
+            equivocation=self.equivocation,
         )
         self._loss_client = LossClient(self.contacts, self.requests)
-        self.models = ModelServer(self.contacts, participants, self.outbox, coding)
+        self.models = ModelServer(self.contacts, participants, self.outbox, coding, self.conduct)
         self.losses = LossServer(
             self.contacts,
             participants,
@@ -190,7 +196,7 @@ class MessageExchange:
 
         def done(peer: Peer) -> bool:
             gone = peer.name in self.roster.suspected and (not peer.introduced or peer.unanswered >= GONE_AFTER)
-            return gone or (peer.stopped and not contacts.gossip.lacks_entries(peer))
+            return gone or peer.name in self.roster.left_out or (peer.stopped and not contacts.gossip.lacks_entries(peer))
 
         await contacts.until(lambda: not contacts.final or all(done(peer) for peer in self.peers.values()), inf)
 
@@ -204,8 +210,10 @@ class MessageExchange:
 
     async def next_round(self, finished: int) -> int:
         round = await self.pacer.next_round(finished)
-        if round <= finished and self.coordination is not None:
-            self.coordination.coordinator.rewind(round)
+        if round <= finished:
+            self.contacts.signer.go_back()
+            if self.coordination is not None:
+                self.coordination.coordinator.rewind(round)
         return round
 
     async def publish(self, round: int, stage: Stage, params: Parameters, extras: Extras) -> None:
@@ -262,13 +270,15 @@ class MessageExchange:
                 traffic.received_update += size
                 traffic.received_models += 1
                 traffic.received_preparation += 0 if message.round else size
-                self._model_client.take(peer, message, payload)
+                self._model_client.take(peer, opened, message)
             case m.Score():
                 traffic.received_score += size
                 self.losses.serve(peer, message, payload)
             case m.Scored():
                 traffic.received_scored += size
                 self._loss_client.take(peer, message)
+            case m.Receipts() | m.Equivocation():
+                self.equivocation.receive(peer, opened)
             case _ if self.electing is None or self.coordination is None:
                 raise ProtocolError("election", "this node's policy has no coordinator")
             case m.Submit():
@@ -288,6 +298,7 @@ class MessageExchange:
         self._probation.record_answer(peer.name)
 
     def peers_changed(self) -> None:
+        self.equivocation.spread()
         if self.coordination is not None:
             self.coordination.coordinator.review()
 

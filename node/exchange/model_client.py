@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from p2pfl.node.conduct.equivocation import EquivocationWatch
 from p2pfl.node.exchange.model_encoding import WHOLE, ModelEncoder
 from p2pfl.node.exchange.norm_limit import NormLimit
 from p2pfl.node.exchange.peer_requests import PeerRequests
@@ -16,7 +17,7 @@ from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.policy import Stage, Update
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.protocols.wire.envelope import OVERHEAD, Opened
 from p2pfl.protocols.wire.payload import decode_extras
 
 
@@ -25,6 +26,7 @@ class ModelClient:
 
     Args:
         limit: limit of the norm of a model.
+        equivocation: compares the models with those that other peers have received, and counts penalties.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class ModelClient:
         limit: NormLimit,
         pacing: Pacing,
         probation: Probation,
+        equivocation: EquivocationWatch,
     ) -> None:
         self._contacts = contacts
         self._requests = requests
@@ -45,6 +48,8 @@ class ModelClient:
         self._limit = limit
         self._pacing = pacing
         self._probation = probation
+        self._conduct = equivocation.conduct
+        self._equivocation = equivocation
 
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
         """Return the models of (round, stage) from the peers `ids`, sorted by id."""
@@ -60,6 +65,7 @@ class ModelClient:
 
         self._ask_in_background(ids, round, stages)
         updates: list[Update] = await self._requests.ask(ids, round, ask)
+        self._equivocation.report(round)
         return without_stale(updates, self._settings)
 
     def _ask_in_background(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> None:
@@ -73,19 +79,23 @@ class ModelClient:
                 contacts.tell(peer, m.Get(number, round, stage, WHOLE))
                 contacts.traffic.sent_get += OVERHEAD
 
-    def take(self, peer: Peer, answer: m.ModelUpdate, payload: memoryview) -> None:
+    def take(self, peer: Peer, opened: Opened, answer: m.ModelUpdate) -> None:
         """Accept a model from a peer.
 
         Raises:
             ProtocolError: the model is malformed, or it is not the requested one.
         """
         if answer.request not in peer.requests:  # the answer came too late
+            self._conduct.record_answer(peer.name)
             self._contacts.resolve(peer, answer.request, None)
             return
         try:
-            update = self._update(peer, answer, payload)
-        except ProtocolError:
+            self._equivocation.take(opened)
+            update = self._update(peer, answer, opened.payload)
+        except ProtocolError as error:
             peer.resolve(answer.request, None)
+            if error.cause != "replay":  # a frame that was still in transit at a restart
+                self._conduct.penalise(peer.name, "refused models", f"{error.cause}: {error}")
             raise
         self._coding.keep(peer.name, answer.round, update.params)
         peer.age = answer.age

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
+from p2pfl.node.conduct.conduct import Conduct
 from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.exchange.published_models import Absence, Outbox, Published
 from p2pfl.node.exchange.rounds.participants import Participants
@@ -33,7 +34,15 @@ class ModelServer:
         payloads: encoded models by round, stage, and the tag of the model from which they are differences.
     """
 
-    def __init__(self, contacts: PeerManager, participants: Participants, outbox: Outbox, coding: ModelEncoder) -> None:
+    def __init__(
+        self,
+        contacts: PeerManager,
+        participants: Participants,
+        outbox: Outbox,
+        coding: ModelEncoder,
+        conduct: Conduct,
+    ) -> None:
+        self._conduct = conduct
         self.payloads: dict[tuple[int, Stage, bytes], Payload] = {}
         self._contacts = contacts
         self._participants = participants
@@ -93,6 +102,7 @@ class ModelServer:
         sent = self._outbox.as_sent(update, found.age(asyncio.get_running_loop().time()))
         answer = m.ModelUpdate(get.request, sent.round, sent.stage, sent.n_samples, sent.final, sent.age, base)
         self._contacts.send(peer, answer, payload)
+        self._conduct.record_gift(peer.name)
         traffic, size = self._contacts.traffic, OVERHEAD + payload.size
         traffic.sent_models += 1
         traffic.sent_update += size

@@ -43,6 +43,7 @@ from p2pfl.system.event_log import EventLogger
 from p2pfl.task import TASKS, Part
 from p2pfl.tracking.tracker import GROUP, TRACKERS
 
+PUBLISHED = "published"
 CONFIG, KEY, CHECKPOINT, INCARNATION, STATUS = "node.toml", "key.pem", "checkpoint", "incarnation", "status.json"
 VOTE = "vote"
 COMMAND_LINE = "command line"  # source of a configuration, in errors

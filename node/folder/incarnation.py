@@ -16,6 +16,7 @@ from p2pfl.system.event_log import EventLogger
 from p2pfl.system.failpoints import failpoint
 
 MAGIC = b"p2pfl boot 1\n"
+PUBLISHED_MAGIC = b"p2pfl published 1\n"
 EARLIER = "boot"  # name of the file in earlier versions
 JUMP = 2**20  # maximum starts that a damaged file may have counted since the previous one
 
@@ -55,6 +56,29 @@ def count_past(path: Path, known: int, disk: Disk = SYSTEM) -> None:
         _write(path, known + JUMP, disk)
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {reason(error)}") from error
+
+
+def note_published(path: Path, round: int, disk: Disk = SYSTEM) -> None:
+    """Write the last round of which a peer has a model of this node that is newer than the folder, unless it is 0.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+    if not round:
+        return
+    try:
+        write_sealed(path, PUBLISHED_MAGIC, str(round).encode(), disk=disk)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {reason(error)}") from error
+
+
+def last_published(path: Path, disk: Disk = SYSTEM) -> int:
+    """Return the round that `note_published` has written; 0 if there is none, or if the file is damaged."""
+    try:
+        content = read_sealed(path, PUBLISHED_MAGIC, disk)
+    except (FileNotFoundError, DamagedFileError):
+        return 0
+    return int(content) if content.isdigit() else 0
 
 
 def _last(path: Path, before: Path, log: EventLogger, disk: Disk) -> int:

@@ -12,6 +12,7 @@ from p2pfl.config.binding import split_name
 from p2pfl.errors import ConfigurationError
 from p2pfl.robust.registry import NONE, Robust, make_rule
 
+MOST_DISTRUST = 100  # the score of a member that has sent different models of one round
 DEFAULT_TASK, DEFAULT_POLICY = "digits", "dac"  # of nodes and of scenarios
 
 
@@ -37,6 +38,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             `name` and options; `median-clip` clips models to the median distance from the own one, `none` accepts
             everything unchanged. All rules except `none` cap the numbers of samples that peers claim, and answer with
             coarse losses.
+        distrust: score from which a node leaves out a peer (see p2pfl.node.conduct.conduct), from 1 to 100; 0 leaves no
+            peer out.
         codec: encoding of sent models, a table with a `name` of p2pfl.compression.codecs and options; by default
             float32.
     """
@@ -52,6 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     evaluate_every: int = 1
     device: str = "cpu"
     robust: Robust = NONE
+    distrust: int = 0
     codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
 
     def check(self) -> None:
@@ -62,8 +66,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for key in ("deadline", "max_staleness"):
             if not getattr(self, key) > 0:
                 raise ConfigurationError(f"{key} must be more than 0 seconds, got {getattr(self, key)}")
+        if not 0 <= self.distrust <= MOST_DISTRUST:
+            raise ConfigurationError(f"distrust must be from 0 to {MOST_DISTRUST}, got {self.distrust}")
         make_codec(*split_name("codec", self.codec))
         make_rule(self.robust)
+
+
+def detects(settings: Settings) -> bool:
+    """Return whether a node compares the models of its peers to detect dishonest members."""
+    return settings.robust != NONE or settings.distrust > 0
 
 
 def check_coordinated(settings: Settings) -> None:

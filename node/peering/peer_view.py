@@ -12,6 +12,7 @@ class PeerView:
         neighbours: all peers that the topology allows; sorted.
         ids: the peers that are not suspected; sorted. The value is replaced, never changed, so that it can be kept.
         suspected: reason for the suspicion of a peer.
+        left_out: reason for leaving out a peer for good; it is none of `neighbours`.
         on_change: called after every change.
     """
 
@@ -19,6 +20,7 @@ class PeerView:
         self.neighbours = tuple(sorted(neighbours))
         self.ids = self.neighbours
         self.suspected: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
         self.on_change: list[Callable[[], None]] = []
 
     def add(self, id: str) -> None:
@@ -30,7 +32,15 @@ class PeerView:
         """Remove a peer that is no longer a neighbour."""
         self.neighbours = tuple(known for known in self.neighbours if known != id)
         self.suspected.pop(id, None)
+        self.left_out.pop(id, None)
         self._update()
+
+    def leave_out(self, id: str, reason: str) -> None:
+        """Exclude a peer for good: this node neither learns from it, nor serves it, nor waits for it."""
+        if id not in self.left_out:
+            self.left_out[id] = reason
+            self.neighbours = tuple(known for known in self.neighbours if known != id)
+            self._update()
 
     def suspect(self, id: str, reason: str) -> None:
         """Exclude a peer until its next message. This is an opinion of this node and decides nothing else."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from pathlib import Path
+from secrets import randbits
 from typing import Any, NamedTuple
 
 from p2pfl.node.checkpoint import FileStore
@@ -20,6 +21,7 @@ from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.federation.membership_sync import MembershipSync
 from p2pfl.node.federation.neighbourhood import Neighbourhood
 from p2pfl.node.folder import config as folders
+from p2pfl.node.folder.incarnation import last_published
 from p2pfl.node.node import Node
 from p2pfl.node.peering.discovery import Discovery
 from p2pfl.node.peering.guard import Guard
@@ -119,6 +121,7 @@ class Assembly:
             budget=config.budget,
             lenient=True,
             initial=self._initial,
+            resume_after=last_published(ready.folder / folders.PUBLISHED),
         )
         if ready.membership is not None:
             follow_extensions(ready.membership, node, exchange, status_observer)
@@ -238,6 +241,7 @@ class Assembly:
         return {
             "identity": self._identity,
             "incarnation": incarnation,
+            "generation": randbits(31),
             "task": self._task,
             "trainer": self._trainer,
             "settings": self._config,

@@ -12,17 +12,19 @@ from p2pfl.system.disk import SYSTEM, Disk
 from p2pfl.system.event_log import EventLogger
 
 
-def renumber(folder: Path, known: int, log: EventLogger, disk: Disk = SYSTEM) -> None:
+def renumber(folder: Path, known: int, log: EventLogger, disk: Disk = SYSTEM, round: int = 0) -> None:
     """Let the next start of a node use message numbers that no frame of its key has used.
 
     Args:
         known: the incarnation in a frame of its key that a peer has shown.
         log: receives an event.
         disk: the disk of the folder.
+        round: the last round of which a peer has a model of this node. The node continues after it.
 
     Raises:
         ConfigurationError: a file cannot be read or written.
     """
+    incarnation.note_published(folder / folders.PUBLISHED, round, disk)
     incarnation.count_past(folder / folders.INCARNATION, known, disk)
     membership = load_federation(folder, disk)
     if membership is not None and disk.exists(folder / folders.VOTE):

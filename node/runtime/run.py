@@ -59,7 +59,7 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
         try:
             return _run_once(folder, changes, log, until_done)
         except IncarnationConflictError as conflict:
-            renumber(folder, conflict.incarnation, log)
+            renumber(folder, conflict.incarnation, log, round=conflict.round)
         try:
             return _run_once(folder, changes, log, until_done)
         except IncarnationConflictError:

@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +18,7 @@ from p2pfl.node.node import Node
 from p2pfl.node.peering.peer_table import NEW
 from p2pfl.node.status import snapshot, status_socket
 from p2pfl.node.status.event_text import describe_network, describe_result, describe_round, describe_wait, round_fields
-from p2pfl.node.status.peer_changes import PeerChanges
+from p2pfl.node.status.peer_changes import PeerChanges, log_penalty
 from p2pfl.node.status.reader import read_earlier
 from p2pfl.node.status.status_file import StatusFile, encode
 from p2pfl.parameters import Parameters
@@ -69,6 +70,7 @@ class StatusObserver:
         self.state: dict[str, Any] = {"state": "starting", "pid": os.getpid(), "history": []}
         exchange.roster.on_change.append(self._peers_changed)
         exchange.start_wait.on_change.append(self._start_changed)
+        exchange.conduct.on_penalty.append(partial(log_penalty, log, exchange.conduct))
 
     def begin(self, node: Node, about: Mapping[str, str] = MappingProxyType({})) -> None:
         """Show a node from now on.
@@ -150,6 +152,8 @@ class StatusObserver:
         self.write()
 
     def merged(self, node: Node, merge: Merge) -> None:
+        if node.me.rule is not None:
+            node.exchange.conduct.record_weights(node.peers.senders, merge.weights)
         traffic, begun = node.exchange.traffic, self._ended
         before, self._before = self._before, (traffic.received_in_rounds, traffic.sent_in_rounds)
         self._ended = self._clock()

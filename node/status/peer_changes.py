@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from p2pfl.node.conduct.conduct import Conduct
 from p2pfl.system.event_log import EventLogger
-from p2pfl.system.printable import plural
+from p2pfl.system.printable import plural, printable
 
 PAUSE, LONGEST = 1.0, 60.0  # seconds between two lines about a peer: at first, and at most if it keeps changing
 
@@ -104,3 +105,16 @@ class PeerChanges:
             self._log.warning(f"{name} is not connected: {reason}", kind="peer-missing", peer=name, reason=reason)
         else:
             self._log.warning(f"{name} is missing: {reason}", kind="peer-missing", peer=name, reason=reason)
+
+
+def log_penalty(log: EventLogger, conduct: Conduct, name: str, kind: str, detail: str) -> None:
+    """Log the first penalty of each kind of a peer, and the first one after which it is left out.
+
+    Args:
+        detail: describes the penalty; may come from the peer.
+    """
+    if conduct.penalties[name][kind] == 1:
+        text = f"{name} has a penalty: {kind}" + (f" ({printable(detail)})" if detail else "")
+        log.warning(text, kind="penalty", peer=name, penalty=kind, score=conduct.score(name))
+    if conduct.is_distrusted(name) and name not in conduct.left_out:
+        log.warning(f"{name} is left out: its score is {conduct.score(name)}", kind="left-out", peer=name)

@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PEER_STATES = ("connecting", "connected", "suspected", "not connected", "done")  # shown even if no peer is in them
+PEER_STATES = (
+    "connecting",
+    "connected",
+    "suspected",
+    "not connected",
+    "done",
+    "left out",
+)  # shown even if no peer is in them
 NODE_STATES = ("starting", "running", "serving", "finished", "stopped", "failed", "revoked")
 
 
@@ -56,6 +63,7 @@ def _of_node(state: Mapping[str, Any]) -> Iterator[Metric]:
     yield _value("p2pfl_round", "Current or last finished round.", state.get("round", 0))
     yield _value("p2pfl_stored_round", "Round of the checkpoint on disk.", state.get("stored", 0))
     yield _value("p2pfl_rounds", "Total number of rounds.", state.get("rounds", 0))
+    yield _value("p2pfl_distrust", "Score from which a peer is left out; 0 if none is.", state.get("distrust", 0))
     yield _value("p2pfl_disk_problem", "1 while the node cannot write its checkpoint or status.", bool(state.get("disk")))
     yield _value("p2pfl_broker_problem", "1 while the broker does not deliver messages.", bool(state.get("broker")))
     if election := state.get("election"):
@@ -108,6 +116,10 @@ def _of_peers(peers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     for name, key in (("p2pfl_peer_received_bytes", "bytes_in"), ("p2pfl_peer_sent_bytes", "bytes_out")):
         sizes = [((peer["name"],), peer[key]) for peer in peers if key in peer]
         yield _counter(name, "Bytes of all envelopes, by peer.", ("peer",), sizes)
+    scores = [((peer["name"],), peer["score"]) for peer in peers if "score" in peer]
+    yield _gauge("p2pfl_peer_score", "Points of a peer for penalties; 100 for a proven equivocation.", ("peer",), scores)
+    penalties = [((peer["name"], kind), n) for peer in peers for kind, n in peer.get("penalties", {}).items()]
+    yield _counter("p2pfl_peer_penalties", "Penalties of a peer, by kind.", ("peer", "kind"), penalties)
     refused = [((peer["name"], cause), n) for peer in peers for cause, n in peer.get("offences", {}).items()]
     yield _counter("p2pfl_peer_offences", "Refused messages of a peer, by cause.", ("peer", "cause"), refused)
 

@@ -32,7 +32,13 @@ def node_facts(node: Node) -> dict[str, Any]:
 def exchange_state(exchange: MessageExchange) -> dict[str, Any]:
     """Return the state of a node's peers, and counts of the data exchanged with them."""
     state: dict[str, Any] = {
-        "peers": [peer_state(peer, exchange.roster.suspected.get(name, "")) for name, peer in exchange.peers.items()],
+        "peers": [
+            peer_state(peer, exchange.roster.suspected.get(name, ""), exchange.roster.left_out.get(name, ""))
+            | exchange.conduct.score_state(name)
+            for name, peer in exchange.peers.items()
+        ],
+        "distrust": exchange.conduct.distrust,
+        "proofs": len(exchange.conduct.proofs),
         "traffic": exchange.traffic.as_dict(),
         "rejected": dict(exchange.rejected),
         "revoked_by": [name for name, peer in exchange.peers.items() if peer.revoked],
@@ -54,13 +60,16 @@ def wait_state(waiting: Waiting | None) -> dict[str, Any] | None:
     return {"present": waiting.present, "needed": waiting.needed, "seconds": seconds}
 
 
-def peer_state(peer: Peer, reason: str) -> dict[str, Any]:
+def peer_state(peer: Peer, reason: str, left_out: str = "") -> dict[str, Any]:
     """Return the state of a peer.
 
     Args:
         reason: why it is suspected; "" if it is not.
+        left_out: why it is left out for good; "" if it is not.
     """
-    if peer.revoked and not peer.introduced:
+    if left_out:
+        state, reason = "left out", left_out
+    elif peer.revoked and not peer.introduced:
         state = "not connected"
     elif reason:
         known = peer.introduced or peer.known
@@ -116,6 +125,7 @@ def suspicious_state(exchange: MessageExchange, peers: NodePeers, discarded: Map
         "not finite": discarded,
         "losses told": exchange.losses.given,
         "far ahead": exchange.pacer.far_ahead,
+        "weight 0": exchange.conduct.unweighted,
     }
     return {"suspicious": {what: dict(by_name) for what, by_name in counts.items() if by_name}}
 

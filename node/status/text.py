@@ -11,7 +11,7 @@ from p2pfl.node.status.reader import RUNNING
 from p2pfl.system.printable import byte_size, plural, printable
 
 STALE = 30.0  # seconds after which the status of a running node is overdue (see p2pfl.node.runtime.run.FRESH)
-PEER_COLUMNS = ("peer", "state", "round", "link", "last model", "received", "sent", "reason")
+PEER_COLUMNS = ("peer", "state", "round", "link", "last model", "received", "sent", "score", "reason")
 LINKS = {"direct": "direct", "broker": "through the broker", "": "none"}
 Row = tuple[str, str]  # a label and its text
 
@@ -141,6 +141,9 @@ def _counts(state: Mapping[str, Any]) -> Iterator[Row]:
     """Yield counts of refused models and messages, of suspicious peers, and of faults."""
     if state.get("refused_by_budget"):
         yield "budget", f"{plural(state['refused_by_budget'], 'model')} left out"
+    if state.get("distrust"):
+        out = [peer["name"] for peer in state.get("peers", []) if peer["state"] == "left out"]
+        yield "distrust", f"a peer with a score of {state['distrust']} is left out; now: {', '.join(out) or 'none'}"
     for what, counts in state.get("suspicious", {}).items():
         yield what, _format_counts(counts)
     if state.get("rejected"):
@@ -171,8 +174,15 @@ def _peer(peer: Mapping[str, Any]) -> Sequence[str]:
         "none" if age is None else f"{age:.1f} s old" if age < 10 else f"{duration(age)} old",
         byte_size(peer["bytes_in"]),
         byte_size(peer["bytes_out"]),
+        _score(peer),
         peer["reason"],
     )
+
+
+def _score(peer: Mapping[str, Any]) -> str:
+    """Return the score of a peer with its reasons; "" if it is 0."""
+    reasons = ", ".join(kind if n == 1 else f"{kind} {n}" for kind, n in sorted(peer.get("penalties", {}).items()))
+    return f"{peer['score']}: {reasons}" if peer.get("score") else ""
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

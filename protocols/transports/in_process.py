@@ -6,7 +6,9 @@ A `Model` of the network gives the time at which a frame arrives; without one it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count
+from types import MappingProxyType
 from typing import Protocol
 
 from p2pfl.protocols.errors import TransportError
@@ -21,11 +23,17 @@ class Model(Protocol):
 
 
 class InProcessNetwork:
-    """Factory of transports that reach each other by name."""
+    """Factory of transports that reach each other by name.
 
-    def __init__(self, model: Model | None = None) -> None:
+    Args:
+        keys: public key of each node, by name. Links then have sessions and prove the keys, as over TLS.
+    """
+
+    def __init__(self, model: Model | None = None, keys: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        self.keys = keys
         self._model = model
         self._transports: dict[str, MemoryTransport] = {}
+        self._sessions = count(1)
 
     def transport(self, name: str) -> MemoryTransport:
         """Return a new transport with the address "memory:<name>"."""
@@ -57,6 +65,10 @@ class InProcessNetwork:
         except KeyError:
             raise TransportError(f"no node listens at {address}") from None
 
+    def next_session(self) -> bytes:
+        """Return the session of a new link."""
+        return next(self._sessions).to_bytes(16, "big") if self.keys else NO_SESSION
+
     def deliver(self, link: MemoryLink, frame: memoryview | None) -> None:
         """Deliver a frame to the other end of a link; None reports that the link was closed."""
         loop = asyncio.get_running_loop()
@@ -85,7 +97,8 @@ class MemoryTransport:
 
     async def dial(self, address: str, key: bytes, joining: bool = False) -> Link:
         other = self.network.find(address)
-        near, far = MemoryLink(self, other.name, dialled=True), MemoryLink(other, self.name, dialled=False)
+        session = self.network.next_session()
+        near, far = MemoryLink(self, other.name, session, dialled=True), MemoryLink(other, self.name, session, dialled=False)
         near.peer, far.peer = far, near
         self.links.add(near)
         other.links.add(far)
@@ -103,13 +116,13 @@ class MemoryTransport:
 class MemoryLink:
     """One end of a connection. The signatures of the other end's messages prove its identity."""
 
-    key: bytes | None = None
-    session = NO_SESSION
     direct = True
     joining = False
     backlog = progress = 0
 
-    def __init__(self, transport: MemoryTransport, far: str, dialled: bool) -> None:
+    def __init__(self, transport: MemoryTransport, far: str, session: bytes, dialled: bool) -> None:
+        self.session = session
+        self.key = transport.network.keys.get(far)
         self.local, self.far = transport.name, far
         self.remote = f"memory:{far}"
         self.dialled = dialled

@@ -18,9 +18,9 @@ from blake3 import blake3
 from msgspec import Meta
 
 from p2pfl.protocols.errors import ProtocolError
-from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity, Verifier
+from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity, Verifier, verify
 from p2pfl.protocols.transport import NO_SESSION
-from p2pfl.protocols.wire.messages import Message, UInt32, UInt63, WithPayload
+from p2pfl.protocols.wire.messages import Message, ModelUpdate, UInt32, UInt63, WithPayload
 from p2pfl.protocols.wire.replay_window import ReplayWindow
 
 VERSION = 6
@@ -41,7 +41,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         session: session of the link over which the frame is sent; see p2pfl.protocols.transport.Link.
         incarnation: number of the sender's starts; it is on disk before the sender's first frame.
         sequence: number of the frame since the sender's start.
-        term: term of the coordinator's election; 0 if there is none.
+        generation: random at the sender's start, and one more each time that the sender goes back to an earlier round. In
+            one generation of one incarnation a node publishes one model of a round and a stage.
         layout: the sender's layout fingerprint.
         digest: BLAKE3 of the payload (SHA-256 would take longer than the encryption on most machines).
         body: the message.
@@ -54,7 +55,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     session: Bytes16
     incarnation: UInt32
     sequence: UInt63
-    term: UInt32
+    generation: UInt32
     layout: Bytes16
     payload_size: UInt32
     digest: Bytes32
@@ -63,12 +64,16 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Opened(NamedTuple):
-    """Verified message: its sender, the message, its payload (a view of the frame), and the sender's incarnation."""
+    """Verified message: its sender, the message, its payload (a view of the frame), and the sender's incarnation.
+
+    `envelope` is a view of the header and the signature; empty for a message that did not come in a frame.
+    """
 
     sender: str
     message: Message
     payload: memoryview
     incarnation: int
+    envelope: memoryview = memoryview(b"")
 
 
 class Payload(NamedTuple):
@@ -86,6 +91,13 @@ class Payload(NamedTuple):
         return cls(parts, sum(memoryview(part).nbytes for part in parts), digest.digest())
 
 
+class Foreign(NamedTuple):
+    """Frames that another process has signed with a node's key: its incarnation, and the last round of their models."""
+
+    incarnation: int
+    round: int
+
+
 EMPTY = Payload.of()
 
 
@@ -98,14 +110,26 @@ class FrameSigner:
     Args:
         incarnation: number of the node's starts.
         sequence: number of the frame before the first one.
+        generation: first generation, from 0 to 2^31 - 1. A random one distinguishes copies of a folder that have the
+            same incarnation.
     """
 
-    def __init__(self, identity: Identity, federation: bytes, layout: bytes, incarnation: int, *, sequence: int = 0) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        federation: bytes,
+        layout: bytes,
+        incarnation: int,
+        *,
+        sequence: int = 0,
+        generation: int = 0,
+    ) -> None:
         self._identity = identity
         self._federation = federation
         self._layout = layout
         self._incarnation = incarnation
         self._sequence = sequence
+        self._generation = generation
         self._sessions: dict[bytes, None] = {}  # the oldest first
         self._all_sessions = True  # false once a session has been dropped
 
@@ -117,7 +141,7 @@ class FrameSigner:
         self._note(session)
         fields = (
             *(VERSION, self._federation, self._identity.public, recipient, session),
-            *(self._incarnation, self._sequence, 0, self._layout, payload.size, payload.digest, message),
+            *(self._incarnation, self._sequence, self._generation, self._layout, payload.size, payload.digest, message),
         )
         used = len(msgspec.msgpack.encode(Header(*fields, b"")))
         header = msgspec.msgpack.encode(Header(*fields, bytes(HEADER_SIZE - used)))
@@ -131,31 +155,64 @@ class FrameSigner:
                 del self._sessions[next(iter(self._sessions))]
                 self._all_sessions = False
 
-    def foreign(self, evidence: bytes | memoryview) -> int | None:
-        """Return the incarnation of a later frame that another process has signed with this node's key.
+    def go_back(self) -> None:
+        """Begin a new generation, because the node repeats rounds of which it has published models."""
+        self._generation += 1
+
+    def foreign(self, evidence: bytes | memoryview) -> Foreign | None:
+        """Return what frames show that another process has signed with this node's key.
 
         Args:
-            evidence: a header and its signature.
+            evidence: one or two headers, each with its signature.
 
         Returns:
-            None if this process has made the frame, or the node has started since.
+            None if this process has made the frames, or the node has started since.
 
         Raises:
             ProtocolError: the evidence is malformed, or not signed with this node's key.
         """
-        if len(evidence) != OVERHEAD:
+        if len(evidence) not in (OVERHEAD, 2 * OVERHEAD):
             raise ProtocolError("wrong length", f"evidence of {len(evidence)} bytes")
-        header_bytes, signature = bytes(evidence[:HEADER_SIZE]), bytes(evidence[HEADER_SIZE:])
-        header = _decode(header_bytes)
-        if header.federation != self._federation:
-            raise ProtocolError("other federation")
-        signed = signed_content(header_bytes, header.digest)
-        if header.sender != self._identity.public or not Verifier(header.sender).valid(signature, signed):
+        headers = []
+        for at in range(0, len(evidence), OVERHEAD):
+            envelope = evidence[at : at + OVERHEAD]
+            headers.append(parse_header(envelope, self._federation))
+            verify_header(self._identity.public, headers[-1].digest, envelope)
+        if any(header.sender != self._identity.public for header in headers):
             raise ProtocolError("wrong signature", "evidence that this node has not signed")
+        incarnation = max((header.incarnation for header in headers if self._is_foreign(header)), default=None)
+        if incarnation is None:
+            return None
+        return Foreign(incarnation, max((h.body.round for h in headers if isinstance(h.body, ModelUpdate)), default=0))
+
+    def _is_foreign(self, header: Header) -> bool:
         if header.incarnation == self._incarnation:
-            ours = header.session in self._sessions or not self._all_sessions
-            return None if ours else header.incarnation
-        return header.incarnation if header.incarnation > self._incarnation else None
+            return header.session not in self._sessions and self._all_sessions
+        return header.incarnation > self._incarnation
+
+
+def parse_header(envelope: bytes | memoryview, federation: bytes) -> Header:
+    """Return the header of a frame of a federation, from the header and its signature, which is not verified.
+
+    Raises:
+        ProtocolError: its `cause` is one of wrong length, malformed, other federation.
+    """
+    if len(envelope) != OVERHEAD:
+        raise ProtocolError("wrong length", f"an envelope of {len(envelope)} bytes")
+    header = _decode(envelope[:HEADER_SIZE])
+    if header.federation != federation:
+        raise ProtocolError("other federation")
+    return header
+
+
+def verify_header(sender: bytes, digest: bytes, envelope: bytes | memoryview) -> None:
+    """Verify the signature of a header. Neither the payload nor the sender's membership is needed.
+
+    Raises:
+        ProtocolError: the signature does not hold.
+    """
+    if not verify(sender, bytes(envelope[HEADER_SIZE:]), signed_content(envelope[:HEADER_SIZE], digest)):
+        raise ProtocolError("wrong signature", "a header that its sender has not signed")
 
 
 _header = msgspec.msgpack.Decoder(Header)
@@ -175,6 +232,7 @@ class FrameVerifier:
         self._verifiers: dict[bytes, Verifier] = {}
         self._windows: dict[bytes, ReplayWindow] = {}
         self._newest: dict[bytes, bytes] = {}  # by sender: the header and signature of its newest frame
+        self._models: dict[bytes, bytes] = {}  # by sender: the same of the frame of its newest model
         self._me = me
         self._federation = federation
         self._limit = limit
@@ -222,7 +280,9 @@ class FrameVerifier:
         # Only after verification: a forger must not use up the sequence numbers of an honest peer.
         if window.commit(header.incarnation, header.sequence):
             self._newest[header.sender] = bytes(view[:OVERHEAD])
-        return Opened(self._names[header.sender], header.body, payload, header.incarnation)
+            if isinstance(header.body, ModelUpdate):
+                self.note_model(header.sender, view[:OVERHEAD])
+        return Opened(self._names[header.sender], header.body, payload, header.incarnation, view[:OVERHEAD])
 
     def _expect_addressed(self, header: Header, session: bytes, key: bytes | None) -> None:
         """Refuse a header that is not from a member to this node over this link."""
@@ -237,9 +297,21 @@ class FrameVerifier:
         if header.session != session:
             raise ProtocolError("other session", f"a message of {self._names[header.sender]} from another link")
 
+    @property
+    def federation(self) -> bytes:
+        return self._federation
+
     def newest(self, key: bytes) -> bytes:
         """Return the header and the signature of the newest frame of a sender; b"" before the first."""
         return self._newest.get(key, b"")
+
+    def newest_model(self, key: bytes) -> bytes:
+        """Return the header and the signature of the newest model of a sender; b"" before the first."""
+        return self._models.get(key, b"")
+
+    def note_model(self, sender: bytes, envelope: bytes | memoryview) -> None:
+        """Keep the header and the valid signature of a model as the newest one of its sender."""
+        self._models[sender] = bytes(envelope)
 
 
 def _decode_version(header: memoryview) -> Header:

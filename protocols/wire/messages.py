@@ -127,12 +127,22 @@ class Bye(_Message, frozen=True, tag="bye"):
 
 
 class Conflict(_Message, frozen=True, tag="conflict"):
-    """Refusal of a replayed frame. The payload, a header and its signature, is a later frame of the recipient's key.
+    """Refusal of a replayed frame.
 
-    The recipient learns that its folder was restored from an older copy, or that another process has its key.
+    The payload is the header and the signature of the newest frame of the recipient's key that the sender knows, of its
+    newest model, or of both. The recipient learns that its folder was restored from an older copy, or that another
+    process has its key.
     """
 
-    SIZE = 320
+
+class Receipts(_Message, frozen=True, tag="receipts"):
+    """Report of received models: the payload has the header and the signature of each of their frames."""
+
+    MOST = 8
+
+
+class Equivocation(_Message, frozen=True, tag="equivocation"):
+    """Proof that a member has signed two different models of one round; see p2pfl.protocols.wire.signed_models."""
 
 
 class Vote(_Message, frozen=True, tag="vote"):
@@ -200,8 +210,9 @@ class Assigned(_Message, frozen=True, tag="assigned"):
 ElectionMessage = Vote | Voted | Leading | Following
 Learning = Get | ModelUpdate | Score | Scored | Submit | Assigned
 Presence = Hello | Welcome | NotAvailable | RoundReached | Ping | Pong | PingRequest | IndirectAck | Entries | Bye | Conflict
-Message = Presence | Learning | ElectionMessage
-WithPayload = Hello | Welcome | ModelUpdate | Score | Entries | Submit | Assigned | Conflict
+Report = Receipts | Equivocation
+Message = Presence | Report | Learning | ElectionMessage
+WithPayload = Hello | Welcome | ModelUpdate | Score | Entries | Submit | Assigned | Conflict | Report
 
 Scalar = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Finite | bool | Text
 

@@ -63,6 +63,8 @@ def modelled_exchanges(parts: Parts) -> Sequence[Exchange]:
     plan = parts.plan
     network = ModelledNetwork(parts.loop, parts.links, plan.scenario)
     coordination = ModelledCoordination(network)
+    attack = plan.scenario.attack_plan()
+    detects = plan.scenario.distrust > 0 or (attack is not None and attack.attack.targeted)
     exchanges = []
     for k, (name, task, step) in enumerate(zip(plan.names, plan.tasks, parts.steps, strict=True)):
         config = ModelledConfig(
@@ -73,6 +75,7 @@ def modelled_exchanges(parts: Parts) -> Sequence[Exchange]:
             coding=plan.encoder(k),
             private=bool(goals_of(task)),
             sparse=plan.sparse(k),
+            detects=detects,
         )
         loss = partial(_loss, parts.trainers[k])
         exchanges.append(ModelledExchange(network, config, loss, None if step is None else (coordination, step)))

@@ -58,6 +58,7 @@ class ModelledExchange:
         self.outbox = self.peer.outbox
         self.traffic = self.peer.traffic
         self.coding = config.coding
+        self.conduct = self.peer.conduct
         self._host: ExchangeHost = Detached()
         self._compute = loss
         self._expired = 0
@@ -94,6 +95,7 @@ class ModelledExchange:
         ends = loop.now + network.settings.deadline
         while (round := self._following(finished)) == finished - 1 and loop.now < ends:
             await network.move(ends)
+        self.peer.generation += round <= finished
         announced = self._pacing.enter(round, finished, int(self.peer.round), self.outbox)
         if announced is not None:
             self.peer.reach(announced)
@@ -113,6 +115,7 @@ class ModelledExchange:
             if network.synchronous and not network.all_know(round - 1):
                 await self._pace(round)
             peer.reach(round)
+        peer.generation += (round, stage) in self.outbox.models
         model = self._publisher.make(round, stage, params, extras)
         await self._host.save_model(model)
         self.outbox.add(model)
@@ -129,11 +132,11 @@ class ModelledExchange:
     async def _pace(self, round: int) -> None:
         """Wait until every node that may fetch from this one, and keeps up, has reached the previous round."""
         peer, network = self.peer, self.network
-        now, suspected = network.loop.now, self.roster.suspected
+        now, suspected, left_out = network.loop.now, self.roster.suspected, self.roster.left_out
         behind = [
             other
             for other in peer.requesters
-            if other.name not in suspected and is_awaited(other.known_round(peer, now), round)
+            if other.name not in suspected and other.name not in left_out and is_awaited(other.known_round(peer, now), round)
         ]
         if not behind:
             return
@@ -168,12 +171,16 @@ class ModelledExchange:
             await yield_once()
             at_once = None if known else fetch_at_once(self.peer, ids, round, stages)
             if at_once is not None:
+                if self.peer.receipts is not None:
+                    self.peer.receipts.report(round)
                 return at_once
         fetch = Fetch(self.peer, ids, round, stages, known)
         if not fetch.future.done():
             network.open(fetch)
             await fetch.future
         items = fetch.items
+        if self.peer.receipts is not None:
+            self.peer.receipts.report(round)
         if fetch.left:
             self._miss(ids, fetch, late_answer(round))
         fetch.items = {}  # peers that serve the fetch late may keep it for long

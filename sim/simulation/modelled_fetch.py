@@ -98,7 +98,7 @@ class Fetch(Gather):
         if not self.round:
             sent.received_preparation += OVERHEAD
         peer.heard(asker, asker.round)
-        if not isinstance(found, Published):
+        if not isinstance(found, Published) or asker.name in peer.roster.left_out:
             sent.sent_control += OVERHEAD
             asker.traffic.received_control += OVERHEAD
             when = max(asked, self.loop.now)
@@ -115,6 +115,8 @@ class Fetch(Gather):
         update = peer.outbox.as_sent(update, found.age(when))
         if peer.forge is not None:
             update = peer.forge(asker.name, update)
+        if asker.receipts is not None:
+            asker.receipts.take(peer, update)
         if not self.add(peer.name, update, arrives):  # too late to be used, but it shows that the peer is alive
             self.loop.call_at(arrives, asker.heard, peer, peer.round)
         elif peer.name in self.known:
@@ -144,6 +146,8 @@ def fetch_at_once(
     found: list[tuple[ModelledPeer, Published]] = []
     for id in ids:
         peer = peers[id]
+        if asker.name in peer.roster.left_out:
+            return None
         model = peer.outbox.models.get((round, stages if isinstance(stages, str) else stages[id]))
         if model is None:
             return None
@@ -164,6 +168,8 @@ def fetch_at_once(
             update = peer.outbox.as_sent(update, model.age(now))
         if peer.forge is not None:
             update = peer.forge(asker.name, update)
+        if asker.receipts is not None:
+            asker.receipts.take(peer, update)
         updates.append(update)
     received = asker.traffic
     received.received_models += len(updates)

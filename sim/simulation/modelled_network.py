@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from p2pfl.compression.sparse_updates import tag
+from p2pfl.node.conduct.conduct import Conduct
+from p2pfl.node.conduct.receipts import ReceiptBook
 from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.exchange.published_models import Outbox
 from p2pfl.node.exchange.rounds.pacing import keeps_up
@@ -24,6 +27,9 @@ from p2pfl.node.peering.traffic import Traffic
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Stage, Update
 from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.protocols.wire.messages import Receipts
+from p2pfl.protocols.wire.signed_models import SignedModel
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.simulation.clock import VirtualLoop
 from p2pfl.sim.simulation.gather import Gather
@@ -120,6 +126,7 @@ class ModelledConfig:
         coding: encoding of models.
         private: the node answers nan to peers that request the losses of their models.
         sparse: the topology is not complete; see p2pfl.node.exchange.rounds.pacing.
+        detects: whether nodes compare the models that they have received; see ModelledReceipts.
     """
 
     name: str
@@ -129,6 +136,67 @@ class ModelledConfig:
     coding: ModelEncoder
     private: bool = False
     sparse: bool = False
+    detects: bool = False
+
+
+class ModelledReceipts:
+    """Comparison of the models that a node has received with those of its peers, as in p2pfl.node.conduct.equivocation.
+
+    No message is sent: reports and proofs arrive at once and have no size.
+    """
+
+    def __init__(self, peer: ModelledPeer) -> None:
+        self._peer = peer
+        self._book = ReceiptBook()
+        self._fresh: list[SignedModel] = []
+        self._draws = RandomStreams(peer.network.settings.seed, peer.name)
+
+    def take(self, sender: ModelledPeer, update: Update) -> None:
+        """Note a model that a peer has sent."""
+        content = tag(update.params) + b"".join(array.tobytes() for array in update.extras.values()), update.n_samples
+        start = 1, sender.generation
+        model = SignedModel(sender.name.encode(), start, update.round, update.stage, content, sender.name.encode())
+        self.compare(model)
+        self._book.add(model, fetched=True)
+        self._fresh.append(model)
+
+    def report(self, round: int) -> None:
+        """Show one neighbour the models that were received since the last report."""
+        models, self._fresh = self._fresh, []
+        around = [peer for peer in self._around() if peer.receipts is not None]
+        if not (models and around):
+            return
+        rng = self._draws.generator(round, "receipts")
+        told = around[int(rng.integers(len(around)))].receipts
+        assert told is not None
+        for k in rng.permutation(len(models))[: Receipts.MOST]:
+            told.compare(models[k])
+
+    def compare(self, model: SignedModel) -> None:
+        """Compare a model with the known one of the same round; keep it if there is none."""
+        known = self._book.find(model)
+        if known is None:
+            self._book.add(model, fetched=False)
+        elif known.contradicts(model):
+            self.accept(model)
+
+    def accept(self, model: SignedModel) -> None:
+        """Keep a proof, and pass it on to all neighbours."""
+        conduct, name = self._peer.conduct, model.envelope.decode()
+        if model.sender in conduct.proofs or name == self._peer.name:
+            return
+        conduct.proofs[model.sender] = b"modelled"
+        if name in {peer.name for peer in self._around()}:
+            conduct.penalise(name, "equivocation", f"round {model.round}: two different models")
+        for peer in self._around():
+            if peer.receipts is not None:
+                peer.receipts.accept(model)
+
+    def _around(self) -> list[ModelledPeer]:
+        """Return the nodes that this one may fetch from, and those that may fetch from it, by name."""
+        peer = self._peer
+        around = {id: peer.network.peers[id] for id in (*peer.neighbours, *(other.name for other in peer.requesters))}
+        return [around[id] for id in sorted(around)]
 
 
 class ModelledPeer:
@@ -141,6 +209,10 @@ class ModelledPeer:
         round: newest announced round; inf: the node has stopped.
         requesters: nodes that may fetch from this one.
         suspected_by: nodes that suspect this one, by name.
+        neighbours: nodes from which this one may fetch, also those that it leaves out.
+        generation: number of times that it has replaced a published model of a round, or gone back to an earlier round.
+        conduct: penalties of its peers.
+        receipts: comparison of the received models; None if nodes do not compare them.
         forge: returns the update that a peer receives in place of another one; None for an honest node.
         waiting: requests for models that are not published yet: (round, stage, callback).
     """
@@ -153,6 +225,11 @@ class ModelledPeer:
         self.public_info = {**config.public_info, "n_samples": config.n_samples}
         self.coding = config.coding
         self.roster = PeerView(config.neighbours)
+        self.neighbours = config.neighbours
+        self.generation = 0
+        self.conduct = Conduct(network.settings.distrust, config.detects)
+        self.conduct.leave_out = self.roster.leave_out
+        self.receipts = ModelledReceipts(self) if config.detects else None
         self.outbox = Outbox(network.synchronous)
         self.traffic = Traffic()
         self.round: float = 0

@@ -45,6 +45,7 @@ from p2pfl.protocols.transports.tls_proof import Progress
 from p2pfl.protocols.wire import messages
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened
 from p2pfl.protocols.wire.payload import decode_extras
+from p2pfl.protocols.wire.signed_models import parse_receipts, read_proof
 from tests.conformance import wire_project_coordination
 from tests.conformance.wire_keys import BY_KEY, KEYS, SEEDS
 from tests.conformance.wire_models import more_text
@@ -380,7 +381,17 @@ def check_conflict(given):
     for known in given["sessions"]:
         signer.seal(messages.Ping(1), identity.public, session=unhex(known))
     foreign = signer.foreign(evidence)
-    return {"conflict": foreign is not None, "incarnation": msgspec.msgpack.decode(evidence[:256])[5]}
+    return {"conflict": foreign is not None} | ({} if foreign is None else foreign._asdict())
+
+
+def check_equivocation(given):
+    one, _ = read_proof(unhex(given["proof"]), unhex(given["federation"]))
+    return {"sender": one.sender.hex(), "round": one.round}
+
+
+def check_receipts(given):
+    models = parse_receipts(unhex(given["payload"]), unhex(given["federation"]))
+    return {"rounds": [model.round for model in models]}
 
 
 def check_frame(given):

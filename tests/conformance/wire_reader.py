@@ -725,9 +725,22 @@ MESSAGES = {
     "entries": structure({"membership_version": U32}),
     "bye": structure({"round": U32, "leaving": boolean}),
     "conflict": structure({}),
+    "receipts": structure({}),
+    "equivocation": structure({}),
     **wire_coordination.MESSAGES,
 }
-WITH_PAYLOAD = ("hello", "welcome", "model_update", "score", "entries", "submit", "assigned", "conflict")
+WITH_PAYLOAD = (
+    "hello",
+    "welcome",
+    "model_update",
+    "score",
+    "entries",
+    "submit",
+    "assigned",
+    "conflict",
+    "receipts",
+    "equivocation",
+)
 U63 = integer(0, 2**63 - 1)
 HEADER = structure(
     {
@@ -738,7 +751,7 @@ HEADER = structure(
         "session": B16,
         "incarnation": U32,
         "sequence": U63,
-        "term": U32,
+        "generation": U32,
         "layout": B16,
         "payload_size": U32,
         "digest": B32,
@@ -785,17 +798,66 @@ class FrameVerifier:
 
 
 def check_conflict(given):
-    """Check the evidence that a node receives: a frame signed with its own key."""
+    """Check the evidence that a node receives: one or two frames signed with its own key."""
     evidence = bytes.fromhex(given["evidence"])
-    expect(len(evidence) == 320, "wrong length")
-    head, signature = evidence[:256], evidence[256:]
-    header = read(head, HEADER)
-    expect(header["federation"] == bytes.fromhex(given["federation"]), "other federation")
-    expect(header["sender"] == bytes.fromhex(given["key"]), "wrong signature")
-    content = b"p2pfl envelope 6\0" + digest(head) + header["digest"]
-    expect(signed(header["sender"], signature, content), "wrong signature")
-    same = header["incarnation"] == given["incarnation"] and header["session"].hex() not in given["sessions"]
-    return {"conflict": header["incarnation"] > given["incarnation"] or same, "incarnation": header["incarnation"]}
+    expect(len(evidence) in (320, 640), "wrong length")
+    incarnation, round = None, 0
+    for at in range(0, len(evidence), 320):
+        header = envelope_header(evidence[at : at + 320], given["federation"])
+        expect(header["sender"] == bytes.fromhex(given["key"]), "wrong signature")
+        expect_signed(header, evidence[at : at + 320])
+        same = header["incarnation"] == given["incarnation"] and header["session"].hex() not in given["sessions"]
+        if header["incarnation"] > given["incarnation"] or same:
+            incarnation = max(incarnation or 0, header["incarnation"])
+        if header["message"]["kind"] == "model_update":
+            round = max(round, header["message"]["round"])
+    return {"conflict": incarnation is not None} | (
+        {} if incarnation is None else {"incarnation": incarnation, "round": round}
+    )
+
+
+def envelope_header(envelope, federation):
+    header = read(envelope[:256], HEADER)
+    expect(header["federation"] == bytes.fromhex(federation), "other federation")
+    return header
+
+
+def expect_signed(header, envelope):
+    content = b"p2pfl envelope 6\0" + digest(envelope[:256]) + header["digest"]
+    expect(signed(header["sender"], envelope[256:], content), "wrong signature")
+
+
+def signed_model(envelope, federation):
+    """Return the header of a model, whose signature is not checked yet."""
+    header = envelope_header(envelope, federation)
+    message = header["message"]
+    expect(message["kind"] == "model_update" and not message["base"], "malformed")
+    return header
+
+
+def same_round(header):
+    message = header["message"]
+    return header["sender"], header["incarnation"], header["generation"], message["round"], message["stage"]
+
+
+def check_equivocation(given):
+    proof = bytes.fromhex(given["proof"])
+    expect(len(proof) == 640, "wrong length")
+    halves = proof[:320], proof[320:]
+    one, other = (signed_model(half, given["federation"]) for half in halves)
+    expect(same_round(one) == same_round(other), "malformed")
+    contents = [(header["digest"], header["message"]["n_samples"]) for header in (one, other)]
+    expect(contents[0] != contents[1], "malformed")
+    for header, half in zip((one, other), halves, strict=True):
+        expect_signed(header, half)
+    return {"sender": one["sender"].hex(), "round": one["message"]["round"]}
+
+
+def check_receipts(given):
+    payload = bytes.fromhex(given["payload"])
+    expect(len(payload) % 320 == 0 and 1 <= len(payload) // 320 <= 8, "wrong length")
+    models = [signed_model(payload[at : at + 320], given["federation"]) for at in range(0, len(payload), 320)]
+    return {"rounds": [model["message"]["round"] for model in models]}
 
 
 def check_frame(given):
@@ -866,6 +928,8 @@ CHECKS = {
     "presence": check_presence,
     "txt": check_txt,
     "conflict": check_conflict,
+    "equivocation": check_equivocation,
+    "receipts": check_receipts,
     "frame": check_frame,
     "terms": check_terms,
     **wire_models.CHECKS,

@@ -1027,6 +1027,8 @@ def envelope_vectors() -> Vectors:
         (m.Entries(3), Payload.of(LOG.encode())),
         (m.Bye(5, False), EMPTY),
         (m.Bye(5, True), EMPTY),
+        (m.Receipts(), Payload.of(bytes(320))),
+        (m.Equivocation(), Payload.of(bytes(640))),
         (m.Conflict(), Payload.of(bytes(320))),
         *coordination_messages(),
     ]:
@@ -1043,7 +1045,7 @@ def envelope_vectors() -> Vectors:
         raw_frame(["round_reached", 1], version=b"\xcc\x06", body=b"\xdc\x00\x02\xd9\x0dround_reached\xce\x00\x00\x00\x01"),
     )
     good("padding that is not zero", raw_frame(["round_reached", 1], pad=b"x"))
-    good("a term", raw_frame(["round_reached", 1], term=9))
+    good("another generation", raw_frame(["round_reached", 1], generation=2**31))
     good("another layout", raw_frame(["round_reached", 1], layout=bytes(16)))
     good("an earlier one that had not come", frame(number=1), before=[frame(number=1024).hex()])
     good("started anew", frame(incarnation=3), before=[frame(number=1000).hex()])
@@ -1149,6 +1151,7 @@ def envelope_vectors() -> Vectors:
     bad("a header that ends early", "malformed", "one byte after it", raw_frame(["round_reached", 1], short=1))
     bad("zeros", "malformed", "no header", bytes(320))
     conflict_vectors(v, frame)
+    report_vectors(v)
     return v
 
 
@@ -1156,20 +1159,67 @@ def conflict_vectors(v, frame):
     base = {"federation": ID.hex(), "key": ALICE.public.hex(), "incarnation": 2, "sessions": [SESSION.hex()]}
 
     def good(name, evidence):
-        v.good(name, "conflict", **base, evidence=evidence[:320].hex())
+        v.good(name, "conflict", **base, evidence=evidence.hex())
 
     def bad(name, cause, why, evidence):
         v.bad(name, "conflict", cause, why, **base, evidence=evidence.hex())
 
-    good("a frame of a later start", frame(incarnation=3))
-    good("a frame of an earlier start", frame(incarnation=1))
-    good("an own frame", frame())
-    good("a frame of the same start over another link", frame(session=bytes(16)))
+    good("a frame of a later start", frame(incarnation=3)[:320])
+    good("a frame of an earlier start", frame(incarnation=1)[:320])
+    good("an own frame", frame()[:320])
+    good("a frame of the same start over another link", frame(session=bytes(16))[:320])
+    model = m.ModelUpdate(1, 9, "trained", 50, False, 0.0)
+    good("a frame and a model of a later start", frame(incarnation=3)[:320] + frame(model, incarnation=3)[:320])
+    good("a frame of a later start, and a model of an earlier one", frame(incarnation=3)[:320] + frame(model)[:320])
     bad("evidence that is longer", "wrong length", "321 bytes", frame()[:320] + b"x")
     bad("evidence of another federation", "other federation", "zeros", frame(incarnation=3, of=bytes(16))[:320])
     bad("evidence of another sender", "wrong signature", "bob's", frame(incarnation=3, by=BOB, to=ALICE)[:320])
     bad("evidence that was changed", "wrong signature", "its last byte", flipped(frame(incarnation=3)[:320]))
     bad("evidence that is no header", "malformed", "zeros", bytes(320))
+    bad("evidence of which half is another sender's", "wrong signature", "bob's", frame()[:320] + frame(by=BOB)[:320])
+
+
+def report_vectors(v):
+    """Receipts and proofs."""
+    base = {"federation": ID.hex()}
+
+    def model(content=b"1", round=9, stage="trained", n_samples=50, base=b"", **changes):
+        """Return the header and the signature of a model of alice."""
+        body = ["model_update", 1, round, stage, n_samples, False, 0.5, base]
+        return raw_frame(body, Payload.of(content), **changes)[:320]
+
+    one, other = model(), model(b"2")
+    v.good("two models of one round", "equivocation", **base, proof=(one + other).hex())
+    v.good("the same, the other way round", "equivocation", **base, proof=(other + one).hex())
+    v.good("two numbers of samples", "equivocation", **base, proof=(one + model(n_samples=51)).hex())
+    for name, cause, why, second in [
+        ("the same frame twice", "malformed", "no contradiction", one),
+        ("the same model to another member", "malformed", "another request", model(by=ALICE, pad=b"\1")),
+        ("models of two rounds", "malformed", "9 and 10", model(b"2", round=10)),
+        ("models of two stages", "malformed", "trained and merged", model(b"2", stage="merged")),
+        ("models of two generations", "malformed", "0 and 1", model(b"2", generation=1)),
+        ("a model and a difference", "malformed", "a base", model(b"2", base=bytes(8))),
+        ("a frame without a model", "malformed", "a ping", raw_frame(["ping", 1])[:320]),
+        ("a model with another signature", "wrong signature", "signed by bob", model(b"2", by=BOB)),
+        ("a changed model", "wrong signature", "its last byte", flipped(other)),
+        ("a proof that is longer", "wrong length", "641 bytes", other + b"x"),
+        ("half a proof", "wrong length", "320 bytes", b""),
+    ]:
+        v.bad(name, "equivocation", cause, why, **base, proof=(one + second).hex())
+    v.bad(
+        "a proof of another federation",
+        "equivocation",
+        "other federation",
+        "zeros",
+        federation="00" * 16,
+        proof=(one + other).hex(),
+    )
+    v.good("one receipt", "receipts", **base, payload=one.hex())
+    v.good("eight receipts", "receipts", **base, payload=b"".join(model(round=k) for k in range(8)).hex())
+    v.bad("nine receipts", "receipts", "wrong length", "at most 8", **base, payload=(one * 9).hex())
+    v.bad("no receipt", "receipts", "wrong length", "at least 1", **base, payload="")
+    v.bad("part of a receipt", "receipts", "wrong length", "321 bytes", **base, payload=(one + b"x").hex())
+    v.bad("a receipt of a difference", "receipts", "malformed", "a base", **base, payload=model(base=bytes(8)).hex())
 
 
 def plain_fields(message):
@@ -1178,10 +1228,20 @@ def plain_fields(message):
 
 
 def raw_frame(
-    message, payload=EMPTY, *, by=ALICE, version=b"\x06", body=None, pad=b"\0", term=0, layout=LAYOUT, short=0, label=None
+    message,
+    payload=EMPTY,
+    *,
+    by=ALICE,
+    version=b"\x06",
+    body=None,
+    pad=b"\0",
+    generation=0,
+    layout=LAYOUT,
+    short=0,
+    label=None,
 ):
     """Return a frame from alice to bob, assembled by hand and signed by `by`."""
-    fields = [ID, ALICE.public, BOB.public, SESSION, 2, 1, term, layout, payload.size, payload.digest]
+    fields = [ID, ALICE.public, BOB.public, SESSION, 2, 1, generation, layout, payload.size, payload.digest]
     start = b"\x9d" + version + b"".join(pack(field) for field in fields) + (pack(message) if body is None else body)
     left = 256 - len(start) - 2 - short
     header = start + b"\xc4" + bytes([left]) + pad * left + b"\0" * short

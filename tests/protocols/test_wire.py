@@ -37,6 +37,8 @@ EVERY_MESSAGE = [
     m.IndirectAck(BIG, b"k" * 32),
     m.Entries(BIG),
     m.Bye(BIG, True),
+    m.Receipts(),
+    m.Equivocation(),
     m.Conflict(),
     m.Vote(BIG, BIG, True),
     m.Voted(BIG, BIG, True, False),

@@ -1,6 +1,7 @@
 """Nodes that exchange real messages over a simulated network, on virtual time, with injected faults."""
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from math import inf
 
@@ -98,6 +99,7 @@ class Federation:
         roles: of members, in a federation with a coordinator.
         on_fault: counts errors of the nodes; see PeeringOptions.
         period: seconds between probes; by default only suspected peers are probed.
+        proven: whether links have sessions and prove the keys of their ends.
         node_options: of p2pfl.node.node.Node.
     """
 
@@ -114,12 +116,14 @@ class Federation:
         period=inf,
         roles=None,
         on_fault=None,
+        proven=False,
         **node_options,
     ):
         self.names = sorted(names)
         self.settings = settings or Settings(rounds=5, deadline=10.0)
         self.cable = Cable()
-        self.network = InProcessNetwork(self.cable)
+        self.keys = {name: Identity.from_seed(RandomStreams(0, name).digest(0, "key")) for name in self.names}
+        self.network = InProcessNetwork(self.cable, {name: key.public for name, key in self.keys.items()} if proven else {})
         self.edges = edges
         self.folder = folder
         self.policy = policy
@@ -135,9 +139,10 @@ class Federation:
         self.batcher = Batcher(SequentialLearner(learners), asyncio.get_running_loop())
         speeds = speeds or {}
         self.trainers = {name: BatchedTrainer(self.batcher, k, speeds.get(name, 1.0)) for k, name in enumerate(self.names)}
-        self.keys = {name: Identity.from_seed(RandomStreams(0, name).digest(0, "key")) for name in self.names}
         self.watch = {name: Watch() for name in self.names}
         self.incarnations = dict.fromkeys(self.names, 0)
+        self.starts = Counter()  # like the incarnations, but never set back with a folder
+        self.stores = {}  # without a folder
         self.policies = {}
         self.nodes = {}
         self.running = {}
@@ -172,6 +177,7 @@ class Federation:
     def exchange(self, name, task=None, agreed=None):
         """Return the exchange of a node for its next start."""
         self.incarnations[name] += 1
+        self.starts[name] += 1
         self.policies[name] = policy = self.policy()
         return message_exchange(
             name,
@@ -182,6 +188,7 @@ class Federation:
             identity=self.keys[name],
             transport=self.network.transport(name),
             incarnation=self.incarnations[name],
+            generation=int(RandomStreams(0, name).generator(self.starts[name], "generation").integers(2**31)),
             federation=federation_id("test"),
             task=task or self.tasks[name],
             trainer=self.trainers[name],
@@ -192,10 +199,10 @@ class Federation:
             scores=asks_scores(policy),
         )
 
-    def make(self, name, task=None, agreed=None, exchange=None, observer=None):
+    def make(self, name, task=None, agreed=None, exchange=None, observer=None, resume_after=0):
         """Return a node, with the given exchange, and with the given observer instead of its watch."""
         exchange = exchange or self.exchange(name, task, agreed)
-        store = FileStore(self.folder / name) if self.folder else None
+        store = FileStore(self.folder / name) if self.folder else self.stores.get(name)
         return Node(
             name,
             self.names,
@@ -206,6 +213,7 @@ class Federation:
             settings=self.settings,
             store=store,
             observer=observer or self.watch[name],
+            resume_after=resume_after,
             **self.node_options,
         )
 

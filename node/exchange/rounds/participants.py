@@ -34,11 +34,13 @@ class Participants:
 
     def may_ask(self, peer: Peer) -> bool:
         """Return whether a peer may request a model from this node."""
+        if peer.name in self._contacts.roster.left_out:
+            return False
         return self._askers is None or peer.name in self._askers
 
     def is_waited_for(self, peer: Peer) -> bool:
         """Return whether a peer may request a model from this node and is not an observer."""
-        return self.counts(peer) if self._askers is None else peer.name in self._askers
+        return self.counts(peer) if self._askers is None else self.may_ask(peer)
 
     def present(self) -> list[Peer]:
         """Return the participants that are connected and have not stopped, however slow they are."""

@@ -21,17 +21,19 @@ class IncarnationConflictError(P2pflError):
 
     Attributes:
         incarnation: incarnation in that frame.
+        round: the last round of which peers have a model of this node; 0 if they show none.
     """
 
-    def __init__(self, incarnation: int) -> None:
+    def __init__(self, incarnation: int, round: int = 0) -> None:
         super().__init__(f"a peer has a message from start {incarnation} of this node")
         self.incarnation = incarnation
+        self.round = round
 
 
 class IncarnationCheck:
     """Check for reused keys.
 
-    It shows a peer the newest frame of its key if the peer repeats old numbers, and checks the frames that peers show
+    It shows a peer the newest frames of its key if the peer repeats old numbers, and checks the frames that peers show
     to this node.
     """
 
@@ -44,11 +46,12 @@ class IncarnationCheck:
         self._shown: WeakSet[Link] = WeakSet()
 
     def show_newest(self, link: Link, peer: Peer) -> None:
-        """Send a peer the newest frame of its key, once per link. The peer's folder may be a copy or a backup."""
-        if link not in self._shown:
+        """Send a peer the newest frame and model of its key, once per link. Its folder may be a copy or a backup."""
+        evidence = self._verifier.newest(peer.key) + self._verifier.newest_model(peer.key)
+        if evidence and link not in self._shown:
             self._shown.add(link)
             with suppress(TransportError):
-                self._messenger.send_over(link, peer, m.Conflict(), Payload.of(self._verifier.newest(peer.key)))
+                self._messenger.send_over(link, peer, m.Conflict(), Payload.of(evidence))
 
     def receive(self, opened: Opened) -> None:
         """End the node with IncarnationConflictError if another process signed the frame that a peer shows.
@@ -56,5 +59,5 @@ class IncarnationCheck:
         Raises:
             ProtocolError: the frame does not carry this node's key.
         """
-        if (incarnation := self._signer.foreign(opened.payload)) is not None:
-            self._tasks.fail(IncarnationConflictError(incarnation), f"{self._name}: conflict of incarnations")
+        if (foreign := self._signer.foreign(opened.payload)) is not None:
+            self._tasks.fail(IncarnationConflictError(*foreign), f"{self._name}: conflict of incarnations")

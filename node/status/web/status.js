@@ -8,6 +8,7 @@ const STATES = { // of a peer: the kind of its mark, and what it means
   connecting: ["idle", "connecting"],
   suspected: ["bad", "does not answer; this node does not wait for it"],
   "not connected": ["warn", "not reached since the start of this node"],
+  "left out": ["bad", "its score is too high; this node neither learns from it nor serves it"],
   done: ["done", "has finished its rounds and left"],
 };
 const NODE_STATES = { starting: "starting", running: "learning", serving: "finished, serving its model", finished: "finished", stopped: "stopped", failed: "failed", revoked: "revoked" };
@@ -135,6 +136,7 @@ const columns = [
   ["peer", (peer) => peer.name],
   ["state", (peer) => peer.state],
   ["reason", (peer) => peer.reason || ""],
+  ["score", (peer) => (peer.score ? `${peer.score} (${Object.entries(peer.penalties).map(([kind, n]) => (n > 1 ? `${kind} ${n}` : kind)).join(", ")})` : "0")],
   ["round", (peer) => `${peer.round ?? ""}`],
   ["weight", (peer, last) => (last?.weights?.[peer.name] === undefined ? "–" : percent(last.weights[peer.name]))],
   ["model age", (peer) => (isNumber(peer.staleness) ? seconds(peer.staleness) : "–")],

@@ -29,14 +29,22 @@ def signer(incarnation):
 
 def test_signer_detects_own_frame_of_later_incarnation():
     later = frame(signer(9))[:OVERHEAD]
-    assert signer(5).foreign(later) == 9
+    assert signer(5).foreign(later) == (9, 0)
     assert signer(10).foreign(later) is None
 
 
 def test_signer_detects_frame_of_concurrent_copy():
     original, copy = signer(5), signer(5)
     assert original.foreign(frame(original)[:OVERHEAD]) is None
-    assert copy.foreign(frame(original)[:OVERHEAD]) == 5
+    assert copy.foreign(frame(original)[:OVERHEAD]) == (5, 0)
+
+
+def test_signer_learns_round_of_its_newest_model():
+    original = signer(9)
+    update = m.ModelUpdate(1, 12, "trained", 5, False, 0.0)
+    model = b"".join(bytes(part) for part in original.seal(update, BOB.public, session=SESSION))
+    assert signer(5).foreign(frame(original)[:OVERHEAD] + model[:OVERHEAD]) == (9, 12)
+    assert signer(10).foreign(frame(original)[:OVERHEAD] + model[:OVERHEAD]) is None
 
 
 def test_signer_ignores_frames_of_forgotten_sessions():

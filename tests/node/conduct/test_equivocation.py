@@ -1,0 +1,131 @@
+"""Proofs that a member has sent different models of one round, in federations that exchange real messages."""
+
+from itertools import count
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from p2pfl.node.exchange.published_models import Published
+from p2pfl.node.folder.settings import Settings
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import OVERHEAD, FrameSigner, Payload
+from p2pfl.protocols.wire.signed_models import make_proof, parse_signed_model, read_proof
+from tests.support.federation import federation_id, play
+
+NAMES = ("a", "b", "c", "d", "e")
+FEDERATION = bytes(range(16))
+ALICE, BOB = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
+
+
+def settings(**changes):
+    return Settings(**{"rounds": 6, "deadline": 10.0, "robust": "median-clip"} | changes)
+
+
+def equivocate(exchange):
+    """Make a node answer every request with another model."""
+    honest, numbers = exchange.outbox.find, count(1)
+
+    def find(round, stage):
+        found = honest(round, stage)
+        if not isinstance(found, Published):
+            return found
+        exchange.models.payloads.clear()
+        params = found.update.params + np.float32(1e-3 * next(numbers))
+        return replace(found, update=replace(found.update, params=params))
+
+    exchange.outbox.find = find
+
+
+def run_with_liar(**changes):
+    async def test(federation):
+        federation.start()
+        equivocate(federation.nodes["e"].exchange)
+        await federation.done()
+
+    return play(test, NAMES, settings(**changes))
+
+
+def test_honest_nodes_hold_verifiable_proof():
+    federation = run_with_liar()
+    for name in NAMES[:-1]:
+        conduct = federation.nodes[name].exchange.conduct
+        (proof,) = conduct.proofs.values()
+        one, other = read_proof(proof, federation_id("test"))
+        assert one.sender == other.sender == federation.keys["e"].public
+        assert conduct.penalties == {"e": {"equivocation": 1}}
+        assert conduct.score("e") == 100
+        assert "e" in federation.partners(name, 6)  # it is not left out
+
+
+def test_distrusting_nodes_leave_the_equivocator_out():
+    federation = run_with_liar(distrust=3)
+    for name in NAMES[:-1]:
+        assert "e" not in federation.partners(name, 6)
+        assert federation.nodes[name].exchange.roster.left_out == {"e": "distrusted: equivocation"}
+    assert not federation.partners("e", 6)
+
+
+def test_proof_and_exclusion_last_over_restart(tmp_path):
+    async def test(federation):
+        federation.start()
+        equivocate(federation.nodes["e"].exchange)
+        await federation.round("a", 4)
+        await federation.kill("e")
+        await federation.kill("a")
+        federation.start("a")
+        await federation.done("a", "b", "c", "d")
+
+    federation = play(test, NAMES, settings(rounds=8, distrust=1), folder=tmp_path, period=1.0)
+    exchange = federation.nodes["a"].exchange
+    assert exchange.roster.left_out == {"e": "distrusted: equivocation"}
+    assert list(exchange.conduct.proofs) == [federation.keys["e"].public]
+
+
+def test_honest_federation_holds_no_proof():
+    async def test(federation):
+        federation.start()
+        await federation.done()
+
+    federation = play(test, NAMES, settings(distrust=1))
+    for node in federation.nodes.values():
+        conduct = node.exchange.conduct
+        assert (conduct.proofs, conduct.penalties, node.exchange.roster.left_out) == ({}, {}, {})
+
+
+# Proofs
+
+
+def frame(identity=ALICE, content=b"1", *, incarnation=3, generation=0, round=7, stage="trained", base=b"", of=FEDERATION):
+    signer = FrameSigner(identity, of, bytes(16), incarnation, generation=generation)
+    update = m.ModelUpdate(1, round, stage, 5, False, 0.0, base)
+    return b"".join(bytes(part) for part in signer.seal(update, BOB.public, Payload.of(content)))[:OVERHEAD]
+
+
+def test_two_models_of_one_round_are_a_proof():
+    proof = make_proof(*(parse_signed_model(frame(content=c), FEDERATION) for c in (b"1", b"2")))
+    one, other = read_proof(proof, FEDERATION)
+    assert (one.sender, one.round, other.round) == (ALICE.public, 7, 7)
+
+
+@pytest.mark.parametrize(
+    ("other", "cause"),
+    {
+        "the same model": (frame(), "malformed"),
+        "another round": (frame(content=b"2", round=8), "malformed"),
+        "another stage": (frame(content=b"2", stage="merged"), "malformed"),
+        "another start": (frame(content=b"2", incarnation=4), "malformed"),
+        "a repeated round": (frame(content=b"2", generation=1), "malformed"),
+        "another sender": (frame(BOB, b"2"), "malformed"),
+        "a difference": (frame(content=b"2", base=b"12345678"), "malformed"),
+        "another federation": (frame(content=b"2", of=bytes(16)), "other federation"),
+        "a forged signature": (frame(content=b"2")[:-1] + b"\0", "wrong signature"),
+        "a longer one": (frame(content=b"2") + b"\0", "wrong length"),
+    }.values(),
+)
+def test_other_pairs_of_frames_are_no_proof(other, cause):
+    with pytest.raises(ProtocolError) as error:
+        read_proof(frame() + other, FEDERATION)
+    assert error.value.cause == cause
