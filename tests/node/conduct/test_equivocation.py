@@ -48,6 +48,7 @@ def run_with_liar(**changes):
     return play(test, NAMES, settings(**changes))
 
 
+@pytest.mark.slow
 def test_honest_nodes_hold_verifiable_proof():
     federation = run_with_liar()
     for name in NAMES[:-1]:
@@ -60,6 +61,7 @@ def test_honest_nodes_hold_verifiable_proof():
         assert "e" in federation.partners(name, 6)  # it is not left out
 
 
+@pytest.mark.slow
 def test_distrusting_nodes_leave_the_equivocator_out():
     federation = run_with_liar(distrust=3)
     for name in NAMES[:-1]:
@@ -68,6 +70,7 @@ def test_distrusting_nodes_leave_the_equivocator_out():
     assert not federation.partners("e", 6)
 
 
+@pytest.mark.slow
 def test_proof_and_exclusion_last_over_restart(tmp_path):
     async def test(federation):
         federation.start()
@@ -84,6 +87,7 @@ def test_proof_and_exclusion_last_over_restart(tmp_path):
     assert list(exchange.conduct.proofs) == [federation.keys["e"].public]
 
 
+@pytest.mark.slow
 def test_honest_federation_holds_no_proof():
     async def test(federation):
         federation.start()
