@@ -14,7 +14,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning.losses import cross_entropy, squared_error
 from p2pfl.learning.metrics import CLASSIFICATION, REGRESSION, Metric, metrics_of
 from p2pfl.learning.samples.datasets import Columns
-from p2pfl.learning.samples.node_samples import Division, node_samples
+from p2pfl.learning.samples.node_samples import Division, NodeSamples, node_samples
 from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.learning.torch_problem import Samples, TorchProblem
 from p2pfl.multiobjective.preferences import Preference
@@ -67,10 +67,11 @@ def classification(
     Raises:
         ConfigurationError: the samples are invalid, do not fit the module, or have a label that is not a class.
     """
-    data = _data(train, validation, test, torch.int64, Division(partition, part, seed, columns))
+    samples = node_samples(train, validation, test, torch.int64, Division(partition, part, seed, columns))
     (main,), more = metrics_of(metric, CLASSIFICATION), metrics_of(metrics, CLASSIFICATION)
-    task = TorchTask(module, data, cross_entropy, main.name, main.measure, main.higher_is_better, metrics=more, **options)
-    _check_classes(task)
+    how = cross_entropy, main.name, main.measure, main.higher_is_better
+    task = TorchTask(module, _data(samples), *how, metrics=more, **options)
+    _check_classes(task, samples)
     return task
 
 
@@ -92,9 +93,10 @@ def regression(
 
     For the arguments see `classification`. The metrics are "mse", "mae" and "r2"; the partition is `iid` or `quantity`.
     """
-    data = _data(train, validation, test, torch.float32, Division(partition, part, seed, columns))
+    samples = node_samples(train, validation, test, torch.float32, Division(partition, part, seed, columns))
     (main,), more = metrics_of(metric, REGRESSION), metrics_of(metrics, REGRESSION)
-    task = TorchTask(module, data, squared_error, main.name, main.measure, main.higher_is_better, metrics=more, **options)
+    how = squared_error, main.name, main.measure, main.higher_is_better
+    task = TorchTask(module, _data(samples), *how, metrics=more, **options)
     _check_numbers(task)
     return task
 
@@ -118,14 +120,14 @@ def multi_objective(
         preference: the node's weights, [m].
         options: further attributes of TorchTask.
     """
-    data = _data(train, validation, test, torch.float32, Division())
+    data = _data(node_samples(train, validation, test, torch.float32, Division()))
     return TorchTask(
         module, data, metric="reward", higher_is_better=True, objectives=objectives, preference=preference, **options
     )
 
 
-def _data(train: Any, validation: Any, test: Any, kind: torch.dtype, division: Division) -> Mapping[Split, Samples]:
-    return {split: Samples(*pair) for split, pair in node_samples(train, validation, test, kind, division).items()}
+def _data(samples: Mapping[Split, NodeSamples]) -> Mapping[Split, Samples]:
+    return {split: Samples(each.x, each.y) for split, each in samples.items()}
 
 
 def _check_numbers(task: TorchTask) -> None:
@@ -139,7 +141,7 @@ def _check_numbers(task: TorchTask) -> None:
             )
 
 
-def _check_classes(task: TorchTask) -> None:
+def _check_classes(task: TorchTask, samples: Mapping[Split, NodeSamples]) -> None:
     """Raise ConfigurationError if a label is not a class of the module's outputs."""
     shape, name = _outputs(task).shape, type(task.template).__name__
     if len(shape) < 2:
@@ -151,8 +153,8 @@ def _check_classes(task: TorchTask) -> None:
             )
         if len(wrong := ((y < 0) | (y >= shape[1])).nonzero()):
             raise ConfigurationError(
-                f"{split} data: target {int(wrong[0, 0])} is {int(y[tuple(wrong[0])])}, but module {name} has {shape[1]}"
-                f" outputs; labels must be from 0 to {shape[1] - 1}"
+                f"{samples[split].name('target', int(wrong[0, 0]))} is {int(y[tuple(wrong[0])])}, but module {name} has"
+                f" {shape[1]} outputs; labels must be from 0 to {shape[1] - 1}"
             )
 
 

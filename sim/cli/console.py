@@ -49,11 +49,12 @@ def print_table(summary: Mapping[str, Any]) -> None:
     headings += [*(f"group {group}" for group in groups), *measures, *(CLUSTERS if clustered else [])]
     headings += [*([of_paper(summary.get("figure", ""))] if papers else []), *(["front"] if front else [])]
     first = ["run"] if any(names) else []
-    for name in (*first, *varied, metric, "+- over seeds", *headings):
+    spread = ["+- over seeds"] if seeds > 1 else []
+    for name in (*first, *varied, metric, *spread, *headings):
         table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
     for row, run in zip(rows, names, strict=True):
         paper = number(row["paper"]) if "paper" in row else ""
-        deviation = number(row["std"]) if seeds > 1 else ""
+        deviation = [number(row["std"])] if seeds > 1 else []
         compared = [number(row["stages"].get(stage)) for stage in stages]
         compared += [f"{row['bytes'] / 1e6:.2f}"] if sent else []
         of_groups = [number(row["per_group"][group]) if group in row.get("per_group", {}) else "" for group in groups]
@@ -66,7 +67,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
         compared += _clusters(row.get("clusters"), row["seeds"]) if clustered else []
         more = [*compared, *([paper] if papers else []), *(["*" * row["front"]] if front else [])]
         values = [setting(key, row["varied"][key]) if key in row["varied"] else "" for key in varied]
-        table.add_row(*([run] if first else []), *values, number(row["mean"]), deviation, *more)
+        table.add_row(*([run] if first else []), *values, number(row["mean"]), *deviation, *more)
     of = "nodes, runs" if any("pool" in row for row in rows) else "nodes"
     print(f"{summary['scenario']}: test {metric}, mean over {of} and {seeds} seed{'s' * (seeds > 1)}")
     print_whole(table)

@@ -259,9 +259,12 @@ class Results(list[Result], Views):
             return ["run"], []
         rows, metric = self.summary["table"], self.summary["runs"][0]["metric"]
         stages = [stage for stage in STAGES if any(stage in row.get("stages", {}) for row in rows)]
-        heads = ["run", f"test {metric}", "± over seeds", "seeds", *stages]
+        several = any(row["seeds"] > 1 for row in rows)
+        heads = ["run", f"test {metric}", *(["± over seeds"] if several else []), "seeds", *stages]
         return heads, [
-            [row["name"], number(row["mean"]), number(row["std"] if row["seeds"] > 1 else None), str(row["seeds"])]
+            [row["name"], number(row["mean"])]
+            + ([number(row["std"] if row["seeds"] > 1 else None)] if several else [])
+            + [str(row["seeds"])]
             + [number(row["stages"].get(stage)) for stage in stages]
             for row in rows
         ]

@@ -16,8 +16,26 @@ from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part
 
-Pairs = dict[Split, tuple[Array, Array]]
-Tensors = dict[Split, tuple[Tensor, Tensor]]
+Pairs = Mapping[Split, tuple[Array, Array]]
+
+
+class NodeSamples(NamedTuple):
+    """Samples of a node, and their places in the data that the user gave.
+
+    Attributes:
+        x, y: inputs [n, ...] and targets [n, ...].
+        source: the split of the data; that of held-out samples is "train".
+        places: their positions in it, int64 [n]; None if they are all of it, in order.
+    """
+
+    x: Tensor
+    y: Tensor
+    source: Split
+    places: np.ndarray | None = None
+
+    def name(self, what: str, k: int) -> str:
+        """Return the name of a value for an error, such as "train data: input 3", by its place in the user's data."""
+        return f"{self.source} data: {what} {k if self.places is None else self.places[k]}"
 
 
 class Division(NamedTuple):
@@ -36,8 +54,19 @@ class Division(NamedTuple):
     columns: Columns | None = None
 
 
-def node_samples(train: Any, validation: Any, test: Any, kind: torch.dtype, division: Division) -> Tensors:
-    """Return the samples of a node by split: inputs [n, ...] and targets [n, ...] of a type.
+class _Chosen(NamedTuple):
+    """Samples that a node takes from the data of a split; None for all of them."""
+
+    source: Split
+    places: np.ndarray | None = None
+
+    def part(self, places: np.ndarray) -> _Chosen:
+        """Return some of these samples."""
+        return _Chosen(self.source, places if self.places is None else self.places[places])
+
+
+def node_samples(train: Any, validation: Any, test: Any, kind: torch.dtype, division: Division) -> dict[Split, NodeSamples]:
+    """Return the samples of a node by split, with targets of a type.
 
     Args:
         train: samples; see p2pfl.learning.samples.datasets.read_samples.
@@ -59,10 +88,15 @@ def node_samples(train: Any, validation: Any, test: Any, kind: torch.dtype, divi
     if kind == torch.int64:
         for split, (_, y) in pairs.items():
             _check_whole(split, y)
+    chosen = {split: _Chosen(split) for split in pairs}
     if division.partition is not None:
-        _divide(pairs, division.partition, division.part, division.seed, kind)
-    _hold_out(pairs, sizes, division)
-    return {split: _tensors(*pairs[split], kind) for split in given if split in pairs}
+        chosen |= _divide(pairs, division.partition, division.part, division.seed, kind)
+    n = len(pairs["train"][0]) if (own := chosen["train"].places) is None else len(own)
+    chosen |= _hold_out(n, chosen["train"], sizes, division)
+    samples = {split: _samples(pairs, chosen[split], kind) for split in given if split in chosen}
+    for found in samples.values():
+        _check_finite(found)
+    return samples
 
 
 def _check_whole(split: Split, y: Array) -> None:
@@ -75,8 +109,8 @@ def _check_whole(split: Split, y: Array) -> None:
         )
 
 
-def _divide(pairs: Pairs, partition: Partition, part: Part | None, seed: int, kind: torch.dtype) -> None:
-    """Replace the training and test samples of all nodes by those of one node."""
+def _divide(pairs: Pairs, partition: Partition, part: Part | None, seed: int, kind: torch.dtype) -> dict[Split, _Chosen]:
+    """Return the training and test samples of one node, out of those of all nodes."""
     if part is None:
         raise ConfigurationError("partition needs the part and the seed of the task function: part=part, seed=seed")
     classes = kind == torch.int64
@@ -86,9 +120,7 @@ def _divide(pairs: Pairs, partition: Partition, part: Part | None, seed: int, ki
     index: dict[Split, np.ndarray] = {"train": partition.train(labels["train"], part, seed)}
     if "test" in pairs and partition.judged_on == "own" and classes:
         index["test"] = partition.test(labels["train"][index["train"]], labels["test"], part, seed)
-    for split, chosen in index.items():
-        x, y = pairs[split]
-        pairs[split] = take(x, chosen), take(y, chosen)
+    return {split: _Chosen(split, places) for split, places in index.items()}
 
 
 def _labels(y: Array) -> np.ndarray:
@@ -98,24 +130,31 @@ def _labels(y: Array) -> np.ndarray:
     return labels
 
 
-def _hold_out(pairs: Pairs, sizes: Mapping[Split, float], division: Division) -> None:
-    """Move training samples to the splits for which only a number is given."""
+def _hold_out(n: int, train: _Chosen, sizes: Mapping[Split, float], division: Division) -> dict[Split, _Chosen]:
+    """Return the splits for which only a number is given, out of n training samples, and the remaining ones."""
     for split, size in sizes.items():
         if not size >= 0 or (size >= 1 and size != int(size)):
             raise ConfigurationError(f"{split} must be samples, a whole number, or a fraction below 1, got {size!r}")
-    x, y = pairs["train"]
     name = "samples" if division.part is None else f"samples/{division.part.index}"
-    order = RandomStreams(division.seed, name).generator(0, "splits").permutation(len(x)) if sizes else np.arange(len(x))
+    order = RandomStreams(division.seed, name).generator(0, "splits").permutation(n) if sizes else np.arange(0)
+    found: dict[Split, _Chosen] = {}
     for split, size in sizes.items():
-        held = round(size * len(x)) if size < 1 else int(size)
+        held = round(size * n) if size < 1 else int(size)
         held = min(max(held, 1), len(order) // 2) if size else 0
-        chosen, order = np.sort(order[:held]), order[held:]
-        pairs[split] = take(x, chosen), take(y, chosen)
-    if sizes:
-        rest = np.sort(order)
-        pairs["train"] = take(x, rest), take(y, rest)
+        found[split], order = train.part(np.sort(order[:held])), order[held:]
+    return found | ({"train": train.part(np.sort(order))} if sizes else {})
 
 
-def _tensors(x: Array, y: Array, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+def _samples(pairs: Pairs, chosen: _Chosen, kind: torch.dtype) -> NodeSamples:
+    x, y = pairs[chosen.source]
+    if chosen.places is not None:
+        x, y = take(x, chosen.places), take(y, chosen.places)
     inputs, targets = torch.as_tensor(x), torch.as_tensor(y)
-    return inputs.float() if inputs.is_floating_point() else inputs, targets.to(kind)
+    return NodeSamples(inputs.float() if inputs.is_floating_point() else inputs, targets.to(kind), *chosen)
+
+
+def _check_finite(samples: NodeSamples) -> None:
+    for what, values in (("input", samples.x), ("target", samples.y)):
+        if values.is_floating_point() and not (finite := values.isfinite()).all():
+            first = int((~finite).nonzero()[0, 0])
+            raise ConfigurationError(f"{samples.name(what, first)} is not finite (NaN or infinite)")

@@ -142,9 +142,9 @@ def side_by_side(folders: Sequence[Folder], series: Sequence[Series]) -> str:
     shared = [key for key, count in times.items() if count > 1]
     if not shared:
         return ""
-    heads = ["Run"]
+    heads, several = ["Run"], any(len(one.seeds) > 1 for one in series)
     for folder in folders:
-        heads += [str(folder.path), "± over seeds", "bytes sent"]
+        heads += [str(folder.path), *(["± over seeds"] if several else []), "bytes sent"]
     heads += ["difference", "± of the difference"] if len(folders) == 2 else []
     compared = {(each.name, each.first.metric): each for each in comparisons(series)}
     rows = []
@@ -155,11 +155,11 @@ def side_by_side(folders: Sequence[Folder], series: Sequence[Series]) -> str:
             found = next((one for one in own if (one.row, one.metric) == (name, metric)), None)
             row = next((row for row in folder.summary.table if row.name == name), Row(name))
             if found is None:
-                line += ["", "", ""]
+                line += [""] * (2 + several)
                 continue
             means.append(found.mean(entry.test.mean for entry in found.entries))
-            deviation = number(row.std) if len(found.seeds) > 1 else ""
-            line += [number(means[-1]), deviation, size(found.mean(entry.sent for entry in found.entries))]
+            deviation = [number(row.std) if len(found.seeds) > 1 else ""] if several else []
+            line += [number(means[-1]), *deviation, size(found.mean(entry.sent for entry in found.entries))]
         if len(folders) == 2:
             first, second = means
             line.append("" if first is None or second is None else difference(second - first))

@@ -321,6 +321,21 @@ class Broken(Dataset):
 ODD = [Image(np.zeros((4, 4, 3), np.uint8)), Image(np.zeros((4, 4), np.uint8))]
 
 
+@pytest.mark.parametrize("place", range(8))
+@pytest.mark.parametrize("options", [{"partition": p2pfl.partition("iid"), "validation": 2}, {"validation": 0.3, "test": 2}])
+def test_error_names_place_in_data_of_the_user(place, options):
+    wrong = X.copy()
+    wrong[place, 1] = np.inf
+    said = set()
+    for k in range(2):
+        for x, y in ((wrong, Y), (X, np.where(np.arange(8) == place, 5, Y))):
+            try:
+                p2pfl.classification(network, train=(x, y), part=Part(k, 2), seed=1, **options)
+            except ConfigurationError as error:
+                said.add(str(error).partition(" is ")[0])
+    assert said == {f"train data: input {place}", f"train data: target {place}"}
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

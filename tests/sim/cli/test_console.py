@@ -34,6 +34,13 @@ def test_table_has_lines_where_the_terminal_is_wide(capsys, monkeypatch):
     assert [cell.strip() for cell in lines[1].split("┃")[1:5]] == ["run", "budget.models", "accuracy", "+- over seeds"]
 
 
+def test_table_of_one_seed_has_no_spread_over_seeds(capsys, monkeypatch):
+    lines = printed(capsys, monkeypatch, [row("a", seeds=1, std=0.0)], columns=130, seeds=[0], target=0.85)
+    heads, cells = ([cell.strip() for cell in lines[k].split(sign)[1:-1]] for k, sign in ((1, "┃"), (3, "│")))
+    assert heads[:3] == ["run", "accuracy", "MB sent"]
+    assert cells[:3] == ["a", "0.967", "2493.23"]
+
+
 def test_long_names_of_runs_are_wrapped(capsys, monkeypatch):
     name = "a policy with a very long name/and more of it"
     lines = printed(capsys, monkeypatch, [row(name)])
