@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,9 +16,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.request import urlopen
 
-from playwright.sync_api import sync_playwright
-
 from scripts.tools.findings import ROOT
+from scripts.tools.screenshots import open_page
 
 PICTURE = ROOT / "docs" / "status.png"
 
@@ -92,15 +90,9 @@ def _wait(address: str) -> None:
 
 
 def _screenshot(address: str) -> bytes:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
-        page.goto(address)
+    with open_page(address, *SIZE) as page:
         page.locator('tr[data-peer][data-state="connected"]').nth(len(NAMES) - 2).wait_for()
-        picture = page.screenshot()
-        browser.close()
-    return picture
+        return page.screenshot()
 
 
 def main() -> int:
