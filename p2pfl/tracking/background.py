@@ -11,10 +11,12 @@ from textwrap import shorten
 from threading import Thread
 from typing import Protocol
 
+from p2pfl.system.interrupts import interruptible
 from p2pfl.system.printable import printable
 from p2pfl.tracking.tracker import Figures, NamedFactory, TrackedRun, Tracker
 
 CLOSING = 30.0  # seconds that the end of a program waits for its trackers
+SILENT = 1.0  # seconds of them without a message
 MOST_WAITING = 10_000  # calls that may wait for a slow tracker
 LONGEST_REASON = 200  # characters of an error in a warning
 
@@ -37,7 +39,7 @@ class Tracking:
     Args:
         trackers: their factories; see p2pfl.tracking.tracker.factories.
         folder: parent of the folders of their files.
-        warn: receives a line for each tracker that fails, also in that thread.
+        warn: receives a line for each tracker that fails or delays the end, also in that thread.
     """
 
     def __init__(self, trackers: Sequence[NamedFactory], folder: Path, warn: Callable[[str], object]) -> None:
@@ -59,14 +61,26 @@ class Tracking:
         return begun
 
     def close(self, seconds: float = CLOSING) -> None:
-        """End all runs, and wait until everything is recorded, for some seconds at most."""
+        """End all runs, and wait until everything is recorded, for some seconds at most, or until Ctrl-C.
+
+        After a second, a line says which tracker is waited for.
+        """
         self._calls.put(None)
-        self._thread.join(seconds)
+        reason = f"has not finished {seconds:g} s after the end"
+        try:
+            with interruptible():
+                self._wait(seconds)
+        except KeyboardInterrupt:
+            reason = "was interrupted"
         if self._thread.is_alive():
-            self._warn(
-                f"the tracker {self._busy} has not finished {seconds:g} s after the end; its last figures may be missing"
-            )
+            self._warn(f"the tracker {self._busy} {reason}; its last figures may be missing")
         self._closed = True
+
+    def _wait(self, seconds: float) -> None:
+        self._thread.join(min(SILENT, seconds))
+        if self._thread.is_alive() and seconds > SILENT:
+            self._warn(f"waiting for the tracker {self._busy}, at most {seconds:g} s; press Ctrl-C to end at once")
+            self._thread.join(seconds - SILENT)
 
     def post(self, call: Callable[[], object]) -> None:
         """Have a call made in the thread, unless too many wait already."""

@@ -1,5 +1,6 @@
 """Completion of commands in a shell."""
 
+import shutil
 import subprocess
 import sys
 
@@ -59,6 +60,32 @@ def test_completion_supports_other_shells(capsys, shell, start):
     out = capsys.readouterr().out
     assert start in out
     assert "digits-gossip" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [node, sim])
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_script_is_valid_in_other_shells(capsys, tmp_path, shell, program):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    assert program(["completion", shell]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    subprocess.run([shell, "-n", tmp_path / "script"], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_commands_and_files(capsys, tmp_path):
+    assert node(["completion", "fish"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "alice").mkdir()
+    lines = "; ".join(
+        f"complete -C 'p2pfl-node {words}'" for words in ("federation cr", "run al", "init alice --policy fedp")
+    )
+    found = subprocess.run(
+        ["fish", "-c", f"source script; {lines}"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert [line.split()[0] for line in found.stdout.splitlines()] == ["create", "alice/", "fedprox", "fedpref"]
 
 
 def test_completion_without_shtab_names_the_extra(capsys, monkeypatch):

@@ -1,5 +1,7 @@
 """Tracking in a thread: order of the calls, failing and slow trackers, names."""
 
+import os
+import signal
 import threading
 from math import inf, nan
 from pathlib import Path
@@ -71,6 +73,36 @@ def test_failing_tracker_gives_one_warning(tmp_path, trackers, tracker, warning)
     assert found.startswith(warning)
     others = [each for each in trackers if type(each) is MemoryTracker]
     assert [each.curve("a") for each in others] == [{1: 1.0, 2: 1.0}] * 2
+
+
+def test_interrupt_ends_the_wait_for_a_hanging_tracker(tmp_path, monkeypatch):
+    """The first Ctrl-C ends the node, whose event loop then handles signals in its own way."""
+    monkeypatch.setattr(background, "SILENT", 0.0)
+    begun, leave, warnings = threading.Event(), threading.Event(), []
+
+    def hang(run, folder):
+        begun.set()
+        leave.wait()
+
+    def warn(text):
+        warnings.append(text)
+        if text.startswith("waiting"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        tracking = Tracking([NamedFactory("hang", hang)], tmp_path, warn)
+        tracking.begin(RUN)
+        assert begun.wait(10)
+        tracking.close(3600)
+        assert signal.getsignal(signal.SIGINT) not in (signal.default_int_handler, signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        leave.set()
+    assert warnings == [
+        "waiting for the tracker hang, at most 3600 s; press Ctrl-C to end at once",
+        "the tracker hang was interrupted; its last figures may be missing",
+    ]
 
 
 def test_hanging_tracker_delays_the_end_for_a_limited_time(tmp_path, trackers, monkeypatch):
