@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 
@@ -21,14 +20,14 @@ class LinkTable:
 
     Args:
         max_frame: maximum bytes of a frame; on a link that is not trusted yet the maximum is `greeting`.
-        on_proven: called when the other side of a link has proven its key.
+        on_proven: called with the key of the other side when a link is proven.
 
     Attributes:
         links: all links by id, including those that are not proven.
         strangers: accepted links that are not trusted yet, the oldest first.
     """
 
-    def __init__(self, bus: Bus, topics: Topics, max_frame: int, greeting: int, on_proven: Callable[[], None]) -> None:
+    def __init__(self, bus: Bus, topics: Topics, max_frame: int, greeting: int, on_proven: Callable[[bytes], None]) -> None:
         self.bus = bus
         self.topics = topics
         self.max_frame = max_frame
@@ -56,7 +55,6 @@ class LinkTable:
     def enter(self, link: MqttLink) -> None:
         self.links[link.id] = link
         if link.dialled:
-            self._on_proven()
             return
         self.strangers[link] = None
         if len(self.strangers) > STRANGERS:
@@ -66,8 +64,10 @@ class LinkTable:
             )
 
     def prove(self, link: MqttLink) -> None:
-        self._on_proven()
-        same = [other for other in self.links.values() if other.key == link.key and other.proven]
+        self._on_proven(link.key or b"")
+        if link.dialled:
+            return
+        same = [other for other in self.links.values() if other.key == link.key and other.session_made]
         if len(same) > LINKS_PER_KEY:
             same[0].fail("closed to make room for another connection")
 
@@ -82,7 +82,7 @@ class LinkTable:
 
     @property
     def any_proven(self) -> bool:
-        return any(link.proven for link in self.links.values())
+        return any(link.session_made for link in self.links.values())
 
     def close(self, key: bytes | None = None) -> None:
         """Close all links, or only those with the owner of `key`."""
@@ -92,10 +92,8 @@ class LinkTable:
 
     def resume(self) -> None:
         """Resume after a reconnection with the broker."""
-        now = asyncio.get_running_loop().time()
         for link in list(self.links.values()):
-            link.stream.resume(now)
-            link.pump()
+            link.resume()
 
     def pause(self) -> None:
         """Wait for a new connection with the broker."""

@@ -5,12 +5,8 @@ from __future__ import annotations
 from p2pfl.protocols.identity import KEY_SIZE
 
 ADDRESS = "mqtt:"  # the same for every member; its key identifies it
-OPENING_PACKET, ANSWER_PACKET, RESET_PACKET, ECHO_PACKET = (
-    3,
-    4,
-    5,
-    6,
-)  # first byte of a packet; p2pfl.protocols.mqtt.reliable_stream has further kinds
+# First byte of a packet; p2pfl.protocols.mqtt.reliable_stream has further types. 3 and 4 are those of version 1.
+FORMER_OPENING, FORMER_ANSWER, RESET_PACKET, ECHO_PACKET = 3, 4, 5, 6
 PRESENCE, WILL = "presence", "will"
 
 

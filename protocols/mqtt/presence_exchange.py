@@ -15,7 +15,7 @@ from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.mqtt import presence
 from p2pfl.protocols.mqtt.broker_client import Bus
 from p2pfl.protocols.mqtt.delivery import DeliveryMonitor
-from p2pfl.protocols.mqtt.limits import OpeningLimits
+from p2pfl.protocols.mqtt.limits import HandshakeLimits
 from p2pfl.protocols.mqtt.packets import ADDRESS, Topics
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import AccessControl
@@ -108,7 +108,7 @@ class PresenceObserver:
         self,
         own: bytes,
         access: AccessControl,
-        limits: OpeningLimits,
+        limits: HandshakeLimits,
         *,
         found: Callable[[bytes, str], None],
         hinted: Callable[[bytes], None],

@@ -23,7 +23,7 @@ from math import inf
 from struct import Struct
 
 from p2pfl.protocols.errors import ProtocolError
-from p2pfl.protocols.mqtt.key_exchange import CONTROL, DATA, Sealing
+from p2pfl.protocols.mqtt.packet_seal import CONTROL, DATA, Sealing
 from p2pfl.protocols.reception_limits import patience
 from p2pfl.protocols.transport import Part
 

@@ -1,7 +1,8 @@
 """Links through an MQTT broker, which is trusted only to carry packets.
 
-Every pair of members agrees on its own keys (p2pfl.protocols.mqtt.key_exchange). Frames are cut, sealed, acknowledged
-and repeated (p2pfl.protocols.mqtt.reliable_stream). The broker sees which members communicate, when, and how much. It
+Every link begins with the TLS 1.3 handshake and the proofs of direct links (p2pfl.protocols.mqtt.link_handshake), from
+which its keys follow. Frames are cut, sealed, acknowledged and repeated (p2pfl.protocols.mqtt.reliable_stream). The
+broker sees which members communicate, when, and how much. It
 may lose, repeat, reorder, alter and forge packets: frames arrive complete, in order and once, or the link ends.
 
     p2pfl/<federation>/<recipient>/<sender>    packets; a node subscribes to p2pfl/<federation>/<its own key>/+
@@ -25,6 +26,7 @@ and reports if the message does not arrive.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -34,15 +36,15 @@ from p2pfl.protocols.mqtt.acceptor import LinkAcceptor
 from p2pfl.protocols.mqtt.broker_client import Bus
 from p2pfl.protocols.mqtt.connection import BrokerConnection, Keep
 from p2pfl.protocols.mqtt.delivery import DeliveryMonitor, ProblemReport
-from p2pfl.protocols.mqtt.dialler import LinkDialler
-from p2pfl.protocols.mqtt.limits import OpeningLimits
+from p2pfl.protocols.mqtt.limits import HandshakeLimits
 from p2pfl.protocols.mqtt.link import MqttLink
+from p2pfl.protocols.mqtt.link_handshake import HANDSHAKE_PACKET, DamageError, begins_handshake
 from p2pfl.protocols.mqtt.link_table import LinkTable
 from p2pfl.protocols.mqtt.packets import (
     ADDRESS,
-    ANSWER_PACKET,
     ECHO_PACKET,
-    OPENING_PACKET,
+    FORMER_ANSWER,
+    FORMER_OPENING,
     PRESENCE,
     RESET_PACKET,
     WILL,
@@ -52,6 +54,8 @@ from p2pfl.protocols.mqtt.presence_exchange import Announcer, PresenceObserver
 from p2pfl.protocols.mqtt.reliable_stream import CONTROL_PACKET, DATA_PACKET
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import AccessControl, Handler
+from p2pfl.protocols.transports.credentials import Credentials
+from p2pfl.protocols.transports.tls_handshake import TlsHandshake
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.messages import HelloParameters
 from p2pfl.system.printable import key_name
@@ -107,10 +111,11 @@ class MqttTransport:
         self._problem = ProblemReport(on_problem)
         self._delivery = DeliveryMonitor(bus, topics, self._problem)
         self._connection = BrokerConnection(bus, topics, self._problem, uniform)
-        self._table = LinkTable(bus, topics, max_frame, greeting, self._delivery.permit)
-        limits = OpeningLimits(access)
-        self._acceptor = LinkAcceptor(identity, access, limits, self._table)
-        self._dialler = LinkDialler(identity, access, self._table)
+        self._table = LinkTable(bus, topics, max_frame, greeting, self._on_proven)
+        limits = HandshakeLimits(access)
+        self._credentials = Credentials(identity, access)
+        self._acceptor = LinkAcceptor(self._credentials, limits, self._table)
+        self._outdated: set[bytes] = set()  # members that have dialled with an earlier version
         self._announcer = Announcer(
             bus, topics, identity, access, incarnation=incarnation, addresses=addresses, delivery=self._delivery
         )
@@ -144,12 +149,23 @@ class MqttTransport:
         try:
             async with asyncio.timeout(DIALLING):
                 await self._connection.wait()
-                return await self._dialler.dial(key, joining)
+                return await self._dial(key, joining)
         except TimeoutError:
             reason = self._why_silent(key)
             if self.bus.connected and self._observer.online(key) and not self._table.any_proven:
                 self._delivery.deny(reason)
             raise TransportError(reason) from None
+
+    async def _dial(self, key: bytes, joining: bool) -> MqttLink:
+        handshake = TlsHandshake(self._credentials, key, joining)
+        link = MqttLink(self._table, key, os.urandom(16), handshake, dialled=True, joining=joining)
+        link.begin()
+        try:
+            await link.proven
+        finally:
+            if not link.session_made:
+                link.close()
+        return link
 
     def expel(self, key: bytes) -> None:
         self._table.close(key)
@@ -162,7 +178,6 @@ class MqttTransport:
         self._table.close()
         self._announcer.leave()
         self._delivery.stop()
-        self._dialler.close()
         await self._connection.close()
 
     # Events of the bus
@@ -211,29 +226,44 @@ class MqttTransport:
         if sender == self.topics.own:
             if kind == ECHO_PACKET and self._delivery.is_newest(content[1:]):
                 self._came_back(self.topics.echo)
-        elif kind in (DATA_PACKET, CONTROL_PACKET):
-            self._on_sealed_packet(sender, content)
-        elif kind == OPENING_PACKET:
-            self._acceptor.accept(sender, content[1:])
-        elif kind == ANSWER_PACKET:
-            self._dialler.answer(sender, content[1:])
+        elif kind in (DATA_PACKET, CONTROL_PACKET, HANDSHAKE_PACKET):
+            self._on_link_packet(sender, content)
         elif kind == RESET_PACKET:
             link = self.links.get(content[1:])
-            if link is not None and link.key == sender and link.proven:
+            if link is not None and link.key == sender:
                 link.probe()
+        elif kind in (FORMER_OPENING, FORMER_ANSWER):
+            self._on_former_packet(sender)
         else:
             self._table.refused("malformed", f"{key_name(sender)}: a packet of kind {kind}")
 
-    def _on_sealed_packet(self, sender: bytes, content: bytes) -> None:
+    def _on_link_packet(self, sender: bytes, content: bytes) -> None:
         id = content[1:17]
         link = self.links.get(id)
         if link is not None and link.key == sender:
             link.packet(content)
             return
+        if link is None and content[0] == HANDSHAKE_PACKET:
+            try:
+                if begins_handshake(content):
+                    self._acceptor.accept(sender, content)
+                    return
+            except DamageError as error:
+                self._table.refused(error.cause, f"{key_name(sender)}: {error}")
+                return
         cause = "unknown session" if link is None else "other sender"
         self._table.refused(cause, f"a message of {key_name(sender)} for a connection that has ended or is not its own")
         if link is None and self._resets.take(b"", asyncio.get_running_loop().time()):
             self.bus.publish(self.topics.inbox(sender), bytes([RESET_PACKET]) + id)
+
+    def _on_former_packet(self, sender: bytes) -> None:
+        if not self._credentials.access.refusal(sender):
+            self._outdated.add(sender)
+        self._table.refused("version", f"{_outdated(sender)}, which this node does not support: update both")
+
+    def _on_proven(self, key: bytes) -> None:
+        self._outdated.discard(key)
+        self._delivery.permit()
 
     def _came_back(self, topic: str) -> None:
         """Record the arrival of a message that this node published."""
@@ -246,9 +276,15 @@ class MqttTransport:
             return self._connection.failure or f"the broker at {self.bus.name} does not answer"
         if self.problem:
             return self.problem
+        if key in self._outdated:
+            return f"version: {_outdated(key)}, which this node does not support: update both"
         if self._observer.online(key):
             return (
                 f"{key_name(key)} is present at the broker at {self.bus.name}, but does not answer; "
                 f"check the access rules for publishing to {self.topics.inbox(key)}"
             )
         return f"{key_name(key)} is not present at the broker at {self.bus.name}"
+
+
+def _outdated(key: bytes) -> str:
+    return f"{key_name(key)} opens links through the broker in version 1"

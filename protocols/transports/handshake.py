@@ -1,4 +1,4 @@
-"""Mutual proof of keys over a TLS connection.
+"""Mutual proof of keys over a TLS connection, direct or through a broker.
 
     server  -> client   its certificate, which holds its key; compared with the dialled key before anything is sent
     server  -> client   Challenge
@@ -7,7 +7,8 @@
 
 The client proves itself inside the connection, because Python's ssl cannot accept a client certificate that it does not
 know in advance. The signature covers the server's key and certificate, so that a member cannot pass on a proof that it
-received. This module has no state; p2pfl.protocols.transports.tls handles the connection and its time limits.
+received. This module has no state; p2pfl.protocols.transports.tls and p2pfl.protocols.mqtt.transport handle the
+connection and its time limits.
 """
 
 from __future__ import annotations
@@ -90,11 +91,18 @@ class Revoked(_Step, frozen=True, tag="revoked"):
 
 
 class Proven(NamedTuple):
-    """Result of a proof: the other side, and the 16 bytes that identify the session at both ends."""
+    """Result of a proof.
+
+    Attributes:
+        key: the other side.
+        session: 16 bytes that identify the session at both ends.
+        secret: 32 bytes that only both ends know, because they depend on nonces that TLS has encrypted.
+    """
 
     key: bytes
     joining: bool
     session: bytes
+    secret: bytes
 
 
 Steps = Challenge | Proof | Accepted | Refused | Revoked
@@ -125,8 +133,8 @@ def challenge(access: AccessControl) -> Challenge:
 
 def prove(
     identity: Identity, access: AccessControl, challenge: Challenge, server: bytes, certificate: bytes, *, joining: bool
-) -> tuple[Proof, bytes]:
-    """Answer a challenge; return the proof and the session.
+) -> tuple[Proof, Proven]:
+    """Answer a challenge; return the proof, and its result if the server accepts it.
 
     Args:
         server: the dialled key, which the certificate holds.
@@ -144,7 +152,8 @@ def prove(
         else b""
     )
     signature = identity.sign(_LABEL + content)
-    return Proof(VERSION, access.federation, identity.public, nonce, joining, entries, signature), _session(content)
+    proof = Proof(VERSION, access.federation, identity.public, nonce, joining, entries, signature)
+    return proof, Proven(server, joining, _session(content), content)
 
 
 def check(proof: Proof, access: AccessControl, challenge: Challenge, server: bytes, certificate: bytes) -> Proven:
@@ -165,7 +174,7 @@ def check(proof: Proof, access: AccessControl, challenge: Challenge, server: byt
     check_dialler(access, proof.key, proof.joining, proof.entries, lambda: _is_signed(proof, content))
     if not _is_signed(proof, content):
         raise ProtocolError("wrong proof", f"claims to be {proof.key.hex()}")
-    return Proven(proof.key, proof.joining, _session(content))
+    return Proven(proof.key, proof.joining, _session(content), content)
 
 
 def check_dialler(access: AccessControl, key: bytes, joining: bool, entries: bytes, is_signed: Callable[[], bool]) -> None:

@@ -24,7 +24,7 @@ from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.reception_limits import RATE, Buffers, Reception
 from p2pfl.protocols.timer import Timer
 from p2pfl.protocols.transport import AccessControl, Handler
-from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
+from p2pfl.protocols.transports.credentials import Credentials
 from p2pfl.protocols.transports.listener import Listener
 from p2pfl.protocols.transports.tls_link import PATIENCE, TlsLink, words
 from p2pfl.protocols.transports.tls_proof import ClientProof, ServerProof
@@ -64,10 +64,8 @@ class TlsTransport:
     ) -> None:
         self._host, self._port = split_address(address)
         self.address = address
-        self.identity = identity
-        self.access = access
         self.max_frame = max_frame
-        self.certificate = make_certificate(identity)
+        self.credentials = Credentials(identity, access)
         self.links: dict[TlsLink, None] = {}  # the oldest first
         self.connected: set[TlsLink] = set()  # links whose connection has not ended, closed or not
         self.strangers: dict[TlsLink, None] = {}  # links that are not trusted yet, the oldest first
@@ -77,8 +75,6 @@ class TlsTransport:
         self._receptions: dict[bytes, Reception[TlsLink]] = {}
         self._look = Timer()
         self._listener = Listener(self._accept, self._count_dropped, clock)
-        self._accepting = server_context(identity, self.certificate)
-        self._dialling = client_context()
         self._handler: Handler | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -118,7 +114,7 @@ class TlsTransport:
                     lambda: link,
                     host,
                     port,
-                    ssl=self._dialling,
+                    ssl=self.credentials.dialling,
                     ssl_handshake_timeout=DIALLING,
                     ssl_shutdown_timeout=PARTING,
                 )
@@ -173,7 +169,7 @@ class TlsTransport:
             await loop.connect_accepted_socket(
                 lambda: link,
                 connection,
-                ssl=self._accepting,
+                ssl=self.credentials.accepting,
                 ssl_handshake_timeout=PATIENCE,
                 ssl_shutdown_timeout=PARTING,
             )
@@ -192,10 +188,10 @@ class TlsTransport:
     # Services for links
 
     def server_proof(self) -> ServerProof:
-        return ServerProof(self.identity, self.access, self.certificate)
+        return self.credentials.server_proof()
 
     def client_proof(self, key: bytes, certificate: bytes, joining: bool) -> ClientProof:
-        return ClientProof(self.identity, self.access, key, certificate, joining)
+        return self.credentials.client_proof(key, certificate, joining)
 
     def opened(self, link: TlsLink) -> None:
         self.connected.add(link)

@@ -75,7 +75,7 @@ class ClientProof:
         self._server = server
         self._certificate = certificate
         self._joining = joining
-        self._session: bytes | None = None  # set once the challenge is answered
+        self._proven: handshake.Proven | None = None  # set once the challenge is answered
 
     def step(self, data: memoryview) -> Progress:
         """Answer the challenge, or handle the server's decision.
@@ -84,13 +84,13 @@ class ClientProof:
             ProtocolError: the step is malformed, out of order or of another version.
         """
         step = handshake.decode(data)
-        if self._session is None and isinstance(step, handshake.Challenge):
-            proof, self._session = handshake.prove(
+        if self._proven is None and isinstance(step, handshake.Challenge):
+            proof, self._proven = handshake.prove(
                 self._identity, self._access, step, self._server, self._certificate, joining=self._joining
             )
             return Progress(handshake.encode(proof))
-        if self._session is not None and isinstance(step, handshake.Accepted):
-            return Progress(proven=handshake.Proven(self._server, self._joining, self._session))
+        if self._proven is not None and isinstance(step, handshake.Accepted):
+            return Progress(proven=self._proven)
         if isinstance(step, handshake.Refused):
             return Progress(refusal=printable(f"{step.cause}: {step.detail}"))
         if isinstance(step, handshake.Revoked):

@@ -30,8 +30,6 @@ FIELDS = {
     "handshake step": "bytes",
     "challenge": "bytes",
     "proof": "proof",
-    "opening": "packet",
-    "answer": "packet",
     "presence": "packet",
     "txt": "bytes",
     "frame": "frame",
@@ -45,8 +43,6 @@ FIELDS = {
 }
 WORDS = {"invitation": "p2pfl-invite-", "request": "p2pfl-request-", "admission": "p2pfl-admission-"}
 LABELS = {
-    "opening": ("sender", b"p2pfl broker opening 1\0"),
-    "answer": ("dialled", b"p2pfl broker answer 1\0"),
     "presence": ("key", b"p2pfl presence 1\0"),
 }
 # msgpack of all kinds: shortest and longer formats, and announced lengths without content.

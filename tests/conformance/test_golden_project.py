@@ -8,7 +8,7 @@ from p2pfl.node.exchange import losses, message_exchange, model_server
 from p2pfl.protocols import reception_limits
 from p2pfl.protocols.membership import federation_file, invitation
 from p2pfl.protocols.membership import log as membership
-from p2pfl.protocols.mqtt import key_exchange, link_table, presence, reliable_stream
+from p2pfl.protocols.mqtt import link_handshake, link_table, presence, reliable_stream
 from p2pfl.protocols.mqtt import transport as mqtt
 from p2pfl.protocols.transports import handshake, listener, tls, tls_link
 from p2pfl.protocols.wire import envelope, payload
@@ -66,9 +66,9 @@ def test_limits_in_documents_match_code():
             federation_file.LIMIT,
             mqtt.LARGEST,
             presence.LIMIT,
-            key_exchange.OPENING_LIMIT,
+            link_handshake.LIMIT,
         ),
-        *(key_exchange.ANSWER_LIMIT, reliable_stream.CHUNK),
+        reliable_stream.CHUNK,
     ):
         assert f"{figure:,}" in limits, figure
     security = (VECTORS.parent / "security.md").read_text(encoding="utf-8")

@@ -8,11 +8,9 @@ from unittest import mock
 
 import msgpack
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.protocols.mqtt import key_exchange
 from p2pfl.protocols.wire.envelope import VERSION
 from tests.conformance.wire_keys import KEYS
 from tests.conformance.wire_project import run
@@ -50,12 +48,7 @@ def seeded_randomness(seed):
         blocks = (sha256(f"{seed} {next(numbers)}".encode()).digest() for _ in range(-(-size // 32)))
         return b"".join(blocks)[:size]
 
-    class Ephemeral:
-        @staticmethod
-        def generate():
-            return X25519PrivateKey.from_private_bytes(urandom(32))
-
-    with mock.patch("os.urandom", urandom), mock.patch.object(key_exchange, "X25519PrivateKey", Ephemeral):
+    with mock.patch("os.urandom", urandom):
         yield
 
 

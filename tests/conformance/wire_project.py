@@ -10,7 +10,6 @@ from unittest import mock
 import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from p2pfl.compression.codecs import CODECS, make_codec
 from p2pfl.compression.sparse_updates import Copy, tag
@@ -34,7 +33,7 @@ from p2pfl.protocols.membership.entries import Entry, Signed, decode_entry
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Request, decode_admission, decode_answer, decode_join
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
+from p2pfl.protocols.mqtt import link_handshake, packet_seal, presence, reliable_stream
 from p2pfl.protocols.mqtt.packets import Topics
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import key_of
@@ -279,7 +278,9 @@ def check_proof(given):
     log = log_of(given)
     challenge, proof = step(given["challenge"], handshake.Challenge), step(given["proof"], handshake.Proof)
     proven = handshake.check(proof, log, challenge, unhex(given["server"]), unhex(given["certificate"]))
-    return plain(proven._asdict() | {"membership_version": log.membership_version})
+    found = proven._asdict()
+    found["dialler_key"], found["listener_key"] = packet_seal.sealing_keys(found.pop("secret"))
+    return plain(found | {"membership_version": log.membership_version})
 
 
 def check_topic(given):
@@ -287,47 +288,32 @@ def check_topic(given):
     return {"packets": Topics(access.federation, unhex(given["sender"])).inbox(unhex(given["recipient"]))}
 
 
-def check_opening(given):
-    packet, log = unhex(given["packet"]), log_of(given)
-    opening = key_exchange.decode_opening(packet)
-    if opening.dialler.hex() != given["sender"]:
-        raise ProtocolError("other sender")
-    key_exchange.accept(packet, opening, BY_KEY[unhex(given["me"])], log)
-    found = fields(opening)
-    del found["entries"]
-    return {"link" if name == "id" else name: value for name, value in found.items()}
+class MessageRecorder:
+    """TLS of a listener that answers every message."""
+
+    def __init__(self):
+        self.messages = []
+
+    def step(self, data):
+        self.messages.append(bytes(data))
+        return Progress(b"an answer")
 
 
-def check_answer(given):
-    packet, opening = unhex(given["packet"]), unhex(given["opening"])
-    private = X25519PrivateKey.from_private_bytes(unhex(given["ephemeral"]))
-    answer = key_exchange.finish_exchange(packet, opening, unhex(given["dialled"]), private)
-    if isinstance(answer, key_exchange.Refusing):
-        return {
-            "kind": "refusing",
-            "cause": answer.cause,
-            "detail": answer.detail,
-            "membership_version": answer.membership_version,
-        }
-    if isinstance(answer, key_exchange.Revoking):
-        return {name: value for name, value in tagged(answer).items() if name not in ("id", "opening")}
-    accepting = key_exchange.decode_answer(packet)
-    there, back, number = key_exchange.agree_on_keys(private, accepting.ephemeral, opening, packet)
-    assert number == answer.session
-    return plain(
-        {
-            "kind": "accepting",
-            "dialler_key": there,
-            "listener_key": back,
-            "session": number,
-            "membership_version": accepting.membership_version,
-        }
-    )
+def check_handshake_packets(given):
+    link, recorder = unhex(given["link"]), MessageRecorder()
+    handshake = link_handshake.LinkHandshake(recorder, link)
+    for packet in map(unhex, given["packets"]):
+        if packet[0] != link_handshake.HANDSHAKE_PACKET:
+            raise ProtocolError("malformed")
+        if packet[1:17] != link:
+            raise ProtocolError("unknown session")
+        handshake.packet_in(packet, 0.0)
+    return plain({"messages": recorder.messages})
 
 
 def check_packets(given):
     link, key, own = unhex(given["link"]), unhex(given["key"]), bytes(32)
-    stream = reliable_stream.ReliableStream(key_exchange.Sealing(own, key, bytes(16)), link, given["limit"], 0.0)
+    stream = reliable_stream.ReliableStream(packet_seal.Sealing(own, key), link, given["limit"], 0.0)
     frames = []
     for position, packet in enumerate(given["packets"]):
         data = unhex(packet)
@@ -343,7 +329,7 @@ def check_packets(given):
             frames.append(frame)
     stream.acknowledge()
     said = stream.packet_out(0.0)
-    content = key_exchange.Sealing(key, own, bytes(16)).open(key_exchange.CONTROL, 0, said[25:], said[:25])
+    content = packet_seal.Sealing(key, own).open(packet_seal.CONTROL, 0, said[25:], said[:25])
     _, missing, came = reliable_stream.CONTROL_CONTENT.unpack(content)
     return {
         "frames": [sha256(frame).hexdigest() for frame in frames],
@@ -353,7 +339,7 @@ def check_packets(given):
 
 
 def pattern_packet(link, key, size):
-    sender = reliable_stream.ReliableStream(key_exchange.Sealing(key, bytes(32), bytes(16)), link, 0, 0.0)
+    sender = reliable_stream.ReliableStream(packet_seal.Sealing(key, bytes(32)), link, 0, 0.0)
     sender.send([bytes(i % 251 for i in range(size))])
     return sender.packet_out(0.0)
 

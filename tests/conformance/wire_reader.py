@@ -18,7 +18,6 @@ from blake3 import blake3
 from cryptography import x509
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -471,42 +470,14 @@ def check_proof(given):
     parts = log.federation + server + digest(certificate) + challenge["nonce"] + proof["nonce"] + proof["key"]
     content = digest(parts + bytes([proof["joining"]]))
     expect(signed(proof["key"], proof["signature"], b"p2pfl proof 1\0" + content), "wrong proof")
-    session = digest(b"p2pfl session 1\0" + content)[:16]
-    return plain(
-        {"key": proof["key"], "joining": proof["joining"], "session": session, "membership_version": log.membership_version}
-    )
+    keys = HKDF(SHA256(), 64, None, b"p2pfl broker keys 2\0").derive(content)
+    found = {"key": proof["key"], "joining": proof["joining"], "session": digest(b"p2pfl session 1\0" + content)[:16]}
+    found |= {"dialler_key": keys[:32], "listener_key": keys[32:]}
+    return plain(found | {"membership_version": log.membership_version})
 
 
 # The link through a broker
 
-OPENING = kinds(
-    {
-        "opening": structure(
-            {
-                "version": U32,
-                "link": B16,
-                "federation": B16,
-                "dialler": B32,
-                "listener": B32,
-                "ephemeral": B32,
-                "joining": boolean,
-                "membership_version": U32,
-                "entries": blob(3500, 0),
-            }
-        )
-    }
-)
-ANSWER = kinds(
-    {
-        "accepting": structure({"link": B16, "opening": B32, "ephemeral": B32, "membership_version": U32}),
-        "refusing": structure(
-            {"link": B16, "opening": B32, "membership_version": U32, "cause": text(64), "detail": text(256)}
-        ),
-        "revoking": structure(
-            {"link": B16, "opening": B32, "membership_version": U32, "detail": text(256), "proof": blob(2048, 0)}
-        ),
-    }
-)
 PRESENCE = structure(
     {
         "federation": B16,
@@ -524,51 +495,20 @@ def signed_packet(packet, most, kind):
     return read(packet[64:], kind)
 
 
-def secret_of(private, public):
-    try:
-        return private.exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError:
-        raise RefusedError("malformed") from None
-
-
 def check_topic(given):
     return {"packets": f"p2pfl/{given['federation']}/{given['recipient']}/{given['sender']}"}
 
 
-def check_opening(given):
-    log, packet = log_of(given), bytes.fromhex(given["packet"])
-    opening = signed_packet(packet, 4096, OPENING)
-    expect(opening["dialler"].hex() == given["sender"], "other sender")
-    expect(opening["version"] == 1, "version")
-    expect(opening["federation"] == log.federation, "other federation")
-    expect(opening["listener"].hex() == given["me"], "other recipient")
-    may_dial(log, opening["dialler"], opening["joining"], given["invites"], opening["entries"])
-    expect(signed(opening["dialler"], packet[:64], b"p2pfl broker opening 1\0" + packet[64:]), "wrong proof")
-    secret_of(X25519PrivateKey.generate(), opening["ephemeral"])
-    return plain({name: value for name, value in opening.items() if name not in ("kind", "entries")})
-
-
-def check_answer(given):
-    opening_packet, packet = bytes.fromhex(given["opening"]), bytes.fromhex(given["packet"])
-    opening = signed_packet(opening_packet, 4096, OPENING)
-    answer = signed_packet(packet, 4096, ANSWER)
-    expect(answer["link"] == opening["link"] and answer["opening"] == digest(opening_packet), "other session")
-    expect(signed(bytes.fromhex(given["dialled"]), packet[:64], b"p2pfl broker answer 1\0" + packet[64:]), "wrong proof")
-    if answer["kind"] == "refusing":
-        return {name: answer[name] for name in ("kind", "cause", "detail", "membership_version")}
-    if answer["kind"] == "revoking":
-        return plain({name: answer[name] for name in ("kind", "detail", "proof", "membership_version")})
-    private = X25519PrivateKey.from_private_bytes(bytes.fromhex(given["ephemeral"]))
-    secret = secret_of(private, answer["ephemeral"])
-    transcript = digest(digest(opening_packet) + digest(packet))
-    keys = HKDF(SHA256(), 80, transcript, b"p2pfl broker keys 1\0").derive(secret)
-    found = {
-        "dialler_key": keys[:32],
-        "listener_key": keys[32:64],
-        "session": keys[64:],
-        "membership_version": answer["membership_version"],
-    }
-    return plain({"kind": "accepting"} | found)
+def check_handshake_packets(given):
+    link, messages = bytes.fromhex(given["link"]), []
+    for packet in map(bytes.fromhex, given["packets"]):
+        expect(packet[0] == 7, "malformed")
+        expect(packet[1:17] == link, "unknown session")
+        expect(35 <= len(packet) <= 8192, "malformed")
+        expect(packet[18:34] == digest(packet[:18] + packet[34:])[:16], "wrong seal")
+        if packet[17] == len(messages):
+            messages.append(packet[34:])
+    return plain({"messages": messages})
 
 
 CHUNK = 261632
@@ -922,8 +862,7 @@ CHECKS = {
     "challenge": check_challenge,
     "proof": check_proof,
     "topic": check_topic,
-    "opening": check_opening,
-    "answer": check_answer,
+    "handshake packets": check_handshake_packets,
     "packets": check_packets,
     "presence": check_presence,
     "txt": check_txt,

@@ -5,7 +5,6 @@ refusal is written here by hand.
 """
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -27,7 +26,8 @@ from p2pfl.protocols.membership.invitation import (
     pack_word,
 )
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
+from p2pfl.protocols.mqtt import link_handshake, presence, reliable_stream
+from p2pfl.protocols.mqtt.packet_seal import Sealing
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK, ReliableStream
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import make_certificate
@@ -724,132 +724,55 @@ def proof_vectors(v, certificate, challenge):
 
 
 def broker_vectors() -> Vectors:
-    v = Vectors("Links through an MQTT broker: agreeing on keys, sealed packets, presence.")
+    v = Vectors("Links through an MQTT broker: packets of the handshake, sealed packets, presence.")
     v.good(
         "where alice publishes for bob", "topic", federation=ID.hex(), sender=ALICE.public.hex(), recipient=BOB.public.hex()
     )
-    with seeded_randomness("broker"):
-        link, ephemeral = os.urandom(16), key_exchange.X25519PrivateKey.generate()
-        dialler = key_exchange.Dialler(ALICE, LOG, BOB.public, id=link, private=ephemeral)
-        opening = key_exchange.decode_opening(dialler.packet)
-        accepted = key_exchange.accept(dialler.packet, opening, BOB, LOG)
-        newcomer = key_exchange.Dialler(DAVE, LOG, BOB.public, joining=True)
-        newer = grown(*ADDED, ("add", "dave", DAVE))
-        news = key_exchange.Dialler(DAVE, newer, BOB.public, after=3)
-        stranger = key_exchange.Dialler(DAVE, LOG, BOB.public)
-    opening_vectors(v, dialler, newcomer, news, stranger)
-    answer_vectors(v, dialler, ephemeral, opening, accepted.packet)
+    handshake_packet_vectors(v)
     packet_vectors(v)
     presence_vectors(v)
     return v
 
 
-def opening_vectors(v, dialler, newcomer, news, stranger):
-    base = IN | {"log": LOG.encode().hex(), "invites": False, "me": BOB.public.hex(), "sender": ALICE.public.hex()}
-    dave = {"sender": DAVE.public.hex()}
+def handshake_packet_vectors(v):
+    link = bytes(range(16))
 
-    def good(name, packet, **changes):
-        v.good(name, "opening", **base | {"packet": packet.hex()} | changes)
+    def packet(number, content):
+        return link_handshake.make_packet(link, number, content)
 
-    def bad(name, cause, why, packet, **changes):
-        v.bad(name, "opening", cause, why, **base | {"packet": packet.hex()} | changes)
+    def good(name, *packets):
+        v.good(name, "handshake packets", link=link.hex(), packets=[packet.hex() for packet in packets])
 
-    def changed(identity=ALICE, **changes):
-        message = msgspec.structs.replace(key_exchange.decode_opening(dialler.packet), **changes)
-        return key_exchange.sign(identity, key_exchange.OPENING_LABEL, message)
+    def bad(name, cause, why, packet):
+        v.bad(name, "handshake packets", cause, why, link=link.hex(), packets=[packet.hex()])
 
-    good("a member", dialler.packet)
-    good("a new member, with news of itself", news.packet, **dave)
-    good("one who wants to join", newcomer.packet, **dave, invites=True)
-    bad("joining at a node that does not invite", "not inviting", "it has no admission key", newcomer.packet, **dave)
-    bad("a stranger", "stranger", "dave is no member", stranger.packet, **dave)
-    gone = grown(*ADDED, ("remove", "alice", ALICE))
-    bad("a revoked key", "revoked", "alice was removed", dialler.packet, log=gone.encode().hex())
-    bad("another sender", "other sender", "published by carol", dialler.packet, sender=CAROL.public.hex())
-    bad("another version", "version", "2", changed(version=2))
-    bad("another federation", "other federation", "zeros", changed(federation=bytes(16)))
-    bad("another listener", "other recipient", "meant for carol", changed(listener=CAROL.public))
-    bad("signed by another key", "wrong proof", "mallory's", changed(MALLORY))
-    bad("a changed signature", "wrong proof", "its first byte", flipped(dialler.packet, 0))
-    bad("a changed membership version", "wrong proof", "not what was signed", with_changed_version(dialler.packet))
-    bad("a point of small order", "malformed", "its secret would be known to everyone", changed(ephemeral=bytes(32)))
-    bad("no signature", "malformed", "64 bytes", dialler.packet[:64])
-    good("as many entries as there may be, which nobody needs", changed(entries=bytes(3500)))
-    bad("many entries", "malformed", "3,501 bytes", changed(entries=bytes(3501)))
-    bad("trailing bytes", "malformed", "one byte more", dialler.packet + b"\0")
-    bad("too long", "malformed", "4,097 bytes", dialler.packet + bytes(4097 - len(dialler.packet)))
-    forged = pack([entry(LOG, by=MALLORY)])
-    message = msgspec.structs.replace(key_exchange.decode_opening(stranger.packet), entries=forged)
-    packet = key_exchange.sign(DAVE, key_exchange.OPENING_LABEL, message)
-    bad("forged news of itself", "membership", "not signed by the admission key", packet, **dave)
-
-
-def with_changed_version(packet):
-    """Change the membership version, the third byte from the end; the empty entries follow it."""
-    return packet[:-3] + bytes([packet[-3] + 1]) + packet[-2:]
-
-
-def answer_vectors(v, dialler, ephemeral, opening, packet):
-    base = {
-        "dialled": BOB.public.hex(),
-        "opening": dialler.packet.hex(),
-        "ephemeral": ephemeral.private_bytes_raw().hex(),
-    }
-    reason = key_exchange.ProtocolError("stranger", "no member at membership version 2")
-    refusing = key_exchange.refuse(dialler.packet, opening, BOB, grown(*ADDED[:2]), reason)
-    v.good("accepting", "answer", **base, packet=packet.hex())
-    v.good("refusing", "answer", **base, packet=refusing.hex())
-
-    def changed(identity=BOB, **changes):
-        return key_exchange.sign(
-            identity, key_exchange.ANSWER_LABEL, msgspec.structs.replace(key_exchange.decode_answer(packet), **changes)
-        )
-
-    def refusal(cause, detail):
-        message = key_exchange.Refusing(opening.id, sha256(dialler.packet).digest(), 2, cause, detail)
-        return key_exchange.sign(BOB, key_exchange.ANSWER_LABEL, message)
-
-    v.good("refusing in the longest words", "answer", **base, packet=refusal("x" * 64, "x" * 256).hex())
-    gone = grown(*ADDED, ("remove", "alice", ALICE))
-    reason = key_exchange.ProtocolError("revoked", "no member", gone.revocation(ALICE.public))
-    v.good("revoking", "answer", **base, packet=key_exchange.refuse(dialler.packet, opening, BOB, gone, reason).hex())
-
-    def revoking(size):
-        message = key_exchange.Revoking(opening.id, sha256(dialler.packet).digest(), 4, "", bytes(size))
-        return key_exchange.sign(BOB, key_exchange.ANSWER_LABEL, message)
-
-    v.good("revoking with the longest proof", "answer", **base, packet=revoking(2048).hex())
-    for name, cause, why, wrong in [
-        ("a cause of 65 characters", "malformed", "at most 64", refusal("x" * 65, "")),
-        ("a detail of 257 characters", "malformed", "at most 256", refusal("", "x" * 257)),
-        ("a proof of 2,049 bytes", "malformed", "at most 2,048", revoking(2049)),
-        ("signed by another key", "wrong proof", "mallory's", changed(MALLORY)),
-        ("a changed signature", "wrong proof", "its first byte", flipped(packet, 0)),
-        ("answers another link", "other session", "its number is another one", changed(id=bytes(16))),
-        ("answers another opening", "other session", "its hash is another one", changed(opening=bytes(32))),
-        ("a point of small order", "malformed", "its secret would be known to everyone", changed(ephemeral=bytes(32))),
-        ("an opening in answer", "malformed", "another kind", dialler.packet),
-        ("trailing bytes", "malformed", "one byte more", packet + b"\0"),
-        ("too long", "malformed", "4,097 bytes", packet + bytes(4097 - len(packet))),
-    ]:
-        v.bad(name, "answer", cause, why, **base, packet=wrong.hex())
+    first, second = packet(0, b"a ClientHello"), packet(1, b"the end of the TLS handshake")
+    most = link_handshake.LIMIT - link_handshake.HEADER.size - link_handshake.CHECKSUM
+    good("two messages", first, second)
+    good("each of them twice", first, first, second, first, second)
+    good("the second one comes too early", second, first)
+    good("a message of the greatest length", packet(0, bytes(most)))
+    bad("a changed byte", "wrong seal", "its last byte", flipped(first))
+    bad("another number", "wrong seal", "the checksum covers it", flipped(first, 17))
+    bad("another link", "unknown session", "its number is another one", flipped(first, 1))
+    bad("no message", "malformed", "34 bytes", first[:34])
+    bad("too long", "malformed", "8,193 bytes", packet(0, bytes(most + 1)))
+    bad("an unknown type", "malformed", "9", b"\x09" + first[1:])
 
 
 def packet_vectors(v):
     key, link = bytes(range(32)), bytes(range(16))
 
     def sender():
-        return ReliableStream(key_exchange.Sealing(key, bytes(32), bytes(16)), link, 0, 0.0)
+        return ReliableStream(Sealing(key, bytes(32)), link, 0, 0.0)
 
     def data(number, size, index, content, seal=None):
         header = reliable_stream.DATA_HEADER.pack(1, link, number, size, index)
-        return header + (seal or key_exchange.Sealing(key, key, bytes(16))).seal(
-            reliable_stream.DATA, number, content, header
-        )
+        return header + (seal or Sealing(key, key)).seal(reliable_stream.DATA, number, content, header)
 
     def control(number, content):
         header = reliable_stream.CONTROL_HEADER.pack(2, link, number)
-        return header + key_exchange.Sealing(key, key, bytes(16)).seal(reliable_stream.CONTROL, number, content, header)
+        return header + Sealing(key, key).seal(reliable_stream.CONTROL, number, content, header)
 
     def whole(number, content):
         return data(number, len(content), 0, content + sha256(content).digest())
@@ -892,7 +815,7 @@ def packet_vectors(v):
         "another key",
         "wrong seal",
         "sealed for the other direction",
-        data(0, 5, 0, b"first", key_exchange.Sealing(bytes(32), key, bytes(16))),
+        data(0, 5, 0, b"first", Sealing(bytes(32), key)),
     )
     bad("data as control", "wrong seal", "types have numbers of their own", b"\2" + first[1:])
     bad("another link", "unknown session", "its number is another one", b"\1" + bytes(16) + first[17:])

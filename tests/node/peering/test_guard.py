@@ -102,7 +102,7 @@ def test_member_that_sends_garbage_is_reported_and_excluded(tmp_path):
                 assert "excluded for 60 s" in alice.exchange.roster.suspected["mallory"]
                 await until(lambda: link in mallory.lost_links)
                 assert "bob" in alice.exchange.roster.ids
-                again = await mallory.dial(alice) if alice.transport.access.refusal(mallory.key) == "" else None
+                again = await mallory.dial(alice) if alice.transport.credentials.access.refusal(mallory.key) == "" else None
                 assert again is None
 
     asyncio.run(main())

@@ -62,7 +62,7 @@ def claims_a_members_key(node, members):
         public = key(members, "mallory").public
         sign = intruder.identity.sign
 
-    intruder.transport.identity = Liar
+    intruder.transport.credentials.identity = Liar
     return intruder
 
 

@@ -1,7 +1,6 @@
 """Links through a broker that loses, repeats, reorders, alters, forges and reads packets, and through real brokers.
 
-The parts of a transport (mqtt_acceptor, mqtt_connection, mqtt_delivery, mqtt_dialler, mqtt_limits, mqtt_link,
-mqtt_links, mqtt_packets, mqtt_presence) are tested here together.
+The modules of p2pfl.protocols.mqtt are tested here together.
 """
 
 import asyncio
@@ -23,16 +22,17 @@ from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.mqtt import delivery, presence
 from p2pfl.protocols.mqtt import transport as mqtt
 from p2pfl.protocols.mqtt.broker_client import AiomqttBus, Message, describe_failure
-from p2pfl.protocols.mqtt.key_exchange import Dialler
 from p2pfl.protocols.mqtt.link import REQUEST
+from p2pfl.protocols.mqtt.link_handshake import HANDSHAKE_PACKET, make_packet
 from p2pfl.protocols.mqtt.link_table import LINKS_PER_KEY, STRANGERS
-from p2pfl.protocols.mqtt.packets import ANSWER_PACKET, OPENING_PACKET, RESET_PACKET
+from p2pfl.protocols.mqtt.packets import FORMER_OPENING, RESET_PACKET
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK
 from p2pfl.protocols.mqtt.transport import MqttTransport
 from p2pfl.protocols.rate_limit import Shares
 from p2pfl.protocols.transports.multi import MultiTransport
 from p2pfl.sim.simulation.clock import run
 from tests.support import brokers
+from tests.support.handshakes import dialler
 from tests.support.members import ALICE, BOB, CAROL, EVE, FEDERATION, KnownMembers
 
 MAX = 3_000_000
@@ -129,6 +129,11 @@ def world(test):
             await here.close()
 
     return lambda: run(main())
+
+
+def opening(sender, access, key):
+    """Return the first packet of a new link."""
+    return dialler(sender, access, key, os.urandom(16))[1]
 
 
 async def trusted_link(a, b, key=BOB.public):
@@ -311,8 +316,7 @@ async def test_recorded_packets_are_refused_also_after_restart(here):
         here.broker.deliver(inbox, content)
     await asyncio.sleep(20)
     assert b.handler.frames == [b"once"]
-    assert b.handler.causes.count("unknown session") == 0  # the opening was answered; its new keys open no old packet
-    assert set(b.handler.causes) == {"wrong seal", "not confirmed"}
+    assert set(b.handler.causes) == {"no TLS", "unknown session"}  # the first one begins a handshake, which then fails
     await b.transport.close()
     again = await here.node(BOB)
     await asyncio.sleep(1)
@@ -386,36 +390,51 @@ async def test_members_of_different_federations_do_not_connect(here):
     with pytest.raises(TransportError, match="is not present at the broker at memory:1883"):
         await alice.transport.dial("mqtt:", BOB.public)
     assert bob.handler.causes == []
-    packet = Dialler(ALICE, alice.access, BOB.public).packet
-    here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
-    assert bob.handler.causes == ["other federation"]
 
 
 @world
-async def test_opening_for_another_recipient_is_refused(here):
-    bob = await here.node(BOB)
-    await asyncio.sleep(1)
-    packet = Dialler(ALICE, bob.access, CAROL.public).packet
-    here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
-    assert bob.handler.causes == ["other recipient"]
+async def test_broker_cannot_connect_dialler_with_another_member(here):
+    bob, alice = await here.node(BOB), await here.node(ALICE)
+    meant, answered = alice.transport.topics.inbox(CAROL.public), bob.transport.topics.inbox(ALICE.public)
+    elsewhere = {
+        meant: alice.transport.topics.inbox(BOB.public),
+        answered: f"{ROOT}/{ALICE.public.hex()}/{CAROL.public.hex()}",
+    }
+    here.broker.fate = lambda topic, content: [(0.001, elsewhere.get(topic, topic), content)]
+    with pytest.raises(TransportError, match="wrong key"):
+        await alice.transport.dial("mqtt:", CAROL.public)
+    assert alice.handler.causes == ["wrong key"]
+    await asyncio.sleep(6)
+    assert bob.handler.causes == ["not confirmed"]
     assert not bob.transport.links
 
 
 @world
-async def test_forged_refusal_does_not_stop_dial(here):
-    here.broker.fate = lambda topic, content: [(0.001, topic, content)]
+async def test_damaged_handshake_does_not_stop_dial(here):
     await here.node(BOB)
     alice = await here.node(ALICE)
 
     def fate(topic, content):
         events = [(0.1, topic, content)]
-        if content[0] == ANSWER_PACKET:
-            events.append((0.01, topic, content[:5] + bytes([content[5] ^ 1]) + content[6:]))
+        if content[0] == HANDSHAKE_PACKET and topic.startswith(f"{ROOT}/{ALICE.public.hex()}"):
+            events.append((0.01, topic, content[:50] + bytes([content[50] ^ 1]) + content[51:]))
         return events
 
     here.broker.fate = fate
     assert await alice.transport.dial("mqtt:", BOB.public)
-    assert alice.handler.causes == ["wrong proof"]
+    assert alice.handler.causes == ["wrong seal"] * 3
+
+
+@world
+async def test_member_of_former_version_is_named_in_one_line(here):
+    a = await here.node(ALICE)
+    await asyncio.sleep(1)
+    here.broker.deliver(f"{ROOT}/{ALICE.public.hex()}/{BOB.public.hex()}", bytes([FORMER_OPENING]) + bytes(300))
+    assert a.handler.causes == ["version"]
+    with pytest.raises(TransportError, match=r"version: .* opens links through the broker in version 1.*: update both"):
+        await a.transport.dial("mqtt:", BOB.public)
+    await here.node(BOB)
+    await trusted_link(a, here.ends[1])
 
 
 @world
@@ -442,8 +461,8 @@ async def test_half_open_links_are_limited_in_number_and_time(here):
     await asyncio.sleep(1)
     for k in range(100):
         other = Identity.from_seed(bytes([9, k]) * 16)
-        packet = Dialler(other, bob.access, BOB.public).packet
-        here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{other.public.hex()}", b"\3" + packet)
+        packet = opening(other, bob.access, BOB.public)
+        here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{other.public.hex()}", packet)
         assert len(bob.transport.links) <= STRANGERS
     assert len(bob.transport.links) == STRANGERS
     await asyncio.sleep(6)
@@ -452,14 +471,13 @@ async def test_half_open_links_are_limited_in_number_and_time(here):
 
 
 @world
-async def test_member_that_dials_too_often_is_not_answered(here):
-    bob = await here.node(BOB)
-    await asyncio.sleep(1)
-    for _ in range(100):
-        packet = Dialler(ALICE, bob.access, BOB.public).packet
-        here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
-    assert bob.handler.causes.count("too often") == 90
-    carol = await here.node(CAROL)
+async def test_member_that_dials_too_often_is_refused(here):
+    alice, bob, carol = [await here.node(who) for who in (ALICE, BOB, CAROL)]
+    for _ in range(10):
+        (await alice.transport.dial("mqtt:", BOB.public)).close()
+    with pytest.raises(TransportError, match="refuses this node: too often"):
+        await alice.transport.dial("mqtt:", BOB.public)
+    assert bob.handler.causes == ["too often"]
     await trusted_link(carol, bob)
 
 
@@ -469,24 +487,23 @@ async def test_flood_of_strangers_does_not_block_members(here):
     await asyncio.sleep(1)
     for k in range(200):
         stranger = Identity.from_seed(bytes([7, k]) * 16)
-        packet = Dialler(stranger, bob.access, BOB.public).packet
-        here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{stranger.public.hex()}", b"\3" + packet)
-    assert (bob.handler.causes.count("stranger"), bob.handler.causes.count("too often")) == (20, 180)
+        here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{stranger.public.hex()}", opening(stranger, bob.access, BOB.public))
+    assert (len(bob.transport.links), bob.handler.causes.count("too often")) == (20, 180)
     carol = await here.node(CAROL)
     await trusted_link(carol, bob)
 
 
 def forged(sender, access, key, kind):
-    """Return an opening packet that claims to be from a member."""
+    """Return a first packet that claims to be from a member."""
+    if kind == "noise":
+        return bytes([HANDSHAKE_PACKET]) + os.urandom(80)
     if kind == "nonsense":
-        return bytes([OPENING_PACKET]) + os.urandom(80)
-    packet = bytearray(Dialler(sender, access, key).packet)
-    packet[5] ^= 1
-    return bytes([OPENING_PACKET]) + packet
+        return make_packet(os.urandom(16), 0, b"\x16\x03\x01\x02\x00\x01" + os.urandom(512))
+    return opening(sender, access, key)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["nonsense", "wrong signature"])
+@pytest.mark.parametrize("kind", ["noise", "nonsense", "without end"])
 def test_flood_of_forged_packets_does_not_block_members(kind):
     async def test(here):
         a, b = await here.node(ALICE), await here.node(BOB)
@@ -513,7 +530,7 @@ def test_flood_of_forged_packets_does_not_block_members(kind):
 @world
 async def test_replayed_openings_do_not_count_against_member(here):
     a, b = await here.node(ALICE), await here.node(BOB)
-    recorded = bytes([OPENING_PACKET]) + Dialler(ALICE, a.access, BOB.public).packet
+    recorded = opening(ALICE, a.access, BOB.public)
     for _ in range(30):
         for _ in range(20):
             here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", recorded)
@@ -560,8 +577,8 @@ async def test_links_per_member_are_limited(here):
 @world
 async def test_expel_closes_only_links_of_that_key(here):
     a, b, c = await here.node(ALICE), await here.node(BOB), await here.node(CAROL)
-    for dialler in (a, a, c):
-        (await dialler.transport.dial("mqtt:", BOB.public)).send([b"hello"])
+    for other in (a, a, c):
+        (await other.transport.dial("mqtt:", BOB.public)).send([b"hello"])
     await asyncio.sleep(1)
     MultiTransport({"mqtt": b.transport}).expel(ALICE.public)
     await asyncio.sleep(1)
@@ -591,6 +608,20 @@ async def test_link_survives_broker_outage_of_minutes(here):
     assert a.handler.lost_links == b.handler.lost_links == []
     assert a.transport.problem == ""
     assert len(a.problems) == 2
+
+
+@world
+async def test_handshake_survives_broker_outage_of_seconds(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    await asyncio.sleep(1)
+    dialling = asyncio.create_task(a.transport.dial("mqtt:", BOB.public))
+    await asyncio.sleep(0.0025)
+    here.broker.go_away()
+    await asyncio.sleep(0.2)
+    here.broker.up = True
+    link = await dialling
+    assert b.transport.links.keys() == {link.id}
+    assert b.handler.causes == []
 
 
 @world

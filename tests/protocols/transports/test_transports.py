@@ -230,7 +230,7 @@ def test_dial_of_closed_transport_fails(contract):
 def test_listen_on_address_in_use_fails(contract):
     async def test(a, b, handler_a, handler_b):
         if isinstance(a, TlsTransport):
-            other = TlsTransport(a.address, a.identity, a.access, MAX)
+            other = TlsTransport(a.address, a.credentials.identity, a.credentials.access, MAX)
         else:
             other = a.network.transport(a.name)
         with pytest.raises(TransportError, match="in use"):
@@ -399,7 +399,9 @@ def test_tls_refuses_claim_of_members_key(on_loop):
         async with b:
             reader, writer = await raw_tls(b.transport)
             challenge = handshake.decode(await read_frame(reader))
-            proof, _ = handshake.prove(Liar, b.access, challenge, b.identity.public, b.transport.certificate, joining=False)
+            proof, _ = handshake.prove(
+                Liar, b.access, challenge, b.identity.public, b.transport.credentials.certificate, joining=False
+            )
             writer.write(frame(handshake.encode(proof)))
             answer = handshake.decode(await read_frame(reader))
             assert answer.cause == "wrong proof"
@@ -420,7 +422,7 @@ def test_tls_refuses_proof_made_for_another_member(on_loop):
             reader, writer = await raw_tls(b.transport)
             challenge = handshake.decode(await read_frame(reader))
             proof, _ = handshake.prove(
-                a.identity, a.access, challenge, m.identity.public, m.transport.certificate, joining=False
+                a.identity, a.access, challenge, m.identity.public, m.transport.credentials.certificate, joining=False
             )
             writer.write(frame(handshake.encode(proof)))
             assert handshake.decode(await read_frame(reader)).cause == "wrong proof"
@@ -440,7 +442,12 @@ def test_tls_refuses_recorded_proof(on_loop):
                 challenge = handshake.decode(await read_frame(reader))
                 if recorded is None:
                     proof, _ = handshake.prove(
-                        a.identity, a.access, challenge, b.identity.public, b.transport.certificate, joining=False
+                        a.identity,
+                        a.access,
+                        challenge,
+                        b.identity.public,
+                        b.transport.credentials.certificate,
+                        joining=False,
                     )
                     recorded = frame(handshake.encode(proof))
                 writer.write(recorded)

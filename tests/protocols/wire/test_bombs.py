@@ -19,9 +19,12 @@ from p2pfl.protocols.membership.federation_file import LIMIT as FILE_LIMIT
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import LIMIT as LOG_LIMIT
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
+from p2pfl.protocols.mqtt import link_handshake, presence, reliable_stream
+from p2pfl.protocols.mqtt.packet_seal import DATA, sealing_of
 from p2pfl.protocols.mqtt.reliable_stream import ReliableStream
 from p2pfl.protocols.transports import handshake
+from p2pfl.protocols.transports.credentials import Credentials
+from p2pfl.protocols.transports.tls_handshake import TlsHandshake
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire import payload
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Payload
@@ -83,6 +86,7 @@ def signed_file(content):
     return name + lines + b"# signature: " + signature.hex().encode() + b"\n"
 
 
+CREDENTIALS = Credentials(ALICE, LOG)
 SHAPES = Layout((("model", (P,)),), P)
 MODEL_LIMIT = 4 * P + payload.EXTRAS_LIMIT
 BOMBS = {  # by name: the decoder, the input, and the limit of its memory in bytes
@@ -115,8 +119,8 @@ BOMBS = {  # by name: the decoder, the input, and the limit of its memory in byt
     "a frame of 4 MB": (take_frame, EMPTY, SMALL),
     "a step of the handshake that is deep": (handshake.decode, DEEP[: handshake.LIMIT], SMALL),
     "a step of the handshake of 4 MB": (handshake.decode, EMPTY, SMALL),
-    "an opening that is deep": (key_exchange.decode_opening, bytes(64) + DEEP[:4000], SMALL),
-    "an answer of 4 MB": (key_exchange.decode_answer, EMPTY, SMALL),
+    "a packet of a handshake of 4 MB": (link_handshake.read_packet, EMPTY, SMALL),
+    "a handshake of 4 MB": (lambda data: TlsHandshake(CREDENTIALS).step(data), EMPTY, SMALL),
     "a presence of 4 MB": (lambda data: presence.Directory(LOG).read(BOB.public, data), EMPTY, SMALL),
     "a newcomer's question of 4 MB": (invitation.decode_join, EMPTY, SMALL),
     "an answer to it of empty arrays": (invitation.decode_answer, b"\x93\xa6joined" + EMPTY, 3 * LOG_LIMIT),
@@ -149,14 +153,12 @@ def test_bomb_is_rejected_before_memory_is_allocated(what):
 
 
 def test_stream_rejects_announced_4_gb_before_allocating():
-    opening = key_exchange.Dialler(BOB, LOG, ALICE.public)
-    accepted = key_exchange.accept(opening.packet, key_exchange.decode_opening(opening.packet), ALICE, LOG)
-    theirs, limit = opening.finish(accepted.packet), 1 << 20
+    theirs, ours, limit = sealing_of(bytes(32), dialled=True), sealing_of(bytes(32), dialled=False), 1 << 20
     header = reliable_stream.DATA_HEADER.pack(reliable_stream.DATA_PACKET, bytes(16), 0, 2**32 - 1, 0)
-    packet = header + theirs.seal(reliable_stream.DATA, 0, b"x", header)
+    packet = header + theirs.seal(DATA, 0, b"x", header)
 
     def refused():
-        stream = ReliableStream(accepted.sealing, bytes(16), limit, 0.0)
+        stream = ReliableStream(ours, bytes(16), limit, 0.0)
         stream.packet_in(packet, 0.0)
         with pytest.raises(ProtocolError, match="at most"):
             stream.frame()
@@ -165,14 +167,12 @@ def test_stream_rejects_announced_4_gb_before_allocating():
 
 
 def test_stream_limits_memory_of_early_chunks():
-    opening = key_exchange.Dialler(BOB, LOG, ALICE.public)
-    accepted = key_exchange.accept(opening.packet, key_exchange.decode_opening(opening.packet), ALICE, LOG)
-    theirs, limit = opening.finish(accepted.packet), 4096
-    stream = ReliableStream(accepted.sealing, bytes(16), limit, 0.0)
+    theirs, ours, limit = sealing_of(bytes(32), dialled=True), sealing_of(bytes(32), dialled=False), 4096
+    stream = ReliableStream(ours, bytes(16), limit, 0.0)
 
     def send(number):
         header = reliable_stream.DATA_HEADER.pack(reliable_stream.DATA_PACKET, bytes(16), number, 1 << 30, 1)
-        stream.packet_in(header + theirs.seal(reliable_stream.DATA, number, bytes(reliable_stream.CHUNK), header), 0.0)
+        stream.packet_in(header + theirs.seal(DATA, number, bytes(reliable_stream.CHUNK), header), 0.0)
 
     assert peak_memory(lambda: [send(number) for number in range(1, 200)]) < 4 * (limit + reliable_stream.CHUNK)
 

@@ -38,21 +38,25 @@ from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.protocols.discovery import mdns
 from p2pfl.protocols.election.types import Ballot, Electorate, Term
 from p2pfl.protocols.errors import FederationError, ProtocolError
-from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity
+from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership import invitation
 from p2pfl.protocols.membership.entries import Signed
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, Request
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
+from p2pfl.protocols.mqtt import link_handshake, presence, reliable_stream
+from p2pfl.protocols.mqtt.packet_seal import Sealing
 from p2pfl.protocols.mqtt.reliable_stream import ReliableStream
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import key_of, make_certificate
+from p2pfl.protocols.transports.credentials import Credentials
 from p2pfl.protocols.transports.in_process import InProcessNetwork
+from p2pfl.protocols.transports.tls_handshake import TlsHandshake
 from p2pfl.protocols.wire import envelope, payload, submission
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import HEADER_SIZE, OVERHEAD, FrameSigner, FrameVerifier, Payload
 from p2pfl.sim.simulation import clock
+from tests.support.handshakes import dialler, listener
 
 P = 8  # values of a model
 GROWTH = 50 << 20  # bytes by which memory may grow
@@ -346,8 +350,7 @@ class InputFuzzer:
         self.directory = presence.Directory(self.log)
         self.places = {
             "handshake": (self._steps(), self.step, ProtocolError),
-            "opening": ([key_exchange.Dialler(BOB, self.log, ALICE.public, after=0).packet], self.opening, ProtocolError),
-            "answer": (self._answers(), self.answer, ProtocolError),
+            "handshake packet": (self._packets_of_handshake(), self.handshake_packet, ProtocolError),
             "chunks": (self._packets(), self.chunk, ProtocolError),
             "presence": (self._presences(), lambda data: self.directory.read(BOB.public, data), ProtocolError),
             "membership": ([LOG.encode(), LOG.after(1, 1 << 20)], lambda data: make_log().extend(data), ProtocolError),
@@ -412,11 +415,14 @@ class InputFuzzer:
         self.challenge = challenge
         return [handshake.encode(step) for step in (challenge, proof, handshake.Accepted(), handshake.Refused("a", "b"))]
 
-    def _answers(self):
-        self.dialler = key_exchange.Dialler(ALICE, self.log, BOB.public)
-        opening = key_exchange.decode_opening(self.dialler.packet)
-        refused = key_exchange.refuse(self.dialler.packet, opening, BOB, self.log, ProtocolError("stranger"))
-        return [key_exchange.accept(self.dialler.packet, opening, BOB, self.log).packet, refused]
+    def _packets_of_handshake(self):
+        """Return the packets that a listener receives before the proof, and the dialler's first one."""
+        self.credentials = Credentials(ALICE, self.log)
+        a, first = dialler(BOB, self.log, ALICE.public)
+        b = listener(ALICE, self.log)
+        b.packet_in(first, 0.0)
+        a.packet_in(b.packet_out(0.0), 0.0)
+        return [first, a.packet_out(0.0)]
 
     def _packets(self):
         return [
@@ -447,21 +453,15 @@ class InputFuzzer:
         elif isinstance(step, handshake.Challenge):
             handshake.prove(BOB, self.log, step, ALICE.public, b"c", joining=False)
 
-    def opening(self, data):
-        opening = key_exchange.decode_opening(self.resigned(data, b"p2pfl broker opening 1\0"))
-        key_exchange.accept(data, opening, ALICE, make_log())
-
-    def answer(self, data):
-        self.dialler.finish(self.resigned(data, b"p2pfl broker answer 1\0"))
-
-    def resigned(self, data, label):
-        """Sign half of the inputs again, and leave the others as they are."""
-        content = data[SIGNATURE_SIZE:]
-        return BOB.sign(label + content) + content if self.mutator.rng.random() < 0.5 else data
+    def handshake_packet(self, data):
+        """Give a listener one packet, half of them with a right checksum."""
+        if self.mutator.rng.random() < 0.5:
+            data = link_handshake.make_packet(bytes(16), 0, data[link_handshake.HEADER.size + link_handshake.CHECKSUM :])
+        link_handshake.LinkHandshake(TlsHandshake(self.credentials), bytes(16)).packet_in(data, 0.0)
 
     def chunk(self, data):
         """Feed a stream: half of the inputs as sealed by the other side, the others as forged by a broker."""
-        ours, theirs = key_exchange.Sealing(*KEYS, SESSION), key_exchange.Sealing(*KEYS[::-1], SESSION)
+        ours, theirs = Sealing(*KEYS), Sealing(*KEYS[::-1])
         stream = ReliableStream(ours, SESSION, 1 << 16, 0.0)
         if self.mutator.rng.random() < 0.5:
             kind, header = (1, reliable_stream.DATA_HEADER) if data[:1] == b"\1" else (2, reliable_stream.CONTROL_HEADER)

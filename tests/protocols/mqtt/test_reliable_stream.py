@@ -1,64 +1,36 @@
-"""Key agreement of two members through an untrusted broker, and frames over an adversarial channel."""
+"""Seal of packets, and frames over a channel that loses, repeats, reorders and alters packets."""
 
 import random
 from contextlib import suppress
 
-import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from p2pfl.protocols.errors import ProtocolError
-from p2pfl.protocols.mqtt.key_exchange import (
-    ANSWER_LIMIT,
-    CONTROL,
-    DATA,
-    OPENING_LABEL,
-    OPENING_LIMIT,
-    Dialler,
-    Refusing,
-    Sealing,
-    accept,
-    decode_answer,
-    decode_opening,
-    refuse,
-    sign,
-)
+from p2pfl.protocols.mqtt.packet_seal import CONTROL, DATA, sealing_keys, sealing_of
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK, DATA_HEADER, PROBE, STALLED, WINDOW, ReliableStream
 from p2pfl.protocols.rate_limit import MOST, TokenBucket
 from p2pfl.protocols.reception_limits import patience
-from tests.support.members import ALICE, BOB, CAROL, EVE, KnownMembers
+
+SECRET = bytes(range(32))
 
 
-def access(**options):
-    return KnownMembers(ALICE, BOB, **options)
+def pair(secret=SECRET):
+    """Return the seals of a dialler and of its listener."""
+    return sealing_of(secret, dialled=True), sealing_of(secret, dialled=False)
 
 
-def answer(dialler, identity=BOB, members=None):
-    members = members or access()
-    return accept(dialler.packet, decode_opening(dialler.packet), identity, members)
-
-
-def pair():
-    dialler = Dialler(ALICE, access(), BOB.public)
-    accepted = answer(dialler)
-    return dialler.finish(accepted.packet), accepted.sealing
-
-
-def test_both_ends_share_session_and_open_each_others_packets():
+def test_both_ends_open_each_others_packets():
     alice, bob = pair()
-    assert alice.session == bob.session
-    assert len(alice.session) == 16
     assert bob.open(DATA, 0, alice.seal(DATA, 0, b"there", b"header"), b"header") == b"there"
     assert alice.open(DATA, 0, bob.seal(DATA, 0, b"back", b"header"), b"header") == b"back"
 
 
-def test_every_key_exchange_has_different_keys():
-    dialler = Dialler(ALICE, access(), BOB.public)
-    first, second = answer(dialler), answer(dialler)  # the second answers a replay
-    assert len({first.sealing.session, second.sealing.session, pair()[0].session}) == 3
+def test_every_secret_and_direction_has_another_key():
+    keys = [*sealing_keys(SECRET), *sealing_keys(bytes(32))]
+    assert len(set(keys)) == 4
+    sealed = pair()[0].seal(DATA, 0, b"x", b"")
     with pytest.raises(ProtocolError, match="wrong seal"):
-        second.sealing.open(DATA, 0, dialler.finish(first.packet).seal(DATA, 0, b"x", b""), b"")
+        pair(bytes(32))[1].open(DATA, 0, sealed, b"")
 
 
 def test_seal_rejects_repeated_number():
@@ -88,111 +60,6 @@ def test_open_rejects_altered_packet(change):
             opener = alice
     with pytest.raises(ProtocolError, match="wrong seal"):
         opener.open(kind, number, sealed, header)
-
-
-def cause(identity, key, members, *, by=BOB, theirs=None, **options):
-    """Return the cause for which `by` refuses a dialler."""
-    dialler = Dialler(identity, theirs or access(), key, **options)
-    with pytest.raises(ProtocolError) as caught:
-        accept(dialler.packet, decode_opening(dialler.packet), by, members)
-    return caught.value.cause
-
-
-def test_accept_reports_distinct_causes_of_refusal():
-    assert cause(EVE, BOB.public, access()) == "stranger"
-    revoking = access()
-    revoking.revoke(ALICE.public)
-    assert cause(ALICE, BOB.public, revoking) == "revoked"
-    assert cause(ALICE, BOB.public, access(federation=bytes(16))) == "other federation"
-    assert cause(ALICE, CAROL.public, access()) == "other recipient"
-    assert cause(EVE, BOB.public, access(), joining=True) == "not inviting"
-
-
-def test_accept_admits_joining_node_if_inviting():
-    dialler = Dialler(EVE, access(), BOB.public, joining=True)
-    accepted = answer(dialler, members=access(invites=True))
-    assert isinstance(dialler.finish(accepted.packet), Sealing)
-
-
-def test_accept_rejects_other_version():
-    packet = resigned(ALICE, version=2)
-    with pytest.raises(ProtocolError, match="version: the peer has version 2, this node 1"):
-        accept(packet, decode_opening(packet), BOB, access())
-
-
-def resigned(identity, **changes):
-    """Return an opening with changed fields and a valid signature."""
-    opening = decode_opening(Dialler(identity, access(), BOB.public).packet)
-    return sign(identity, OPENING_LABEL, msgspec.structs.replace(opening, **changes))
-
-
-def test_opening_signed_by_another_key_is_wrong_proof():
-    packet = resigned(EVE, dialler=ALICE.public)
-    with pytest.raises(ProtocolError, match="wrong proof"):
-        accept(packet, decode_opening(packet), BOB, access())
-
-
-def test_opening_with_unusable_key_is_rejected():
-    packet = resigned(ALICE, ephemeral=bytes(32))
-    with pytest.raises(ProtocolError, match="unusable key"):
-        accept(packet, decode_opening(packet), BOB, access())
-
-
-def test_accept_learns_new_member_from_opening():
-    behind = KnownMembers(BOB, membership_version=0)
-    dialler = Dialler(ALICE, access(), BOB.public, after=0)
-    assert isinstance(dialler.finish(answer(dialler, members=behind).packet), Sealing)
-    assert behind.refusal(ALICE.public) == ""
-
-
-def test_refusal_is_signed_and_has_cause():
-    dialler = Dialler(EVE, access(), BOB.public)
-    opening = decode_opening(dialler.packet)
-    packet = refuse(dialler.packet, opening, BOB, access(membership_version=7), ProtocolError("stranger", "nobody knows it"))
-    said = dialler.finish(packet)
-    assert isinstance(said, Refusing)
-    assert (said.cause, said.detail, said.membership_version) == ("stranger", "nobody knows it", 7)
-    with pytest.raises(ProtocolError, match="wrong proof"):
-        dialler.finish(refuse(dialler.packet, opening, CAROL, access(), ProtocolError("stranger")))
-
-
-def test_answer_of_another_node_or_opening_is_rejected():
-    dialler = Dialler(ALICE, access(), BOB.public)
-    forged = Dialler(ALICE, access(), CAROL.public)
-    other = accept(forged.packet, decode_opening(forged.packet), CAROL, access())
-    with pytest.raises(ProtocolError, match="other session"):
-        dialler.finish(other.packet)
-    good = answer(dialler).packet
-    with pytest.raises(ProtocolError, match="wrong proof"):
-        dialler.finish(bytes([good[0] ^ 1]) + good[1:])
-
-
-def test_signatures_cover_every_byte_of_both_messages():
-    dialler = Dialler(ALICE, access(), BOB.public)
-    good = answer(dialler).packet
-    for packet, check in (
-        (dialler.packet, lambda changed: accept(changed, decode_opening(changed), BOB, access())),
-        (good, dialler.finish),
-    ):
-        for position in range(len(packet)):
-            changed = bytearray(packet)
-            changed[position] ^= 1 << position % 8
-            with pytest.raises(ProtocolError):
-                check(bytes(changed))
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=600))
-def test_decoders_reject_noise(noise):
-    for decode in (decode_opening, decode_answer):
-        with pytest.raises(ProtocolError, match="malformed"):
-            decode(noise)
-
-
-def test_decoders_reject_messages_that_are_too_long():
-    for decode, limit in ((decode_opening, OPENING_LIMIT), (decode_answer, ANSWER_LIMIT)):
-        with pytest.raises(ProtocolError, match="before the peer is known"):
-            decode(bytes(limit + 1))
 
 
 # Frames over a channel that loses, repeats and reorders
