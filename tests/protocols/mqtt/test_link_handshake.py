@@ -14,6 +14,7 @@ from p2pfl.protocols.mqtt.link_handshake import (
     make_packet,
     read_packet,
 )
+from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.credentials import Credentials
 from p2pfl.protocols.transports.tls_handshake import MOST, TlsHandshake
 from tests.support.handshakes import dialler, exchange, listener
@@ -102,6 +103,15 @@ def test_dialler_proves_nothing_to_other_certificate():
     with pytest.raises(ProtocolError, match="wrong key"):
         a.packet_in(next_packet(listener(BOB, access()), packet), 0.0)
     assert a.packet_out(0.0) is None
+
+
+def test_handshake_refuses_other_version(monkeypatch):
+    a, packet = dialler(ALICE, access(), BOB.public)
+    b = listener(BOB, access())
+    packet = next_packet(b, next_packet(a, next_packet(b, packet)))
+    monkeypatch.setattr(handshake, "VERSION", 2)
+    with pytest.raises(ProtocolError, match="version: the peer has version 1, this node 2"):
+        a.packet_in(packet, 0.0)
 
 
 def test_newcomer_is_proven_if_listener_invites():
