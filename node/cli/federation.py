@@ -10,6 +10,7 @@ from typing import Any
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.options import add_folder, add_unlock, unlock
+from p2pfl.node.cli.proofs import add_proofs
 from p2pfl.system.console import add_command
 from p2pfl.system.shared_options import add_changes, add_output, print_answer
 
@@ -26,6 +27,7 @@ def add_commands(commands: Any) -> None:
     federations = federation.add_subparsers()
     _add_create(federations)
     _add_show(federations)
+    add_proofs(federations)
     _add_extend(federations)
     _add_rotate(federations)
 

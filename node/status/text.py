@@ -144,6 +144,8 @@ def _counts(state: Mapping[str, Any]) -> Iterator[Row]:
     if state.get("distrust"):
         out = [peer["name"] for peer in state.get("peers", []) if peer["state"] == "left out"]
         yield "distrust", f"a peer with a score of {state['distrust']} is left out; now: {', '.join(out) or 'none'}"
+    elif any(peer.get("score") for peer in state.get("peers", [])):
+        yield "distrust", "off: no peer is left out for its score"
     for what, counts in state.get("suspicious", {}).items():
         yield what, _format_counts(counts)
     if state.get("rejected"):

@@ -610,6 +610,19 @@ def test_status_text_has_aligned_columns_and_units():
     ]
 
 
+def test_status_shows_scores_with_reasons_and_distrust():
+    bob, carol = FULL["peers"]
+    bob = bob | {"score": 103, "penalties": {"refused models": 3, "equivocation": 1}}
+    carol = carol | {"score": 0, "penalties": {}}
+    lines = describe(FULL | {"peers": [bob, carol], "distrust": 0})
+    assert next(line for line in lines if "bob" in line).endswith("103: equivocation, refused models 3")
+    assert "  distrust    off: no peer is left out for its score" in lines
+    bob |= {"state": "left out", "reason": "distrusted: equivocation"}
+    lines = describe(FULL | {"peers": [bob, carol], "distrust": 10})
+    assert "  distrust    a peer with a score of 10 is left out; now: bob" in lines
+    assert not any("distrust" in line for line in describe(FULL))
+
+
 def test_status_shows_broker_or_its_problem():
     url, problem = "mqtt://host:1883", "the broker at host does not answer"
     state = FULL | {"network": {"listen": "", "broker": url}, "broker": ""}

@@ -546,3 +546,12 @@ def test_page_shows_killed_peer_suspected_until_restarted(tmp_path, chromium):
         row("carol", "connected")
         assert all("ERR_CONNECTION" in problem or "ERR_EMPTY" in problem for problem in seen.problems), seen.problems
         assert all(asked.startswith(address) for asked in seen.requests)
+
+
+def test_metrics_have_scores_and_penalties_of_peers():
+    bob = {"name": "bob", "state": "left out", "round": 3, "score": 102, "penalties": {"refused models": 2, "equivocation": 1}}
+    text = metrics.text({"state": "running", "peers": [bob], "distrust": 10}).decode()
+    assert 'p2pfl_peer_score{peer="bob"} 102.0' in text
+    assert 'p2pfl_peer_penalties_total{kind="refused models",peer="bob"} 2.0' in text
+    assert 'p2pfl_peer_state{peer="bob",state="left out"} 1.0' in text
+    assert "p2pfl_distrust 10.0" in text
