@@ -132,11 +132,14 @@ class EquivocationWatch:
             self._accept(proof)
 
     def spread(self) -> None:
-        """Send the proofs to all peers that have not received them over their present link; forget former members."""
+        """Count the proofs against peers, and send them over links that have not carried them; forget former members."""
         for name in [name for name in self.conduct.penalties if name not in self._contacts.peers]:
             self.conduct.forget(name)
         if not self.conduct.proofs:
             return
+        for peer in self._contacts.peers.values():
+            if peer.key in self.conduct.proofs:
+                self.conduct.penalise(peer.name, "equivocation", "two different models of one round, both signed")
         for peer in self._contacts.introduced_peers():
             if peer.link is None:
                 continue
@@ -161,9 +164,7 @@ class EquivocationWatch:
         if not self._is_member(sender):
             return
         self.conduct.proofs[sender] = proof
-        peer = next((peer for peer in self._contacts.peers.values() if peer.key == sender), None)
-        if peer is not None:
-            self.conduct.penalise(peer.name, "equivocation", f"round {one.round}: two different models, both signed")
+        self._log.warning(f"a member has signed two models of round {one.round}", kind="equivocation", key=sender.hex())
         self.spread()
 
     def _send(self, peer: Peer, message: m.Receipts | m.Equivocation, payload: bytes) -> None:

@@ -133,7 +133,7 @@ def run_unlucky(seed):
 @pytest.mark.slow
 def test_bad_luck_convicts_no_honest_node():
     resumed = 0
-    for seed in range(12, 20):
+    for seed in (0, 1, 2, 16, 31, 33):  # in 16, 31 and 33 nodes repeat rounds
         federation, unlucky = run_unlucky(seed)
         double = {key: contents for key, contents in unlucky.signed.models.items() if len(contents) > 1}
         assert not double, (seed, double)

@@ -549,7 +549,13 @@ def test_page_shows_killed_peer_suspected_until_restarted(tmp_path, chromium):
 
 
 def test_metrics_have_scores_and_penalties_of_peers():
-    bob = {"name": "bob", "state": "left out", "round": 3, "score": 102, "penalties": {"refused models": 2, "equivocation": 1}}
+    bob = {
+        "name": "bob",
+        "state": "left out",
+        "round": 3,
+        "score": 102,
+        "penalties": {"refused models": 2, "equivocation": 1},
+    }
     text = metrics.text({"state": "running", "peers": [bob], "distrust": 10}).decode()
     assert 'p2pfl_peer_score{peer="bob"} 102.0' in text
     assert 'p2pfl_peer_penalties_total{kind="refused models",peer="bob"} 2.0' in text
