@@ -29,6 +29,8 @@ class Link(Protocol):
         dialled: whether this side dialled the link.
         direct: whether the link does not go through a broker.
         joining: whether the other side is a newcomer, which may only send a request to join.
+        payload_digest: while a frame is handled, BLAKE3 of its bytes after the first p2pfl.protocols.wire.envelope.OVERHEAD
+            ones, if the transport has computed it while they arrived; b"" otherwise.
         backlog: bytes that were sent and that the other side, or the network, has not accepted yet.
         progress: a number that grows whenever data arrives that only the other side can have sent, or the other side
             accepts sent data. It is a sign of life during the slow transfer of a large frame.
@@ -40,6 +42,9 @@ class Link(Protocol):
     dialled: bool
     direct: bool
     joining: bool
+
+    @property
+    def payload_digest(self) -> bytes: ...
 
     @property
     def backlog(self) -> int: ...

@@ -66,6 +66,7 @@ class MqttLink:
     """
 
     direct = False
+    payload_digest = b""
 
     def __init__(
         self, owner: LinkOwner, key: bytes, id: bytes, handshake: TlsHandshake, *, dialled: bool, joining: bool = False

@@ -117,6 +117,7 @@ class MemoryLink:
     """One end of a connection. The signatures of the other end's messages prove its identity."""
 
     direct = True
+    payload_digest = b""
     joining = False
     backlog = progress = 0
 

@@ -116,6 +116,10 @@ class TlsLink(asyncio.BufferedProtocol):
     # Interface for the handler
 
     @property
+    def payload_digest(self) -> bytes:
+        return self._reader.digest
+
+    @property
     def backlog(self) -> int:
         if self.connection is None or self._closed:
             return self._pieces.waiting

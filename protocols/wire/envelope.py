@@ -249,12 +249,19 @@ class FrameVerifier:
         """Refuse a key from now on. Its replay window is kept."""
         self._names.pop(key, None)
 
-    def open(self, frame: bytes | bytearray | memoryview, session: bytes = NO_SESSION, key: bytes | None = None) -> Opened:
+    def open(
+        self,
+        frame: bytes | bytearray | memoryview,
+        session: bytes = NO_SESSION,
+        key: bytes | None = None,
+        digest: bytes = b"",
+    ) -> Opened:
         """Return the message of a frame.
 
         Args:
             session: session of the link over which the frame came.
             key: the proven key of the other end of the link; None if keys are not proven.
+            digest: hash of the payload, if it was computed while the frame arrived.
 
         Raises:
             ProtocolError: its `cause` is one of malformed, version, other federation, other recipient, stranger, other
@@ -275,7 +282,7 @@ class FrameVerifier:
         signature = bytes(view[HEADER_SIZE:OVERHEAD])
         if not self._verifiers[header.sender].valid(signature, signed_content(header_bytes, header.digest)):
             raise ProtocolError("wrong signature", f"claims to be {self._names[header.sender]}")
-        if blake3(payload).digest() != header.digest:
+        if (digest or blake3(payload).digest()) != header.digest:
             raise ProtocolError("wrong signature", "the payload differs from the signed one")
         # Only after verification: a forger must not use up the sequence numbers of an honest peer.
         if window.commit(header.incarnation, header.sequence):

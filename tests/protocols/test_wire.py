@@ -429,6 +429,13 @@ def test_frame_with_altered_payload_is_rejected(pair):
     assert cause(pair.verifier, frame) == "wrong signature"
 
 
+def test_hash_computed_during_arrival_is_compared(pair):
+    payload = Payload.of(b"payload")
+    assert pair.verifier.open(pair.frame(m.Score(1, 1), payload), digest=payload.digest).message == m.Score(1, 1)
+    with pytest.raises(ProtocolError, match="wrong signature"):
+        pair.verifier.open(pair.frame(m.Score(2, 1), payload), digest=bytes(32))
+
+
 def test_frames_of_strangers_or_other_federations_are_rejected(pair):
     stranger = FrameSigner(Identity.from_seed(b"s" * 32), FEDERATION, LAYOUT, 1)
     assert cause(pair.verifier, b"".join(stranger.seal(m.Hello(), pair.bob.public))) == "stranger"

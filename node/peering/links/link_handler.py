@@ -54,7 +54,7 @@ class LinkHandler:
                 self.serve(link, self._answer(link, answer), f"{self._name}: answer to a newcomer")
                 return
             self._expect_member(link)
-            opened = self._verifier.open(frame, link.session, link.key)
+            opened = self._verifier.open(frame, link.session, link.key, link.payload_digest)
             peer = self._table.peers[opened.sender]
             peer.bytes_in += len(frame)
             self._router.receive(peer, link, opened)

@@ -18,7 +18,7 @@ from tests.support.federation import Federation
 class RecordingLink:
     """Link that records all sent frames."""
 
-    dialled, joining, remote, backlog, progress = True, False, "b", 0, 0
+    dialled, joining, remote, backlog, progress, payload_digest = True, False, "b", 0, 0, b""
     numbers = count(1)
 
     def __init__(self, key, direct):

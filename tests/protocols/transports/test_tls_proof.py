@@ -1,13 +1,16 @@
 """Parts of a TLS link: the steps of both proofs, reassembly of frames, and timers (tls_proof, tls_frames, timer)."""
 
 import asyncio
+import random
 
 import pytest
+from blake3 import blake3
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.timer import Timer
-from p2pfl.protocols.transports.tls_frames import PREFIX, FrameReader
+from p2pfl.protocols.transports.tls_frames import HASHED, PREFIX, STEP, FrameReader
 from p2pfl.protocols.transports.tls_proof import ClientProof, ServerProof, refusal_of
+from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.simulation.clock import run
 from tests.support.members import ALICE, BOB, EVE, KnownMembers
 
@@ -68,6 +71,20 @@ def test_frame_reader_joins_pieces_of_any_size(piece):
                 reader.begin(memoryview(bytearray(reader.size())))
     assert found == frames
     assert not reader.in_frame
+
+
+@pytest.mark.parametrize("piece", [1000, STEP - 1, 2 * HASHED])
+def test_frame_reader_hashes_payload_of_large_frame(piece):
+    frames, reader, found = [random.Random(0).randbytes(HASHED + 5), b"small" * 100], FrameReader(), []
+    for frame in frames:
+        reader.begin(memory := memoryview(bytearray(len(frame))))
+        while reader.in_frame:
+            start, count = len(frame) - len(reader.buffer()), min(piece, len(reader.buffer()))
+            reader.buffer()[:count] = frame[start : start + count]
+            if reader.advance(count):
+                assert reader.take() is memory
+        found.append(reader.digest)
+    assert found == [blake3(frames[0][OVERHEAD:]).digest(), b""]
 
 
 def test_frame_reader_after_clear_expects_length():

@@ -1,6 +1,7 @@
 """Common contract of all transports."""
 
 import asyncio
+import os
 import socket
 import ssl
 import struct
@@ -10,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.errors import AddressError, TransportError
@@ -18,7 +20,9 @@ from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.transports.tls import LINKS_PER_KEY, STRANGERS, TlsTransport
+from p2pfl.protocols.transports.tls_frames import HASHED
 from p2pfl.protocols.transports.tls_link import BACKLOG_FRAMES, GREETING, PIECES
+from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.simulation.clock import VirtualLoop, run, virtual_loop
 from tests.support.gates import Club, identities
 
@@ -652,6 +656,20 @@ def test_tls_peer_that_does_not_read_is_bounded_and_closed(monkeypatch, on_loop)
                         link.send([bytes(MAX)])
                     await asyncio.sleep(0)
             assert a.handler.lost_links == [(link, "does not read its messages")]
+
+    on_loop(main())
+
+
+def test_tls_link_has_hash_of_large_frame_only(on_loop):
+    async def main():
+        a, b = pair()
+        async with a, b:
+            link, frame = await a.dial(b), os.urandom(HASHED)
+            for sent in (b"hello", frame, b"small"):
+                link.send([sent])
+                await b.handler.until(lambda handler, sent=sent: handler.frames[-1:] == [sent])
+                expected = blake3(sent[OVERHEAD:]).digest() if sent is frame else b""
+                assert b.handler.links[-1].payload_digest == expected
 
     on_loop(main())
 
