@@ -94,6 +94,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self.trusted = False
         self.dialled = key is not None
         self.direct = True
+        self.payload_digest = b""
         self.joining = joining
         self.owner = owner
         self.connection: asyncio.Transport | None = None
@@ -114,10 +115,6 @@ class TlsLink(asyncio.BufferedProtocol):
         self._beginning: asyncio.Task[None] | None = None
 
     # Interface for the handler
-
-    @property
-    def payload_digest(self) -> bytes:
-        return self._reader.digest
 
     @property
     def backlog(self) -> int:
@@ -294,7 +291,7 @@ class TlsLink(asyncio.BufferedProtocol):
         if not self._reader.in_frame:
             self._begin(self._reader.size())
             return
-        frame = self._reader.take()
+        frame, self.payload_digest = self._reader.take(), self._reader.digest
         if not self.session_made:
             self._prove(frame)
             return
