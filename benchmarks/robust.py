@@ -4,7 +4,7 @@ On a live node: prints the time that `median-clip` takes to clip the models of a
 their weighted mean, for several model sizes. In one case no model is too far away, in the other half of them are. Then
 it prints the time that each robust rule adds to the mean, in the same unit.
 
-In the simulator: prints the time that each rule adds to the merges of 100 nodes at one instant, as a multiple of the
+In the simulator: prints the processor time that each rule adds to the merges of 100 nodes at one instant, as a multiple of the
 time of their means. `computed` is the time of the computation alone, `merged` includes the requests of the nodes. For
 the rules with their own merge both are the whole time, because they replace the mean.
 
@@ -42,6 +42,7 @@ from p2pfl.robust.registry import NONE, RULES, make_rule
 from p2pfl.sim.simulation import clock
 from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher
 from p2pfl.sim.simulation.clock import virtual_loop
+from p2pfl.sim.simulation.workers import prepare_process
 
 PEERS = 9
 NODES = 100  # of the simulation
@@ -157,10 +158,10 @@ class Simulated:
             return asked
 
         async def once(asked: Sequence[Callable[[], Any]]) -> float:
-            begun = time.perf_counter()
+            begun = time.process_time()
             found: list[Merge] = await asyncio.gather(*(ask() for ask in asked))
             assert len(found) == NODES
-            return time.perf_counter() - begun
+            return time.process_time() - begun
 
         async def measure_all() -> dict[str, list[float]]:
             asked = {name: merges_by(name) for name in names}
@@ -187,9 +188,9 @@ def measure_simulated(degree: int, width: int, times: int) -> dict[str, dict[str
     works = {name: world.computed(name) for name in taken}
     for _ in range(times + 1):
         for name, work in works.items():
-            begun = time.perf_counter()
+            begun = time.process_time()
             work()
-            taken[name].append(time.perf_counter() - begun)
+            taken[name].append(time.process_time() - begun)
     computed = {name: added(name, taken[name][1:], taken[NONE][1:]) for name in RULES}
     whole = world.merged([name for name in taken if name not in LOSSY], times)
     merged = {name: added(name, found, whole[NONE]) for name, found in whole.items() if name != NONE}
@@ -215,7 +216,7 @@ def main() -> int:
         print(f"{size:,} values, {PEERS} peers: {format_ratios(measured)}")
         figures[f"{size} rules"] = rules = measure_rules(size, times)
         print(f"  {format_ratios(rules)}")
-    torch.set_num_threads(1)  # as in the simulator
+    prepare_process()  # as the simulator does
     for width, degree in [(480, 10)] if options.quick else [(480, 4), (480, 10), (480, 30), (480, 99), (9_999, 10)]:
         size = 10 * (width + 1)
         for kind, ratios in measure_simulated(degree, width, times).items():

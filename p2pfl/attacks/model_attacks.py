@@ -11,8 +11,9 @@ import numpy as np
 from p2pfl.attacks.attack import Attack, Scene
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.policy import Extras
-from p2pfl.robust.candidates import Candidates, Reweighting
-from p2pfl.robust.registry import NONE, Robust, make_rule
+from p2pfl.robust.candidates import combine
+from p2pfl.robust.median_clip import MedianClip
+from p2pfl.robust.registry import MEDIAN_CLIP, NONE, Robust, make_rule
 
 STEPS = 8  # of the search of `reward-bait`
 MOST_BYTES = 1_000_000  # of extras; a message carries little more
@@ -122,7 +123,8 @@ class Searching(Attack):
     """Options of attacks that search for the most harmful length of their step, as in ByzFL.
 
     The search maximises the distance between the mean of the honest models and the merge of all models, with equal
-    weights, under a robust rule. It doubles its step while that helps, and then shrinks it.
+    weights, under a robust rule. The own model of the rule is that of the first honest node. The search doubles its step
+    while that helps, and then shrinks it.
 
     Attributes:
         against: the robust rule that the attackers assume.
@@ -164,12 +166,12 @@ class Searching(Attack):
     def _merge(self, models: list[Parameters]) -> Parameters:
         weights = [1 / len(models)] * len(models)
         rule = make_rule(self.against)
-        if rule is None:
-            return weighted_mean(models, weights)
-        candidates = Candidates(models, weights, [0.0] * len(models))
-        if isinstance(rule, Reweighting):
-            return weighted_mean(models, rule.reweight(candidates).tolist())
-        return rule.combine(candidates).params
+        if rule is not None:
+            return combine(rule, models, weights, losses=[0.0] * len(models)).params
+        if self.against == MEDIAN_CLIP:
+            own, *others = models
+            models = [own, *MedianClip().clip(own, own, [str(k) for k in range(len(others))], others)]
+        return weighted_mean(models, weights)
 
     def _longest(self, harm: Callable[[float], float]) -> float:
         best, delta, growing = 0.0, self.delta, True
