@@ -4,9 +4,9 @@ On a live node: prints the time that `median-clip` takes to clip the models of a
 their weighted mean, for several model sizes. In one case no model is too far away, in the other half of them are. Then
 it prints the time that each robust rule adds to the mean, in the same unit.
 
-In the simulator: prints the processor time that each rule adds to the merges of 100 nodes at one instant, as a multiple of the
-time of their means. `computed` is the time of the computation alone, `merged` includes the requests of the nodes. For
-the rules with their own merge both are the whole time, because they replace the mean.
+In the simulator: prints the processor time that each rule adds to the merges of 100 nodes at one instant, as a multiple
+of the time of their means. `computed` is the time of the computation alone, `merged` includes the requests of the nodes.
+For the rules with their own merge both are the whole time, because they replace the mean.
 
 All are measured in one run. Each figure is a ratio to the mean of the same repetition; the median is printed.
 """
