@@ -296,6 +296,8 @@ class MessageExchange:
 
     def late(self, peer: Peer) -> None:
         self._probation.record_answer(peer.name)
+        if not self.roster.ids:  # waiting for it costs less than learning alone
+            self._probation.forgive(peer.name)
 
     def peers_changed(self) -> None:
         self.equivocation.spread()

@@ -22,7 +22,7 @@ class Probation:
     the peer has given the required number of answers: 1 after its first miss, then 3, 7, and up to 63. In large
     federations the number is higher, because all other nodes wait for each node that waits. A peer that answers pings
     but no requests therefore costs one deadline. A peer that answers only sometimes costs little, because many rounds
-    share each deadline.
+    share each deadline. A node without any other peer forgives the first one that answers.
 
     Args:
         strict: False to put no peer on probation.
@@ -59,6 +59,11 @@ class Probation:
         """Return whether a peer is on probation, so that this node does not wait for it yet."""
         record = self._records.get(name)
         return record is not None and record.owed > 0
+
+    def forgive(self, name: str) -> None:
+        """End the probation of a peer; its next miss has the same length as if it had given all answers."""
+        if name in self._records:
+            self._records[name].owed = 0
 
     def forget(self, name: str) -> None:
         """Remove a peer that is no longer a member."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from p2pfl.node.exchange import message_exchange
 from p2pfl.node.exchange.rounds.probation import GOOD, Probation
 from p2pfl.node.folder.settings import Settings
 from p2pfl.protocols.wire import messages as m
@@ -115,3 +116,28 @@ def test_member_that_lags_a_round_costs_little():
                     self.contacts.tell(peer, m.RoundReached(max(0, said)))
 
     assert duration(play_with(Lagging, answer)) < SLOWEST
+
+
+@pytest.mark.slow
+def test_node_without_other_peers_forgives_one_that_answers(monkeypatch):
+    made = []
+
+    class Kept(Probation):
+        def __init__(self, strict=True):
+            super().__init__(strict)
+            made.append(self)
+
+    monkeypatch.setattr(message_exchange, "Probation", Kept)
+
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 3)
+        for _ in range(4):
+            made[0].record_timeout("b", 1)  # 15 answers
+        contacts = federation.nodes["a"].exchange.contacts
+        contacts.suspect(contacts.peers["b"], "missed deadlines")
+        await federation.done()
+        assert federation.partners("a", 4) == set()
+        assert federation.partners("a", 10) == {"b"}
+
+    play(test, ["a", "b"], Settings(rounds=10, deadline=6.0, adaptive=True, evaluate_every=0), period=1.0)
