@@ -36,6 +36,7 @@ from p2pfl.policy import Coordinated, asks_scores
 from p2pfl.protocols.election.types import Electorate
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.log import Membership
+from p2pfl.protocols.transport import Transport
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system.event_log import EventLogger
@@ -193,25 +194,10 @@ class Assembly:
             on_fault=self._supervisor.fault,
             log=self._log,
         )
-        peers = neighbourhood.members()
-        roles = NeighbourRoles(
-            members=peers,
-            sources=[name for name in peers if neighbourhood.may_learn_from(name)],
-            askers=neighbourhood.askers() if self._coordinated else None,
-            observer=config.name in membership.members and membership.members[config.name].role == "observer",
-            sparse=agreed.edges != "all",
-        )
-        exchange = message_exchange(
-            config.name,
-            roles,
+        exchange = member_exchange(
+            ready,
+            neighbourhood,
             transport=connectivity.transport,
-            federation=membership.federation,
-            agreed={
-                **agreement.describe("task", config.task),
-                **agreement.describe("policy", config.policy),
-                "rounds": str(agreed.rounds),  # without extensions, which a peer may learn of only from this node
-            },
-            edges=agreed.edges,
             options=options,
             coordination=self._coordination(self._electing(neighbourhood.electorate(), incarnation)),
             **self._learning(incarnation),
@@ -248,3 +234,46 @@ class Assembly:
             "initial": agreement.digest(self._task.layout.shared_of(self._initial)),
             "scores": asks_scores(self._policy),
         }
+
+
+def member_exchange(
+    ready: LoadedNode,
+    neighbourhood: Neighbourhood,
+    *,
+    transport: Transport,
+    options: PeeringOptions,
+    coordination: Coordination | None,
+    **learning: Any,
+) -> MessageExchange:
+    """Return the exchange of a member of a federation.
+
+    Args:
+        coordination: its part in a coordinated policy, if it has one.
+        learning: the other arguments of p2pfl.node.exchange.factory.message_exchange.
+    """
+    config, membership, agreed = ready.config, ready.membership, ready.agreement
+    assert membership is not None
+    assert agreed is not None
+    peers = neighbourhood.members()
+    roles = NeighbourRoles(
+        members=peers,
+        sources=[name for name in peers if neighbourhood.may_learn_from(name)],
+        askers=neighbourhood.askers() if coordination is not None else None,
+        observer=config.name in membership.members and membership.members[config.name].role == "observer",
+        sparse=agreed.edges != "all",
+    )
+    return message_exchange(
+        config.name,
+        roles,
+        transport=transport,
+        federation=membership.federation,
+        agreed={
+            **agreement.describe("task", config.task),
+            **agreement.describe("policy", config.policy),
+            "rounds": str(agreed.rounds),  # without extensions, which a peer may learn of only from this node
+        },
+        edges=agreed.edges,
+        options=options,
+        coordination=coordination,
+        **learning,
+    )

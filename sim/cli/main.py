@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pfl._version import __version__
-from p2pfl.sim.cli import data, new, reproduce, scenario_list
+from p2pfl.sim.cli import chaos, data, new, reproduce, scenario_list
 from p2pfl.sim.cli.options import add_choice, add_results, add_run_options
 from p2pfl.system.completion import add_completion
 from p2pfl.system.console import Parser, add_command, format_examples, run_command
@@ -67,6 +67,7 @@ def parser() -> Parser:
     _add_run(commands)
     _add_sweep(commands)
     _add_pareto(commands)
+    chaos.add_commands(commands)
     _add_report(commands)
     _add_topology(commands)
     data.add_commands(commands)

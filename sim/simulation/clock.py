@@ -117,22 +117,34 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             _set_running_loop(None)
 
     def _step(self) -> None:
+        if self._ready or self._advance():
+            self.run_ready(self._ready)
+
+    def _advance(self) -> bool:
+        """Go to the next timer, or do the deferred work if it is due earlier; return whether a callback is ready."""
         ready, timers = self._ready, self._timers
-        if not ready:
-            while timers and timers[0][2].stopped:
-                heapq.heappop(timers)
-            next_timer = timers[0][0] if timers else inf
-            work = self._deferred
-            # at equal times the timers come first, because they may request more work
-            if work is not None and work.due < next_timer:
-                self.now = max(self.now, work.due)
-                work.run()
-                return
-            if not timers:
-                raise DeadlockError(self._who_waits())
-            self.now = max(self.now, next_timer)
-            while timers and timers[0][0] <= self.now:
-                ready.append(heapq.heappop(timers)[2])
+        while timers and timers[0][2].stopped:
+            heapq.heappop(timers)
+        next_timer = timers[0][0] if timers else inf
+        work = self._deferred
+        # at equal times the timers come first, because they may request more work
+        if work is not None and work.due < next_timer:
+            self.now = max(self.now, work.due)
+            work.run()
+            return False
+        if not timers:
+            raise DeadlockError(_who_waits(self))
+        self.now = max(self.now, next_timer)
+        while timers and timers[0][0] <= self.now:
+            ready.append(heapq.heappop(timers)[2])
+        return True
+
+    def run_ready(self, ready: deque[Handle]) -> None:
+        """Run the callbacks that are ready, in their order, and remove them; not those that become ready in the process.
+
+        Raises:
+            Exception: a callback has failed.
+        """
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle.stopped:
@@ -140,12 +152,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self._error is not None:
             error, self._error = self._error, None
             raise error.get("exception") or RuntimeError(error["message"])
-
-    def _who_waits(self) -> str:
-        tasks = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
-        shown = ", ".join(task.get_name() for task in tasks[:5]) + (", ..." if len(tasks) > 5 else "")
-        waiting = f"{len(tasks)} task{'s wait' if len(tasks) != 1 else ' waits'}"
-        return f"deadlock at {self.now:g} s of virtual time: {waiting} and no event is left: {shown}"
 
     def run_until_complete(self, future: Any) -> Any:
         task = asyncio.ensure_future(future, loop=self)
@@ -214,6 +220,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _timer_handle_cancelled(self, handle: Any) -> None:
         """Ignore the call, which only asyncio's own timers make."""
+
+
+def _who_waits(loop: VirtualLoop) -> str:
+    tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
+    shown = ", ".join(task.get_name() for task in tasks[:5]) + (", ..." if len(tasks) > 5 else "")
+    waiting = f"{len(tasks)} task{'s wait' if len(tasks) != 1 else ' waits'}"
+    return f"deadlock at {loop.now:g} s of virtual time: {waiting} and no event is left: {shown}"
 
 
 def virtual_loop() -> VirtualLoop:

@@ -1,0 +1,244 @@
+"""Invariants of a federation, checked while it runs under faults.
+
+They are checked from outside: by the frames in the network, by the checkpoints on the disks, and by an observer of each
+node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from p2pfl.node.checkpoint import Checkpoint
+from p2pfl.node.coordination.election_runner import Elected
+from p2pfl.node.node import Node
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Assignment, Budget, Merge, Stage, Update
+from p2pfl.protocols.election.types import Term
+from p2pfl.protocols.membership.log import Membership
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import HEADER_SIZE, OVERHEAD, Header
+
+Invariant = Literal[
+    "round lost",
+    "number reused",
+    "revoked member served",
+    "membership lost",
+    "budget exceeded",
+    "two coordinators",
+    "not finite",
+    "no progress",
+    "error",
+]
+
+_header = msgspec.msgpack.Decoder(Header)
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """Invariant that does not hold.
+
+    Attributes:
+        at: virtual seconds since the start.
+        node: name of the node.
+    """
+
+    invariant: Invariant
+    at: float
+    node: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.invariant}: {self.node} at {self.at:.3f} s: {self.text}"
+
+
+class Memory:
+    """Knowledge of one node that survives its crashes.
+
+    Attributes:
+        replaced: whether its folder was replaced by an older copy since the last start.
+        acknowledged: the last checkpoint that was on disk when the node continued.
+        attempted: checkpoints that it has begun to write since.
+        membership_version: the newest version of the membership log that was on its disk.
+        incarnation: its highest incarnation so far.
+        repeatable: incarnations up to this one may repeat numbers, because the folder is older than their frames.
+    """
+
+    def __init__(self) -> None:
+        self.replaced = False
+        self.acknowledged: Checkpoint | None = None
+        self.attempted: list[Checkpoint] = []
+        self.membership_version = 0
+        self.incarnation = 0
+        self.repeatable = 0
+
+    def forget(self) -> None:
+        """Expect nothing of the disk, because it was replaced by an older copy."""
+        self.replaced, self.membership_version = True, 0
+        self.repeatable = self.incarnation
+
+
+class Invariants:
+    """Checks of all nodes.
+
+    Args:
+        now: returns the virtual time.
+        report: receives each violation.
+        membership_of: returns the membership log of a node's running process; None while there is none.
+
+    Attributes:
+        memories: knowledge of each node, by name.
+        figures: number of frames, of their bytes, and of finished rounds.
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[str, bytes],
+        now: Callable[[], float],
+        report: Callable[[Violation], None],
+        membership_of: Callable[[str], Membership | None],
+    ) -> None:
+        self.memories = {name: Memory() for name in keys}
+        self.figures = {"frames": 0, "bytes": 0, "rounds": 0}
+        self.hash = blake2b(digest_size=16)
+        self._keys = keys
+        self.now = now
+        self._report = report
+        self._membership_of = membership_of
+        self._numbers: dict[tuple[str, int, int], bytes] = {}
+        self._coordinators: dict[Term, str] = {}
+
+    def fail(self, invariant: Invariant, node: str, text: str) -> None:
+        """Report a violation."""
+        self._report(Violation(invariant, round(self.now(), 6), node, text))
+
+    def sent(self, sender: str, recipient: str, frame: bytes) -> None:
+        """Check a frame that a node sends."""
+        signed = frame[:OVERHEAD]
+        self.figures["frames"] += 1
+        self.figures["bytes"] += len(frame)
+        self.hash.update(signed)
+        header = _header.decode(frame[:HEADER_SIZE])
+        memory = self.memories[sender]
+        memory.incarnation = max(memory.incarnation, header.incarnation)
+        number = sender, header.incarnation, header.sequence
+        if self._numbers.setdefault(number, signed) != signed and header.incarnation > memory.repeatable:
+            self.fail("number reused", sender, f"two frames have number {header.sequence} of start {header.incarnation}")
+        membership = self._membership_of(sender)
+        revoked = membership is not None and membership.refusal(self._keys[recipient]) == "revoked"
+        if revoked and not isinstance(header.body, m.Entries | m.Bye):
+            kind = type(header.body).__name__
+            self.fail("revoked member served", sender, f"sends {kind} to {recipient}, whose revocation it knows")
+        if isinstance(header.body, m.Leading):
+            self.leads(sender, Term(header.body.membership_version, header.body.term))
+
+    def leads(self, name: str, term: Term) -> None:
+        """Check a claim that a node is the coordinator of a term."""
+        first = self._coordinators.setdefault(term, name)
+        if first != name:
+            text = f"coordinates term {term.number} of membership version {term.membership_version}, as {first} did"
+            self.fail("two coordinators", name, text)
+
+    def starts(self, name: str, membership: Membership) -> None:
+        """Check the membership log with which a process starts."""
+        known, found = self.memories[name].membership_version, membership.membership_version
+        if found < known:
+            self.fail("membership lost", name, f"starts with membership version {found} after {known} was on its disk")
+
+
+class Merged(NamedTuple):
+    """Finished round of a node, and the number of others from which it learned."""
+
+    at: float
+    round: int
+    others: int
+
+
+class ProcessWatch:
+    """Observer of one process of a node; see p2pfl.sim.chaos.process.Watch.
+
+    Attributes:
+        merges: the rounds that it has finished.
+    """
+
+    def __init__(self, invariants: Invariants, name: str, budget: Budget, note: Callable[[str], None]) -> None:
+        self._invariants = invariants
+        self._name = name
+        self._budget = budget
+        self._note = note
+        self._memory = invariants.memories[name]
+        self._models = self._bytes = 0
+        self.merges: list[Merged] = []
+        self._assigned: set[int] = set()
+
+    def _fail(self, invariant: Invariant, text: str) -> None:
+        self._invariants.fail(invariant, self._name, text)
+
+    # The disk
+
+    def loaded(self, checkpoint: Checkpoint | None) -> None:
+        memory = self._memory
+        known = checkpoint == memory.acknowledged or checkpoint in memory.attempted
+        if not (known or memory.replaced):
+            found = "nothing" if checkpoint is None else f"round {checkpoint.round}"
+            last = "nothing" if memory.acknowledged is None else f"round {memory.acknowledged.round}"
+            self._fail("round lost", f"starts with {found}, but the last acknowledged state was {last}")
+        memory.acknowledged, memory.attempted, memory.replaced = checkpoint, [], False
+
+    def saving(self, checkpoint: Checkpoint) -> None:
+        self._memory.attempted.append(checkpoint)
+
+    def saved(self, checkpoint: Checkpoint) -> None:
+        self._memory.acknowledged, self._memory.attempted = checkpoint, []
+
+    # The node
+
+    def fault(self, part: str, error: Exception) -> None:
+        self._fail("error", f"in {part}: {type(error).__name__}: {error}")
+
+    def restored(self, node: Node) -> None:
+        self._note(f"continues after round {node.round}")
+
+    def elected(self, node: Node, elected: Elected) -> None:
+        if elected.coordinator is not None:
+            self._invariants.leads(elected.coordinator, elected.term)
+        self._note(f"coordinator of term {elected.term.number}: {elected.coordinator}")
+
+    def skipped(self, node: Node, finished: int, following: int) -> None:
+        self._note(f"goes from round {finished} to round {following}")
+
+    def merged(self, node: Node, merge: Merge) -> None:
+        self._models = self._bytes = 0
+        self._invariants.figures["rounds"] += 1
+        if not np.isfinite(node.me.params).all():
+            self._fail("not finite", f"has parameters that are not finite after round {node.round}")
+        others = sum(1 for id, weight in merge.weights.items() if weight and id != node.name)
+        others += node.round in self._assigned
+        self.merges.append(Merged(self._invariants.now(), node.round, others))
+        self._note(f"round {node.round} with {others} others")
+
+    def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None: ...
+
+    def finished(self, node: Node, result: Mapping[str, float]) -> None:
+        self._note("has finished all rounds")
+
+    def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None: ...
+
+    def received(self, id: str, round: int, updates: Sequence[Update]) -> None:
+        self._models += len(updates)
+        self._bytes += sum(update.size for update in updates)
+        for limit, used, what in ((self._budget.models, self._models, "models"), (self._budget.bytes, self._bytes, "bytes")):
+            if limit and used > limit:
+                self._fail("budget exceeded", f"received {used} {what} in round {round}; its budget is {limit}")
+        for update in updates:
+            if not np.isfinite(update.params).all():
+                self._fail("not finite", f"takes a model of {update.sender} that is not finite, of round {update.round}")
+
+    def assigned(self, id: str, round: int, assignment: Assignment) -> None:
+        self._assigned.add(round)
+
+    def discarded(self, id: str, round: int, reason: str, senders: Sequence[str]) -> None:
+        self._note(f"keeps its model in round {round}: {reason}")

@@ -1,0 +1,71 @@
+"""Files with a schedule of faults: TOML, to be read, changed and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import tomli_w
+
+from p2pfl.config import toml_reader
+from p2pfl.config.binding import bind
+from p2pfl.errors import ConfigurationError, RunError
+from p2pfl.sim.chaos.invariants import Violation
+from p2pfl.sim.chaos.schedule import Fault
+from p2pfl.system.atomic_files import reason, replace_file
+
+
+class _Contents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    run: str
+    seed: int
+    violation: str = ""
+    fault: list[Fault] = []
+
+
+class Schedule(NamedTuple):
+    """Schedule of a run of a scenario.
+
+    Attributes:
+        run: name of the run.
+        violation: the violation that it led to; "" if unknown.
+    """
+
+    run: str
+    seed: int
+    faults: Sequence[Fault]
+    violation: str = ""
+
+
+def write_schedule(path: Path, schedule: Schedule, scenario: str) -> None:
+    """Write a schedule.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    head = f"# A schedule of faults. Run it again with: p2pfl-sim chaos {scenario} --replay {path.name}\n\n"
+    table = {"run": schedule.run, "seed": schedule.seed, "violation": schedule.violation}
+    faults = [msgspec.to_builtins(fault) for fault in schedule.faults]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, [(head + tomli_w.dumps({**table, "fault": faults})).encode()])
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {reason(error)}") from error
+
+
+def read_schedule(path: Path) -> Schedule:
+    """Read a schedule.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or an entry is unknown or invalid.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"the schedule {path} does not exist")
+    read = bind(str(path), toml_reader.read(path), _Contents)
+    return Schedule(read.run, read.seed, sorted(read.fault, key=lambda fault: fault.at), read.violation)
+
+
+def schedule_of(run: str, seed: int, faults: Sequence[Fault], violation: Violation | None) -> Schedule:
+    """Return a schedule with the violation that it led to."""
+    return Schedule(run, seed, faults, "" if violation is None else str(violation))

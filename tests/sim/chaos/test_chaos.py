@@ -1,0 +1,134 @@
+"""Runs of real nodes under random faults: the shipped scenario holds, and planted bugs are found, shrunk and replayed."""
+
+import pytest
+
+from p2pfl.errors import ConfigurationError, RunError
+from p2pfl.node import checkpoint
+from p2pfl.node.peering.guard import Guard
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.sim.chaos import process
+from p2pfl.sim.chaos.schedule import Fault, draw_schedule
+from p2pfl.sim.chaos.schedule_file import Schedule, read_schedule, schedule_of, write_schedule
+from p2pfl.sim.chaos.search import Trials, search
+from p2pfl.sim.scenario.scenario import load
+from p2pfl.system.atomic_files import write_sealed
+
+MEMBERS = ["node-0", "node-1", "node-2", "node-3"]
+
+
+class Unflushed:
+    """A disk of which nothing is flushed."""
+
+    def __init__(self, disk):
+        self.disk = disk
+
+    def __getattr__(self, name):
+        return getattr(self.disk, name)
+
+    def create(self, path, parts, durable, mode):
+        self.disk.create(path, parts, False, mode)
+
+    def sync(self, folder): ...
+
+
+def skip_flush(monkeypatch):
+    """Write checkpoints without flushing them to the disk."""
+    monkeypatch.setattr(
+        checkpoint, "write_sealed", lambda *given, disk, **options: write_sealed(*given, disk=Unflushed(disk), **options)
+    )
+
+
+def repeat_start(monkeypatch):
+    """Count no starts, so that the numbers of frames begin again."""
+    monkeypatch.setattr(process, "count_start", lambda path, log, disk: 1)
+
+
+def keep_revoked(monkeypatch):
+    """Treat a revoked member as a member."""
+    monkeypatch.setattr(PeerManager, "remove", lambda self, name, reason: None)
+    monkeypatch.setattr(Guard, "refusal", lambda self, key: "")
+
+
+@pytest.fixture(scope="module")
+def trials():
+    return Trials(load("chaos"))
+
+
+# Schedules
+
+
+def test_schedule_depends_on_seed_only():
+    first = draw_schedule(5, MEMBERS, ["node-4"], 6.0)
+    assert first == draw_schedule(5, MEMBERS, ["node-4"], 6.0)
+    assert first != draw_schedule(6, MEMBERS, ["node-4"], 6.0)
+
+
+def test_schedules_have_every_kind_and_end_in_time():
+    drawn = [fault for seed in range(200) for fault in draw_schedule(seed, MEMBERS, ["node-4"], 6.0)]
+    assert len({fault.kind for fault in drawn}) == 16
+    assert max(fault.end for fault in drawn) <= 54.0
+    assert {name for fault in drawn for name in (fault.node, *fault.others)} <= {"", *MEMBERS, "node-4"}
+
+
+def test_schedule_file_round_trips(tmp_path):
+    schedule = schedule_of("gossip", 3, list(draw_schedule(3, MEMBERS, ["node-4"], 6.0)), None)
+    write_schedule(tmp_path / "new" / "seed-3.toml", schedule, "chaos")
+    assert read_schedule(tmp_path / "new" / "seed-3.toml") == schedule
+
+
+def test_schedule_file_names_unknown_key(tmp_path):
+    path = tmp_path / "faults.toml"
+    path.write_text('run = "gossip"\nseed = 1\n[[fault]]\nat = 1.0\nkind = "flood"\n')
+    with pytest.raises(ConfigurationError, match=r"faults\.toml.*flood"):
+        read_schedule(path)
+
+
+def test_replay_rejects_unknown_run_and_node(trials):
+    with pytest.raises(ConfigurationError, match=r"the run 'x'; the scenario chaos has gossip, coordinated$"):
+        trials.replay(Schedule("x", 0, []))
+    with pytest.raises(RunError, match="the schedule names node-9"):
+        trials.replay(Schedule("gossip", 0, [Fault(at=1.0, kind="crash", node="node-9")]))
+
+
+# Runs
+
+
+@pytest.mark.slow
+def test_restored_folder_is_renumbered_and_learns_again(trials):
+    faults = [
+        Fault(at=10.0, kind="crash", node="node-1", seconds=1.0),
+        Fault(at=20.0, kind="restore", node="node-1", amount=12.0, seconds=2.0),
+        Fault(at=30.0, kind="partition", others=("node-0", "node-2"), seconds=6.0),
+    ]
+    first, again = (trials.replay(Schedule("gossip", 1, faults)) for _ in range(2))
+    assert first.violation is None
+    assert any("starting again with new message numbers" in line for line in first.trace)
+    assert (first.trace, first.digest) == (again.trace, again.digest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plant", "invariants"),
+    [
+        (skip_flush, {"round lost", "error"}),  # an error: no checkpoint is intact
+        (repeat_start, {"number reused"}),
+        (keep_revoked, {"revoked member served"}),
+    ],
+)
+def test_planted_bug_is_found_shrunk_and_replayed(trials, tmp_path, monkeypatch, plant, invariants):
+    plant(monkeypatch)
+    found = next(found for seed in range(200) if (found := trials.try_seed(seed)).violation is not None)
+    assert found.violation.invariant in invariants
+    assert 1 <= len(found.faults) <= 2
+    write_schedule(tmp_path / "found.toml", schedule_of(found.run, found.seed, found.faults, found.violation), "chaos")
+    first, again = (trials.replay(read_schedule(tmp_path / "found.toml")) for _ in range(2))
+    assert first.violation == again.violation == found.violation
+    assert (first.trace, first.digest) == (again.trace, again.digest)
+
+
+@pytest.mark.slow
+def test_invariants_hold_for_200_seeds():
+    results = []
+    search(load("chaos"), range(200), workers=2, received=results.append)
+    assert [str(found.violation) for found in results if found.violation is not None] == []
+    assert len(results) == 200
