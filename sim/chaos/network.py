@@ -224,6 +224,7 @@ class FaultyLink:
     """One end of a link; see p2pfl.protocols.transport.Link."""
 
     direct = True
+    payload_digest = b""
     joining = False
     backlog = progress = 0
 
