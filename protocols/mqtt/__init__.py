@@ -1,4 +1,4 @@
-"""Links through an MQTT broker: key exchange, reliable streams of encrypted frames, presence.
+"""Links through an MQTT broker: TLS handshakes, reliable streams of sealed packets, presence.
 
 The broker is trusted only to deliver packets.
 """
