@@ -102,7 +102,11 @@ def rows_of_summary(summary: Mapping[str, Any], scenario_runs: Sequence[Mapping[
     tables = {str(run.get("name")): run for run in scenario_runs}
     nodes: dict[str, dict[int, list[float | None]]] = {}
     attackers: dict[str, dict[int, list[int]]] = {}
+    if not any("attack" in table for table in tables.values()):
+        return []
     for run in summary["runs"]:
+        if run["name"] not in tables:
+            continue
         nodes.setdefault(run["name"], {})[run["seed"]] = run["test"]["nodes"]
         attackers.setdefault(run["name"], {})[run["seed"]] = run.get("attackers", [])
     return [
@@ -110,7 +114,7 @@ def rows_of_summary(summary: Mapping[str, Any], scenario_runs: Sequence[Mapping[
             name, tables[name], row["mean"], row.get("extra_metrics", {}).get(WORST_TENTH), nodes[name], attackers[name]
         )
         for row in summary["table"]
-        if (name := row["name"]) in tables and name in nodes
+        if (name := row["name"]) in nodes
     ]
 
 

@@ -155,7 +155,8 @@ def test_commands_of_revoked_node_name_the_revocation(members, capsys):
 
 
 def test_doctor_reports_peers_that_refuse_a_former_member(members, capsys):
-    status = {"state": "stopped", "pid": 1, "history": [], "revoked_by": ["alice"]}
+    federation = load_federation(members["bob"]).federation.hex()
+    status = {"state": "stopped", "pid": 1, "history": [], "revoked_by": ["alice"], "federation_id": federation}
     (members["bob"] / config.STATUS).write_text(json.dumps(status))
     code, out, _ = command(capsys, "doctor", members["bob"])
     assert code == 1
