@@ -134,7 +134,9 @@ def test_check_federation_distinguishes_member_and_stranger(tmp_path):
     admission.revoke(folder, "alice")
     found = check_federation(folder)
     assert found.ok is False
-    assert found.result.startswith("the membership of this node, alice, in home was revoked by the owner of the admission key ")
+    assert found.result.startswith(
+        "the membership of this node, alice, in home was revoked by the owner of the admission key "
+    )
     assert found.result.endswith("(entry 2 of the membership log)")
     assert "p2pfl-node request" in found.remedy
 
