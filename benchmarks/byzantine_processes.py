@@ -26,7 +26,7 @@ LAST = 3  # rounds whose mean accuracy counts
 RULES = {  # with the true number of attackers, where a rule assumes one
     "none": '"none"',
     "median-clip": '"median-clip"',
-    "scclip": '"scclip"',
+    "scclip": '{name = "scclip", rank = 3}',
     "cs+": '{name = "cs+", share = 0.4}',
     "ios": '{name = "ios", attackers = 2}',
 }
