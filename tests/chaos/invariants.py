@@ -39,9 +39,11 @@ def check(federation):
 
 
 def check_status(name, status):
-    """Raise Violation if a status shows an error, or a figure that is not finite."""
+    """Raise Violation if a status shows an error, a proof against a member, or a figure that is not finite."""
     if status.get("faults"):
         raise Violation(f"{name} counts faults: {status['faults']}")
+    if status.get("proofs"):
+        raise Violation(f"{name} holds {status['proofs']} proofs of two models of one round, but all are honest")
     for row in status["history"]:
         if any(isinstance(value, float) and not isfinite(value) for value in row.values()):
             raise Violation(f"{name} has figures that are not finite: {row}")

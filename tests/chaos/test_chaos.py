@@ -32,9 +32,11 @@ def test_episodes_have_every_kind_of_fault():
         assert sum(fault.kind in NETWORK for fault in faults) <= 1
 
 
-def test_faults_and_nan_in_status_are_violations():
+def test_faults_proofs_and_nan_are_violations():
     row = {"round": 1, "test": 0.5, "stages": {}}
-    check_status("a", {"history": [row], "faults": {}})
+    check_status("a", {"history": [row], "faults": {}, "proofs": 0})
+    with pytest.raises(Violation, match="holds 1 proofs"):
+        check_status("a", {"history": [], "proofs": 1})
     with pytest.raises(Violation, match="not finite"):
         check_status("a", {"history": [row | {"test": nan}]})
     with pytest.raises(Violation, match="faults"):
