@@ -23,7 +23,7 @@ from p2pfl.system.printable import printable
 
 ANSWERING = 20.0  # seconds for the answer
 PAUSE = 2.0  # seconds until a busy node is asked again
-PAUSES = 0.5, 1.0, 2.0, 4.0, 4.0, 4.0  # seconds between attempts to reach a node that does not listen yet
+PAUSES = 1.0, 1.0, 2.0, 2.0, *6 * [4.0]  # seconds between attempts: a small machine needs time until it listens
 NOT_CLOSED = socket.gaierror, ssl.SSLError  # a name that does not exist, and a port of another program
 
 
