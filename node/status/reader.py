@@ -59,12 +59,13 @@ def _with_membership(folder: Path, status: dict[str, Any] | None) -> dict[str, A
         reason = describe_refusal(membership, key)
         return {"pid": 0, "history": [], **(status or {}), "state": "revoked", "reason": reason}
     federation = membership.federation.hex()
-    ended = status is not None and status["state"] in ENDED and not status.get("reason")
-    if status is None or not ended or status.get("federation_id") == federation:
+    if status is None or status.get("federation_id") == federation:
         return status
+    state = "joined" if status["state"] in ENDED and not status.get("reason") else status["state"]
+    kept = {key: status[key] for key in ("reason", "updated") if state != "joined" and key in status}
     facts: dict[str, Any] = {"federation": membership.file.name, "federation_id": federation, "rounds": membership.rounds}
     facts |= {"name": status.get("name", ""), "round": 0, "earlier_rounds": status.get("round", 0)}
-    return facts | {"state": "joined", "pid": 0, "history": []}
+    return facts | {"state": state, "pid": 0, "history": []} | kept
 
 
 def read(path: Path) -> dict[str, Any] | None:

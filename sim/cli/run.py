@@ -74,7 +74,9 @@ def sweep_command(options: argparse.Namespace) -> int:
 def _check_axes(axes: Sequence[Axis], changes: Sequence[str]) -> None:
     """Raise ConfigurationError if there is no key to vary, or a key that cannot be varied here."""
     if not axes:
-        raise ConfigurationError("no key to vary: add --vary KEY=VALUES, such as --vary policy.tau=1,10,100")
+        raise ConfigurationError(
+            "no key to vary: add --vary KEY=VALUES, such as --vary policy.tau=1,10,100, or use p2pfl-sim run"
+        )
     both = {axis.key for axis in axes} & {change.partition("=")[0].strip() for change in changes}
     if both:
         raise ConfigurationError(f"{min(both)} is both in --set and in --vary; remove one of them")

@@ -26,6 +26,7 @@ from p2pfl.node.runtime import inviter_client
 from p2pfl.node.runtime import join as joining
 from p2pfl.node.status import reader
 from p2pfl.node.status.event_text import federation_title
+from p2pfl.node.status.status_file import write_state
 from p2pfl.protocols.identity import Identity, Verifier
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, decode_answer, encode_join
@@ -756,9 +757,9 @@ def test_status_after_joining_names_earlier_rounds(home, capsys):
         "  earlier     9 rounds before it joined, which do not count; p2pfl-node run starts with round 1",
         f"  federation  {federation_title('home', home.file.id.hex())}",
     ]
-    failed = {"state": "failed", "reason": "no data", "pid": 1, "history": []}
-    (bob / config.STATUS).write_text(json.dumps(failed))
-    assert reader.current(bob)["state"] == "failed"
+    write_state(bob / config.STATUS, "failed", "no data")  # keeps the rounds from before
+    status = reader.current(bob)
+    assert (status["state"], status["reason"], status["round"], status["history"]) == ("failed", "no data", 0, [])
 
 
 def test_running_node_cannot_change_its_federation(home, tmp_path):

@@ -277,7 +277,7 @@ def test_sweep_dry_run_prints_estimate_and_writes_nothing(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["study.toml"], "no key to vary: add --vary KEY=VALUES, such as --vary policy.tau=1,10,100"),
+        (["study.toml"], "no key to vary: add --vary KEY=VALUES, such as --vary policy.tau=1,10,100, or use p2pfl-sim run"),
         (
             [*NEIGHBOURS, "--set", "policy.neighbours=3"],
             "policy.neighbours is both in --set and in --vary; remove one of them",
