@@ -116,7 +116,7 @@ class _Draws:
             case "delay":
                 return round(deadline * draws.choice([0.02, 0.1, 0.6]), 3)
             case "slow":
-                return draws.choice([3.0, 10.0, 50.0])
+                return draws.choice([2.0, 5.0, 10.0])  # a training that has begun goes on after the last fault
             case "clock-jump":
                 return draws.choice([1.0, 10.0, 3600.0, 1e8])
         return 0.0
