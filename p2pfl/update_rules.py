@@ -89,6 +89,22 @@ class Descent(Rule, frozen=True, gc=False):
         return Descent, self.lr
 
 
+class Steps(Rule, frozen=True, gc=False):
+    """Make at most this number of steps, instead of all epochs: on the first batches of a random order of the samples.
+
+    A node with fewer batches than steps trains on each of them once.
+
+    Attributes:
+        steps: number of steps.
+    """
+
+    steps: int
+
+    @property
+    def batch_key(self) -> Any:
+        return Steps, self.steps
+
+
 class TrainSubset(Rule, frozen=True, gc=False):
     """Train one part of the parameters, the shared or the private one; the other part does not change.
 

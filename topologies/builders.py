@@ -129,6 +129,44 @@ def clusters(n: int, seed: int, *, groups: int = 3, within: float = 1.0, links: 
     raise ValueError(f"no connected graph found in 100 attempts; increase within, which is {within}")
 
 
+def ring_with_leaves(n: int, seed: int, *, ring: int = 5) -> nx.Graph:
+    """Return a ring whose nodes have further neighbours of their own, the leaves.
+
+    The first nodes form the ring; leaf k is a neighbour of node k % ring only. With attackers as leaves it is the graph
+    of He, Karimireddy and Jaggi ("Byzantine-robust decentralized learning via ClippedGossip", 2022, figure 6).
+
+    Args:
+        ring: number of nodes in the ring; at least 3.
+    """
+    if not 3 <= ring <= n:
+        raise ValueError(f"ring must be from 3 to {n} for {n} nodes, got {ring}")
+    graph = nx.cycle_graph(ring)
+    graph.add_edges_from(((k - ring) % ring, k) for k in range(ring, n))
+    return graph
+
+
+def two_worlds(n: int, seed: int, *, core: int = 0, links: int = 1) -> nx.Graph:
+    """Return two cliques with several edges between them, and further nodes that are neighbours of all nodes in them.
+
+    The first `core` nodes form the cliques, half of them each. With attackers as the further nodes it is the graph of
+    Gaucher, Dieuleveut and Hendrikx ("Unified Breakdown Analysis for Byzantine Robust Gossip", ICML 2025).
+
+    Args:
+        core: number of nodes in both cliques; 0 for all nodes.
+        links: neighbours of each node of the first clique in the second one.
+    """
+    if core and not 2 <= core <= n:
+        raise ValueError(f"core must be from 2 to {n} for {n} nodes, or 0 for all, got {core}")
+    core = core or n
+    half = core // 2
+    if not 1 <= links <= max(half, 1):
+        raise ValueError(f"links must be from 1 to {half}, the size of a clique, got {links}")
+    graph = nx.disjoint_union(nx.complete_graph(half), nx.complete_graph(core - half))
+    graph.add_edges_from((k, (k + step) % half + half) for k in range(half) for step in range(links))
+    graph.add_edges_from((k, other) for other in range(core, n) for k in range(core))
+    return graph
+
+
 BUILDERS: dict[str, Callable[..., nx.Graph]] = {
     "complete": complete,
     "ring": ring,
@@ -141,6 +179,8 @@ BUILDERS: dict[str, Callable[..., nx.Graph]] = {
     "barabasi-albert": barabasi_albert,
     "scale-free": barabasi_albert,
     "clusters": clusters,
+    "ring-with-leaves": ring_with_leaves,
+    "two-worlds": two_worlds,
 }
 
 

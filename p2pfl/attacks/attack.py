@@ -117,10 +117,12 @@ class Attack:
     Attributes:
         flips_labels: whether the attacker trains on flipped labels.
         targeted: whether each victim gets another model, by `forge_for`.
+        trains: whether the attacker trains; false for targeted attacks that do not need its own model.
     """
 
     flips_labels: ClassVar[bool] = False
     targeted: ClassVar[bool] = False
+    trains: ClassVar[bool] = True
 
     async def forge(self, scene: Scene) -> Parameters:
         """Return the model to publish in place of the own one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -69,6 +69,19 @@ class AttackerPeers(Peers):
         return as_accepted(forged, params), self._attack.forge_extras(extras, scene)
 
 
+class IdleNode:
+    """View of a node that does not train: for attackers whose own model nobody receives."""
+
+    def __init__(self, me: Me) -> None:
+        self._me = me
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._me, name)
+
+    async def train(self, params: Parameters | None = None, **options: Any) -> Parameters:
+        return self._me.params if params is None else params
+
+
 class Attacker(Policy):
     """Policy of an attacker. It trains and merges as another policy does, and publishes forged models.
 
@@ -91,10 +104,14 @@ class Attacker(Policy):
         return memory
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
-        return await self.policy.prepare(me, AttackerPeers(me, peers, self._attack, self._view))
+        return await self.policy.prepare(self._as_seen(me), AttackerPeers(me, peers, self._attack, self._view))
 
     async def round(self, me: Me, peers: Peers) -> Merge:
-        return await self.policy.round(me, AttackerPeers(me, peers, self._attack, self._view))
+        return await self.policy.round(self._as_seen(me), AttackerPeers(me, peers, self._attack, self._view))
+
+    def _as_seen(self, me: Me) -> Me:
+        """Return the node as the policy sees it; it only trains if the attack needs its model."""
+        return me if self._attack.trains else cast(Me, IdleNode(me))
 
     def state(self) -> dict[str, Any]:
         return self.policy.state()

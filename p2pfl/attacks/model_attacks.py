@@ -154,16 +154,17 @@ class Searching(Attack):
 
             def harm(length: float) -> float:
                 forged = mean + np.float32(length) * direction
-                return float(np.linalg.norm(self._merge([*stack, *[forged] * attackers]) - mean))
+                return float(np.linalg.norm(self.merged([*stack, *[forged] * attackers]) - mean))
 
-            scene.view.forged[key] = mean + np.float32(self._longest(harm)) * direction
+            scene.view.forged[key] = mean + np.float32(self.longest(harm)) * direction
         return scene.view.forged[key]
 
     def direction(self, scene: Scene) -> Parameters:
         """Return the direction from the honest mean in which the forged model lies."""
         raise NotImplementedError
 
-    def _merge(self, models: list[Parameters]) -> Parameters:
+    def merged(self, models: list[Parameters]) -> Parameters:
+        """Return the merge of models with equal weights under the assumed rule; the first one is the merging node's."""
         weights = [1 / len(models)] * len(models)
         rule = make_rule(self.against)
         if rule is not None:
@@ -173,7 +174,8 @@ class Searching(Attack):
             models = [own, *MedianClip().clip(own, own, [str(k) for k in range(len(others))], others)]
         return weighted_mean(models, weights)
 
-    def _longest(self, harm: Callable[[float], float]) -> float:
+    def longest(self, harm: Callable[[float], float]) -> float:
+        """Return the length of a step with the most harm that the search finds."""
         best, delta, growing = 0.0, self.delta, True
         most = harm(best)
         for _ in range(self.evals - 1):
@@ -202,8 +204,8 @@ class OptIpm(Searching):
     def direction(self, scene: Scene) -> Parameters:
         return scene.start - scene.view.moments.mean
 
-    def _longest(self, harm: Callable[[float], float]) -> float:
-        return super()._longest(lambda tau: harm(1 + tau)) + 1  # tau = 0 is the start of the round
+    def longest(self, harm: Callable[[float], float]) -> float:
+        return super().longest(lambda tau: harm(1 + tau)) + 1  # tau = 0 is the start of the round
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,16 @@ from p2pfl.attacks.model_attacks import (
     SignFlip,
     Stale,
 )
-from p2pfl.attacks.targeted_attacks import DacSimilarity, Dissensus, Equivocation, Spectral
+from p2pfl.attacks.targeted_attacks import (
+    DacSimilarity,
+    Dissensus,
+    Equivocation,
+    LocalAlie,
+    NegatedMean,
+    OptDissensus,
+    OptSpectral,
+    Spectral,
+)
 from p2pfl.config.binding import build
 from p2pfl.errors import unknown
 
@@ -36,7 +45,11 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "opt-ipm": OptIpm,
     "mimic": Mimic,
     "dissensus": Dissensus,
+    "negated-mean": NegatedMean,
+    "local-alie": LocalAlie,
     "spectral": Spectral,
+    "opt-dissensus": OptDissensus,
+    "opt-spectral": OptSpectral,
     "stale": Stale,
     "equivocation": Equivocation,
     "dac-similarity": DacSimilarity,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from p2pfl.attacks.attack import Attack, HonestView, Scene
-from p2pfl.attacks.model_attacks import check_factor
+from p2pfl.attacks.model_attacks import Searching, check_factor
 from p2pfl.parameters import Parameters
 from p2pfl.policies.dac import similarity_extras
 from p2pfl.policy import Extras
@@ -37,17 +37,77 @@ class Dissensus(Attack):
         check_factor(self.epsilon, "epsilon")
 
     def forge_for(self, victim: str, sent: Parameters, view: HonestView) -> Parameters:
-        own = view.models.get(victim)
-        if own is None:
+        return sent if victim not in view.models else away_from_neighbours(victim, view, self.epsilon)
+
+
+def away_from_neighbours(victim: str, view: HonestView, epsilon: float) -> Parameters:
+    """Return the model of `dissensus` for a victim whose model is known."""
+    own, around = view.models[victim], view.neighbours[victim]
+    honest = [view.models[id] for id in around if id in view.models]
+    if not honest:
+        return own
+    attackers = sum(id in view.attackers for id in around)
+    apart = np.array(honest).mean(axis=0) - own
+    forged: Parameters = own - np.float32(epsilon * len(honest) / max(attackers, 1)) * apart
+    return forged
+
+
+@dataclass(frozen=True)
+class NegatedMean(Attack):
+    """Send each victim -factor times the mean of its own model and those of its honest neighbours.
+
+    This is the inner product manipulation in the program of He, Karimireddy and Jaggi (2022), with the factor 0.1, and
+    the sign flip of Wu, Chen and Ling (2023), with the factor 1.
+
+    Attributes:
+        factor: length of the model relative to the mean.
+    """
+
+    targeted = True
+    trains = False
+
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_factor(self.factor)
+
+    def forge_for(self, victim: str, sent: Parameters, view: HonestView) -> Parameters:
+        near = models_around(victim, view)
+        if near is None:
             return sent
-        around = view.neighbours[victim]
-        honest = [view.models[id] for id in around if id in view.models]
-        if not honest:
-            return own
-        attackers = sum(id in view.attackers for id in around)
-        apart = np.array(honest).mean(axis=0) - own
-        forged: Parameters = own - np.float32(self.epsilon * len(honest) / max(attackers, 1)) * apart
+        forged: Parameters = np.float32(-self.factor) * near.mean(axis=0)
         return forged
+
+
+@dataclass(frozen=True)
+class LocalAlie(Attack):
+    """`alie` around each victim: mu - z * sigma, over its own model and those of its honest neighbours.
+
+    So is the attack in the program of He, Karimireddy and Jaggi (2022), with z = 10.
+
+    Attributes:
+        z: number of standard deviations.
+    """
+
+    targeted = True
+    trains = False
+
+    z: float = 10.0
+
+    def forge_for(self, victim: str, sent: Parameters, view: HonestView) -> Parameters:
+        near = models_around(victim, view)
+        if near is None or len(near) < 2:
+            return sent
+        forged: Parameters = near.mean(axis=0) - np.float32(self.z) * near.std(axis=0, ddof=1)
+        return forged
+
+
+def models_around(victim: str, view: HonestView) -> np.ndarray | None:
+    """Return the models of a victim and its honest neighbours, float32 [1 + H, P]; None if the victim has none yet."""
+    own = view.models.get(victim)
+    return (
+        None if own is None else np.array([own, *(view.models[id] for id in view.neighbours[victim] if id in view.models)])
+    )
 
 
 @dataclass(frozen=True)
@@ -70,17 +130,20 @@ class Spectral(Attack):
         check_factor(self.factor)
 
     def forge_for(self, victim: str, sent: Parameters, view: HonestView) -> Parameters:
-        own = view.models.get(victim)
-        fiedler = fiedler_vector(view)
-        if own is None or victim not in fiedler:
-            return sent
-        component = view.forged.get(("spectral", 0))
-        if component is None:
-            known = [id for id in sorted(view.models) if id in fiedler]
-            shares = np.array([fiedler[id] for id in known], np.float32)
-            component = view.forged["spectral", 0] = shares @ np.array([view.models[id] for id in known])
-        forged: Parameters = own + np.float32(self.factor * fiedler[victim]) * component
-        return forged
+        known = victim in view.models and victim in fiedler_vector(view)
+        return across_the_cut(victim, view, self.factor) if known else sent
+
+
+def across_the_cut(victim: str, view: HonestView, factor: float) -> Parameters:
+    """Return the model of `spectral` for a victim whose model is known."""
+    fiedler = fiedler_vector(view)
+    component = view.forged.get(("spectral", 0))
+    if component is None:
+        known = [id for id in sorted(view.models) if id in fiedler]
+        shares = np.array([fiedler[id] for id in known], np.float32)
+        component = view.forged["spectral", 0] = shares @ np.array([view.models[id] for id in known])
+    forged: Parameters = view.models[victim] + np.float32(factor * fiedler[victim]) * component
+    return forged
 
 
 def fiedler_vector(view: HonestView) -> dict[str, float]:
@@ -124,6 +187,58 @@ def _approximate(edges: np.ndarray, count: int) -> np.ndarray:
     _, vectors = torch.lobpcg(laplacian, k=2, X=torch.from_numpy(start), largest=False, niter=STEPS)
     column: np.ndarray = vectors[:, 1].numpy()
     return column
+
+
+@dataclass(frozen=True)
+class _SearchingVictim(Searching):
+    """Base of targeted attacks that search, for each victim, for the most harmful length along a direction.
+
+    The harm is the distance between the merge of the victim with the attackers' models under the assumed rule, and the
+    mean of its own model and those of its honest neighbours. The search is that of Gaucher, Dieuleveut and Hendrikx
+    (2025) with `delta = 1`, `evals = 16` and the rule of the victims in `against`.
+    """
+
+    targeted = True
+    trains = False
+
+    async def forge(self, scene: Scene) -> Parameters:
+        return scene.own
+
+    def forge_for(self, victim: str, sent: Parameters, view: HonestView) -> Parameters:
+        near = models_around(victim, view)
+        if near is None:
+            return sent
+        key = f"{type(self).__name__} {victim}", 0
+        if key not in view.forged:
+            attackers = max(sum(id in view.attackers for id in view.neighbours[victim]), 1)
+            target = near.mean(axis=0)
+
+            def harm(length: float) -> float:
+                forged = self.forge_at(victim, view, length)
+                return float(np.linalg.norm(self.merged([*near, *[forged] * attackers]) - target))
+
+            view.forged[key] = self.forge_at(victim, view, self.longest(harm))
+        return view.forged[key]
+
+    def forge_at(self, victim: str, view: HonestView, length: float) -> Parameters:
+        """Return the forged model for a victim whose model is known, at a length along the direction."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OptDissensus(_SearchingVictim):
+    """`dissensus` with the most harmful epsilon for each victim, against a rule."""
+
+    def forge_at(self, victim: str, view: HonestView, length: float) -> Parameters:
+        return away_from_neighbours(victim, view, length)
+
+
+@dataclass(frozen=True)
+class OptSpectral(_SearchingVictim):
+    """`spectral` with the most harmful factor for each victim, against a rule."""
+
+    def forge_at(self, victim: str, view: HonestView, length: float) -> Parameters:
+        return across_the_cut(victim, view, length)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from p2pfl.learning.batched_gradients import kernel_for
 from p2pfl.learning.batched_training import StackedTraining
 from p2pfl.learning.optimizers import at_round
 from p2pfl.learning.row_randomness import RowGenerators
-from p2pfl.learning.rule_gradients import plan, shared_values
+from p2pfl.learning.rule_gradients import most_steps, plan, shared_values
 from p2pfl.learning.torch_learner import TorchLearner, module_seed, orders
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.parameters import Parameters, weighted_mean
@@ -127,13 +127,14 @@ class BatchedLearner:
         most = int(counts[0])
         planned = at_round(task.optimizer, queries[0].round)
         optimizer, batch_size, epochs = plan(queries[0].rule, planned, task.batch_size, queries[0].epochs, most)
+        steps = most_steps(queries[0].rule, epochs * -(-most // batch_size))
         training = StackedTraining(
             queries,
             start,
             n_trained=task.layout.n_trained,
             kernel=self.kernel,
             optimizer=optimizer,
-            steps=epochs * -(-most // batch_size),
+            steps=steps,
             weights=self._weights_of(nodes, queries),
             shared=self._shared,
             generators=self._generators_of(nodes, queries) if self.kernel.random else None,
@@ -144,10 +145,10 @@ class BatchedLearner:
         ]
         for epoch in range(epochs):
             order = [p[epoch] for p in permutations]
-            for s in range(counts[0] // batch_size):
+            for s in range(min(counts[0] // batch_size, steps)):
                 k = int(np.count_nonzero(counts >= (s + 1) * batch_size))  # nodes with a full batch left: the first k
                 training.step(slice(k), *data.batch(nodes[:k], order[:k], [s * batch_size] * k, batch_size))
-            for size, rows in _by_value(counts % batch_size):
+            for size, rows in _by_value(np.where(counts // batch_size < steps, counts % batch_size, 0)):
                 picked = rows.tolist()
                 where = slice(None) if len(picked) == len(nodes) else torch.from_numpy(rows)
                 starts = (counts[rows] - size).tolist()

@@ -15,7 +15,7 @@ from torch import Tensor
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import SGD, Optimizer
 from p2pfl.parameters import Layout
-from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture, Rule, TrainSubset, Weighted
+from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture, Rule, Steps, TrainSubset, Weighted
 
 Gradient = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(trained values, inputs, targets) -> the gradient of the mean loss there; the next call may overwrite it."""
@@ -31,7 +31,14 @@ class Follow(Protocol):
 
 def plan(rule: Rule | None, optimizer: Optimizer, batch_size: int, epochs: int, samples: int) -> tuple[Optimizer, int, int]:
     """Return the optimiser, the batch size and the number of epochs of a training of at most `samples` samples."""
-    return (SGD(rule.lr), samples, 1) if isinstance(rule, Descent) else (optimizer, batch_size, epochs)
+    if isinstance(rule, Descent):
+        return SGD(rule.lr), samples, 1
+    return optimizer, batch_size, 1 if isinstance(rule, Steps) else epochs
+
+
+def most_steps(rule: Rule | None, steps: int) -> int:
+    """Return the number of steps of a training whose epochs have `steps` batches."""
+    return min(steps, rule.steps) if isinstance(rule, Steps) else steps
 
 
 def shared_values(layout: Layout, device: torch.device) -> Tensor | None:

@@ -74,6 +74,18 @@ class Exponential(_WithWarmup, frozen=True, kw_only=True):
         return _power(self.factor, past)
 
 
+class Inverse(_WithWarmup, frozen=True, kw_only=True):
+    """Divide the rate by 1 + r / `half` after r rounds: it has halved after `half` rounds."""
+
+    half: int
+
+    def check(self) -> None:
+        _check_rounds("half", self.half)
+
+    def factor_after(self, past: int) -> float:
+        return self.half / (self.half + past)
+
+
 class _Falling(_WithWarmup, frozen=True, kw_only=True):
     """Base of schedules that reach the factor `least` after `rounds` rounds, and keep it."""
 
@@ -105,6 +117,7 @@ class Cosine(_Falling, frozen=True, kw_only=True):
 SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     "step": Step,
     "exponential": Exponential,
+    "inverse": Inverse,
     "linear": Linear,
     "cosine": Cosine,
 }
@@ -114,7 +127,8 @@ def schedule(name: str, **options: Any) -> Schedule:
     """Return a learning-rate schedule: a function from the round, counted from 1, to the factor of the learning rate.
 
     Args:
-        name: `step` (every, factor), `exponential` (factor), `linear` (rounds, least), or `cosine` (rounds, least).
+        name: `step` (every, factor), `exponential` (factor), `inverse` (half), `linear` (rounds, least), or `cosine`
+            (rounds, least).
         options: options of the schedule; all have `warmup`, a number of rounds with a linearly rising rate before it.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner, answers
 from p2pfl.learning.losses import cross_entropy
 from p2pfl.learning.optimizers import Optimizer, at_round
-from p2pfl.learning.rule_gradients import follow, plan, resting, shared_values
+from p2pfl.learning.rule_gradients import follow, most_steps, plan, resting, shared_values
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives, ObjectiveGradients
 from p2pfl.multiobjective.preferences import Preference
@@ -57,7 +58,7 @@ class TorchLearner(Learner):
         x, y = self.data["train"]
         planned = at_round(self.task.optimizer, query.round)
         optimizer, batch_size, epochs = plan(rule, planned, self.task.batch_size, query.epochs, len(x))
-        steps = epochs * -(-len(x) // batch_size)
+        steps = most_steps(rule, epochs * -(-len(x) // batch_size))
         state = optimizer.start(weights, steps)
         gradient = self._gradient_by(rule, vector, own, optimizer, steps)
         still = resting(rule, self._shared)
@@ -66,7 +67,7 @@ class TorchLearner(Learner):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(module_seed(self.draws, query))
             order = orders(self.draws, query.round, query.purpose, n=len(x), batch_size=batch_size, epochs=epochs)
-            for index in batches(order, batch_size):
+            for index in islice(batches(order, batch_size), steps):
                 grad = gradient(x[index], y[index])
                 if proximal is not None and anchor is not None:
                     away = weights - anchor

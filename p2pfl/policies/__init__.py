@@ -19,6 +19,7 @@ POLICIES = {
     "oracle": "p2pfl.policies.oracle:Oracle",
     "dac": "p2pfl.policies.dac:Dac",
     "dpfl": "p2pfl.policies.dpfl:Dpfl",
+    "dsgd": "p2pfl.policies.dsgd:Dsgd",
     "fedavg": "p2pfl.policies.fedavg:FedAvg",
     "fedprox": "p2pfl.policies.fedprox:FedProx",
     "coordinated-fedavg": "p2pfl.policies.coordinated:CoordinatedFedAvg",

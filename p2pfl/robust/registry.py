@@ -11,7 +11,7 @@ from p2pfl.config.binding import build, split_name
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.robust.by_loss import LossWeighted, Ubar
 from p2pfl.robust.candidates import MergeRule
-from p2pfl.robust.clipping import CsPlus, ScClip
+from p2pfl.robust.clipping import CsHe, CsPlus, Gts, ScClip
 from p2pfl.robust.coordinate_wise import Median, Trimmed
 from p2pfl.robust.geometric_median import Rfa
 from p2pfl.robust.selection import Ios, Krum, Nna
@@ -24,6 +24,8 @@ NONE, MEDIAN_CLIP = "none", "median-clip"
 RULES: dict[str, Callable[..., MergeRule]] = {
     "scclip": ScClip,
     "cs+": CsPlus,
+    "cs-he": CsHe,
+    "gts": Gts,
     "nna": Nna,
     "ios": Ios,
     "rfa": Rfa,

@@ -97,8 +97,8 @@ def fairness(
         judged_on: the test samples of a node: its `own` part (default), or `all`.
         hidden: widths of the hidden layers, [64, 32] by default; an empty list makes a linear model.
         optimizer: { name = "adam" } or "adamw" (lr, betas, eps, weight_decay, schedule), or "sgd" (lr, momentum,
-            weight_decay, schedule), where schedule is { name = "cosine", rounds = 20 }, "linear", "step" or
-            "exponential"; see p2pfl.learning.schedules.
+            weight_decay, schedule), where schedule is { name = "cosine", rounds = 20 }, "linear", "step",
+            "inverse" or "exponential"; see p2pfl.learning.schedules.
         batch_size: samples in one step of the optimiser.
         preference: this node's own weights, first of accuracy and then of each attribute.
         preferences: distribution of the nodes' weights if none are given (see p2pfl.multiobjective.preferences);

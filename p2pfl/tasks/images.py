@@ -71,6 +71,7 @@ def images(
     samples: int = 0,
     validation: int | float = 0.2,
     test: int = 0,
+    test_classes: Literal["own", "all"] = "own",
     partition: Table = IID,
     shift: Table = NO_SHIFT,
     augment: Table = AS_THEY_ARE,
@@ -97,8 +98,9 @@ def images(
         samples: maximum number of training samples of a node; 0 is its whole share.
         validation: number of validation samples of a node, or below 1 a fraction of its samples; at most half of its
             share.
-        test: maximum number of test samples of a node, in the proportions of its training labels; 0 takes all
-            available.
+        test: maximum number of test samples of a node; 0 takes all available.
+        test_classes: proportions of the classes in the test samples: those of the node's training labels (`own`), or those
+            of the whole test part (`all`).
         partition: { name = "iid" }, "dirichlet" (alpha), "pathological" (classes), "quantity" (alpha), "writer", or
             "clusters" (groups, sizes); see p2pfl.data.partition.label_partition.
         shift: { name = "none" }, "rotation" (angles, sizes), "label-groups" (groups, sizes), "concept" (groups, sizes),
@@ -109,8 +111,8 @@ def images(
         model: { name = "linear" }, "mlp" (hidden), "cnn" (channels, kernel, dense), or "resnet18"; see
             p2pfl.learning.networks.image_models.
         optimizer: { name = "sgd" } (lr, momentum, weight_decay, schedule), or "adam" or "adamw" (lr, betas, eps,
-            weight_decay, schedule), where schedule is { name = "cosine", rounds = 20 }, "linear", "step" or
-            "exponential"; see p2pfl.learning.schedules.
+            weight_decay, schedule), where schedule is { name = "cosine", rounds = 20 }, "linear", "step",
+            "inverse" or "exponential"; see p2pfl.learning.schedules.
         batch_size: samples in one step of the optimiser.
         initial: a safetensors file with initial weights, instead of weights drawn from the seed.
         head: take the last layer from that `file` too, or draw it from the seed (`new`), for weights that were trained
@@ -124,7 +126,7 @@ def images(
     names = [data] if isinstance(data, str) else data
     if not names:
         raise ConfigurationError("task.data must name a data set")
-    division = json.dumps([partition, shift, samples, validation, test], sort_keys=True, default=str)
+    division = json.dumps([partition, shift, samples, validation, test, test_classes], sort_keys=True, default=str)
     loaded = tuple(sets.load(name, root) for name in names)
     share = _plan(loaded, division, part.count, seed)[part.index]
     source = loaded[share.source]
@@ -154,8 +156,8 @@ def images(
 
 @lru_cache(maxsize=4)
 def _plan(loaded: tuple[ImageSet, ...], division: str, count: int, seed: int) -> list[Share]:
-    partition, shift, samples, validation, test = json.loads(division)
-    return plan(loaded, count, seed, partition=partition, shift=shift, samples=samples, validation=validation, test=test)
+    names = ("partition", "shift", "samples", "validation", "test", "test_classes")
+    return plan(loaded, count, seed, **dict(zip(names, json.loads(division), strict=True)))
 
 
 def _samples(

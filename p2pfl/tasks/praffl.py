@@ -75,8 +75,8 @@ def praffl(
         preferences: number of preferences drawn for each step.
         gamma: gamma of the smooth Tchebycheff function (1/gamma) log sum_i exp(gamma L_i / lambda_i).
         optimizer: { name = "adam" } or "adamw" (lr, betas, eps, weight_decay, schedule), or "sgd" (lr, momentum,
-            weight_decay, schedule), where schedule is { name = "cosine", rounds = 20 }, "linear", "step" or
-            "exponential"; see p2pfl.learning.schedules.
+            weight_decay, schedule), where schedule is { name = "cosine", rounds = 20 }, "linear", "step",
+            "inverse" or "exponential"; see p2pfl.learning.schedules.
         batch_size: samples in one step of the optimiser.
         measured: number of preferences used to evaluate a model.
         penalty: factor of PraFFL's fairness loss, which is added to the cross-entropy of a "single" model.

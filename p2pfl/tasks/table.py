@@ -93,7 +93,7 @@ def table(
         lr, momentum: learning rate and momentum of SGD.
         optimizer: another optimiser, instead of lr and momentum: { name = "adam" } or "adamw" (lr, betas, eps,
             weight_decay, schedule), or "sgd" (lr, momentum, weight_decay, schedule), where schedule is { name = "cosine",
-            rounds = 20 }, "linear", "step" or "exponential"; see p2pfl.learning.schedules.
+            rounds = 20 }, "linear", "step", "inverse" or "exponential"; see p2pfl.learning.schedules.
         batch_size: samples in one step of the optimiser.
         validation, test: fractions of the rows that are held out if the file has no such split, drawn from the seed.
         standardize: "local" scales each feature to mean 0 and standard deviation 1 over this node's training rows.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -210,6 +211,7 @@ def _run(order: _Order, tell: Callable[[Any], None]) -> Result:
             tell(photographer.take())
 
     result = result_of(simulation.run(report), order.models)
+    gc.collect()  # an earlier run's nodes are cycles, and collections are rare in this process
     if order.explain and order.workers > 1 and simulation.processes == 1 and order.job.nodes > 1:
         result.notes.append(
             "one process trained all nodes of a run: smaller stacks of nodes would change the last bits of the results"

@@ -25,6 +25,7 @@ from p2pfl.sim.formatting import STAGES, count, number, size
 from p2pfl.sim.results import learning_curves, objectives
 from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
 from p2pfl.sim.results.learning_curves import total_sent
+from p2pfl.sim.results.mean_model import of_mean_model
 from p2pfl.sim.results.models import write_models
 from p2pfl.sim.results.pareto import on_front
 from p2pfl.sim.results.plots import draw_curves
@@ -323,8 +324,9 @@ def result_of(run: Run, models: bool = False) -> Result:
         },
         "trace": run.recorder.trace.digest(),
     }
-    if also := extra_metrics_of(nodes[0].task):
-        summary["extra_metrics"] = {name: _over_nodes(run, name) for name in also}
+    also = {name: _over_nodes(run, name) for name in extra_metrics_of(nodes[0].task)}
+    if also := also | (of_mean_model(run, metric) if scenario.mean_model else {}):
+        summary["extra_metrics"] = also
     if (attack := scenario.attack_plan()) is not None:
         summary["attackers"] = list(attack.nodes)
     if scenario.pool is not None:

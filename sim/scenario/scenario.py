@@ -110,6 +110,7 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         budget: limits on what each node may receive; a policy that requests more ends the run.
         attack: the attack of some nodes: a table with a `name`, the `share` of the nodes that attack (0.2 by default) or
             their numbers in `nodes`, and options of the attack; without it all nodes are honest.
+        mean_model: whether to evaluate the mean of the honest nodes' models as well, and the mean of each group's models.
         fidelity: `modelled` computes arrival times of models; `wire` creates, signs and verifies every message.
         trainer: `stacked` trains many nodes as one tensor program where the module allows it; `one-by-one` never does.
         search: options of `p2pfl-sim pareto` for its search for a front; other commands run a single training with the
@@ -130,6 +131,7 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     compute: Compute = Compute()
     budget: Budgets = Budgets()
     attack: dict[str, Any] | None = None
+    mean_model: bool = False
     fidelity: Literal["modelled", "wire"] = "modelled"
     trainer: Literal["stacked", "one-by-one"] = "stacked"
     search: Search | None = None

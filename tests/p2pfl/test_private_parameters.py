@@ -218,6 +218,7 @@ POLICIES = {
     "dac": {"neighbours": 3},
     "dac, scored by peers": {"neighbours": 3, "similarity": "inverse-loss", "score_on": "peer"},
     "dpfl": {"initial_epochs": 2, "period": 2},
+    "dsgd": {"steps": 1, "momentum": 0.5},
     "fedavg": {"ft": "from-best"},
     "fedprox": {},
     "coordinated-fedavg": {},

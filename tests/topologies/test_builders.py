@@ -21,7 +21,7 @@ RANDOM = {
     "scale-free": {},
     "clusters": {"within": 0.8, "links": 2},
 }
-FIXED = ("complete", "ring", "torus", "star")
+FIXED = ("complete", "ring", "torus", "star", "ring-with-leaves", "two-worlds")
 
 
 def degrees(graph):
@@ -184,6 +184,23 @@ def test_clusters_are_complete_groups_joined_in_a_ring(n, groups, links, seed):
     assert between == dict.fromkeys(around, links)
     assert all(graph.has_edge(i, j) for i in range(n) for j in range(i) if group[i] == group[j])
     assert nx.is_connected(graph)
+
+
+def test_ring_with_leaves_gives_each_node_of_the_ring_its_leaves():
+    graph = build("ring-with-leaves", 16, 0, ring=5)
+    assert neighbours(graph)[0] == (1, 4, 5, 10, 15)
+    assert neighbours(graph)[3] == (2, 4, 8, 13)
+    assert {degree for node, degree in graph.degree if node >= 5} == {1}
+    assert "ring must be from 3 to 8 for 8 nodes" in refusal("ring-with-leaves", 8, {"ring": 9})
+
+
+def test_two_worlds_are_cliques_that_others_watch():
+    around = neighbours(build("two-worlds", 9, 0, core=7, links=2))
+    assert around[0] == (1, 2, 3, 4, 7, 8)
+    assert around[2] == (0, 1, 3, 5, 7, 8)
+    assert around[7] == around[8] == tuple(range(7))
+    assert "links must be from 1 to 3" in refusal("two-worlds", 8, {"core": 7, "links": 4})
+    assert "core must be from 2 to 8 for 8 nodes, or 0 for all" in refusal("two-worlds", 8, {"core": 9})
 
 
 def test_clusters_with_partial_groups_stay_connected():

@@ -51,19 +51,19 @@ def plan(
     samples: int,
     validation: float,
     test: int,
+    test_classes: str = "own",
 ) -> list[Share]:
     """Divide data sets among nodes.
 
-    If a node's share is too small for a held-out sample, it is validated on a sample that no node trains on and whose
-    class the node has, if there is one. An unused sample is preferred to one on which another node is validated.
+    A node whose share is too small for a held-out sample is validated on another one; see `_ensure_validation`.
 
     Args:
         sets: one, or for the shift `domain` several of the same shape.
-        partition: { name = one of PARTITIONS, and its options }. It is applied to each pool of samples from which a
-            group of nodes draws (one pool, except for the shifts `domain` and `label-groups`).
+        partition: { name = one of PARTITIONS, and its options }, applied to each pool from which a group of nodes draws.
         shift: { name = one of SHIFTS, and its options }.
         samples, validation: see `splits.hold_out`.
         test: see `splits.draw_test`.
+        test_classes: proportions of the test samples: those of the node's training labels, "own", or of the test part.
 
     Raises:
         ConfigurationError: an option is invalid, or a node has no sample to train on.
@@ -85,7 +85,8 @@ def plan(
             )
         own = RandomStreams(seed, f"images/{node}")
         train, held = hold_out(share, own.generator(0, "splits"), samples, validation)
-        counts = histogram(sets[source].train.y[train], classes)
+        labels_of = sets[source].test.y if test_classes == "all" else sets[source].train.y[train]
+        counts = histogram(labels_of, classes)
         drawn = draw_test(counts, pools[source], own.generator(0, "test"), test)
         result.append(
             Share(
@@ -147,7 +148,10 @@ def _partition(
 
 
 def _ensure_validation(shares: list[Share], sets: Sequence[ImageSet], seed: int) -> list[Share]:
-    """Give each node without validation samples one that no node trains on and whose class the node has."""
+    """Give each node without validation samples one that no node trains on and whose class the node has, if there is one.
+
+    An unused sample is preferred to one on which another node is validated.
+    """
     result = list(shares)
     for source, data in enumerate(sets):
         lacking = [k for k, share in enumerate(shares) if share.source == source and not len(share.validation)]

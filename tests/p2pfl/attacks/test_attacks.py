@@ -78,6 +78,15 @@ def test_dissensus_cancels_honest_neighbours():
     assert lie * 2 + 1.0 + 5.0 == pytest.approx(0.0)
 
 
+def test_local_attacks_use_the_models_around_a_victim():
+    around = {"n0": ["n1", "n3"], "n1": ["n0", "n2", "n3"], "n2": ["n1"], "n3": ["n0", "n1"]}
+    view = view_of([[1.0], [3.0], [8.0]], 1, around)
+    sent = np.zeros(1, np.float32)
+    negated, alie = make_attack("negated-mean", {"factor": 0.5}), make_attack("local-alie", {"z": 2.0})
+    assert [float(negated.forge_for(name, sent, view)[0]) for name in ("n0", "n1")] == [-1.0, -2.0]
+    assert alie.forge_for("n0", sent, view) == pytest.approx(2.0 - 2 * np.sqrt(2))
+
+
 def test_spectral_pushes_sides_of_a_cut_apart():
     pairs = [(0, 1), (2, 3), (1, 2)]
     around = {f"n{k}": [f"n{b if a == k else a}" for a, b in pairs if k in (a, b)] + ["n4"] for k in range(4)}
@@ -95,6 +104,17 @@ def test_fiedler_vector_of_a_large_graph_is_approximated(monkeypatch):
     monkeypatch.setattr(targeted_attacks, "LARGEST_GRAPH", 50)
     found = fiedler_vector(HonestView([], around))
     assert np.array([*found.values()]) * np.sign(found["n00"] * exact["n00"]) == pytest.approx([*exact.values()], abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["opt-dissensus", "opt-spectral"])
+def test_targeted_search_stays_within_reach_of_the_rule(name):
+    def lie(**options):
+        view = view_of([[0.0], [1.0], [-1.0], [2.0]], 1)
+        return make_attack(name, {"delta": 1.0, **options}).forge_for("n0", np.zeros(1, np.float32), view)
+
+    free, bound = lie(), lie(against={"name": "gts", "share": 0.25})
+    assert abs(free[0]) > 100.0  # a mean has no limit
+    assert 0.5 < abs(bound[0]) <= 2.0  # a model farther than all honest ones would be left out
 
 
 def test_equivocation_sends_different_models():

@@ -16,7 +16,7 @@ from p2pfl.learning.torch_learner import choose_device
 from p2pfl.learning.torch_task import classification, regression
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
-from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture
+from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture, Steps
 
 COUNTS = (5, 23, 8, 16, 1, 40, 16)  # unequal, below and above the batch size, with and without a last small batch
 NODES = len(COUNTS)
@@ -121,6 +121,8 @@ OPTIONS = [
     {"rule": Mixture(0.3, models(seed=9)[0]), "epochs": 2},
     {"rule": Aligned(0.5, models(seed=9)[0])},
     {"rule": Descent(0.05), "epochs": 2},
+    {"rule": Steps(1)},
+    {"rule": Steps(3), "epochs": 2},
 ]
 
 

@@ -44,6 +44,11 @@ def test_schedule_begins_after_a_linear_warmup():
     assert [ours(round) for round in range(8)] == [0.25, 0.25, 0.5, 0.75, 1, 1, 0.5, 0.5]
 
 
+def test_inverse_schedule_halves_the_rate():
+    ours = p2pfl.schedule("inverse", half=4)
+    assert [ours(round) for round in (1, 5, 13)] == [1, 0.5, 0.25]
+
+
 def inverse(number):
     return 1 / number
 

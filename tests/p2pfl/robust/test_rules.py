@@ -77,6 +77,19 @@ def test_cs_plus_moves_towards_a_single_peer():
     assert weights == pytest.approx([0.5, 0.5])
 
 
+def test_cs_he_takes_its_radius_from_the_nearer_weight():
+    rule = make_rule({"name": "cs-he", "share": 0.25})  # of 4 peers: the farthest one
+    _, weights = apply_rule(rule, line(0, 3, 3, -3, 100), [0.2] * 5)
+    assert weights == pytest.approx([0.4 - 0.2 * np.sqrt(27) / 100, 0.2, 0.2, 0.2, 0.2 * np.sqrt(27) / 100])
+    assert apply_rule(make_rule({"name": "cs-he", "share": 0}), line(0, 9), [0.5, 0.5])[1] == pytest.approx([0.5, 0.5])
+
+
+def test_gts_gives_the_farthest_weight_to_the_own_model():
+    rule = make_rule({"name": "gts", "share": 0.375})  # of 4 peers: the farthest one and a half
+    _, weights = apply_rule(rule, line(0, 1, 2, 3, 100), [0.2] * 5)
+    assert weights == pytest.approx([0.5, 0.2, 0.2, 0.1, 0.0])
+
+
 def test_ios_drops_the_farthest_from_the_mean():
     _, weights = apply_rule(make_rule({"name": "ios", "attackers": 1}), line(0, 1, 2, -9), [0.4, 0.2, 0.2, 0.2])
     assert weights == pytest.approx([0.5, 0.25, 0.25, 0.0])
@@ -117,7 +130,8 @@ def test_rule_bounds_two_attackers_of_ten(name):
     honest = rng.normal(1.0, 0.1, (8, 20)).astype(np.float32)
     attackers = np.full((2, 20), -1000.0, np.float32)
     losses = [*rng.uniform(0.1, 0.2, 8), 50.0, 50.0]
-    merged, _ = apply_rule(make_rule(name), [*honest, *attackers], losses=losses)
+    weighed = {"share": 0.25} if name in ("cs-he", "gts") else {}  # their share is not rounded to whole models
+    merged, _ = apply_rule(make_rule({"name": name, **weighed}), [*honest, *attackers], losses=losses)
     assert np.abs(merged - 1.0).max() < 0.5
 
 

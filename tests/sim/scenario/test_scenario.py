@@ -173,6 +173,9 @@ def test_shipped_scenarios_use_existing_names(name):
     assert smoke < full
 
 
+ATTACKERS_REFUSE = {"nodes=6": r"attack\.nodes must be numbers", "fidelity=wire": 'needs fidelity = "modelled"'}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -188,7 +191,11 @@ def test_shipped_scenarios_use_existing_names(name):
 )
 @pytest.mark.parametrize("name", shipped_scenarios())
 def test_every_shipped_scenario_accepts_common_keys(name, change):
-    assert load(name, ["form=smoke", change]).runs
+    if change in ATTACKERS_REFUSE and any("nodes" in (run.attack or {}) for run in load(name).runs):
+        with pytest.raises(ConfigurationError, match=ATTACKERS_REFUSE[change]):
+            load(name, ["form=smoke", change])
+    else:
+        assert load(name, ["form=smoke", change]).runs
 
 
 EACH = {

@@ -90,3 +90,9 @@ def test_attack_is_equal_over_messages():
         simulate(attack={"name": "alie", "nodes": [1]}, fidelity=how).summary["test"] for how in ("modelled", "wire")
     )
     assert wire["nodes"] == pytest.approx(plain["nodes"], nan_ok=True)
+
+
+def test_attackers_train_only_for_attacks_that_need_it():
+    for name, trainings in (("gaussian", 12), ("negated-mean", 10)):
+        batches = simulate(attack={"name": name, "nodes": [1]}).summary["batches"]["train"]
+        assert batches["count"] * batches["mean_jobs"] == pytest.approx(trainings)

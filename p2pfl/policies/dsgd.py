@@ -1,0 +1,97 @@
+"""Decentralised SGD: a few steps of training, then an average with all neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Me, Merge, Peers, ReportedStage, Update, check_epochs, merge
+from p2pfl.update_rules import Steps
+
+DEGREE = "degree"  # name of the extra with a node's number of neighbours
+
+
+@dataclass
+class Dsgd:
+    """Decentralised SGD (Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017).
+
+    A node averages with all its neighbours; the own model has the rest of the weight. On an undirected graph the weights
+    `metropolis` are doubly stochastic, so that the mean of all models is kept. Nodes report their number of neighbours
+    with their models; a false one cannot raise a weight above that of `uniform`.
+
+    Attributes:
+        weights: `metropolis` gives neighbour j the weight 1 / (1 + max(d_i, d_j)), where d is the number of neighbours;
+            `uniform` gives it 1 / (1 + d_i).
+        steps: steps of training in each round, on batches of a new random order; 0 trains for `epochs`.
+        epochs: epochs of training in each round, without `steps`.
+        momentum: momentum of the node's own movement over the rounds: v = momentum * v + (trained - start), and start + v
+            is published. With one step a round it is momentum SGD.
+        mixing: factor of the neighbours' weights; a lower one mixes more slowly.
+        reported_stage: the model that drives early stopping and is reported.
+    """
+
+    weights: Literal["metropolis", "uniform"] = "metropolis"
+    steps: int = 0
+    epochs: int = 1
+    momentum: float = 0.0
+    mixing: float = 1.0
+    reported_stage: ReportedStage = "merged"
+
+    velocity: Parameters | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ValueError(f"steps must be 0 or more, got {self.steps}")
+        check_epochs(self.epochs)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be from 0 to below 1, got {self.momentum}")
+        if not 0 < self.mixing <= 1:
+            raise ValueError(f"mixing must be above 0 and at most 1, got {self.mixing}")
+
+    async def prepare(self, me: Me, peers: Peers) -> Merge:
+        return Merge(me.params, {me.id: 1.0})
+
+    async def round(self, me: Me, peers: Peers) -> Merge:
+        trained = await me.train(epochs=self.epochs, rule=Steps(self.steps) if self.steps else None)
+        moved = self._move(me.params, trained)
+        degree = len(peers.ids)
+        await peers.publish(moved, {DEGREE: np.array([degree], np.uint64)})
+        updates = await peers.models(peers.within_budget(peers.ids))
+        return await merge(me, moved, updates, self.weights_of(me.id, degree, updates))
+
+    def _move(self, start: Parameters, trained: Parameters) -> Parameters:
+        """Return the model after the training, with momentum."""
+        if not self.momentum:
+            return trained
+        step = trained - start
+        if self.velocity is not None:
+            step += np.float32(self.momentum) * self.velocity
+        self.velocity = step
+        return start + step
+
+    def weights_of(self, own: str, degree: int, updates: Sequence[Update]) -> dict[str, float]:
+        """Return the weight of each model, by id.
+
+        Args:
+            own: the id of the own node.
+            degree: its number of neighbours.
+        """
+        reported = {update.sender: _degree(update) if self.weights == "metropolis" else 0 for update in updates}
+        weights = {id: self.mixing / (1 + max(degree, other)) for id, other in reported.items()}
+        return weights | {own: 1 - sum(weights.values())}
+
+    def state(self) -> dict[str, Any]:
+        return {"velocity": b"" if self.velocity is None else self.velocity.tobytes()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.velocity = np.frombuffer(state["velocity"], np.float32) if state["velocity"] else None
+
+
+def _degree(update: Update) -> int:
+    """Return the number of neighbours that a sender reports; 0 without a valid report."""
+    found = update.extras.get(DEGREE)
+    return int(found[0]) if found is not None and found.dtype == np.uint64 and found.shape == (1,) else 0
