@@ -208,9 +208,9 @@ class BatchedLearner:
         for split in {query.split for query in queries} & self._data.keys():
             rows = [(k, j) for k, query in enumerate(queries) if query.split == split for j in range(len(query.stack))]
             params = [queries[k].stack[j] for k, j in rows]
-            for row, figures in self._figures(params, [nodes[k] for k, _ in rows], split):
-                k, j = rows[row]
-                results[k][j] = figures["loss"]
+            found = self._figures(params, [nodes[k] for k, _ in rows], split, self._loss_of)
+            for (k, j), figures in zip(rows, found, strict=True):
+                results[k][j] = figures.get(f"{split}_loss", np.nan)
         return results
 
     def _evaluate(self, nodes: list[int], queries: list[Evaluate]) -> list[list[dict[str, float]]]:
@@ -223,34 +223,53 @@ class BatchedLearner:
         for split in [split for split in asked if split in self._data]:
             rows = [(k, j) for k, query in plain if split in query.splits for j in range(len(query.stack))]
             params = [queries[k].stack[j] for k, j in rows]
-            for row, figures in self._figures(params, [nodes[k] for k, _ in rows], split):
-                k, j = rows[row]
-                results[k][j] |= {f"{split}_{name}": value for name, value in figures.items()}
+            found = self._figures(params, [nodes[k] for k, _ in rows], split, self._figures_of)
+            for (k, j), figures in zip(rows, found, strict=True):
+                results[k][j] |= figures
         return results
 
     @torch.no_grad()
     def _figures(
-        self, params: Sequence[Parameters], nodes: Sequence[int], split: Split
-    ) -> Iterable[tuple[int, dict[str, float]]]:
-        """Yield (row, figures by name) for each model on its node's data."""
+        self,
+        params: Sequence[Parameters],
+        nodes: Sequence[int],
+        split: Split,
+        of: Callable[[Sequence[int], Tensor, Tensor], dict[str, Tensor]],
+    ) -> list[dict[str, float]]:
+        """Return the figures of each model on its node's data, by split and name; none without samples.
+
+        Args:
+            of: computes figures from the nodes of K models, their outputs and their targets, [K, n, ...].
+        """
         shelf = self._data[split]
-        for count, rows in _by_value(shelf.counts[list(nodes)]):
+        results: list[dict[str, float]] = [{}] * len(params)
+        for count, rows in _by_value(shelf.counts[nodes]):
             rows = rows[np.argsort(shelf.offsets[[nodes[r] for r in rows]], kind="stable")]  # equal data are adjacent
             per_chunk = max(2, CHUNK // (count * shelf.width))
             for chunk in np.array_split(rows, -(-len(rows) // per_chunk)):
                 picked = chunk.tolist()
                 flat = torch.from_numpy(self._trained.stack([params[r] for r in picked])).to(self._device)
-                x, y = shelf.whole([nodes[r] for r in picked], count)
-                figures = self._figures_of([nodes[r] for r in picked], self.kernel.outputs(flat, x), y)
+                owners = [nodes[r] for r in picked]
+                x, y = shelf.whole(owners, count)
+                figures = of(owners, self.kernel.outputs(flat, x), y)
+                names = [f"{split}_{name}" for name in figures]
                 for row, *values in zip(picked, *(column.tolist() for column in figures.values()), strict=True):
-                    yield row, dict(zip(figures, values, strict=True))
+                    results[row] = dict(zip(names, values, strict=True))
+        return results
 
     def _figures_of(self, nodes: Sequence[int], outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return the reported figures for outputs and targets of [K, n, ...], by name: [K] each."""
         if self._weights is not None:
             return vmap(self._task.figures)(outputs, y, self._weights[list(nodes)])
+        losses = self._loss_of(nodes, outputs, y)
+        return losses | {metric.name: metric.of_each(outputs, y) for metric in self._task.measures}
+
+    def _loss_of(self, nodes: Sequence[int], outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Return only the loss among the reported figures."""
+        if self._weights is not None:
+            return self._figures_of(nodes, outputs, y)
         losses = self._task.loss(outputs.flatten(0, 1), y.flatten(0, 1)).view(outputs.shape[:2])
-        return {"loss": losses.mean(1), **{metric.name: metric.of_each(outputs, y) for metric in self._task.measures}}
+        return {"loss": losses.mean(1)}
 
 
 def combine_all(jobs: Sequence[NodeQuery[Any]]) -> list[Any]:

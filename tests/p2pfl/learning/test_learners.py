@@ -11,6 +11,7 @@ from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learning.batched_gradients import DenseKernel, VmapKernel
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.losses import cross_entropy
+from p2pfl.learning.metrics import Metric
 from p2pfl.learning.optimizers import SGD, Adam, AdamW
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.learning.torch_task import classification, regression
@@ -307,6 +308,35 @@ def test_evaluation_of_missing_split_gives_no_metrics(kind):
     team = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
     assert team.compute([NodeQuery(1, Evaluate(models(2), ("validation", "test")))]) == [[{}, {}]]
     assert np.isnan(team.compute([NodeQuery(1, Loss(models(2)))])[0]).all()
+
+
+@pytest.mark.parametrize("kind", CREWS[1:])
+def test_evaluation_of_mixed_splits_equals_one_by_one(kind):
+    learners = [task(mlp, 8, k).learner(RandomStreams(0, f"node-{k}")) for k in range(5)]
+    x, y = learners[0].data["test"]
+    learners[1].data["test"] = learners[4].data["test"] = x, y  # the others have own samples of two sizes, or none
+    learners[3].data["test"] = x[:0], y[:0]
+    asked = [NodeQuery(k, Evaluate(models(2, seed=k), ("validation", "test"))) for k in range(5)]
+    expected = SequentialLearner(learners).compute(asked)
+    found = BatchedLearner(learners, dense=kind == "dense").compute(asked)
+    assert "test_loss" not in found[3][0]
+    assert "validation_loss" in found[3][0]
+    assert found == [[pytest.approx(figures, rel=1e-5) for figures in row] for row in expected]
+
+
+@pytest.mark.parametrize("kind", CREWS[1:])
+def test_stacked_losses_compute_no_metric(kind):
+    calls = []
+
+    def figure(outputs, targets):
+        calls.append(len(targets))
+        return 0.0
+
+    team = backend(kind, metrics=[Metric("figure", figure)])
+    team.compute([NodeQuery(k, Loss(models(2, seed=k), "validation")) for k in range(NODES)])
+    assert not calls
+    team.compute([NodeQuery(0, Evaluate(models(1), ("validation",)))])
+    assert calls == [7]
 
 
 @pytest.mark.parametrize("kind", CREWS)
