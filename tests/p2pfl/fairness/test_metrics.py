@@ -25,14 +25,14 @@ from p2pfl.fairness.metrics import (
 )
 from p2pfl.learning.batched_gradients import DenseKernel
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
-from p2pfl.pareto_metrics import hypervolume
+from p2pfl.pareto_metrics import hypervolume, non_dominated, to_maximisation
 from p2pfl.queries import Evaluate, Loss, NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.api import simulate
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.results.objectives import with_distances
 from p2pfl.sim.scenario.scenario import load
-from p2pfl.task import Part, goals_of, make_task
+from p2pfl.task import Part, excluded_solutions, goals_of, make_task
 
 REAL = os.environ.get("P2PFL_DATA", "")
 ADULT = pytest.mark.skipif(not REAL or not (Path(REAL) / "adult").is_dir(), reason="P2PFL_DATA has no adult")
@@ -207,7 +207,7 @@ def test_fairness_task_judged_on_all_shares_test_samples():
 
 @pytest.mark.parametrize("measure", MEASURES)
 def test_normalised_losses_are_one_before_training(measure):
-    tasks = [node(k, measure=measure) for k in range(NODES)]
+    tasks = [node(k, measure=measure, normalise=True) for k in range(NODES)]
     x, y = (torch.cat([task.data["train"][part] for task in tasks]) for part in (0, 1))
     module = tasks[0].module()
     torch.nn.utils.vector_to_parameters(torch.from_numpy(tasks[0].initial(0)), module.parameters())
@@ -328,6 +328,32 @@ def test_unknown_table_with_schema_runs_without_code(tmp_path):
     assert 0.4 < run["objectives"]["hypervolume"] < 1
 
 
+@pytest.mark.slow
+def test_fairness_default_finds_front_of_unequal_groups(tmp_path):
+    """Small groups with other rates of labels do not turn the models of most preferences into a constant classifier."""
+    rng = np.random.default_rng(0)
+    group, x = rng.choice(5, 3000, p=[0.84, 0.06, 0.05, 0.03, 0.02]), rng.normal(size=(3000, 3))
+    rate = np.array([0.15, 0.35, 0.05, 0.5, 0.2])[group]
+    paid = np.log(rate / (1 - rate)) + 1.5 * x.sum(1) + rng.logistic(size=3000) > 0
+    rows = [f"{a:.3f},{b:.3f},{c:.3f},{'abcde'[g]},{int(p)}" for (a, b, c), g, p in zip(x, group, paid, strict=True)]
+    (tmp_path / "own.csv").write_text("\n".join(["a,b,c,origin,paid", *rows]))
+    (tmp_path / "own.toml").write_text(
+        'train = "own.csv"\nnegative = ["0"]\npositive = ["1"]\nsensitive = ["origin"]\nrest = "auto"\n'
+        '[columns]\npaid = "label"\n'
+    )
+    points = []
+    for weight in (0.1, 0.3, 0.5):
+        options = {"data": str(tmp_path / "own.toml"), "preference": [weight, 1 - weight]}
+        task = make_task("fairness", options, Part(0, 1), 0)
+        learner = task.learner(RandomStreams(0, "a"))
+        found = learner.evaluate([learner.train(task.initial(0), round=1, epochs=20)], ("test",))
+        points.append(to_maximisation(found, goals_of(task))[0])
+    front = non_dominated(np.delete(points, excluded_solutions(task, np.array(points)), axis=0))
+    constant = 1 - task.data["test"].y[:, 0].mean().item()
+    assert len(front) == 3
+    assert front[:, 0].min() > constant
+
+
 def test_features_are_fitted_on_training_rows_of_all_nodes(tmp_path):
     rng = np.random.default_rng(1)
     rows = [f"{rng.normal(5, 2):.3f},{'ab'[k % 2]},{k % 3 % 2}" for k in range(90)]
@@ -394,7 +420,8 @@ def test_fairness_task_refuses_invalid_options(options, words):
 def test_fairness_task_with_zero_initial_objective_is_refused():
     """The initial model of this seed accepts no one: the relaxed difference is exactly 0."""
     with pytest.raises(ConfigurationError, match="an objective is 0 before training"):
-        make_task("fairness", SMALL | {"share": 0.0, "rows": 2, "test": 0.0, "validation": 0.0}, Part(0, 1), 0)
+        options = {"share": 0.0, "normalise": True, "rows": 2, "test": 0.0, "validation": 0.0}
+        make_task("fairness", SMALL | options, Part(0, 1), 0)
 
 
 ODD = """
