@@ -1,9 +1,8 @@
-"""Selection of peers: sampling by similarity, and estimates for peers never met (DAC, section 2.1)."""
+"""Selection of peers: uniform sampling, and sampling by similarity (DAC, section 2.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,35 +58,29 @@ def probabilities(similarities: NDArray[np.float64], tau: float) -> NDArray[np.f
         shape [K], greater than 0, summing to 1.
     """
     result = np.full(len(similarities), FLOOR)
-    known = similarities != 0
-    if known.any():
-        logits = tau * similarities[known]
+    known = np.flatnonzero(similarities)
+    if len(known):
+        values = similarities[known]
+        logits = tau * values
         weights = np.exp(logits - logits.max())
-        least = np.where(similarities[known] > 0, FLOOR, LEAST)
+        least = np.where(values > 0, FLOOR, LEAST)
         result[known] = np.maximum(weights / weights.sum(), least)
     return np.asarray(result / result.sum())
 
 
 def sample(rng: np.random.Generator, ids: Sequence[str], p: NDArray[np.float64], m: int) -> list[str]:
-    """Draw `m` of `ids` without replacement with probabilities `p`. Return them in the order of `ids`."""
+    """Draw `m` of `ids` without replacement with probabilities `p`, all above 0. Return them in the order of `ids`.
+
+    The draws are those of NumPy's `rng.choice`, whose checks and sorting take four times as long.
+    """
     if m >= len(ids):
         return list(ids)
-    picks = rng.choice(len(ids), size=max(m, 0), replace=False, p=p)
-    return [ids[k] for k in sorted(picks.tolist())]
-
-
-def two_hop(
-    lent: Sequence[tuple[float, Mapping[str, float]]], unmet: Iterable[str], lender: Literal["most", "least"]
-) -> dict[str, float]:
-    """Estimate the similarity to peers never met by that of a sampled peer that has met them.
-
-    Args:
-        lent: for each sampled peer, the own similarity to it and the similarities that it has measured.
-        unmet: the peers to estimate.
-        lender: if several have met a peer, use the one `most` or `least` similar to this node.
-    """
-    order = sorted(lent, key=lambda entry: entry[0], reverse=lender == "least")
-    known: dict[str, float] = {}
-    for _, similarities in order:  # the last one that knows a peer overrides the others
-        known.update(similarities)
-    return {name: known[name] for name in unmet if name in known}
+    left = p.copy()
+    picks: list[int] = []
+    while len(picks) < m:
+        cumulated = left.cumsum()
+        cumulated /= cumulated[-1]
+        drawn = cumulated.searchsorted(rng.random(m - len(picks)), side="right")
+        picks += dict.fromkeys(drawn.tolist())  # a peer drawn twice counts once
+        left[picks] = 0.0
+    return [ids[k] for k in sorted(picks)]

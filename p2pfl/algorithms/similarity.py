@@ -6,7 +6,7 @@ similar. The result is always finite; an undefined value is 0, which counts as u
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import inf
+from math import inf, sqrt
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -54,6 +54,6 @@ def _inverse(values: NDArray[np.float64]) -> Scores:
 
 def _cosine(own: NDArray[np.float64], others: Iterable[NDArray[np.float64]]) -> Scores:
     # float64, so that the sum of squares cannot overflow for any float32 model.
-    length = np.linalg.norm(own)
-    pairs = [(float(other @ own), float(length * np.linalg.norm(other))) for other in others]
+    length = sqrt(own @ own)
+    pairs = [(float(other @ own), length * sqrt(other @ other)) for other in others]
     return np.array([product / norms if 0 < norms < inf else 0.0 for product, norms in pairs])

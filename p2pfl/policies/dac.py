@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from math import inf, isfinite
+from math import inf
 from typing import Any, Literal
 
 import numpy as np
 
 from p2pfl.algorithms import aggregation, selection, similarity
+from p2pfl.algorithms.peer_similarities import Keys, PeerSimilarities, Scores, short_ids
 from p2pfl.parameters import Parameters
 from p2pfl.policies.schedule import Schedule, stages
 from p2pfl.policy import Extras, Me, Merge, Peers, ReportedStage, Update, check_epochs, merge, samples
@@ -58,8 +57,7 @@ class Dac:
     epochs: int = 1
     reported_stage: ReportedStage = "auto"
 
-    met: dict[str, float] = field(default_factory=dict, init=False, repr=False)
-    estimated: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    known: PeerSimilarities = field(default_factory=lambda: PeerSimilarities({}, {}), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.neighbours < 0:
@@ -74,25 +72,25 @@ class Dac:
 
     async def round(self, me: Me, peers: Peers) -> Merge:
         trained = await me.train(epochs=self.epochs)
-        await peers.publish(trained, similarity_extras(self.met))
+        await peers.publish(trained, similarity_extras(self.known.measured))
 
-        known = self.estimated | self.met
-        p = selection.probabilities(np.array([known.get(id, 0.0) for id in peers.ids]), self.tau)
-        before = dict(zip(peers.ids, p.tolist(), strict=True))
-        chosen = peers.within_budget(selection.sample(me.rng("peers"), peers.ids, p, me.budget.cap(self.neighbours)))
+        ids = peers.ids
+        p = selection.probabilities(self.known.of(ids), self.tau)
+        chosen = peers.within_budget(selection.sample(me.rng("peers"), ids, p, me.budget.cap(self.neighbours)))
 
         updates = await peers.models(chosen, stages(self.schedule, me, peers, chosen))
-        self.met |= await self._measure(me, peers, trained, updates)
+        self.known.measure(await self._measure(me, peers, trained, updates))
         self.estimate(peers.ids, updates, me.robust)
 
         if self.aggregation == "fedavg":
             weights = aggregation.fedavg(samples(me, updates))
         else:
-            scores = before if self.weights == "probability" else self.met
+            before = self.weights == "probability"
+            scores = dict(zip(ids, p.tolist(), strict=True)) if before else self.known.measured
             weights = aggregation.fedsim(me.id, {u.sender: scores.get(u.sender, 0.0) for u in updates})
         merged = await merge(me, trained, updates, weights)
         if self.schedule == "sequential":
-            await peers.publish(merged.params, similarity_extras(self.met), stage="merged")
+            await peers.publish(merged.params, similarity_extras(self.known.measured), stage="merged")
         return merged
 
     async def _measure(self, me: Me, peers: Peers, own: Parameters, updates: Sequence[Update]) -> dict[str, float]:
@@ -117,56 +115,48 @@ class Dac:
             values = similarity.inverse_loss([max(losses[id], least) if losses[id] >= 0 else losses[id] for id in senders])
         return dict(zip(senders, values.tolist(), strict=True))
 
-    def estimate(self, ids: Sequence[str], updates: Sequence[Update], robust: str = "none") -> None:
-        """Store similarities from the sampled peers, for peers of `ids` that this node has not met."""
+    def estimate(self, ids: tuple[str, ...], updates: Sequence[Update], robust: str = "none") -> None:
+        """Borrow similarities from the sampled peers, for peers of `ids` that this node has not met.
+
+        They are limited to the range of the measure. If the federation protects itself against lying members, one is at
+        most the own similarity to its lender, and at least that of an unknown peer.
+        """
         if self.two_hop == "none":
             return
-        unmet = {short_id(id): id for id in ids if id not in self.met}
-        lent = [(own := self.met.get(u.sender, 0.0), self._borrow(u.extras, unmet, own, robust)) for u in updates]
-        self.estimated |= selection.two_hop(lent, unmet.values(), self.two_hop)
-
-    def _borrow(self, extras: Extras, names: Mapping[int, str], own: float, robust: str) -> dict[str, float]:
-        """Return the similarities to `names` in an update's extras, limited to the range of the measure.
-
-        If the federation protects itself against lying members, a value is at most the own similarity to its sender,
-        `own`, and at least that of an unknown peer.
-        """
         least, most = similarity.RANGES[self.similarity]
-        if robust != "none":
-            least, most = 0.0, max(0.0, min(own, most))
-        return {id: min(max(value, least), most) for id, value in _read(extras, names).items()}
+        lenders = [(self.known.measured.get(update.sender, 0.0), update.extras) for update in updates]
+        lenders.sort(key=lambda lender: lender[0], reverse=self.two_hop == "least")  # the last one overrides the others
+        lent = []
+        for own, extras in lenders:
+            low, high = (least, most) if robust == "none" else (0.0, max(0.0, min(own, most)))
+            keys, values = _read(extras)
+            lent.append((keys, np.minimum(np.maximum(values, low), high)))
+        self.known.borrow(ids, lent)
 
     @property
     def asks_scores(self) -> bool:
         return self.similarity == "inverse-loss" and self.score_on == "peer"
 
     def state(self) -> dict[str, Any]:
-        return {"met": self.met, "estimated": self.estimated}
+        return {"met": self.known.measured, "estimated": self.known.borrowed}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.met, self.estimated = dict(state["met"]), dict(state["estimated"])
+        self.known = PeerSimilarities(state["met"], state["estimated"])
 
 
-@lru_cache(maxsize=100_000)
-def short_id(name: str) -> int:
-    """Return an 8-byte integer that represents a name in an update."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-
-
-def similarity_extras(met: Mapping[str, float]) -> Extras:
+def similarity_extras(measured: Mapping[str, float]) -> Extras:
     """Return measured similarities by name, encoded as extras of an update."""
-    return {
-        "peers": np.array([short_id(name) for name in met], np.uint64),
-        "similarities": np.array(list(met.values()), np.float32),
-    }
+    return {"peers": short_ids(tuple(measured)), "similarities": np.array(list(measured.values()), np.float32)}
 
 
-def _read(extras: Extras, names: Mapping[int, str]) -> dict[str, float]:
-    """Return the similarities to `names` in an update's extras; invalid entries are left out."""
+def _read(extras: Extras) -> tuple[Keys, Scores]:
+    """Return the short ids and the similarities in an update's extras; none if they are invalid."""
     peers, values = extras.get("peers"), extras.get("similarities")
     if peers is None or values is None or peers.dtype != np.uint64 or values.dtype != np.float32:
-        return {}
+        return _NOTHING
     if peers.ndim != 1 or peers.shape != values.shape:
-        return {}
-    pairs = zip(peers.tolist(), values.tolist(), strict=True)
-    return {names[key]: value for key, value in pairs if key in names and isfinite(value)}
+        return _NOTHING
+    return peers, values.astype(np.float64)
+
+
+_NOTHING = np.empty(0, np.uint64), np.empty(0)

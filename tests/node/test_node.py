@@ -843,7 +843,7 @@ def test_model_instead_of_loss_is_counted_and_dropped():
 
     federation = hostile(script, policy=lambda: Dac(similarity="inverse-loss", score_on="peer"))
     assert federation.nodes["a"].exchange.rejected["not asked for"] >= 4
-    assert "b" not in federation.nodes["a"].policy.met
+    assert "b" not in federation.nodes["a"].policy.known.measured
 
 
 def assert_dropped(script, cause):

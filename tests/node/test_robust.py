@@ -158,17 +158,17 @@ def lending(similarity):
 def test_dac_bounds_lent_similarity_by_own_similarity():
     for lent, borrowed in ((3e38, 0.7), (-3e38, 0.0), (0.5, 0.5)):
         policy = Dac()
-        policy.met = {"a": 0.7}
+        policy.known.measure({"a": 0.7})
         policy.estimate(("a", "b"), [lending(lent)], "median-clip")
-        assert policy.estimated == {"b": pytest.approx(borrowed)}
+        assert policy.known.of(("a", "b")).tolist() == [0.7, pytest.approx(borrowed)]
 
 
 @pytest.mark.parametrize(("measure", "most"), [("cosine-weights", 1.0), ("l2", 1e6), ("inverse-loss", 1e6)])
 def test_dac_bounds_lent_similarity_by_range_of_measure(measure, most):
     policy = Dac(similarity=measure)
-    policy.met = {"a": 0.7}
+    policy.known.measure({"a": 0.7})
     policy.estimate(("a", "b"), [lending(3e38)], "none")
-    assert policy.estimated == {"b": most}
+    assert policy.known.borrowed == {"b": most}
 
 
 # Federations with a malicious member

@@ -132,17 +132,10 @@ def test_sample_draws_m_different_ids_in_order(similarities, m, seed):
     assert drawn == sorted(drawn)
 
 
-LENT = [(0.9, {"x": 0.5, "y": 0.1}), (0.2, {"x": -0.4, "z": 0.3})]
-
-
-@pytest.mark.parametrize(
-    ("lender", "expected"),
-    [("most", {"x": 0.5, "y": 0.1, "z": 0.3}), ("least", {"x": -0.4, "y": 0.1, "z": 0.3})],
-)
-def test_two_hop_borrows_from_most_or_least_similar_peer(lender, expected):
-    assert selection.two_hop(LENT, ["x", "y", "z", "w"], lender) == expected
-
-
-def test_two_hop_estimates_only_unmet_peers():
-    assert selection.two_hop(LENT, ["z"], "most") == {"z": 0.3}
-    assert selection.two_hop([], ["z"], "most") == {}
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=20), st.integers(0, 25), st.integers(0, 2**32 - 1))
+def test_sample_draws_what_numpy_draws(similarities, m, seed):
+    count = len(similarities)
+    p = selection.probabilities(np.array(similarities), tau=140.0)
+    expected = np.random.default_rng(seed).choice(count, min(m, count), replace=False, p=p)
+    drawn = selection.sample(np.random.default_rng(seed), [f"{k:02d}" for k in range(count)], p, m)
+    assert drawn == [f"{k:02d}" for k in sorted(expected.tolist())]

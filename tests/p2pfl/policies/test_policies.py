@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from p2pfl.algorithms.aggregation import fedavg
+from p2pfl.algorithms.peer_similarities import short_id
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.policies import POLICIES, make_policy
-from p2pfl.policies.dac import Dac, short_id, similarity_extras
+from p2pfl.policies.dac import Dac, similarity_extras
 from p2pfl.policies.local import Local
 from p2pfl.policies.oracle import Oracle
 from p2pfl.policies.random import Random
@@ -90,7 +91,7 @@ def test_dac_aggregation_weights_by_samples_or_similarity():
         policies = {name: Dac(neighbours=2, aggregation=aggregation, similarity="l2") for name in NAMES}
         cast, history = run_in_memory(policies, TASKS, 1)
         weights = history[0]["node-0"].weights
-        met = policies["node-0"].met
+        met = policies["node-0"].known.measured
         assert set(met) == set(cast["node-0"].asked[1])
         if aggregation == "fedavg":
             assert list(weights.values()) == pytest.approx([1 / 3] * 3)
@@ -107,18 +108,29 @@ def test_dac_probability_weights_are_uniform_at_first():
 
 
 def test_dac_borrows_similarities_of_sampled_peer():
-    lender, borrower = Dac(), Dac()
-    lender.met = {"c": 0.5, "me": 0.9, "d": -0.25, "stranger": 1.0}
-    borrower.met = {"b": 0.7, "d": 0.1}
-    update = Update("b", 1, "trained", np.zeros(1, np.float32), 1, similarity_extras(lender.met))
+    borrower = Dac()
+    borrower.known.measure({"b": 0.7, "d": 0.1})
+    lent = similarity_extras({"c": 0.5, "me": 0.9, "d": -0.25, "stranger": 1.0})
+    update = Update("b", 1, "trained", np.zeros(1, np.float32), 1, lent)
     borrower.estimate(("b", "c", "d", "e"), [update])
-    assert borrower.estimated == {"c": 0.5}  # "d" was met, "e" is unknown to both, the others are not peers
+    assert borrower.known.borrowed == {"c": 0.5}  # "d" was met, "e" is unknown to both, the others are not peers
 
 
 def test_dac_without_two_hop_borrows_nothing():
     policies = {name: Dac(neighbours=2, two_hop="none") for name in NAMES}
     run_in_memory(policies, TASKS, 3)
-    assert all(not policy.estimated for policy in policies.values())
+    assert all(not policy.known.borrowed for policy in policies.values())
+
+
+@pytest.mark.parametrize(("lender", "expected"), [("most", {"x": 0.5, "y": 0.1}), ("least", {"x": -0.4, "y": 0.1})])
+def test_dac_borrows_from_most_or_least_similar_peer(lender, expected):
+    policy = Dac(two_hop=lender)
+    policy.known.measure({"a": 0.9, "b": 0.2})
+    lent = {"a": {"x": 0.5, "y": 0.1}, "b": {"x": -0.4}}
+    updates = [Update(id, 1, "trained", np.zeros(1, np.float32), 1, similarity_extras(lent[id])) for id in lent]
+    for order in (updates, updates[::-1]):
+        policy.estimate(("a", "b", "w", "x", "y"), order)
+        assert policy.known.borrowed == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("score_on", ["own", "peer"])
@@ -132,7 +144,7 @@ def test_dac_treats_peer_with_invalid_loss_as_unknown(monkeypatch, loss, score_o
     monkeypatch.setattr(TorchLearner, "compute", improper)
     policies = {name: Dac(neighbours=2, similarity="inverse-loss", score_on=score_on) for name in NAMES}
     _, history = run_in_memory(policies, TASKS, 3)
-    assert all(set(policy.met.values()) == {0.0} for policy in policies.values())
+    assert all(set(policy.known.measured.values()) == {0.0} for policy in policies.values())
     assert history[-1]["node-0"].weights["node-0"] == 1.0
 
 
@@ -150,7 +162,7 @@ def test_dac_treats_peer_with_invalid_loss_as_unknown(monkeypatch, loss, score_o
 def test_dac_ignores_invalid_borrowed_similarities(extras):
     policy = Dac()
     policy.estimate(("b",), [Update("a", 1, "trained", np.zeros(1, np.float32), 1, extras)])
-    assert policy.estimated == {}
+    assert policy.known.borrowed == {}
 
 
 def test_dac_restored_from_state_is_equal():
@@ -158,7 +170,7 @@ def test_dac_restored_from_state_is_equal():
     run_in_memory(half, TASKS, 2)
     restored = Dac(neighbours=2)
     restored.restore(half["node-0"].state())
-    assert (restored.met, restored.estimated) == (half["node-0"].met, half["node-0"].estimated)
+    assert restored.state() == half["node-0"].state()
 
 
 FAIR = ("lft-fedavg", "lft-ensemble", "agnostic-fair", "fairfed", "fedfb")  # they need sensitive groups
