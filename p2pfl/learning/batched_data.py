@@ -67,12 +67,12 @@ class StackedData:
 
     def _whole(self, nodes: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
         starts = self.offsets[list(nodes)]
-        gaps = set(np.diff(starts).tolist())
-        if gaps <= {0}:
+        gaps = starts[1:] - starts[:-1]
+        if not gaps.any():
             samples = slice(starts[0], starts[0] + count)
             x, y = self._x[samples], self._y[samples]
             return x.expand(len(nodes), *x.shape), y.expand(len(nodes), *y.shape)
-        if gaps == {count}:
+        if (gaps == count).all():
             samples = slice(starts[0], starts[-1] + count)
             x, y = self._x[samples], self._y[samples]
             return x.view(-1, count, *x.shape[1:]), y.view(-1, count, *y.shape[1:])

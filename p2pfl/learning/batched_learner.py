@@ -243,11 +243,12 @@ class BatchedLearner:
         """
         shelf = self._data[split]
         results: list[dict[str, float]] = [{}] * len(params)
-        for count, rows in _by_value(shelf.counts[nodes]):
-            rows = rows[np.argsort(shelf.offsets[[nodes[r] for r in rows]], kind="stable")]  # equal data are adjacent
+        order = np.argsort(shelf.offsets[nodes], kind="stable")  # equal data are adjacent
+        for count, places in _by_value(shelf.counts[nodes][order]):
+            rows = order[places]
             per_chunk = max(2, CHUNK // (count * shelf.width))
-            for chunk in np.array_split(rows, -(-len(rows) // per_chunk)):
-                picked = chunk.tolist()
+            chunks = [rows] if len(rows) <= per_chunk else np.array_split(rows, -(-len(rows) // per_chunk))
+            for picked in [chunk.tolist() for chunk in chunks]:
                 flat = torch.from_numpy(self._trained.stack([params[r] for r in picked])).to(self._device)
                 owners = [nodes[r] for r in picked]
                 x, y = shelf.whole(owners, count)
@@ -261,8 +262,11 @@ class BatchedLearner:
         """Return the reported figures for outputs and targets of [K, n, ...], by name: [K] each."""
         if self._weights is not None:
             return vmap(self._task.figures)(outputs, y, self._weights[list(nodes)])
-        losses = self._loss_of(nodes, outputs, y)
-        return losses | {metric.name: metric.of_each(outputs, y) for metric in self._task.measures}
+        figures = self._loss_of(nodes, outputs, y)
+        for metric in self._task.measures:
+            is_loss = metric.per_sample and metric.function is self._task.loss
+            figures[metric.name] = figures["loss"] if is_loss else metric.of_each(outputs, y)
+        return figures
 
     def _loss_of(self, nodes: Sequence[int], outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return only the loss among the reported figures."""

@@ -10,7 +10,7 @@ from torch import nn
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learning.batched_gradients import DenseKernel, VmapKernel
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
-from p2pfl.learning.losses import cross_entropy
+from p2pfl.learning.losses import cross_entropy, squared_error
 from p2pfl.learning.metrics import Metric
 from p2pfl.learning.optimizers import SGD, Adam, AdamW
 from p2pfl.learning.torch_learner import choose_device
@@ -337,6 +337,24 @@ def test_stacked_losses_compute_no_metric(kind):
     assert not calls
     team.compute([NodeQuery(0, Evaluate(models(1), ("validation",)))])
     assert calls == [7]
+
+
+def test_metric_that_is_the_loss_is_computed_once():
+    calls = []
+
+    def error(outputs, targets):
+        calls.append(len(targets))
+        return squared_error(outputs, targets)
+
+    tasks = [task(linear, 8, k) for k in range(3)]
+    for each in tasks:
+        each.loss = each.measure = error
+    team = BatchedLearner([each.learner(RandomStreams(0, f"node-{k}")) for k, each in enumerate(tasks)])
+    calls.clear()
+    asked = [NodeQuery(k, Evaluate(models(1, linear, seed=k), ("validation",))) for k in range(3)]
+    found = [row[0] for row in team.compute(asked)]
+    assert calls == [3 * 7]
+    assert [row["validation_mse"] for row in found] == [row["validation_loss"] for row in found]
 
 
 @pytest.mark.parametrize("kind", CREWS)
