@@ -123,6 +123,8 @@ class Task(Protocol):
     - `front`: all optimal values, for the distance to them (IGD).
     - `counts_for_front`: a function that selects the rows of float64 [n, m] (higher is better) that count in measures
       of the front.
+    - `constant`: the objectives, on the test data, of the model that gives all samples the more frequent answer. The
+      table of a run shows its hypervolume next to that of the models.
 
     A node with several objectives does not send peers the loss of their models, because they could infer its
     preference.
@@ -191,6 +193,12 @@ def reference_of(task: Task) -> Sequence[float]:
     """Return the reference point of a task with m objectives, [m]; empty if it defines none."""
     reference: Sequence[float] = getattr(task, "reference", ())
     return reference
+
+
+def constant_of(task: Task) -> Sequence[float]:
+    """Return the objectives of a constant model on the test data of a task, [m]; empty if it defines none."""
+    constant: Sequence[float] = getattr(task, "constant", ())
+    return constant
 
 
 def front_of(task: Task) -> Sequence[Sequence[float]]:

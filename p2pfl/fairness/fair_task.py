@@ -89,6 +89,15 @@ class FairTask(TorchTask):
         """Reference point of the hypervolume: accuracy 0, and the greatest possible difference between groups."""
         return (0.0,) * (1 + len(self.attributes))
 
+    @property
+    def constant(self) -> tuple[float, ...]:
+        """Accuracy and fairness of the classifier that gives all test samples the more frequent label, [1 + A]."""
+        labels = self.data["test"].y[:, 0] if "test" in self.data else torch.empty(0)
+        if not len(labels):
+            return ()
+        positive = float(labels.double().mean())
+        return (max(positive, 1 - positive), *(1.0 for _ in self.attributes))
+
     def counts_for_front(self, points: Points) -> NDArray[np.bool_]:
         """Return which solutions count, [n]: those with a fairness that a trained model can have."""
         return has_converged(points[:, 1:])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from p2pfl.sim.formatting import PARETO_OPTIMAL, STAGES, difference, number, of_paper, setting
 
 # Measures that fit a terminal; summary.json and the report have the others.
-MEASURES = ("hypervolume", "igd")
+MEASURES = ("hypervolume", "constant", "left_out", "igd")
 NARROWEST = 12  # columns of the names of runs
 CLUSTERS = ("best ARI", "true groups", "final ARI")
 
@@ -46,7 +46,11 @@ def print_table(summary: Mapping[str, Any]) -> None:
     clustered = any("clusters" in row for row in rows)
     also = list(dict.fromkeys(name for row in rows for name in row.get("extra_metrics", {})))
     headings += [*(name.replace("_", " ") for name in also)]
-    headings += [*(f"group {group}" for group in groups), *measures, *(CLUSTERS if clustered else [])]
+    headings += [
+        *(f"group {group}" for group in groups),
+        *(name.replace("_", " ") for name in measures),
+        *(CLUSTERS if clustered else []),
+    ]
     headings += [*([of_paper(summary.get("figure", ""))] if papers else []), *(["front"] if front else [])]
     first = ["run"] if any(names) else []
     spread = ["+- over seeds"] if seeds > 1 else []
@@ -63,7 +67,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
         if "target" in summary:
             compared += _format_target(row["reached"], row["seeds"])
         compared += [number(row.get("extra_metrics", {}).get(name)) for name in also]
-        compared += of_groups + [number(row.get("objectives", {}).get(name)) for name in measures]
+        compared += of_groups + [_measure(row.get("objectives", {}), name) for name in measures]
         compared += _clusters(row.get("clusters"), row["seeds"]) if clustered else []
         more = [*compared, *([paper] if papers else []), *(["*" * row["front"]] if front else [])]
         values = [setting(key, row["varied"][key]) if key in row["varied"] else "" for key in varied]
@@ -71,10 +75,24 @@ def print_table(summary: Mapping[str, Any]) -> None:
     of = "nodes, runs" if any("pool" in row for row in rows) else "nodes"
     print(f"{summary['scenario']}: test {metric}, mean over {of} and {seeds} seed{'s' * (seeds > 1)}")
     print_whole(table)
+    _print_meanings(metric, stages, measures, front)
+
+
+def _print_meanings(metric: str, stages: Sequence[str], measures: Sequence[str], front: bool) -> None:
+    """Print a line for each column of the table that needs an explanation."""
     if stages:
         print(f"{metric}: of each node's model with the least validation loss, {' or '.join(stages)}")
+    if "constant" in measures:
+        print("constant: hypervolume of the model that gives all samples the more frequent answer")
     if front:
         print(f"* {PARETO_OPTIMAL}")
+
+
+def _measure(objectives: Mapping[str, float], name: str) -> str:
+    """Return the cell of a measure of solutions; the number left out is "4 of 5"."""
+    if name != "left_out":
+        return number(objectives.get(name))
+    return f"{objectives[name]:g} of {objectives['solutions']:g}" if name in objectives else ""
 
 
 def print_whole(table: Table) -> None:

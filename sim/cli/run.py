@@ -24,6 +24,7 @@ from p2pfl.sim.monitor.progress import line_of, progress_bar
 from p2pfl.sim.monitor.run_tracking import RunTracking, tracking
 from p2pfl.sim.report.insights import findings
 from p2pfl.sim.results import results
+from p2pfl.sim.results.objectives import collapses
 from p2pfl.sim.results.results import Result
 from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
 from p2pfl.sim.scenario.sweep import Axis, parse, sweep
@@ -174,6 +175,8 @@ def _print_outcome(options: argparse.Namespace, file: ScenarioFile, outcome: Com
     for sentence in findings(outcome.summary, runs):
         print(sentence)
     of_runs = [note for result in outcome.results for note in result.notes]
+    for line in collapses(outcome.summary["table"]):
+        print(f"warning: {line}")
     for note in dict.fromkeys([*file.notes, *outcome.recomputed, *of_runs]):
         print(f"note: {note}")
     if outcome.problem:

@@ -17,7 +17,7 @@ from p2pfl.pareto_metrics import (
     to_maximisation,
 )
 from p2pfl.sim.simulation.simulation import Run
-from p2pfl.task import POINT, Task, excluded_solutions, front_of, reference_of
+from p2pfl.task import POINT, Task, constant_of, excluded_solutions, front_of, reference_of
 
 
 def of_run(run: Run, goals: Mapping[str, bool]) -> dict[str, Any]:
@@ -25,11 +25,15 @@ def of_run(run: Run, goals: Mapping[str, bool]) -> dict[str, Any]:
 
     mean: of the objectives over the nodes; it is the solution of the run in a pool of means; mean_left_out: if it does
         not count.
+    constants, constant: the objectives of each node's constant model, and their hypervolume, if the task has them.
     """
     task = next(iter(run.nodes.values())).task
     points = to_maximisation([run.recorder.results[name] for name in run.nodes], goals)
     mean = points.mean(0, keepdims=True)
     figures = of_points(task, points, goals) | {"mean": (mean * _signs(goals))[0].tolist()}
+    constants = [list(constant_of(node.task)) for node in run.nodes.values()]
+    if "reference" in figures and all(constants):
+        figures |= {"constants": constants} | _of_constants(constants, figures["reference"], _signs(goals))
     return figures | ({"mean_left_out": True} if excluded_solutions(task, mean) else {})
 
 
@@ -65,6 +69,11 @@ def _measure(points: Points, signs: np.ndarray, reference: Sequence[float], fron
     return figures
 
 
+def _of_constants(constants: Sequence[Sequence[float]], reference: Sequence[float], signs: np.ndarray) -> dict[str, float]:
+    """Return the hypervolume of constant models, [n, m] as reported."""
+    return {"constant": hypervolume(np.array(constants, np.float64) * signs, (np.array(reference) * signs).tolist())}
+
+
 def pool_results(name: str, of: str, members: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the combined solutions of the runs of a pool and their measures, for each seed.
 
@@ -98,6 +107,9 @@ def pool_results(name: str, of: str, members: Sequence[Mapping[str, Any]]) -> li
         signs = _signs(first["higher_is_better"])
         points = np.delete(np.array(solutions, np.float64) * signs, left_out, axis=0)
         figures |= _measure(points, signs, first.get("reference", ()), first.get("front", ()))
+        if constants := first.get("constants"):
+            of_pool = np.mean(constants, axis=0, keepdims=True).tolist() if of == "means" else constants
+            figures |= _of_constants(of_pool, figures["reference"], signs)
         found.append({"name": name, "seed": seed, "of": of, "labels": labels, "objectives": figures})
     return found
 
@@ -139,12 +151,32 @@ def with_distances(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     """Return the measures of a row of the table, averaged over seeds; None without objectives.
 
+    If solutions were left out, it also has `left_out`, their number, and `solutions`, the number of all.
+
     Args:
         runs: one for each seed, or the combined entries of a pool.
     """
     found = [run["objectives"] for run in runs if "objectives" in run]
-    names = ("hypervolume", "igd", "sparsity", "cardinality")
-    return {name: float(np.mean([f[name] for f in found])) for name in names if name in found[0]} if found else None
+    if not found:
+        return None
+    names = ("hypervolume", "constant", "igd", "sparsity", "cardinality")
+    figures = {name: float(np.mean([f[name] for f in found])) for name in names if name in found[0]}
+    if any(f.get("left_out") for f in found):
+        figures["left_out"] = float(np.mean([len(f.get("left_out", ())) for f in found]))
+        figures["solutions"] = float(np.mean([len(f["nodes"]) for f in found]))
+    return figures
+
+
+def collapses(table: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each row of the table whose solutions were all left out, with the cure."""
+    rows = [(row["name"], row.get("objectives", {})) for row in table]
+    return [
+        f"none of the {figures['solutions']:.0f} solutions{f' of {name!r}' if name else ''} counts, because each is almost a"
+        " constant model: give the first objective more weight in task.preference, train for more rounds, or set"
+        " task.normalise = false"
+        for name, figures in rows
+        if "left_out" in figures and figures["left_out"] == figures["solutions"]
+    ]
 
 
 def _unknown(run: Mapping[str, Any]) -> bool:

@@ -444,7 +444,11 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         "runs": runs,
         **({"pools": pools} if pools else {}),
         "table": table,
-        "notes": list(dict.fromkeys([*file.notes, *(note for result in results for note in result.notes)])),
+        "notes": list(
+            dict.fromkeys(
+                [*file.notes, *objectives.collapses(table), *(note for result in results for note in result.notes)]
+            )
+        ),
     }
 
 

@@ -198,6 +198,13 @@ def test_fairness_task_has_own_rows_and_goals():
     assert len(seen) == 600
 
 
+def test_fairness_constant_has_more_frequent_label():
+    task = node()
+    labels = task.data["test"].y[:, 0].numpy()
+    assert task.constant == (pytest.approx(max(labels.mean(), 1 - labels.mean())), 1)
+    assert node(test=0.0).constant == ()
+
+
 def test_fairness_task_judged_on_all_shares_test_samples():
     first, second = node(0, judged_on="all"), node(1, judged_on="all")
     assert first.data["test"].x is second.data["test"].x

@@ -49,5 +49,12 @@ def test_long_names_of_runs_are_wrapped(capsys, monkeypatch):
     assert "".join(line[:widest] for line in lines[4:]).split() == name.split()
 
 
+def test_table_has_left_out_solutions_and_constant_model(capsys, monkeypatch):
+    figures = {"hypervolume": 0.7, "constant": 0.75, "left_out": 4.0, "solutions": 5.0}
+    text = "\n".join(printed(capsys, monkeypatch, [row("a", objectives=figures), row("b", objectives={"hypervolume": 0.8})]))
+    assert "4 of 5" in text
+    assert "0.750" in text
+
+
 def test_names_with_brackets_are_printed_as_they_are(capsys, monkeypatch):
     assert "[/b]" in " ".join(printed(capsys, monkeypatch, [row("[red] a [/b]")]))

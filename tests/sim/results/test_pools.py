@@ -13,7 +13,7 @@ from p2pfl.multiobjective.preferences import dirichlet
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.execution.runner import check_all
 from p2pfl.sim.report.write import report, write_report
-from p2pfl.sim.results.objectives import own_fronts, pool_results, with_distances
+from p2pfl.sim.results.objectives import collapses, over_seeds, own_fronts, pool_results, with_distances
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.scenario.sweep import parse, sweep
 from p2pfl.task import Part, make_task
@@ -165,6 +165,22 @@ def test_pool_leaves_out_models_that_have_not_converged():
     (means,), (nodes,) = pool_results("a", "means", runs), pool_results("a", "nodes", runs)
     assert (means["objectives"]["left_out"], means["objectives"]["hypervolume"]) == ([1], 2 * 3)
     assert (nodes["objectives"]["left_out"], nodes["objectives"]["hypervolume"]) == ([1, 3], 4 * 2)
+
+
+def test_row_without_counted_solutions_names_the_cure():
+    runs = [describe("a", 0, [[1, 8], [3, 6]], left_out=[0, 1], hypervolume=0.0, constant=12.0)]
+    row = {"name": "a", "objectives": over_seeds(runs)}
+    assert row["objectives"] == {"hypervolume": 0, "constant": 12, "left_out": 2, "solutions": 2}
+    (line,) = collapses([row, {"name": "b", "objectives": {"left_out": 1.0, "solutions": 2.0}}, {"name": "c"}])
+    assert line.startswith("none of the 2 solutions of 'a' counts")
+    assert "task.preference" in line
+
+
+@pytest.mark.parametrize(("of", "volume"), [("means", 2 * 5), ("nodes", 3 * 4 + 1 * 2)])
+def test_pool_has_hypervolume_of_its_constant_models(of, volume):
+    runs = [describe(f"a, w={k}", 0, [[1, 8], [3, 6]], constants=[[1, 4], [3, 6]]) for k in (1, 2)]
+    (found,) = pool_results("a", of, runs)
+    assert found["objectives"]["constant"] == volume  # the mean is (2, 5); the reference is (0, 10)
 
 
 def test_pool_of_fronts_has_one_front_per_node():
