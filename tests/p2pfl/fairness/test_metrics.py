@@ -516,7 +516,8 @@ def test_real_tables_are_divided_as_in_praffl(data, sensitive, by, shares, rows)
 @pytest.mark.slow
 @ADULT
 def test_real_adult_with_two_attributes_is_learned():
-    tasks = [make_task("fairness", {"data": "adult", "preference": [0.6, 0.2, 0.2]}, Part(k, 10), 0) for k in (0, 9)]
+    options = {"data": "adult", "preference": [0.6, 0.2, 0.2], "normalise": True}
+    tasks = [make_task("fairness", options, Part(k, 10), 0) for k in (0, 9)]
     assert goals_of(tasks[0]) == {"accuracy": True, "parity_sex": True, "parity_race": True}
     assert sum(len(split.x) for split in tasks[0].data.values()) == 3257 + 1629  # tenths of 32,561 and of 16,281
     assert tasks[0].data["train"].x.isfinite().all()
