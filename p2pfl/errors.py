@@ -13,6 +13,7 @@ P2pflError
   + DamagedFileError              p2pfl.system.atomic_files
   + IncarnationConflictError      p2pfl.node.peering.links.incarnations
   + ProtocolError                 p2pfl.protocols.errors
+    + DamageError                 p2pfl.protocols.mqtt.link_handshake
   + TransportError                p2pfl.protocols.errors
     + RefusedError                p2pfl.protocols.errors
   + IdentityError                 p2pfl.protocols.errors

@@ -62,12 +62,12 @@ class MachineLoop(VirtualLoop):
             try:
                 handle.context.run(handle.callback, *handle.args)
             except BaseException as error:  # as the loops of real processes: it ends no other callback
-                if not isinstance(error, Exception | KilledError):
+                if not isinstance(error, Exception | ProcessEnd):
                     raise
                 self._report(life, error)
 
     def _report(self, life: Life | None, error: BaseException | None, text: str = "") -> None:
-        if (life is None or not life.over) and not isinstance(error, KilledError):
+        if (life is None or not life.over) and not isinstance(error, ProcessEnd):
             words = text if error is None else f"{type(error).__name__}: {error}"
             self.on_error("" if life is None else life.machine, words)
 
@@ -80,5 +80,5 @@ def _run(handle: Handle) -> None:
         handle.callback(*handle.args)
 
 
-class KilledError(BaseException):
+class ProcessEnd(BaseException):
     """End of a process in the middle of an operation on its disk; no handler of errors may catch it."""

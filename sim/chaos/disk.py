@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import NoReturn
 
-from p2pfl.sim.chaos.clock import KilledError, Life
+from p2pfl.sim.chaos.clock import ProcessEnd, Life
 from p2pfl.system.disk import NO_FILE, Stamp
 
 BLOCK = 512  # bytes that a disk writes as a whole
@@ -140,7 +140,7 @@ class SimulatedDisk:
 
     def _fail(self) -> NoReturn:
         self.on_failure()
-        raise KilledError
+        raise ProcessEnd
 
     def _change(self, changes: _Changes) -> None:
         fails = self._begin()
@@ -173,10 +173,10 @@ class Mount:
         """The disk.
 
         Raises:
-            KilledError: the process was killed.
+            ProcessEnd: the process was killed.
         """
         if self._life.over:
-            raise KilledError
+            raise ProcessEnd
         return self._disk
 
     def read(self, path: Path) -> bytes:

@@ -15,7 +15,7 @@ from p2pfl.node.node import first_error
 from p2pfl.node.peering.links.incarnations import IncarnationConflictError
 from p2pfl.node.runtime.renumber import renumber
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.sim.chaos.clock import LIFE, KilledError, Life, MachineLoop
+from p2pfl.sim.chaos.clock import LIFE, ProcessEnd, Life, MachineLoop
 from p2pfl.sim.chaos.disk import Mount, SimulatedDisk
 from p2pfl.sim.chaos.invariants import Invariants, ProcessWatch
 from p2pfl.sim.chaos.network import FaultyNetwork, Host
@@ -205,7 +205,7 @@ class Machine:
             raise
         except BaseException as failure:
             error = first_error(failure)
-        if not (life.over or isinstance(error, KilledError)):
+        if not (life.over or isinstance(error, ProcessEnd)):
             self._end(error, mount)
             life.end = self._loop.time()
 

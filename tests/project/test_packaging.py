@@ -105,7 +105,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 def test_script_runs_next_to_modules_of_the_same_names(installed, folder):
     (folder / "script.py").write_text(SCRIPT.replace("reveal_type", "print"))
-    assert "over seeds" in call(installed / "bin" / "python", "script.py", cwd=folder, env=ENVIRONMENT)
+    assert "test reward" in call(installed / "bin" / "python", "script.py", cwd=folder, env=ENVIRONMENT)
 
 
 def test_commands_run_next_to_modules_of_the_same_names(installed, folder):

@@ -211,6 +211,7 @@ class CountingLink:
 
     remote, key, session, dialled, direct, joining = "bob", BOB.public, SESSION, False, True, False
     backlog = progress = 0
+    payload_digest = b""
 
     def __init__(self):
         self.frames = 0

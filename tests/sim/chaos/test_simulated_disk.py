@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from p2pfl.node.folder.incarnation import count_start
-from p2pfl.sim.chaos.clock import KilledError, Life
+from p2pfl.sim.chaos.clock import ProcessEnd, Life
 from p2pfl.sim.chaos.disk import Mount, SimulatedDisk
 from p2pfl.system.atomic_files import replace_file
 
@@ -52,7 +52,7 @@ def test_power_failure_on_write_ends_process_at_every_operation():
             life.end = 0.0
 
         disk.on_failure = fail
-        with suppress(KilledError):
+        with suppress(ProcessEnd):
             started.append(count_start(path, disk=Mount(disk, life)))
         disk.fails_at = 0
         assert count_start(path, disk=Mount(disk, Life(""))) > max(started)
@@ -69,6 +69,6 @@ def test_full_disk_refuses_files_and_keeps_old_content():
 def test_killed_process_cannot_use_its_disk():
     disk, life = SimulatedDisk(Random(0)), Life("")
     life.end = 1.0
-    with pytest.raises(KilledError):
+    with pytest.raises(ProcessEnd):
         replace_file(FILE, [b"new"], disk=Mount(disk, life))
     assert disk.copy() == {}

@@ -587,7 +587,7 @@ def test_comparison_table_shows_difference(pair):
     text = report(pair)
     heads, line = Tables(text).tables[0]
     assert (heads[0], heads[-2:]) == ("Run", ["difference", "± of the difference"])
-    assert (line[0], line[1], line[4], line[-2:]) == ("both", "0.500", "0.750", ["+0.250", ""])
+    assert (line[0], line[1], line[3], line[-2:]) == ("both", "0.500", "0.750", ["+0.250", ""])
     assert [table[1][0] for table in Tables(text).tables[1:3]] == ["both", "both"]
 
 

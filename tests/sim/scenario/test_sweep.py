@@ -253,7 +253,7 @@ def test_sweep_table_names_runs_of_several_rows(capsys):
     Path("study.toml").write_text(STUDY + rows)
     code, out, _ = command(capsys, "study.toml", "--vary", "policy.neighbours=1,2", *HERE)
     assert code == 0
-    rows = [line.split() for line in out.splitlines()]
+    rows = [line.replace("│", " ").split() for line in out.splitlines()]
     assert [row[:2] for row in rows if row and row[0] == "two"] == [["two", "1"], ["two", "2"]]
     assert sum(row[:1] == ["alone"] for row in rows) == 1
 
