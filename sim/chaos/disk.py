@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import NoReturn
 
-from p2pfl.sim.chaos.clock import ProcessEnd, Life
+from p2pfl.sim.chaos.clock import Life, ProcessEnd
 from p2pfl.system.disk import NO_FILE, Stamp
 
 BLOCK = 512  # bytes that a disk writes as a whole

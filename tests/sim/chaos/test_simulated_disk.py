@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from p2pfl.node.folder.incarnation import count_start
-from p2pfl.sim.chaos.clock import ProcessEnd, Life
+from p2pfl.sim.chaos.clock import Life, ProcessEnd
 from p2pfl.sim.chaos.disk import Mount, SimulatedDisk
 from p2pfl.system.atomic_files import replace_file
 
