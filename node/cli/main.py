@@ -192,6 +192,7 @@ def _add_demo(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from p2pfl.node.federation.membership_file import awaited_federation
     from p2pfl.node.folder.config import STATUS, load, open_to_others
     from p2pfl.node.log import LOG
     from p2pfl.node.runtime import run as runtime
@@ -210,6 +211,12 @@ def _run(options: argparse.Namespace) -> int:
     changes = [*options.changes, *(f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None)]
     if warning := open_to_others(options.folder):
         print(f"warning: {warning}", file=sys.stderr)
+    if name := awaited_federation(options.folder):
+        print(
+            f"warning: this node has left the federation {name}, and trains alone; to return, wait for the admission"
+            " file, and run p2pfl-node join",
+            file=sys.stderr,
+        )
     level = logging.DEBUG if options.verbose else logging.WARNING if options.quiet else logging.INFO
     with nullcontext() if options.json else print_events(LOG, options.log_format, sys.stdout, level):
         code = runtime.run(options.folder, changes, LOG, options.until_done)

@@ -213,8 +213,11 @@ def _confirm(question: str, refusal: str, command: str) -> None:
 
 def _request(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import admission
+    from p2pfl.node.federation.membership_file import awaited_federation
 
     line = admission.request(options.folder, options.new_key)
+    if name := awaited_federation(options.folder):
+        print(f"note: this node has left the federation {name} until it joins again", file=sys.stderr)
     print_answer(options, line, {"request": line})
     return 0
 

@@ -101,7 +101,7 @@ def check_federation(folder: Path, revoked_by: Sequence[str] = ()) -> Finding:
         revoked_by: members that have refused this node as a former member.
     """
     from p2pfl.node.federation.membership_file import load_federation
-    from p2pfl.node.federation.revocation import describe_refusal
+    from p2pfl.node.federation.revocation import RETURN, describe_refusal
 
     try:
         membership = load_federation(folder)
@@ -120,8 +120,7 @@ def check_federation(folder: Path, revoked_by: Sequence[str] = ()) -> Finding:
         return Finding("federation", False, result, remedy)
     if revoked_by:
         result = f"the membership of this node in {name} was revoked, according to {', '.join(revoked_by)}"
-        remedy = "ask the owner of the admission key; to return, send a new p2pfl-node request --new-key"
-        return Finding("federation", False, result, remedy)
+        return Finding("federation", False, result, RETURN)
     return Finding(
         "federation",
         True,

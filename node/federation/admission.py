@@ -19,6 +19,7 @@ from p2pfl.node.federation.agreement import Approve, approve_all, check_agreemen
 from p2pfl.node.federation.membership_file import (
     FEDERATION,
     MEMBERSHIP,
+    OLD,
     REVOCATION,
     MembershipFile,
     member_of,
@@ -189,7 +190,7 @@ def _keep(folder: Path, membership: Membership, own: NodeConfig, key: bytes, app
 def _enter(folder: Path, membership: Membership) -> None:
     """Write the files of a federation. Checkpoints from before are set aside, unless the node returns with a new key."""
     try:
-        returns = Federation.parse((folder / f"{FEDERATION}.old").read_bytes()).id == membership.federation
+        returns = Federation.parse((folder / f"{FEDERATION}{OLD}").read_bytes()).id == membership.federation
     except (FederationError, OSError):
         returns = False
     if not returns:
@@ -228,7 +229,7 @@ def request(folder: Path, new_key: bool = False) -> str:
         fresh.replace(folder / config.KEY)
         for name in (FEDERATION, MEMBERSHIP, REVOCATION):  # the node joins again
             if (folder / name).exists():
-                (folder / name).replace(folder / f"{name}.old")
+                (folder / name).replace(folder / f"{name}{OLD}")
         sync_folder(folder)
         return line
 
@@ -271,7 +272,8 @@ def check_name_is_free(log: Membership, name: str, reuse: bool) -> None:
         raise FederationError(f"there is a member named {name} already")
     if log.had(name) and not reuse:
         raise FederationError(
-            f"{name} was the name of a former member, and peers may still have its data; use another name, or --reuse-name"
+            f"{name} was the name of a former member; add --reuse-name to admit it, because peers may still have its data"
+            " under this name, or use another name"
         )
 
 

@@ -21,6 +21,7 @@ from p2pfl.system.disk import LOCK_PATIENCE, NO_FILE, PRIVATE, SYSTEM, Disk
 from p2pfl.system.failpoints import failpoint
 
 FEDERATION, MEMBERSHIP, REVOCATION = "federation.toml", "membership", "revocation"
+OLD = ".old"  # suffix of the files of a federation that this node has left to return with a new key
 _MAGIC = b"p2pfl membership 1\n"
 _REVOCATION_MAGIC = b"p2pfl revocation 1\n"
 
@@ -106,6 +107,16 @@ class MembershipFile:
     def has_changed(self) -> bool:
         """Return whether the file may contain entries that this object has neither read nor written."""
         return self._disk.stamp(self._path) != self._seen
+
+
+def awaited_federation(folder: Path) -> str:
+    """Return the name of the federation that a node has left to return with a new key; "" if there is none."""
+    if (folder / FEDERATION).exists():
+        return ""
+    try:
+        return str(Federation.parse((folder / f"{FEDERATION}{OLD}").read_bytes()).name)
+    except (FederationError, OSError):
+        return ""
 
 
 def load_federation(folder: Path, disk: Disk = SYSTEM) -> Membership | None:

@@ -6,6 +6,8 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.system.printable import key_name
 
+RETURN = "to return, send p2pfl-node request --new-key to the owner of the admission key, who admits it with --reuse-name"
+
 
 class RevokedError(ConfigurationError):
     """Error: this node is no longer a member of its federation."""
@@ -26,8 +28,7 @@ def describe_refusal(membership: Membership, key: bytes) -> str:
     if entry.action == "replace":
         mend = "run the node from the folder with the new key"
         return f"{owner} has replaced the key of this node, {entry.name}, in {federation} ({where}); {mend}"
-    mend = "to return, send a new p2pfl-node request --new-key to the owner of the admission key"
-    return f"the membership of this node, {entry.name}, in {federation} was revoked by {owner} ({where}); {mend}"
+    return f"the membership of this node, {entry.name}, in {federation} was revoked by {owner} ({where}); {RETURN}"
 
 
 def check_member(membership: Membership, key: bytes) -> None:

@@ -52,6 +52,11 @@ def describe_wait(waiting: Waiting) -> str:
     return f"waiting for members: {waiting.present} of {waiting.needed}{limit}"
 
 
+def describe_progress(round: int, rounds: int) -> str:
+    """Return a round and the total. A round beyond it, of an earlier federation, is shown without the total."""
+    return f"{round} of {rounds}" if round <= rounds else str(round)
+
+
 def describe_round(row: Mapping[str, Any], rounds: int, metric: str) -> str:
     """Return one line about a finished round.
 
@@ -59,7 +64,7 @@ def describe_round(row: Mapping[str, Any], rounds: int, metric: str) -> str:
         row: row of the status's history.
         rounds: total number of rounds.
     """
-    parts = [f"round {row['round']} of {rounds}"]
+    parts = [f"round {describe_progress(row['round'], rounds)}"]
     if row.get("validation") is not None:
         parts.append(f"validation {metric} {row['validation']:.3f}")
     if "models" in row:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from p2pfl.node.peering.traffic import KINDS
-from p2pfl.node.status.event_text import describe_address, federation_title
+from p2pfl.node.status.event_text import describe_address, describe_progress, federation_title
 from p2pfl.node.status.reader import RUNNING
 from p2pfl.system.printable import byte_size, plural, printable
 
@@ -34,7 +34,8 @@ def headline(state: Mapping[str, Any]) -> str:
         now = f"waiting for members: {waiting['present']} of {waiting['needed']}"
     elif now == "running" and "federation" not in state:
         now = "training alone"
-    return f"{now}, round {state.get('round', 0)}" + (f" of {state['rounds']}" if "rounds" in state else "")
+    round = state.get("round", 0)
+    return f"{now}, round {describe_progress(round, state['rounds']) if 'rounds' in state else round}"
 
 
 def _age(state: Mapping[str, Any]) -> Iterator[Row]:

@@ -39,6 +39,18 @@ def test_list_prints_nodes_with_their_states(capsys):
     assert problem.startswith("rack/carol: rack/carol/node.toml: ")
 
 
+def test_list_compares_no_round_with_total_of_left_federation(capsys):
+    status = {"state": "finished", "pid": 1, "history": [], "round": 64, "rounds": 2000, "federation_id": "00"}
+    Path("rack/1/bob/status.json").write_text(json.dumps(status))
+    assert main(["list", "rack/1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:4] == ["robert", "finished", "64", "-"]
+
+
+def test_request_with_new_key_tells_that_node_has_left(capsys):
+    assert main(["request", "alice", "--new-key"]) == 0
+    assert capsys.readouterr().err == "note: this node has left the federation home until it joins again\n"
+
+
 def test_list_with_json_prints_same_nodes(capsys):
     assert main(["list", "rack", "--json"]) == 0
     bob, carol = json.loads(capsys.readouterr().out)["nodes"]

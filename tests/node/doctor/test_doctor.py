@@ -141,6 +141,12 @@ def test_check_federation_distinguishes_member_and_stranger(tmp_path):
     assert "p2pfl-node request" in found.remedy
 
 
+def test_check_federation_tells_how_a_revoked_node_returns(tmp_path):
+    folder = create_node(tmp_path)
+    admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
+    assert "who admits it with --reuse-name" in check_federation(folder, ["bob"]).remedy
+
+
 def test_check_federation_handles_damaged_file_and_missing_key(tmp_path):
     folder = create_node(tmp_path)
     admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")

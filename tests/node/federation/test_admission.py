@@ -19,6 +19,7 @@ from p2pfl.node.federation import admission, admission_key, agreement, invitatio
 from p2pfl.node.federation.invitation_service import RECOVERY, REFUSALS, InvitationService
 from p2pfl.node.federation.invitations import INVITATIONS
 from p2pfl.node.federation.membership_file import FEDERATION, MEMBERSHIP, MembershipFile, load_federation
+from p2pfl.node.federation.revocation import describe_refusal
 from p2pfl.node.federation.token_redeemer import TokenRedeemer
 from p2pfl.node.folder import config
 from p2pfl.node.peering.newcomers import JoinReply
@@ -929,7 +930,8 @@ def test_revoked_node_returns_with_new_key(home):
     bob = home.node("bob")
     home.accept(bob, home.bundle(bob))
     admission.revoke(home.alice, "bob")
-    with pytest.raises(ConfigurationError, match="bob was the name of a former member"):
+    assert "who admits it with --reuse-name" in describe_refusal(home.log(), Identity.load(bob / config.KEY).public)
+    with pytest.raises(ConfigurationError, match="bob was the name of a former member; add --reuse-name"):
         home.bundle(bob, new_key=True)
     (bob / "key.pem.old").unlink()
     home.accept(bob, home.bundle(bob, new_key=True, reuse_name=True))

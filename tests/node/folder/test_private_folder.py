@@ -55,7 +55,9 @@ def test_node_folder_and_files_are_private(alice, capsys):
         "federation.toml.old",
     } <= files.keys()
     assert set(files.values()) == {0o600}
-    assert "warning" not in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.count("warning: ") == 1
+    assert "warning: this node has left the federation" in err
 
 
 def test_create_keeps_mode_of_existing_folder(tmp_path, open_umask):
