@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from p2pfl.config import table_changes, toml_reader
+from p2pfl.config import table_changes
 from p2pfl.config.binding import bind, split_name
 from p2pfl.config.registry import locate
 from p2pfl.errors import ConfigurationError
@@ -37,6 +37,7 @@ from p2pfl.protocols.broker_address import BrokerAddress
 from p2pfl.protocols.errors import AddressError, IdentityError
 from p2pfl.protocols.identity import Identity
 from p2pfl.robust.registry import MEDIAN_CLIP, Robust
+from p2pfl.system import toml_reader
 from p2pfl.system.atomic_files import PRIVATE_FOLDER, replace_file
 from p2pfl.system.disk import PRIVATE
 from p2pfl.system.event_log import EventLogger

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from p2pfl.config import table_changes, toml_reader
+from p2pfl.config import table_changes
 from p2pfl.config.binding import split_name
 from p2pfl.config.own_modules import find_module, module_files
 from p2pfl.config.registry import root_of
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.node.folder.settings import Settings
+from p2pfl.system import toml_reader
 
 SCENARIO = "scenario.toml"
 KINDS = ("task", "policy")

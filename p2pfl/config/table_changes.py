@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from p2pfl.config import toml_reader
 from p2pfl.errors import ConfigurationError
+from p2pfl.system import toml_reader
 
 KEPT = {"attack": ("share", "nodes")}
 """By table, the keys that are no options of what the table names."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -17,6 +16,7 @@ import tomli_w
 
 from p2pfl.protocols.errors import FederationError
 from p2pfl.protocols.identity import Identity, verify
+from p2pfl.system import toml_reader
 
 LIMIT = 65_536  # maximum bytes of the file
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -77,8 +77,8 @@ class Federation:
         if not verify(admission, signature, _LABEL + content):
             raise FederationError("the federation file is damaged or forged: its signature is invalid")
         try:
-            tables = tomllib.loads(content.decode())
-        except (ValueError, RecursionError) as error:  # a ValueError may also mean a number with too many digits
+            tables = toml_reader.parse(content)
+        except ValueError as error:
             raise FederationError(f"the federation file is signed, but it is not valid TOML: {error}") from error
         if tables.pop("admission", None) != admission.hex() or not isinstance(tables.pop("nonce", None), str):
             raise FederationError("the federation file does not name its admission key at its top")

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import msgspec
 import tomli_w
 
-from p2pfl.config import toml_reader
 from p2pfl.config.binding import bind
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.sim.chaos.invariants import Violation
 from p2pfl.sim.chaos.schedule import Fault
+from p2pfl.system import toml_reader
 from p2pfl.system.atomic_files import reason, replace_file
 
 

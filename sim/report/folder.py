@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from p2pfl.config import toml_reader
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.report.summary import Summary
 from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
+from p2pfl.system import toml_reader
 from p2pfl.system.atomic_files import reason
 
 if TYPE_CHECKING:

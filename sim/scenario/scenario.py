@@ -44,7 +44,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from p2pfl.config import table_changes, toml_reader
+from p2pfl.config import table_changes
 from p2pfl.config.binding import bind, split_name
 from p2pfl.config.object_name import ObjectName
 from p2pfl.errors import ConfigurationError, unknown
@@ -59,6 +59,7 @@ from p2pfl.sim.scenario.network import Network, Range, check_number, check_range
 from p2pfl.sim.scenario.run_tables import change_runs, run_tables, select_entries, varied_values
 from p2pfl.sim.scenario.search import Search
 from p2pfl.sim.scenario.topology import FILE, GRAPH, changes_with_files, with_absolute_file, with_files
+from p2pfl.system import toml_reader
 
 SHIPPED = Path(__file__).parent.parent / "scenarios"
 MOST_NEAR = 3  # names in the error for an unknown scenario

@@ -7,6 +7,7 @@ Bytes 0 and 1 are zero, byte 2 is the type, byte 3 the number of dimensions; eac
 from __future__ import annotations
 
 import struct
+import sys
 from math import prod
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def read(path: Path, limit: int = MOST_BYTES) -> np.ndarray:
         size = prod(shape) * kind.itemsize
         if size > limit:
             raise ConfigurationError(f"{path} announces {size:,} bytes, more than the limit of {limit:,}")
+        if prod(length for length in shape if length) * kind.itemsize > sys.maxsize:  # NumPy's limit, also if one is 0
+            raise ConfigurationError(f"{path}: its dimensions {shape} are more than an array can have")
         if size > most:
             raise ConfigurationError(f"{path} is too short for its header, which announces {size:,} bytes")
         check_memory(f"{path}", size)

@@ -23,7 +23,7 @@ from p2pfl.system.available_memory import check_memory
 
 MOST_DIMENSIONS = 32
 KINDS = "biuf"  # of dtypes: bool, int, unsigned int, float
-_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, struct.error, ValueError, RuntimeError)
+_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, struct.error, ValueError, OverflowError, RuntimeError)
 
 
 class _Array(NamedTuple):

@@ -29,6 +29,7 @@ from __future__ import annotations
 import csv
 import io
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from sys import intern
@@ -37,15 +38,16 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from p2pfl.config import toml_reader
 from p2pfl.data.formats.reading import reading
 from p2pfl.data.images.registry import data_root
 from p2pfl.data.rows import Rows
 from p2pfl.data.tabular.sensitive_attributes import Grouping
 from p2pfl.errors import ConfigurationError, MissingRequirementError
+from p2pfl.system import toml_reader
 
 SCHEMAS = Path(__file__).parent / "schemas"
 MOST_BYTES = 2**28  # of one file, unpacked
+MOST_COLUMNS = 2**16  # named by a header
 MOST_VALUES = 2**28  # features of all rows encoded together: 1 GiB; and characters of a column of categories
 LARGEST = float(np.finfo(np.float32).max)
 LONGEST_CATEGORY = 256  # characters: an array of categories is as wide as its longest one
@@ -174,7 +176,7 @@ def resolve(path: Path, schema: Schema) -> Schema:
             auto = [name for name, kind in columns.items() if kind == "auto"]
         for name in [name for name in auto if not _is_number(row[name], schema)]:
             columns[name] = "categorical"
-            auto.remove(name)
+        auto = [name for name in auto if columns[name] == "auto"]
     if auto is None:
         raise ConfigurationError(f"{path} has 0 rows")
     kinds: dict[str, Kind] = {name: "numeric" if kind == "auto" else kind for name, kind in columns.items()}
@@ -288,15 +290,7 @@ def _rows(path: Path, schema: Schema) -> Iterator[tuple[str, dict[str, str]]]:
             if not row:  # skip empty lines
                 continue
             if names is None:
-                names = [name.strip() for name in row]
-                lacking = [name for name in schema.columns if name not in names]
-                if lacking:
-                    hint = f": it has no {schema.delimiter!r}, which is the delimiter" if len(names) == 1 else ""
-                    raise ConfigurationError(
-                        f"{path} has no column {lacking[0]!r}; its first line must name the columns{hint}"
-                    )
-                if twice := [name for k, name in enumerate(names) if name in names[:k]]:
-                    raise ConfigurationError(f"{path} has two columns {twice[0]!r}")
+                names = _header(path, row, schema)
             elif len(row) != len(names):
                 raise ConfigurationError(f"{where}: {len(row)} values, expected {len(names)}")
             else:
@@ -305,6 +299,20 @@ def _rows(path: Path, schema: Schema) -> Iterator[tuple[str, dict[str, str]]]:
         raise ConfigurationError(f"{path} is not UTF-8 text") from error
     except csv.Error as error:
         raise ConfigurationError(f"{path}, line {lines.line_num}: {error}") from error
+
+
+def _header(path: Path, row: Sequence[str], schema: Schema) -> list[str]:
+    """Return the names of the columns, after checking that they are different and include the schema's."""
+    if len(row) > MOST_COLUMNS:
+        raise ConfigurationError(f"{path} has {len(row):,} columns, at most {MOST_COLUMNS:,} are allowed: remove some")
+    names = [name.strip() for name in row]
+    counts = Counter(names)
+    if lacking := [name for name in schema.columns if name not in counts]:
+        hint = f": it has no {schema.delimiter!r}, which is the delimiter" if len(names) == 1 else ""
+        raise ConfigurationError(f"{path} has no column {lacking[0]!r}; its first line must name the columns{hint}")
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ConfigurationError(f"{path} has two columns {twice[0]!r}")
+    return names
 
 
 def _number(where: str, text: str, schema: Schema) -> float:

@@ -1,10 +1,12 @@
 """Published formats: hand-made and damaged bytes, real files if present, and the command that checks them."""
 
 import gzip
+import io
 import json
 import os
 import struct
 import tracemalloc
+import zipfile
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pfl.data.formats import cifar, idx
+from p2pfl.data.formats import cifar, idx, npz
 from p2pfl.data.images import registry as sets
 from p2pfl.data.images.catalog import KNOWN
 from p2pfl.data.tabular import table as tables
@@ -75,6 +77,7 @@ GOOD = idx_bytes(np.arange(6, dtype=np.int16).reshape(2, 3))
         (GOOD + b"\0", "its header announces 12 bytes, but there are more"),
         (b"\0\0\x0e\4" + b"\xff" * 16, "more than the limit"),
         (b"\0\0\x08\2" + struct.pack(">II", 30_000, 60_000) + bytes(9), "too short for its header"),
+        (b"\0\0\x0e\4" + bytes(4) + b"\xff" * 12, "its dimensions .* are more than an array can have"),
     ],
 )
 def test_idx_read_of_invalid_file_is_refused(tmp_path, content, message, packed):
@@ -342,6 +345,15 @@ def test_load_real_qmnist_has_writers():
     assert not set(data.test.writers.tolist()) & set(data.train.writers.tolist())
 
 
+def test_npz_read_of_impossible_shape_is_refused(tmp_path):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (0, 10**20)})
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("x.npy", header.getvalue())
+    with pytest.raises(ConfigurationError, match="is damaged, or not a file of plain arrays"):
+        npz.read(tmp_path / "x.npz", ["x"])
+
+
 # Tables
 
 SCHEMA = """
@@ -401,6 +413,8 @@ def test_encoder_maps_empty_column_to_zero(tmp_path):
         ("y,sex,age,code\nmaybe,f,1,1\n", r"y must be one of \['no', 'yes'\], got 'maybe'"),
         ("y,sex,age,code\nyes," + "f" * 257 + ",1,1\n", "sex has 257 characters, but a category may have at most 256"),
         ("y,sex,age,code\n", "has 0 rows"),
+        ("y,sex,age,code,more,sex,more\n", "has two columns 'sex'"),
+        ("y,sex,age,code" + "," * 2**16, "has 65,540 columns, at most 65,536 are allowed: remove some"),
         ('y,sex,age,code\nyes,"f"f,1,1\n', "line 2: ',' expected after '\"'"),
     ],
 )

@@ -97,13 +97,27 @@ HEAD = f'admission = "{ADMISSION.public.hex()}"\n'.encode()
         HEAD + b'nonce = "00"\nname = "\xff"\n',
         HEAD + b'nonce = "00"\nname = "home"\nx = ' + b"9" * 5000,
         HEAD + b'nonce = "00"\nname = "home"\nx = ' + b"[" * 20000,
+        HEAD + b'nonce = "00"\nname = "home"\nx = ' + b"9" * 20,
+        HEAD + b'nonce = "00"\nname = "home"\n' + b"x." * 80 + b"x = 1",
         HEAD + b'name = "home"',
         HEAD + b'nonce = 7\nname = "home"',
         b'nonce = "00"\nname = "home"\nx = """\n' + HEAD + b'"""',
         b'nonce = "00"\nname = "home"\n[inner]\n' + HEAD,
         HEAD,
     ],
-    ids=["broken", "no text", "digits", "depth", "no nonce", "other nonce", "in a text", "in a table", "empty"],
+    ids=[
+        "broken",
+        "no text",
+        "digits",
+        "depth",
+        "64 bits",
+        "dotted key",
+        "no nonce",
+        "other nonce",
+        "in a text",
+        "in a table",
+        "empty",
+    ],
 )
 def test_federation_parse_rejects_signed_nonsense(content):
     with pytest.raises(FederationError):

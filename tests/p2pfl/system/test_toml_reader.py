@@ -2,11 +2,11 @@
 
 import pytest
 
-from p2pfl.config import toml_reader
 from p2pfl.data.tabular.table import read_schema
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli import main as cli
 from p2pfl.sim.scenario.scenario import load
+from p2pfl.system import toml_reader
 
 DEEP = {
     "lists": "a = " + "[" * 100_000,
@@ -34,6 +34,20 @@ def test_toml_integer_beyond_64_bits_is_refused(tmp_path, number):
     with pytest.raises(ConfigurationError, match=r"more than 64 bits|Exceeds the limit") as caught:
         toml_reader.read(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "key", ["a" + ".a" * 70, "x = {" + " . 'a.b'" * 70, '[" " . ' + "a." * 70, 'x = """"""\n' + "a." * 70]
+)
+def test_toml_key_of_many_parts_is_refused_before_parsing(key):
+    with pytest.raises(ValueError, match=r"^tables and lists are nested more than 64 deep$"):
+        toml_reader.parse(f"{key} has an error of syntax".encode())
+
+
+@pytest.mark.parametrize("text", ["1 # {}", '"{}\\"{}"', "'{}\"{}'", '"""" {}\\""" {}"""""', "'''' {}\n{}'''''"])
+def test_toml_dots_in_text_and_comment_are_read(text):
+    value = text.replace("{}", "a." * 70)
+    assert toml_reader.parse(f"a = {value}".encode()).keys() == {"a"}
 
 
 def test_toml_of_ordinary_depth_is_read():

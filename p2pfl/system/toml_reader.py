@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,11 @@ def parse(content: bytes) -> dict[str, Any]:
     if len(content) > LONGEST:
         raise ValueError(f"it has more than {LONGEST // 2**20} MiB")
     try:
-        tables = tomllib.loads(content.decode())
+        text = content.decode()
+        # Checked first, because tomllib takes quadratic time and memory in the parts of a dotted key.
+        if any(key.group().count(".") > DEEPEST for key in _KEY.finditer(_STRING_OR_COMMENT.sub("", text))):
+            raise ValueError(_TOO_DEEP)
+        tables = tomllib.loads(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     level: list[Any] = [tables]
@@ -53,4 +58,15 @@ def parse(content: bytes) -> dict[str, Any]:
     raise ValueError(_TOO_DEEP)
 
 
+_STRING_OR_COMMENT = re.compile(
+    r"""
+    \"\"\"(?:[^"\\]++|\\.|"(?!""))*+(?:"{3,5})?
+  | '''(?:[^']++|'(?!''))*+(?:'{3,5})?
+  | "(?:[^"\\\n]++|\\.)*+"?
+  | '[^'\n]*+'?
+  | \#[^\n]*+
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_KEY = re.compile(r"[^=,{}\[\]\n]+")  # a key or a value, in a text without strings and comments
 _TOO_DEEP = f"tables and lists are nested more than {DEEPEST} deep"
