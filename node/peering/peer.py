@@ -12,6 +12,7 @@ import msgspec
 
 from p2pfl.compression.sparse_updates import Copy
 from p2pfl.policy import Stage
+from p2pfl.protocols.timer import Timer
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire.messages import Get
 
@@ -70,6 +71,7 @@ class Peer:
         bytes_in, bytes_out: bytes of whole envelopes, of all kinds.
         offences: number of its refused frames, by cause.
         trouble: set if it is not connected, is suspected, or has a new address.
+        repetition: sends entries of the membership log again that it has not confirmed.
     """
 
     def __init__(self, name: str, member: Member) -> None:
@@ -102,6 +104,7 @@ class Peer:
         self.bytes_in = self.bytes_out = 0
         self.offences: Counter[str] = Counter()
         self.trouble = asyncio.Event()
+        self.repetition = Timer()
 
     @property
     def introduced(self) -> bool:

@@ -173,6 +173,7 @@ class PeerManager:
             peer.link = None
         self.transport.expel(peer.key)  # it may have other links than the one in use
         peer.problem = reason
+        peer.repetition.cancel()
         peer.give_up()
         self.notify()
 

@@ -117,6 +117,7 @@ class PeerTable:
     def disconnect(self, peer: Peer, reason: str) -> None:
         """Mark a peer as disconnected, because its link has ended or must be closed."""
         peer.link = None
+        peer.repetition.cancel()
         self.detector.unwatch(peer.name)
         self.suspect(peer, reason)
         peer.give_up()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import msgspec
 
@@ -16,7 +17,7 @@ from p2pfl.protocols.wire.envelope import Opened, Payload
 
 CONFIRMED, LONGEST = 5.0, 320.0  # seconds until unconfirmed entries are sent again; doubled each time
 NO_ENTRIES = msgspec.msgpack.encode([])
-NEWS_RATE, NEWS_BURST = 0.2, 3  # introductions per second of one peer that are answered with missing entries
+NEWS_RATE, NEWS_BURST = 0.2, 3  # introductions per second of one peer that are sent missing entries
 
 
 class MembershipGossip:
@@ -43,7 +44,7 @@ class MembershipGossip:
         """
         if self._access is None or peer.membership_version >= self._access.membership_version:
             return
-        asyncio.get_running_loop().call_later(pause, self._repeat, peer, min(2 * pause, LONGEST))
+        peer.repetition.start(pause, partial(self._repeat, peer, pause))
         try:
             while peer.membership_version < self._access.membership_version:  # a long log needs several messages
                 news = self._access.after(peer.membership_version, m.Entries.LIMIT)
@@ -53,11 +54,15 @@ class MembershipGossip:
             self._messenger.rejected["link lost"] += 1
 
     def _repeat(self, peer: Peer, pause: float) -> None:
-        """Send unconfirmed entries again."""
+        """Send unconfirmed entries again, within the rate limit of introductions."""
         confirmed = self._confirmed.get(peer.key, 0)
-        if peer.introduced and confirmed < peer.membership_version:
-            peer.membership_version = confirmed
-            self.send(peer, pause)
+        if not peer.introduced or confirmed >= peer.membership_version:
+            return
+        if not self._news.take(peer.key, asyncio.get_running_loop().time()):
+            peer.repetition.start(pause, partial(self._repeat, peer, pause))
+            return
+        peer.membership_version = confirmed
+        self.send(peer, min(2 * pause, LONGEST))
 
     def greet(self, peer: Peer) -> None:
         """Send a newly introduced peer the entries that it lacks, within a rate limit."""

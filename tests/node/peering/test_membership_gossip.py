@@ -1,11 +1,16 @@
 """Gossip of the membership log over links that lose frames."""
 
 import asyncio
+from math import inf
 from types import SimpleNamespace
 
 import msgspec
 
 from p2pfl.node.peering.links.membership_gossip import NO_ENTRIES, MembershipGossip
+from p2pfl.node.peering.peer import Member
+from p2pfl.node.peering.peer_table import PeerTable
+from p2pfl.node.peering.peering_config import LocalState
+from p2pfl.protocols.timer import Timer
 from p2pfl.protocols.wire import messages as m
 from p2pfl.sim.simulation.clock import run
 
@@ -34,7 +39,7 @@ class Messenger:
 
 
 def peer_with(version):
-    return SimpleNamespace(key=bytes(32), membership_version=version, introduced=True, link=object())
+    return SimpleNamespace(key=bytes(32), membership_version=version, introduced=True, link=object(), repetition=Timer())
 
 
 def test_entries_are_repeated_until_they_are_confirmed():
@@ -47,6 +52,36 @@ def test_entries_are_repeated_until_they_are_confirmed():
         gossip.receive(peer, m.Entries(2), SimpleNamespace(payload=NO_ENTRIES))
         await asyncio.sleep(1000.0)
         assert len(messenger.sent) == 3
+
+    run(main())
+
+
+def test_repeated_hellos_get_entries_once_in_five_seconds():
+    async def main():
+        messenger, peer = Messenger(), peer_with(0)
+        gossip = MembershipGossip(Log(), messenger)
+        for _ in range(120):  # ten minutes
+            peer.membership_version = 0
+            gossip.greet(peer)
+            await asyncio.sleep(5.0)
+        assert len(messenger.sent) <= 123
+
+    run(main())
+
+
+def test_end_of_link_ends_repetition_of_entries():
+    async def main():
+        options = SimpleNamespace(period=inf)
+        config = SimpleNamespace(
+            name="alice", neighbours={"bob": Member(bytes(32))}, sources=None, seed=0, asynchronous=False, options=options
+        )
+        table = PeerTable(config, LocalState("alice", {}), SimpleNamespace(peers_changed=lambda: None))
+        peer = table.peers["bob"]
+        peer.link = object()
+        MembershipGossip(Log(), Messenger()).greet(peer)
+        assert peer.repetition.pending
+        table.disconnect(peer, "lost")
+        assert not peer.repetition.pending
 
     run(main())
 
