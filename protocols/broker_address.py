@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 from p2pfl.protocols.addresses import join_address
 from p2pfl.protocols.errors import AddressError
 
+PASSWORD = "P2PFL_MQTT_PASSWORD"  # environment variable with the password of the account
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 FORM = "mqtt://host:1883 or mqtts://user@host:8883"
 _PINNED = re.compile(r"sha256=([0-9a-f]{64})")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.runtime.connectivity import BROKER, through_broker
-from p2pfl.protocols.broker_address import BrokerAddress
+from p2pfl.protocols.broker_address import PASSWORD, BrokerAddress
 from p2pfl.protocols.errors import AddressError, TransportError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, decode_answer, encode_join
@@ -90,13 +91,22 @@ class _Dialled(NamedTuple):
     waiter: _AnswerWaiter
 
 
-def ways_to(invitation: Invitation, own_broker: str) -> tuple[list[Way], list[Way]]:
+def ways_to(
+    invitation: Invitation,
+    own_broker: str,
+    *,
+    notify: Callable[[str], None] = lambda text: None,
+    environment: Mapping[str, str] = os.environ,
+) -> tuple[list[Way], list[Way]]:
     """Return the direct ways to the inviting node, and the ways through brokers.
 
-    An account is used only at the node's own broker: a token must not direct a password to another one.
+    An account is used only at the node's own broker: a token must not direct a password to another one. Nor does a
+    token decide which certificate that broker must show, because it could name the one of an attacker.
 
     Args:
         own_broker: URL of the broker in the newcomer's configuration; "" for none.
+        notify: called with a sentence if the token has a fingerprint that is not used.
+        environment: may hold the password, in P2PFL_MQTT_PASSWORD.
 
     Raises:
         AddressError: an address of the token or the URL is malformed.
@@ -109,13 +119,17 @@ def ways_to(invitation: Invitation, own_broker: str) -> tuple[list[Way], list[Wa
     for broker in named:
         if not broker.is_same_place(own):
             ways.append(Way("", BrokerAddress.parse(broker.public_url)))
-        elif not own.fingerprint and own.scheme == broker.scheme:
-            own = replace(own, fingerprint=broker.fingerprint)
+        elif broker.fingerprint and not own.fingerprint and own.scheme == broker.scheme:
+            if own.user or own.password or environment.get(PASSWORD):
+                pin = f"#sha256={broker.fingerprint.hex()}"
+                notify(f"ignored the broker's fingerprint in the token; if it is right, add {pin} to broker in node.toml")
+            else:
+                own = replace(own, fingerprint=broker.fingerprint)
     return direct, [Way("", own), *ways] if named else []
 
 
 class InviterClient:
-    """Client of the node that made a token.
+    """ ""Client of the node that made a token.
 
     Args:
         name: name of the newcomer.

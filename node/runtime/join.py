@@ -59,7 +59,7 @@ def _join(folder: Path, own: NodeConfig, token: str, approve: Approve, notify: C
                 f"the token is for a node named {invitation.member}, but name in {folder / config.CONFIG} is {own.name}"
             )
         client = InviterClient(invitation, identity, own.name, notify=notify)
-        joined, way = asyncio.run(client.ask(*ways_to(invitation, own.broker)))
+        joined, way = asyncio.run(client.ask(*ways_to(invitation, own.broker, notify=notify)))
         name = admission.accept(folder, joined, invitation, own, identity.public, approve=approve)
     except (FederationError, IdentityError, TransportError, AddressError) as error:
         raise ConfigurationError(f"cannot join: {error}") from error

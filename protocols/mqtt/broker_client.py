@@ -16,14 +16,13 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from p2pfl.protocols.broker_address import BrokerAddress
+from p2pfl.protocols.broker_address import PASSWORD, BrokerAddress
 from p2pfl.protocols.errors import AddressError, TransportError
 from p2pfl.system.printable import printable
 
 if TYPE_CHECKING:
     import aiomqtt
 
-PASSWORD = "P2PFL_MQTT_PASSWORD"
 CONNECTING = 5.0  # seconds for the broker to answer
 KEEPALIVE = 10  # seconds; the broker publishes a node's last will after silence of one and a half times this period
 INCOMING = 64  # maximum waiting messages; further ones are dropped and sent again later

@@ -110,9 +110,9 @@ def test_addresses_refuse_broker_that_does_not_answer(alice):
 # Ways of a newcomer
 
 
-def ways(*named, own=""):
+def ways(*named, own="", **options):
     token = Invitation(bytes(16), "home", bytes(32), bytes(32), named, bytes(16), 0, "bob")
-    direct, brokers = ways_to(token, own)
+    direct, brokers = ways_to(token, own, **options)
     assert all(way.broker is None for way in direct)
     return [way.address for way in direct], [way.broker.url for way in brokers]
 
@@ -122,10 +122,27 @@ def test_newcomer_tries_direct_addresses_first():
     assert ways("10.0.0.1:4100", own="mqtt://a@h") == (["10.0.0.1:4100"], [])
 
 
-def test_newcomer_uses_own_account_and_fingerprint_of_token():
+def test_newcomer_without_account_uses_fingerprint_of_token():
     pinned = f"mqtts://h:8883#sha256={PIN}"
     assert ways(pinned) == ([], [pinned])
-    assert ways(pinned, own="mqtts://bob:geheim@h") == ([], [f"mqtts://bob:geheim@h:8883#sha256={PIN}"])
+    assert ways(pinned, own="mqtts://h", environment={}) == ([], [pinned])
+
+
+@pytest.mark.parametrize(
+    ("own", "environment"),
+    [("mqtts://bob:geheim@h:8883", {}), ("mqtts://bob@h:8883", {}), ("mqtts://h:8883", {"P2PFL_MQTT_PASSWORD": "geheim"})],
+)
+def test_newcomer_with_account_ignores_fingerprint_of_token(own, environment):
+    """A token with the fingerprint of an attacker would direct the password to it."""
+    said = []
+    assert ways(f"mqtts://h:8883#sha256={PIN}", own=own, environment=environment, notify=said.append) == ([], [own])
+    assert said == [
+        f"ignored the broker's fingerprint in the token; if it is right, add #sha256={PIN} to broker in node.toml"
+    ]
+
+
+def test_newcomer_keeps_own_settings_of_broker():
+    pinned = f"mqtts://h:8883#sha256={PIN}"
     mine = f"mqtts://bob@h:8883#sha256={'cd' * 32}"
     assert ways(pinned, own=mine) == ([], [mine])
     assert ways(pinned, own="mqtt://bob@h:8883") == ([], ["mqtt://bob@h:8883"])

@@ -158,7 +158,7 @@ def test_newcomer_joins_with_own_account_over_private_tls(tmp_path, monkeypatch,
             assert "check the user name in mqtts://USER@HOST:PORT and P2PFL_MQTT_PASSWORD" in err
             assert load_federation(bob) is None
 
-            set_text(bob, "broker", address.replace("://", f"://{keys[1]}@"))
+            set_text(bob, "broker", f"{address.replace('://', f'://{keys[1]}@')}#sha256={fingerprint}")
             monkeypatch.setenv("P2PFL_MQTT_PASSWORD", "secret of bob")
             code, err = join(bob, token, monkeypatch, capsys)
             assert code == 0, err
