@@ -179,13 +179,13 @@ class InviterClient:
             if not self._closed:
                 break
             if not number:
-                addresses = ", ".join(self._invitation.addresses)
+                addresses = printable(", ".join(self._invitation.addresses))
                 self._notify(f"waiting for the inviting node to listen at {addresses}, at most {sum(self._pauses):g} s")
             await self._sleep(pause)
             self._problems, self._closed = [], False
             if (found := await self._ask_over(groups)) is not None:
                 return found
-        problems = "; ".join(dict.fromkeys(self._problems))
+        problems = printable("; ".join(dict.fromkeys(self._problems)))
         raise TransportError(f"the inviting node is not reachable; it must run when you join ({problems})")
 
     async def _ask_over(self, groups: Sequence[Sequence[Way]]) -> tuple[Joined, Way] | None:

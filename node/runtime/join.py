@@ -19,6 +19,7 @@ from p2pfl.protocols.errors import AddressError, FederationError, IdentityError,
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import INVITATION, Invitation
 from p2pfl.system.atomic_files import lock_folder
+from p2pfl.system.printable import printable
 
 
 def join(
@@ -71,14 +72,14 @@ def _join(folder: Path, own: NodeConfig, token: str, approve: Approve, notify: C
 
 def _keep_broker(folder: Path, own: str, used: BrokerAddress, notify: Callable[[str], None]) -> None:
     """Save the broker through which the node has joined, unless node.toml has another one."""
-    before = BrokerAddress.parse(own) if own else None
+    before, place = BrokerAddress.parse(own) if own else None, printable(used.short_url)
     if before == used:
         return
     if before is not None and not before.is_same_place(used):
-        notify(f"joined through the broker {used.short_url}, but broker in node.toml is {before.short_url}")
+        notify(f"joined through the broker {place}, but broker in node.toml is {before.short_url}")
         return
     try:
         config_edit.set_text(folder, "broker", used.url)
-        notify(f"saved the broker {used.short_url} in {folder / config.CONFIG}")
+        notify(f"saved the broker {place} in {folder / config.CONFIG}")
     except ConfigurationError as error:
         notify(f"joined, but the broker was not saved: {error}")

@@ -196,6 +196,19 @@ def test_client_gives_up_after_its_pauses(tmp_path):
     assert slept == [1, 2, 4]
 
 
+def test_client_sanitises_addresses_of_token(monkeypatch):
+    token = Invitation(bytes(16), "home", bytes(32), bytes(32), ("\x1b[2Jhost:1",), bytes(16), 0, "eve")
+
+    async def refuse(*args, **options):
+        raise TransportError("\x1b[2Jhost:1: connection refused") from ConnectionRefusedError()
+
+    monkeypatch.setattr(tls.TlsTransport, "dial", refuse)
+    client, said, _ = waiting_client(token, (1,), lambda: asyncio.sleep(0))
+    with pytest.raises(TransportError, match=r"\(\?\[2Jhost:1: connection refused\)"):
+        asyncio.run(client.ask(*ways_to(token, "")))
+    assert said == ["waiting for the inviting node to listen at ?[2Jhost:1, at most 1 s"]
+
+
 @pytest.mark.parametrize("address", ["no-such-host.invalid:1", "silent"])
 def test_client_does_not_wait_for_wrong_address(tmp_path, monkeypatch, address):
     """A host without a name, and a port that accepts connections and does not answer."""
