@@ -78,7 +78,10 @@ class TlsHandshake:
         """Return the bytes that tell the other side why it is refused; b"" if it cannot be told."""
         if not isinstance(self._proof, ServerProof):
             return b""
-        self._send(refusal_of(error))
+        try:
+            self._send(refusal_of(error))
+        except ssl.SSLError:  # TLS itself has failed
+            return b""
         return self._outgoing.read()
 
     def _begin_proof(self) -> ServerProof | ClientProof:

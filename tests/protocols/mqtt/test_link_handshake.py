@@ -98,6 +98,19 @@ def test_further_check_of_listener_is_told_to_dialler():
     assert a.packet_in(b.packet_out(0.0), 0.0).refusal == "too often: wait"
 
 
+def test_altered_record_after_tls_is_refused_as_no_tls():
+    """TLS can no longer carry the reason, so the listener sends none."""
+    a, packet = dialler(ALICE, access(), BOB.public)
+    b = listener(BOB, access())
+    for _ in range(2):
+        packet = next_packet(a, next_packet(b, packet))
+    number, content = read_packet(packet)
+    with pytest.raises(ProtocolError) as caught:
+        b.packet_in(make_packet(bytes(16), number, content[:-1] + bytes([content[-1] ^ 1])), 0.0)
+    assert caught.value.cause == "no TLS"
+    assert b.packet_out(0.0) is None
+
+
 def test_dialler_proves_nothing_to_other_certificate():
     a, packet = dialler(ALICE, access(), CAROL.public)
     with pytest.raises(ProtocolError, match="wrong key"):
