@@ -20,7 +20,7 @@ from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import Opened, Payload
+from p2pfl.protocols.wire.envelope import Opened, Payload, parse_header
 from p2pfl.protocols.wire.signed_models import (
     SignedModel,
     make_proof,
@@ -113,12 +113,23 @@ class EquivocationWatch:
             return
         if known is None:
             verify(model)
-            if not self._book.is_outdated(model):
+            if self._is_newest(model):
                 self._verifier.note_model(model.sender, model.envelope)
             self._book.add(model, fetched=False)
         elif known.contradicts(model):
             verify(model)
             self._prove(known, model)
+
+    def _is_newest(self, model: SignedModel) -> bool:
+        """Return whether a model is of a later start or round than the newest known one of its sender."""
+        if self._book.is_outdated(model):
+            return False
+        newest = self._verifier.newest_model(model.sender)
+        if not newest:
+            return True
+        header = parse_header(newest, self._federation)
+        assert isinstance(header.body, m.ModelUpdate)
+        return (model.start, model.round) > ((header.incarnation, header.generation), header.body.round)
 
     def _is_member(self, key: bytes) -> bool:
         if self._access is not None:

@@ -1,18 +1,23 @@
 """Proofs that a member has sent different models of one round, in federations that exchange real messages."""
 
 from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from p2pfl.node.conduct.conduct import Conduct
+from p2pfl.node.conduct.equivocation import EquivocationWatch
 from p2pfl.node.exchange.published_models import Published
 from p2pfl.node.folder.settings import Settings
+from p2pfl.node.peering.peering_config import PeeringOptions
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import OVERHEAD, FrameSigner, Payload
+from p2pfl.protocols.wire.envelope import OVERHEAD, FrameSigner, FrameVerifier, Opened, Payload
 from p2pfl.protocols.wire.signed_models import make_proof, parse_signed_model, read_proof
+from p2pfl.sim.simulation.clock import run
 from tests.support.federation import federation_id, play
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -97,6 +102,30 @@ def test_honest_federation_holds_no_proof():
     for node in federation.nodes.values():
         conduct = node.exchange.conduct
         assert (conduct.proofs, conduct.penalties, node.exchange.roster.left_out) == ({}, {}, {})
+
+
+# Reports
+
+
+@pytest.mark.parametrize(
+    ("reported", "newest"),
+    [({"round": 6}, 7), ({"round": 8}, 8), ({"round": 9, "incarnation": 2}, 7), ({"round": 1, "incarnation": 4}, 1)],
+)
+def test_report_replaces_only_older_newest_model(reported, newest):
+    verifier = FrameVerifier({"alice": ALICE.public}, BOB.public, FEDERATION, 100)
+    verifier.note_model(ALICE.public, frame(round=7))
+    config = SimpleNamespace(
+        name="bob", key=BOB.public, seed=0, asynchronous=True, verifier=verifier, options=PeeringOptions()
+    )
+    peer = SimpleNamespace(name="alice", key=ALICE.public)
+    contacts = SimpleNamespace(peers={"alice": peer}, round=7, roster=SimpleNamespace(leave_out=None))
+
+    async def main():
+        watch = EquivocationWatch(config, contacts, Conduct(enabled=True))
+        watch.receive(peer, Opened("carol", m.Receipts(), memoryview(frame(**reported)), 1, memoryview(b"")))
+
+    run(main())
+    assert parse_signed_model(verifier.newest_model(ALICE.public), FEDERATION).round == newest
 
 
 # Proofs
