@@ -78,10 +78,22 @@ def add_commands(commands: Any) -> None:
     parser.set_defaults(do=_init)
 
 
+def _check_folder_name(name: str) -> None:
+    """Raise ConfigurationError if the name of the folder is unsuitable for the node."""
+    from p2pfl.node.folder.config import check_name
+
+    try:
+        check_name(name)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}; choose another one with --name") from error
+
+
 def _init(options: argparse.Namespace) -> int:
     from p2pfl.node.folder.config import create
 
     name = options.name or options.folder.resolve().name
+    if not options.name:
+        _check_folder_name(name)
     listen = listen_of(options, ":0") or f":{PORT}"
     project = _project(options)
     data, root = (_from_anywhere(path) for path in (options.data, options.root))

@@ -128,24 +128,24 @@ def check_federation(folder: Path, revoked_by: Sequence[str] = ()) -> Finding:
     )
 
 
-def check_layout(make: Callable[[], Layout], agreed: str) -> Finding:
-    """Check whether the node's task makes the model that the federation has agreed on.
+def check_layout(make: Callable[[], Layout], agreed: str | None) -> Finding:
+    """Check whether the node's task can be made, with the model that the federation has agreed on.
 
     Args:
         make: creates the task and returns its layout; may raise ConfigurationError.
-        agreed: the fingerprint of the federation's layout, in hexadecimal.
+        agreed: the fingerprint of the federation's layout, in hexadecimal; None if the node belongs to no federation.
     """
     try:
         layout = make()
     except ConfigurationError as error:
         return Finding("task", False, str(error), "correct it in node.toml")
-    own = layout.fingerprint.hex()
+    size, own = f"{plural(layout.size, 'value')} in {plural(len(layout.shapes), 'tensor')}", layout.fingerprint.hex()
+    if agreed is None:
+        return Finding("task", True, size)
     if own != agreed:
         result = f"the task has a model of the layout {own}, the federation one of {agreed}"
         return Finding("task", False, result, "use the same version and the same options of the task as the other members")
-    return Finding(
-        "task", True, f"{plural(layout.size, 'value')} in {plural(len(layout.shapes), 'tensor')}, as in the federation"
-    )
+    return Finding("task", True, f"{size}, as in the federation")
 
 
 def check_clock(

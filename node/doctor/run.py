@@ -37,11 +37,8 @@ def run_checks(folder: Path) -> list[Finding]:
     except ConfigurationError as error:
         return [*findings, Finding("configuration", False, str(error), f"correct {folder / config.CONFIG}")]
     findings += _check_network(state, ready)
-    if ready.agreement is not None:
-        findings.append(
-            check_layout(lambda: loading.task_of(ready, copies=READING).layout.shared, ready.agreement.model.layout)
-        )
-    return findings
+    agreed = None if ready.agreement is None else ready.agreement.model.layout
+    return [*findings, check_layout(lambda: loading.task_of(ready, copies=READING).layout.shared, agreed)]
 
 
 def _check_network(state: Mapping[str, Any], ready: LoadedNode) -> list[Finding]:

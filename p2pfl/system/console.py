@@ -6,6 +6,7 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from p2pfl.errors import ConfigurationError, RunError
@@ -82,6 +83,10 @@ def format_examples(*lines: str) -> str:
 
 def run_command(command: Callable[[], int]) -> int:
     """Run a command. Print errors that the user can correct as one line on standard error, and return an exit code."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # some libraries end the process without it
+        return fail("the current folder was deleted; go to another folder first", WRONG_USAGE)
     try:
         return command()
     except ConfigurationError as error:

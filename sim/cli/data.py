@@ -98,9 +98,18 @@ def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
             "task": alike[0].task,
             "seed": alike[0].seed,
             "nodes": _nodes(alike[0]),
+            "note": same_rows_note(alike[0]),
         }
         for alike in runs.values()
     ]
+
+
+def same_rows_note(scenario: Scenario) -> str:
+    """Return a note if the task gives all nodes the rows of one file; "" if not."""
+    name, partition = scenario.task["name"], scenario.task.get("partition")
+    if name != "classification" or partition is not None or scenario.nodes < 2:
+        return ""
+    return "all nodes have the same rows; set partition"
 
 
 def _nodes(scenario: Scenario) -> list[dict[str, Any]]:
@@ -202,6 +211,8 @@ def _show_division(division: dict[str, Any]) -> None:
         labels = " ".join(str(count).rjust(width) for count in node["train"].get("labels", ()))
         rows.append([node["node"], group, *(str(node.get(s, {}).get("samples", "")) for s in splits), labels])
     _print_aligned(rows)
+    if division["note"]:
+        print(f"note: {division['note']}")
 
 
 def _print_aligned(rows: Sequence[Sequence[str]]) -> None:

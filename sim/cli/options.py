@@ -158,6 +158,8 @@ def parse_seeds(text: str) -> list[int]:
             first, end = (int(part or 0) for part in text.split(":"))
             if end - first > MOST_SEEDS:
                 raise ConfigurationError(f"--seeds {text} are {end - first:,} seeds; the maximum is {MOST_SEEDS:,}")
+            if end <= first:
+                raise ConfigurationError(f"--seeds {text} is empty; write the first seed, and the one after the last")
             seeds = list(range(first, end))
         else:
             seeds = [int(part) for part in text.split(",")]

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.attack_table import print_attack_table
 from p2pfl.sim.cli.console import print_table
+from p2pfl.sim.cli.data import same_rows_note
 from p2pfl.sim.cli.options import check_workers, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
 from p2pfl.sim.execution.forecast import forecast
 from p2pfl.sim.execution.resume import Parts, explain_resume
@@ -106,6 +107,8 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
     if options.workers is not None and options.engine == "local":
         raise ConfigurationError("--workers needs --engine process; --engine local has no workers")
     check_all(file, processes_of(options.engine, options.workers), not options.ignore_memory)
+    for note in dict.fromkeys(filter(None, map(same_rows_note, file.runs))):
+        print(f"note: {note}", file=sys.stderr)
     out = folder_of(options, file.name)
     if forecasts and options.dry_run:
         _print_forecast(options, file)

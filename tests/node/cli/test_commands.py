@@ -157,6 +157,7 @@ def test_run_reports_folder_that_cannot_be_created(capsys, tmp_path):
         (["run", "dac-synthetc"], "unknown scenario 'dac-synthetc'; did you mean 'dac-synthetic',"),
         (["run", "dac-synthetic", "--set", "nodez=3"], "command line: unknown key 'nodez'; did you mean 'nodes'?"),
         (["run", "dac-synthetic", "--set", "policy.name=dax"], "run 'dax': unknown policy 'dax'; did you mean 'dac'?"),
+        (["run", "dac-synthetic", "--seeds", "5:2"], "--seeds 5:2 is empty"),
         (["run", "dac-synthetic", "--seeds", "x"], "--seeds must be a range such as 0:5 or a list such as 3,5, got 'x'"),
         (["run", "dac-synthetic", "--seed", "1", "--set", "nodes=0"], "command line: nodes must be 1 or more, got 0"),
         (["run", "dac-synthetic", "--seeds", "0,0"], "--seeds must not repeat a seed, got 0 more than once"),
@@ -193,6 +194,23 @@ def test_sim_run_with_wrong_configuration_exits_with_code_2(capsys, arguments, m
 )
 def test_wrong_usage_exits_with_code_2(capsys, main, arguments, message):
     assert message in usage_error(capsys, main, *arguments)
+
+
+def test_init_in_folder_of_unsuitable_name_names_the_option(capsys):
+    assert node_cli.main(["init", "a b/../c d"]) == 2
+    assert capsys.readouterr().err.endswith("begin with a letter or digit; choose another one with --name\n")
+
+
+def test_run_with_same_rows_on_all_nodes_notes_it_at_start(capsys, tmp_path):
+    (tmp_path / "rows.csv").write_text("a,label\n" + "1,0\n2,1\n" * 20)
+    task = f'task = {{ name = "classification", data = "{tmp_path}/rows.csv" }}'
+    (tmp_path / "same.toml").write_text(
+        f'nodes = 2\nduration = 10\n{task}\npolicy = {{ name = "local" }}\n[[run]]\nname = "x"\n'
+    )
+    (tmp_path / "file").touch()
+    code, _, err = sim(capsys, "run", str(tmp_path / "same.toml"), "--out", "file/here")
+    assert code == 2
+    assert err.startswith("note: all nodes have the same rows; set partition\ncannot create the folder file/here")
 
 
 BREAKING = """
@@ -675,7 +693,7 @@ def test_doctor_reports_problems_and_exits_with_code_1(capsys):
     code, out, err = node(capsys, "doctor", "alice")
     assert (code, err) == (0, "")
     assert {line.split(":")[0].split()[-1] for line in out.splitlines()} == {
-        *("node", "key", "folder", "disk", "clock", "federation", "port", "multicast")
+        *("node", "key", "folder", "disk", "clock", "federation", "port", "multicast", "task")
     }
     Path("alice", KEY).chmod(0o644)
     code, out, _ = node(capsys, "doctor", "alice")

@@ -107,6 +107,16 @@ def test_check_layout_reports_task_that_cannot_be_created():
     assert (found.ok, found.result) == (False, "rows.csv, line 3: b must be a number, got 'x'")
 
 
+def test_doctor_checks_data_of_node_without_federation(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "check_clock", lambda: Finding("clock", True, ""))
+    (tmp_path / "rows.csv").write_text("a,b,label\n1,2,0\n1,x,1\n")
+    config.create(tmp_path / "bob", "bob", "127.0.0.1:0", task="classification", data=str(tmp_path / "rows.csv"))
+    *_, task = doctor.run_checks(tmp_path / "bob")
+    assert (task.check, task.ok) == ("task", False)
+    assert "line 3: b must be a number, got 'x'" in task.result
+    assert check_layout(lambda: LAYOUT, None) == Finding("task", True, "6 values in 1 tensor")
+
+
 # The federation
 
 

@@ -546,6 +546,17 @@ def test_data_check_of_scenario_lists_splits_of_nodes(tmp_path, capsys):
     assert lines[-1].split()[:5] == ["node-4", "1", "100", "40", "30"]
 
 
+def test_data_check_notes_same_rows_of_all_nodes(tmp_path, capsys):
+    (tmp_path / "rows.csv").write_text("a,label\n" + "1,0\n2,1\n" * 20)
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        f'nodes = 2\ntask = {{ name = "classification", data = "{tmp_path}/rows.csv" }}\n[[run]]\nname = "same"\n'
+    )
+    note = "note: all nodes have the same rows; set partition"
+    assert sim(capsys, str(path))[1].splitlines()[-1] == note
+    assert note not in sim(capsys, str(path), "--set", "task.partition.name=iid")[1]
+
+
 def test_data_check_accepts_tasks_without_classes(capsys):
     code, out, _ = sim(capsys, "dac-synthetic", "--set", "nodes=3")
     assert code == 0

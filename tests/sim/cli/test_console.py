@@ -1,6 +1,7 @@
 """Table of a run on a terminal: it fits 80 columns, and nothing is cut off."""
 
 from p2pfl.sim.cli.console import print_table
+from p2pfl.system.console import run_command
 
 
 def row(name, budget=None, **more):
@@ -17,6 +18,14 @@ def printed(capsys, monkeypatch, rows, columns=80, **more):
 
 
 STUDY = [row(f"{name}, budget.models={budget}", budget) for name in ("complete", "small-world") for budget in (4, 0)]
+
+
+def test_command_in_deleted_folder_is_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert run_command(lambda: 0) == 2
+    assert capsys.readouterr().err == "the current folder was deleted; go to another folder first\n"
 
 
 def test_table_of_a_study_fits_80_columns(capsys, monkeypatch):
