@@ -78,9 +78,8 @@ class Invitation:
             FederationError: the text is not a token, or has a typing error. The error does not quote it.
         """
         fields = _decode(_unpack(text, INVITATION, "an invitation"), _Invitation, "an invitation")
-        for name in (fields.name, fields.member):
-            if not NAME.fullmatch(name):
-                raise FederationError(f"name {name!r} must have at most 64 letters, digits, '.', '_' and '-'")
+        if not NAME.fullmatch(fields.member):
+            raise FederationError(f"name {fields.member!r} must have at most 64 letters, digits, '.', '_' and '-'")
         if is_weak(fields.admission) or is_weak(fields.inviter):
             raise FederationError("the invitation has a weak key, for which signatures can be forged")
         return cls(*msgspec.structs.astuple(fields))

@@ -520,13 +520,6 @@ def test_token_parse_rejects_values_beyond_limits(change):
         Invitation.parse(dataclasses.replace(TOKEN, **change).encode())
 
 
-@pytest.mark.parametrize("change", [{"name": "\x1b[2Jhome"}, {"member": "eve\n"}])
-def test_token_parse_rejects_names_of_other_form(change):
-    with pytest.raises(FederationError, match="must have at most 64 letters") as caught:
-        Invitation.parse(dataclasses.replace(TOKEN, **change).encode())
-    assert str(caught.value).isprintable()
-
-
 def test_secret_is_not_in_repr():
     secret = TOKEN.secret
     for shown in (repr(TOKEN), str(TOKEN), repr(Join(secret, "bob")), str(Join(secret, "bob"))):
