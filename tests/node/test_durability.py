@@ -411,16 +411,20 @@ def small_disk(folder):
         unmount(folder)
 
 
-@contextmanager
-def full(folder, process):
-    ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+def fill(folder):
+    """Fill the disk of a folder."""
+    with (folder / "ballast").open("ab", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
             pass
+
+
+@contextmanager
+def full(folder, process):
+    fill(folder)
     try:
         yield "No space left on device"
     finally:
-        ballast.unlink()
+        (folder / "ballast").unlink()
 
 
 @contextmanager
@@ -456,6 +460,8 @@ def test_node_continues_on_unwritable_disk_and_recovers(tmp_path, trouble):
             federation.line_with("alice", "round 3 of")
             with trouble(federation.folders["alice"], process) as why:
                 assert federation.line_with("alice", "checkpoint: ") == f"cannot write {path}: {why}; continuing in memory"
+                if trouble is full:
+                    fill(federation.folders["alice"])  # the space of a file that was replaced meanwhile
                 kept = federation.checkpoint("alice")
                 assert kept.round >= 3
                 if trouble is too_large:
