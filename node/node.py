@@ -78,7 +78,7 @@ class Node:
         lenient: whether to drop models that exceed the budget, and to keep the previous model if training or a merge
             gives values that are not finite, instead of raising BudgetExceededError or DivergenceError.
         initial: the whole common initial model, if it exists already.
-        resume_after: the last round of which peers have a model of this node; it continues after that round.
+        resume_after: the newest round whose model of this node peers hold; it continues after that round.
     """
 
     def __init__(
@@ -335,7 +335,7 @@ class Node:
         self._skip_published()
 
     def _skip_published(self) -> None:
-        """Skip the rounds of which peers have models of this node that its checkpoint lacks."""
+        """Skip the rounds that this node's checkpoint lacks, and whose models peers hold."""
         if self._prepared and self._resume_after > self.me.round:
             self.me.round = self._resume_after
             self.exchange.outbox.skip(self._resume_after + 1)

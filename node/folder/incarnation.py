@@ -59,7 +59,7 @@ def count_past(path: Path, known: int, disk: Disk = SYSTEM) -> None:
 
 
 def note_published(path: Path, round: int, disk: Disk = SYSTEM) -> None:
-    """Write the last round of which a peer has a model of this node that is newer than the folder, unless it is 0.
+    """Write the newest round whose model of this node a peer holds; write nothing if it is 0.
 
     Raises:
         ConfigurationError: the file cannot be written.

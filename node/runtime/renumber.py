@@ -19,7 +19,7 @@ def renumber(folder: Path, known: int, log: EventLogger, disk: Disk = SYSTEM, ro
         known: the incarnation in a frame of its key that a peer has shown.
         log: receives an event.
         disk: the disk of the folder.
-        round: the last round of which a peer has a model of this node. The node continues after it.
+        round: the newest round whose model of this node a peer holds. The node continues after it.
 
     Raises:
         ConfigurationError: a file cannot be read or written.

@@ -53,7 +53,7 @@ def away_from_neighbours(victim: str, view: HonestView, epsilon: float) -> Param
 
 @dataclass(frozen=True)
 class NegatedMean(Attack):
-    """Send each victim -factor times the mean of its own model and those of its honest neighbours.
+    """Send each victim -factor times the mean of the models of the victim and its honest neighbours.
 
     This is the inner product manipulation in the program of He, Karimireddy and Jaggi (2022), with the factor 0.1, and
     the sign flip of Wu, Chen and Ling (2023), with the factor 1.
@@ -80,7 +80,7 @@ class NegatedMean(Attack):
 
 @dataclass(frozen=True)
 class LocalAlie(Attack):
-    """`alie` around each victim: mu - z * sigma, over its own model and those of its honest neighbours.
+    """`alie` for each victim: mu - z * sigma, over the models of the victim and its honest neighbours.
 
     So is the attack in the program of He, Karimireddy and Jaggi (2022), with z = 10.
 

@@ -39,30 +39,6 @@ class ScClip(Reweighting):
 
 
 @dataclass(frozen=True)
-class CsPlus(Reweighting):
-    """CS+ (Gaucher, Dieuleveut and Hendrikx, "Unified Breakdown Analysis for Byzantine Robust Gossip", ICML 2025).
-
-    The models are clipped as by `scclip`. The radius is such that the farthest 2 b of weight are clipped:
-    tau = max {t : sum of w_j over d_j >= t is at least 2 b}.
-
-    Attributes:
-        share: assumed share of attackers in the weight of the peers; b = share * sum_j w_j.
-    """
-
-    share: float = 0.2
-
-    def __post_init__(self) -> None:
-        check_share(self.share)
-
-    def reweight(self, candidates: Candidates) -> np.ndarray:
-        far, weights = candidates.distances[..., 1:], candidates.weights[..., 1:]
-        farthest_first = np.argsort(-far, kind="stable")
-        total = np.cumsum(np.take_along_axis(weights, farthest_first, axis=-1), axis=-1)
-        last = np.sum(total < (2 * self.share - 1e-9) * total[..., -1:], axis=-1, keepdims=True)
-        return _clip_weights(candidates, np.take_along_axis(far, np.take_along_axis(farthest_first, last, -1), -1))
-
-
-@dataclass(frozen=True)
 class _Farthest(Reweighting):
     """Options of rules that assume that the farthest share of the peers' weight belongs to attackers.
 
@@ -85,6 +61,22 @@ class _Farthest(Reweighting):
         nearer = np.empty_like(weights)
         np.put_along_axis(nearer, order, ordered - cut, axis=-1)
         return nearer
+
+
+@dataclass(frozen=True)
+class CsPlus(_Farthest):
+    """CS+ (Gaucher, Dieuleveut and Hendrikx, "Unified Breakdown Analysis for Byzantine Robust Gossip", ICML 2025).
+
+    The models are clipped as by `scclip`. The radius is such that the farthest 2 b of weight are clipped:
+    tau = max {t : sum of w_j over d_j >= t is at least 2 b}.
+    """
+
+    def reweight(self, candidates: Candidates) -> np.ndarray:
+        far, weights = candidates.distances[..., 1:], candidates.weights[..., 1:]
+        farthest_first = np.argsort(-far, kind="stable")
+        total = np.cumsum(np.take_along_axis(weights, farthest_first, axis=-1), axis=-1)
+        last = np.sum(total < (2 * self.share - 1e-9) * total[..., -1:], axis=-1, keepdims=True)
+        return _clip_weights(candidates, np.take_along_axis(far, np.take_along_axis(farthest_first, last, -1), -1))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class IncarnationConflictError(P2pflError):
 
     Attributes:
         incarnation: incarnation in that frame.
-        round: the last round of which peers have a model of this node; 0 if they show none.
+        round: the newest round whose model of this node peers hold; 0 if they show none.
     """
 
     def __init__(self, incarnation: int, round: int = 0) -> None:
