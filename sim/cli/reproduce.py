@@ -342,8 +342,5 @@ def _record(outcome: Outcome, file: ScenarioFile, book: Path) -> None:
         known = load(book).get(outcome.scenario, {}).get(outcome.form, Measured())
         cores = processes_of("process", None)
         seconds = round(outcome.seconds, 1) or (known.seconds if known.seeds == outcome.seeds else None)
-        figures = {row: float(f"{figure:.4g}") for row, figure in outcome.figures.items()}  # as they are recorded
-        same = (known.seeds, known.figures) == (outcome.seeds, figures)
-        by_seed = outcome.by_seed or (known.by_seed if same else {})  # a resumed run has no claims, and so no such figures
-        told = Measured(seconds, cores, outcome.seeds, __version__, outcome.figures, by_seed)
+        told = Measured(seconds, cores, outcome.seeds, __version__, outcome.figures, outcome.by_seed)
         record(book, outcome.scenario, outcome.form, told)

@@ -9,7 +9,7 @@ paper = true               # the paper claims it; by default the project does
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
 from statistics import stdev
@@ -25,7 +25,7 @@ MEAN = "mean"
 ERRORS = 2.0  # standard errors of a difference over seeds that the difference must reach
 
 
-class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Claim(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One claim of a scenario file.
 
     Attributes:
@@ -108,6 +108,21 @@ def claims_of(where: str, entries: Sequence[Mapping[str, Any]], rows: Sequence[s
         if not isfinite(claim.by) or claim.by < 0:
             raise ConfigurationError(f"{where}: claim: by must be 0 or more, got {claim.by}")
     return claims
+
+
+def among(claims: Sequence[Claim], rows: Container[str]) -> list[Claim]:
+    """Return the claims with only these rows; a claim that compares nothing of them is left out."""
+
+    def kept(names: Sequence[str | float]) -> list[Any]:
+        return [name for name in names if not isinstance(name, str) or name in rows]
+
+    found = []
+    for claim in claims:
+        runs, others = kept(claim.runs), kept(claim.others)
+        if runs and others:
+            side = {"above" if claim.above is not None else "below": others if len(others) > 1 else others[0]}
+            found.append(msgspec.structs.replace(claim, run=runs, **side))
+    return found
 
 
 def check(claims: Sequence[Claim], figure: str, table: Sequence[Mapping[str, Any]]) -> list[Checked]:

@@ -51,7 +51,7 @@ from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.node.folder.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
 from p2pfl.sim.scenario.attacks import AttackPlan, plan_attack
 from p2pfl.sim.scenario.budgets import Budgets
-from p2pfl.sim.scenario.claims import MEAN, Claim, claims_of
+from p2pfl.sim.scenario.claims import MEAN, Claim, among, claims_of
 from p2pfl.sim.scenario.file_keys import Changes, FileKeys, select_form
 from p2pfl.sim.scenario.imports import KINDS, given_names, module_folders
 from p2pfl.sim.scenario.named_tables import named_changes, with_tables
@@ -236,7 +236,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         return found
 
     def raw(self) -> dict[str, Any]:
-        """Return TOML tables that resolve to the same runs; the claims and the duration are in its original file only."""
+        """Return TOML tables that resolve to the same runs, with the claims about them; the duration is not part of them."""
         plain = [msgspec.to_builtins(run, enc_hook=str) for run in self.runs]  # of an ObjectName only the text remains
         runs = [{key: value for key, value in table.items() if value is not None} for table in plain]
         for run in runs:
@@ -258,6 +258,8 @@ class ScenarioFile(msgspec.Struct, frozen=True):
             table["target"] = self.target
         if self.varied:
             table["varied"] = dict(self.varied)
+        if claims := among(self.claims, self.rows()):
+            table["claim"] = msgspec.to_builtins(claims)
         return table
 
     def only(self, *texts: str) -> ScenarioFile:

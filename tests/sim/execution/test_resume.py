@@ -74,8 +74,6 @@ def left_behind(folder):
     for run in summary["runs"]:
         assert run["time"].pop("wall_s") > 0
         assert run["time"].pop("node_rounds_per_s") > 0
-    for row in summary["table"]:
-        row.pop("by_seed", None)  # only with claims, which the scenario in a run's folder does not have
     tables = {}
     for name in ("rounds", "edges"):
         table = duckdb.sql(f"SELECT * FROM '{folder}/{name}.parquet'")

@@ -180,3 +180,16 @@ paper = 700.0
 run = "local"
 above = 0.0
 """
+
+
+def test_scenario_of_part_of_the_runs_keeps_their_claims():
+    """A resumed run reads its claims from the scenario in its folder."""
+    file = claimed(
+        {"run": ["with peers", "fedavg"], "above": ["alone", "fedavg"], "by": 0.5},
+        {"run": "fedavg", "above": 1.5},
+        {"run": "with peers", "above": "fedavg"},
+    )
+    part = file.part(["fedavg", "alone"], [0])
+    read = resolve(part.raw(), [], "study", ".")
+    assert [str(claim) for claim in read.claims] == ["fedavg above alone, fedavg by 0.5", "fedavg above 1.5"]
+    assert [str(claim) for claim in resolve(file.raw(), [], "study", ".").claims] == [str(claim) for claim in file.claims]
