@@ -395,7 +395,7 @@ class End(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Seconds per gigabyte in one turn: elapsed ones, and those of one core of the client and of the server."""
+    """Seconds per gigabyte in one turn: elapsed time, and processor time of the client and of the server."""
 
     elapsed: float
     client: float
@@ -407,7 +407,7 @@ class Turn(NamedTuple):
 
 
 def serve_and_report(serve: Callable[[Connection], None], tell: Connection, clock: Connection) -> None:
-    """Run a server, and answer each request on `clock` with the seconds of one core that it has used."""
+    """Run a server, and answer each request on `clock` with the processor seconds that it has used."""
 
     def report() -> None:
         with suppress(EOFError):  # the client has ended
@@ -459,22 +459,22 @@ def _in_turns(ends: dict[str, End], size: int, repeat: int) -> Turns:
             for _ in range(count):
                 model = exchange(size)
             elapsed, client = time.perf_counter() - begun, time.process_time() - client
-            taken = Turn(*(value / gigabytes for value in (elapsed, client, server_seconds() - server)))
+            measured = Turn(*(value / gigabytes for value in (elapsed, client, server_seconds() - server)))
             assert np.array_equal(model, expected), name
             if turn:  # the first is a warm-up
-                turns[name].append(taken)
+                turns[name].append(measured)
     return turns
 
 
 def print_turns(size: int, turns: Turns) -> None:
-    """Print the speed and the core time of each system for one size, and their ratios to bare TLS in the same turns."""
-    print(f"models of {size // MB} MB: gigabytes per second, and seconds of one core per gigabyte")
+    """Print the speed and the processor time of each system for one size, and their ratios to bare TLS in the same turns."""
+    print(f"models of {size // MB} MB: gigabytes per second, and processor seconds per gigabyte")
     bare = turns["tls-loop"]
-    for system, taken in turns.items():
-        speed = spread([1 / turn.elapsed for turn in taken])
-        faster = spread([base.elapsed / turn.elapsed for base, turn in zip(bare, taken, strict=True)])
-        cheaper = spread([base.cores / turn.cores for base, turn in zip(bare, taken, strict=True)])
-        client, server = (statistics.median(values) for values in zip(*(turn[1:] for turn in taken), strict=True))
+    for system, mine in turns.items():
+        speed = spread([1 / turn.elapsed for turn in mine])
+        faster = spread([base.elapsed / turn.elapsed for base, turn in zip(bare, mine, strict=True)])
+        cheaper = spread([base.cores / turn.cores for base, turn in zip(bare, mine, strict=True)])
+        client, server = (statistics.median(values) for values in zip(*(turn[1:] for turn in mine), strict=True))
         print(f"  {system:12s} {speed}, {faster} x tls-loop   {client:.2f} + {server:.2f}, tls-loop / it {cheaper}")
 
 
@@ -484,7 +484,7 @@ def spread(values: list[float]) -> str:
 
 
 def measure_parts(repeat: int) -> dict[str, float]:
-    """Return the seconds of one core per gigabyte for each part of a signed exchange.
+    """Return the processor seconds per gigabyte for each part of a signed exchange.
 
     The models have the maximum size.
     """
@@ -512,13 +512,13 @@ def measure_parts(repeat: int) -> dict[str, float]:
             part()
             if turn:
                 seconds[name].append(time.process_time() - begun)
-    return {name: statistics.median(taken) / len(content) * 1e9 for name, taken in seconds.items()}
+    return {name: statistics.median(times) / len(content) * 1e9 for name, times in seconds.items()}
 
 
 def _medians(exchanges: dict[int, Turns], figure: Callable[[Turn], float]) -> dict[str, dict[str, float]]:
     """Return the median of a figure over the turns, by size and system."""
     return {
-        f"{size // MB} MB": {system: statistics.median(map(figure, taken)) for system, taken in turns.items()}
+        f"{size // MB} MB": {system: statistics.median(map(figure, mine)) for system, mine in turns.items()}
         for size, turns in exchanges.items()
     }
 

@@ -22,6 +22,10 @@ class TransportError(P2pflError):
     """Fault of the network: an address does not answer, or a connection broke. Try again later."""
 
 
+class AddressInUseError(TransportError):
+    """Address to listen on that another program uses."""
+
+
 class RefusedError(TransportError):
     """Refusal of this node by the node that it dialled.
 

@@ -29,7 +29,7 @@ from p2pfl.node.status.endpoints import open_to_others, status_page
 from p2pfl.node.status.event_text import describe_start, federation_title
 from p2pfl.node.status.observer import StatusObserver
 from p2pfl.node.status.status_file import write_state
-from p2pfl.protocols.errors import AddressError, FederationError, IdentityError, TransportError
+from p2pfl.protocols.errors import AddressError, AddressInUseError, FederationError, IdentityError, TransportError
 from p2pfl.system.atomic_files import lock_folder
 from p2pfl.system.console import INTERRUPTED
 from p2pfl.system.event_log import EventLogger
@@ -89,6 +89,8 @@ def _run_once(folder: Path, changes: Sequence[str], log: EventLogger, until_done
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
             return runner.run(run_loaded(ready, log, until_done))
+        except AddressInUseError as error:
+            raise ConfigurationError(f"{error}; choose another port with --port, or `listen` in node.toml") from error
         except (IdentityError, AddressError, FederationError, TransportError) as error:  # TransportError: cannot listen
             raise ConfigurationError(str(error)) from error
 

@@ -11,6 +11,7 @@ length is known and allowed (p2pfl.protocols.transports.tls_link).
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 import time
@@ -19,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from p2pfl.protocols.addresses import join_address, split_address
-from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.errors import AddressInUseError, TransportError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.reception_limits import RATE, Buffers, Reception
 from p2pfl.protocols.timer import Timer
@@ -98,7 +99,8 @@ class TlsTransport:
         try:
             await self._listener.bind(self._host, self._port)
         except OSError as error:
-            raise TransportError(f"cannot listen on {self.address}: {words(error)}") from error
+            kind = AddressInUseError if error.errno == errno.EADDRINUSE else TransportError
+            raise kind(f"cannot listen on {self.address}: {words(error)}") from error
         self.address = join_address(self._host, self._listener.sockets[0].getsockname()[1])
         for listening in self._listener.sockets:
             self._begin(self._listener.accept(listening))

@@ -84,11 +84,13 @@ def sentences(found: Sequence[Comparison], names: Sequence[str]) -> list[str]:
         return [_sentence(each, names[1]) for each in found]
     better = sum(each.decided and each.gain > 0 for each in found)
     worse = sum(each.decided and each.gain < 0 for each in found)
-    said = f"Of {count(len(found), 'run')}, {names[1]} is better than {names[0]} in {better}, and worse in {worse};"
+    said = f"Of {count(len(found), 'run')}, {names[1]} is better than {names[0]} in {better}, and worse in {worse}"
+    equal = sum(not each.differences.any() for each in found)
+    for runs, state in ((equal, "equal"), (len(found) - better - worse - equal, "not decided")):
+        said += f"; {runs} {'is' if runs == 1 else 'are'} {state}" if runs else ""
     order = sorted(found, key=lambda each: each.gain)
     extremes = [order[-1]] * (order[-1].gain > 0) + [order[0]] * (order[0].gain < 0)
-    rest = len(found) - better - worse
-    return [f"{said} {rest} {'is' if rest == 1 else 'are'} not decided.", *(_sentence(each, names[1]) for each in extremes)]
+    return [f"{said}.", *(_sentence(each, names[1]) for each in extremes)]
 
 
 def _sentence(each: Comparison, second: str) -> str:

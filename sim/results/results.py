@@ -164,6 +164,7 @@ class Result(Views):
             "nodes, rounds": f"{run['nodes']}, {run['rounds']}",
             "topology": run["topology"],
             f"test {run['metric']}": f"{number(test['mean'])} ± {number(test['std'])} over nodes",
+            **{f"test {name.replace('_', ' ')}": number(of["mean"]) for name, of in run.get("extra_metrics", {}).items()},
             "worst tenth": number(test["worst_decile"]),
             "sent": size(total_sent(run["traffic"])),
             "virtual time": f"{run['time']['virtual_s']:,.1f} s",
@@ -261,12 +262,15 @@ class Results(list[Result], Views):
         rows, metric = self.summary["table"], self.summary["runs"][0]["metric"]
         stages = [stage for stage in STAGES if any(stage in row.get("stages", {}) for row in rows)]
         several = any(row["seeds"] > 1 for row in rows)
+        also = list(dict.fromkeys(name for row in rows for name in row.get("extra_metrics", {})))
         heads = ["run", f"test {metric}", *(["± over seeds"] if several else []), "seeds", *stages]
+        heads += [name.replace("_", " ") for name in also]
         return heads, [
             [row["name"], number(row["mean"])]
             + ([number(row["std"] if row["seeds"] > 1 else None)] if several else [])
             + [str(row["seeds"])]
             + [number(row["stages"].get(stage)) for stage in stages]
+            + [number(row.get("extra_metrics", {}).get(name)) for name in also]
             for row in rows
         ]
 

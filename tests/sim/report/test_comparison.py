@@ -60,8 +60,16 @@ def test_comparison_of_many_runs_is_a_count_and_the_extremes(tmp_path):
     before = {f"run {k}": (0.5, 0.6) for k in range(9)}
     after = {f"run {k}": (0.5 + 0.01 * (k - 2), 0.6 + 0.01 * (k - 2)) for k in range(9)}
     said = compare([make(tmp_path / "before", before), make(tmp_path / "after", after)])
-    assert said[0] == "Of 9 runs, after is better than before in 6, and worse in 2; 1 is not decided."
+    assert said[0] == "Of 9 runs, after is better than before in 6, and worse in 2; 1 is equal."
     assert [sentence.partition(":")[0] for sentence in said[1:]] == ["run 8", "run 0"]
+
+
+def test_comparison_of_many_equal_runs_says_so(tmp_path):
+    runs = {f"run {k}": (0.5, 0.6) for k in range(9)}
+    folders = [make(tmp_path / name, runs) for name in ("before", "after")]
+    assert compare(folders) == ["Of 9 runs, after is better than before in 0, and worse in 0; 9 are equal."]
+    mixed = make(tmp_path / "mixed", runs | {"run 1": (0.4, 0.7), "run 2": (0.6, 0.5)})
+    assert compare([folders[0], mixed])[0].endswith("; 7 are equal; 2 are not decided.")
 
 
 def test_report_of_two_folders_shows_differences(two):

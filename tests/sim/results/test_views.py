@@ -7,6 +7,7 @@ import numpy as np
 import pandas
 import polars
 import pytest
+import torch
 
 import p2pfl
 from p2pfl.errors import ConfigurationError
@@ -121,3 +122,15 @@ def test_repr_is_short_and_html_is_escaped(results):
     for html in (results._repr_html_(), results[3]._repr_html_()):
         assert "with &lt;peers&gt;" in html
         assert "<peers>" not in html
+
+
+def test_views_show_further_metrics():
+    rng = np.random.default_rng(3)
+    samples = rng.normal(size=(60, 4)), rng.integers(0, 2, 60)
+    task = p2pfl.classification(lambda: torch.nn.Linear(4, 2), train=samples, test=samples, metrics=["f1"])
+    found = p2pfl.simulate({"nodes": 2, "rounds": 1, "policy": "random", "task": lambda part, seed: task})
+    figure = f"{found.summary['table'][0]['extra_metrics']['f1']:.3f}"
+    heads, row = str(found).splitlines()
+    assert heads.split()[-1] == "f1"
+    assert row.split()[-1] == figure
+    assert f"<td>{figure}</td>" in found[0]._repr_html_()
