@@ -113,12 +113,12 @@ def claims_of(where: str, entries: Sequence[Mapping[str, Any]], rows: Sequence[s
 def among(claims: Sequence[Claim], rows: Container[str]) -> list[Claim]:
     """Return the claims with only these rows; a claim that compares nothing of them is left out."""
 
-    def kept(names: Sequence[str | float]) -> list[Any]:
+    def present(names: Sequence[str | float]) -> list[Any]:
         return [name for name in names if not isinstance(name, str) or name in rows]
 
     found = []
     for claim in claims:
-        runs, others = kept(claim.runs), kept(claim.others)
+        runs, others = present(claim.runs), present(claim.others)
         if runs and others:
             side = {"above" if claim.above is not None else "below": others if len(others) > 1 else others[0]}
             found.append(msgspec.structs.replace(claim, run=runs, **side))
