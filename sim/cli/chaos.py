@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,14 +148,16 @@ def _search(options: argparse.Namespace, file: ScenarioFile) -> int:
     seeds = parse_seeds(options.seeds)
     report = _Report(file, seeds, options.out or Path("runs") / f"chaos-{file.name}")
     workers = min(len(seeds), options.workers or os.cpu_count() or 1)
+    tenth = ceil(len(seeds) / 10)  # without a bar, a line for each tenth
     interrupted = False
-    with progress_bar(len(seeds), options.json or options.quiet, report.line, lines=False) as (advance, show):
+    with progress_bar(len(seeds), options.json or options.quiet, report.line) as (advance, show):
 
         def received(found: Found) -> None:
             report.add(found)
             advance(1)
-            show(found)
-            if found.violation is not None and not options.json:
+            if found.violation is None and (sys.stderr.isatty() or len(report.results) % tenth == 0):
+                show(found)
+            elif found.violation is not None and not options.json:
                 print(report.line(found), flush=True)
 
         try:

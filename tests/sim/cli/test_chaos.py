@@ -57,6 +57,13 @@ def test_chaos_writes_schedule_of_violation_and_exits_with_1(results, tmp_path, 
     assert (schedule.run, schedule.seed, schedule.violation) == ("gossip", 1, str(BROKEN))
 
 
+def test_chaos_prints_line_for_each_tenth_of_the_seeds(results, capsys):
+    results += [found(seed) for seed in range(40)]
+    assert main(["chaos", "chaos", "--seeds", "0:40"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"{4 * k} of 40 seeds, 0 with violations" for k in range(1, 11)]
+
+
 def test_chaos_json_is_one_object(results, tmp_path, capsys):
     results += [found(1, BROKEN), found(0)]
     assert main(["chaos", "chaos", "--seeds", "0:2", "--out", str(tmp_path), "--json"]) == 1
