@@ -80,9 +80,10 @@ class StackedData:
 
     def whole(self, nodes: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
         """Return all `count` samples of each node: x and y of [K, count, ...]. Copy only if they are not adjacent."""
-        if self._last is None or self._last[:2] != (nodes, count):  # consecutive requests are usually equal
-            self._last = list(nodes), count, self._whole(nodes, count)
-        return self._last[2]
+        last = self._last
+        if last is None or last[:2] != (nodes, count):  # consecutive requests are usually equal
+            self._last = last = list(nodes), count, self._whole(nodes, count)
+        return last[2]
 
     def _whole(self, nodes: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
         starts = self.offsets[list(nodes)]

@@ -24,6 +24,8 @@ NORMS = (
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
 
+HIDDEN = 2**18  # values of a layer that are computed at once: 1 MiB, which fits into the cache
+
 Tensors = dict[str, Tensor]
 
 
@@ -32,9 +34,11 @@ class BatchedGradient(Protocol):
 
     Attributes:
         random: whether gradients draw random numbers; see p2pfl.learning.row_randomness.
+        chunk: number of values of inputs for which outputs are best computed at once.
     """
 
     random: bool
+    chunk: int
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the gradient of each model's mean loss.
@@ -67,6 +71,8 @@ def kernel_for(task: TorchProblem, dense: bool = True) -> BatchedGradient:
 
 class VmapKernel:
     """Kernel for any module without buffers that change in training."""
+
+    chunk = 2**18  # 1 MiB, which fits into the cache
 
     def __init__(self, task: TorchProblem) -> None:
         layout = task.layout
@@ -169,6 +175,7 @@ class DenseKernel:
     """
 
     random = False
+    chunk = 2**21
 
     def __init__(self, task: TorchProblem, layers: list[_Layer]) -> None:
         self._layers = layers
@@ -177,10 +184,14 @@ class DenseKernel:
         self._grad = torch.empty(0)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
-        z = x.flatten(2)
-        for layer in self._layers:
-            z = self._forward(layer, flat, z)
-        return z
+        # Samples are columns, so that layers with few outputs, and losses of few classes, use whole vector registers.
+        k, n = x.shape[:2]
+        columns = x.flatten(2).mT
+        if not x.stride(0):  # all models have the same samples
+            columns = columns[0].contiguous().expand(k, -1, n)
+        part = max(2, HIDDEN // (n * max(layer.shape[0] for layer in self._layers)))
+        parts = zip(torch.split(flat, part), torch.split(columns, part), strict=True)
+        return torch.cat([self._columns(*pair) for pair in parts]).mT
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         if len(self._grad) < len(flat) or self._grad.device != flat.device:
@@ -207,15 +218,24 @@ class DenseKernel:
     def _weight(layer: _Layer, flat: Tensor) -> Tensor:
         return flat[:, slice(*layer.weight)].view(len(flat), *layer.shape)
 
+    def _columns(self, flat: Tensor, z: Tensor) -> Tensor:
+        """Return the outputs for inputs of [K, inputs, n]: [K, outputs, n]."""
+        for layer in self._layers:
+            weight = self._weight(layer, flat)
+            if layer.bias is None:
+                z = torch.bmm(weight, z)
+            else:
+                z = torch.baddbmm(flat[:, slice(*layer.bias)].unsqueeze(2), weight, z)
+            z = _activate(layer, z)
+        return z
+
     def _forward(self, layer: _Layer, flat: Tensor, z: Tensor) -> Tensor:
         weight = self._weight(layer, flat).mT
         if layer.bias is None:
             z = torch.bmm(z, weight)
         else:
             z = torch.baddbmm(flat[:, slice(*layer.bias)].unsqueeze(1), z, weight)
-        if layer.activation:
-            z = z.relu_() if layer.activation == "relu" else z.tanh_()
-        return z
+        return _activate(layer, z)
 
     def _loss_gradient(self, outputs: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
         """Return the gradient of the mean loss of a batch with respect to the outputs, [K, b, outputs]."""
@@ -229,3 +249,10 @@ class DenseKernel:
             delta.scatter_add_(2, y.unsqueeze(-1), torch.full((), -1.0, device=y.device).expand(*y.shape, 1))
             return delta.div_(b)
         return (outputs - y).mul_(2 / (b * outputs.shape[2]))
+
+
+def _activate(layer: _Layer, z: Tensor) -> Tensor:
+    """Return a layer's activation of z, computed in place."""
+    if layer.activation:
+        z = z.relu_() if layer.activation == "relu" else z.tanh_()
+    return z

@@ -27,6 +27,7 @@ from p2pfl.learner import Learner
 from p2pfl.learning.batched_data import RowCache, StackedData
 from p2pfl.learning.batched_gradients import kernel_for
 from p2pfl.learning.batched_training import StackedTraining
+from p2pfl.learning.losses import of_each
 from p2pfl.learning.optimizers import LastingState, at_round, lasting
 from p2pfl.learning.row_randomness import RowGenerators
 from p2pfl.learning.rule_gradients import most_steps, plan, shared_values
@@ -296,7 +297,7 @@ class BatchedLearner:
         order = np.argsort(shelf.offsets[nodes], kind="stable")  # equal data are adjacent
         for count, places in _by_value(shelf.counts[nodes][order]):
             rows = order[places]
-            per_chunk = max(2, CHUNK // (count * shelf.width))
+            per_chunk = max(2, self.kernel.chunk // (count * shelf.width))
             chunks = [rows] if len(rows) <= per_chunk else np.array_split(rows, -(-len(rows) // per_chunk))
             for picked in [chunk.tolist() for chunk in chunks]:
                 flat = torch.from_numpy(self._trained.stack([params[r] for r in picked])).to(self._device)
@@ -322,8 +323,7 @@ class BatchedLearner:
         """Return only the loss among the reported figures."""
         if self._weights is not None:
             return self._figures_of(nodes, outputs, y)
-        losses = self._task.loss(outputs.flatten(0, 1), y.flatten(0, 1)).view(outputs.shape[:2])
-        return {"loss": losses.mean(1)}
+        return {"loss": of_each(self._task.loss, outputs, y).mean(1)}
 
 
 def _is_plain(query: Train, first: Train) -> bool:

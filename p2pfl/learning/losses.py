@@ -29,3 +29,22 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return 1 where the greatest logit is the target's, else 0; shape [n]."""
     return (outputs.argmax(1) == targets).float()
+
+
+def of_each(function: PerSample, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return a loss or metric of K models on n samples each.
+
+    Args:
+        function: its form for one model.
+        outputs, targets: [K, n, ...].
+
+    Returns:
+        [K, n], equal to the values of `function` except for the order of sums.
+    """
+    if outputs.dim() == 3 and function is cross_entropy:
+        return functional.cross_entropy(outputs.mT, targets, reduction="none")
+    if outputs.dim() == 3 and function is accuracy:
+        greatest = outputs == outputs.amax(2, keepdim=True)
+        if greatest.count_nonzero() == targets.numel():  # neither ties nor NaN: a lookup replaces the slower argmax
+            return greatest.gather(2, targets.unsqueeze(2)).squeeze(2).float()
+    return function(outputs.flatten(0, 1), targets.flatten(0, 1)).view(targets.shape[:2])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from p2pfl.errors import ConfigurationError, MissingRequirementError, unknown
-from p2pfl.learning.losses import accuracy, squared_error
+from p2pfl.learning.losses import accuracy, of_each, squared_error
 
 Whole = Callable[[np.ndarray, np.ndarray], float]
 """(outputs float32 [n, ...], targets [n, ...]) of all samples of a split -> the figure; NaN where it is undefined."""
@@ -47,8 +47,7 @@ class Metric(msgspec.Struct, frozen=True):
     def of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the figures of K models for outputs and targets of [K, n, ...]; [K]."""
         if self.per_sample:
-            values: Tensor = self.function(outputs.flatten(0, 1), targets.flatten(0, 1))
-            return values.view(outputs.shape[:2]).mean(1)
+            return of_each(self.function, outputs, targets).mean(1)
         pairs = zip(outputs.cpu().numpy(), targets.cpu().numpy(), strict=True)
         return torch.tensor([self._whole(*pair) for pair in pairs], dtype=torch.float64)
 

@@ -11,6 +11,7 @@ from torch import nn
 import p2pfl
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_learner import BatchedLearner
+from p2pfl.learning.losses import accuracy, cross_entropy, of_each
 from p2pfl.learning.metrics import CLASSIFICATION, auc, r2
 from p2pfl.queries import Evaluate, NodeQuery
 from p2pfl.random_streams import RandomStreams
@@ -79,6 +80,22 @@ def test_stacked_metrics_equal_one_by_one():
     assert list(stacked[0][0]) == ["test_loss", "test_f1", "test_auc", "test_accuracy", "test_kappa"]
     for job, found in zip(asked, stacked, strict=True):
         assert found == [pytest.approx(one, rel=1e-6) for one in team[job.node].compute(job.query)]
+
+
+@pytest.mark.parametrize("function", [accuracy, cross_entropy], ids=["accuracy", "cross-entropy"])
+@pytest.mark.parametrize("case", ["distinct", "ties", "nan"])
+def test_values_of_each_model_equal_those_of_one_model(function, case):
+    rng = np.random.default_rng(0)
+    outputs = torch.from_numpy(rng.normal(size=(4, 5, 30)).astype(np.float32))
+    if case == "ties":
+        outputs[1] = 0.0
+    if case == "nan":
+        outputs[2, 3] = torch.nan
+    targets = torch.from_numpy(rng.integers(0, 5, (4, 30)))
+    for rows in (outputs.mT, outputs.mT.contiguous()):
+        found = of_each(function, rows, targets)
+        alone = torch.stack([function(*pair) for pair in zip(rows, targets, strict=True)])
+        torch.testing.assert_close(found, alone, equal_nan=True)
 
 
 def test_task_names_its_metrics():
