@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.execution.background import Call, compute_in_thread, loop_runs
-from p2pfl.sim.execution.runner import Engine, Listener, check_all, run_all
+from p2pfl.sim.execution.run_order import Listener
+from p2pfl.sim.execution.runner import Engine, check_all, run_all
 from p2pfl.sim.monitor.progress import line_of, progress_bar
 from p2pfl.sim.monitor.run_tracking import RunTracking, tracking
 from p2pfl.sim.report.folder import MORE, TABLES, Folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,6 +15,7 @@ from p2pfl.system.shared_options import add_changes, add_output
 from p2pfl.tracking.tracker import TRACKERS
 
 if TYPE_CHECKING:
+    from p2pfl.sim.execution.cluster.options import ClusterOptions
     from p2pfl.sim.scenario.scenario import ScenarioFile
 
 MOST_SEEDS = 100_000  # more are probably a mistake
@@ -24,13 +26,24 @@ def add_run_options(running: argparse.ArgumentParser) -> None:
     execution = add_choice(running)
     execution.add_argument(
         "--engine",
-        choices=("local", "process"),
+        choices=("local", "process", "ray"),
         default="process",
         help="local: this process; process: worker processes, which run in parallel, and spare workers train nodes of the"
-        " same run (default: process)",
+        " same run; ray: as process, on the machines of a Ray cluster (default: process)",
     )
     execution.add_argument(
         "--workers", type=int, metavar="N", help="number of worker processes (default: one for each core)"
+    )
+    execution.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="Ray cluster for --engine ray, or auto for the one of this machine (default: the environment variable"
+        " RAY_ADDRESS; without it Ray starts on this machine)",
+    )
+    execution.add_argument(
+        "--allow-different-bits",
+        action="store_true",
+        help="use machines of the cluster whose CPU or torch computes other last bits than this machine (default: stop)",
     )
     monitor = running.add_argument_group("monitor")
     monitor.add_argument("--watch", action="store_true", help="show the runs in the terminal and on a page of this machine")
@@ -189,6 +202,22 @@ def check_workers(options: argparse.Namespace) -> None:
     """Raise ConfigurationError if `--workers` makes no sense."""
     if options.workers is not None and options.workers < 1:
         raise ConfigurationError(f"--workers must be 1 or more, got {options.workers}")
+
+
+def cluster_of(options: argparse.Namespace) -> ClusterOptions:
+    """Return the options of the engine `ray`.
+
+    Raises:
+        ConfigurationError: they are given for another engine.
+    """
+    from p2pfl.sim.execution.cluster.options import ClusterOptions
+
+    if options.engine != "ray":
+        given = {"--ray-address": options.ray_address, "--allow-different-bits": options.allow_different_bits}
+        if unused := next((name for name, value in given.items() if value), None):
+            raise ConfigurationError(f"{unused} needs --engine ray")
+    address = os.environ.get("RAY_ADDRESS", "") if options.ray_address is None else options.ray_address
+    return ClusterOptions(address, options.allow_different_bits)
 
 
 def folder_of(options: argparse.Namespace, scenario: str) -> Path:

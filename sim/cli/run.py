@@ -16,10 +16,11 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.attack_table import print_attack_table
 from p2pfl.sim.cli.console import print_table
 from p2pfl.sim.cli.data import same_rows_note
-from p2pfl.sim.cli.options import check_workers, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
+from p2pfl.sim.cli.options import check_workers, cluster_of, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
 from p2pfl.sim.execution.forecast import forecast
 from p2pfl.sim.execution.resume import Parts, explain_resume
-from p2pfl.sim.execution.runner import Listener, check_all, processes_of, run_all
+from p2pfl.sim.execution.run_order import Listener
+from p2pfl.sim.execution.runner import check_all, processes_of, run_all
 from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.monitor.progress import line_of, progress_bar
 from p2pfl.sim.monitor.run_tracking import RunTracking, tracking
@@ -124,7 +125,9 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
     check_workers(options)
     if options.workers is not None and options.engine == "local":
         raise ConfigurationError("--workers needs --engine process; --engine local has no workers")
-    check_all(file, processes_of(options.engine, options.workers), not options.ignore_memory)
+    processes = processes_of(options.engine, options.workers, cluster_of(options))
+    forecasts = forecasts and _can_forecast(options)
+    check_all(file, processes, not options.ignore_memory)
     for note in dict.fromkeys(filter(None, map(same_rows_note, file.runs))):
         print(f"note: {note}", file=sys.stderr)
     out = folder_of(options, file.name)
@@ -133,6 +136,17 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
         return 0
     _print_outcome(options, file, _compute(options, file, out, forecasts, book))
     return 0
+
+
+def _can_forecast(options: argparse.Namespace) -> bool:
+    """Return whether this machine's speed is that of the runs.
+
+    Raises:
+        ConfigurationError: it is not, and only a forecast is requested.
+    """
+    if options.engine == "ray" and options.dry_run:
+        raise ConfigurationError("--dry-run measures this machine, not a cluster; leave out --engine ray")
+    return bool(options.engine != "ray")
 
 
 def _compute(
@@ -196,7 +210,7 @@ def _run_rest(
                 follower.saw(number, snapshot)
 
         listener = Listener(advance, finished, saw if followers else None)
-        return run_all(file, options.engine, options.workers, done=done, listener=listener)
+        return run_all(file, options.engine, options.workers, done=done, listener=listener, cluster=cluster_of(options))
 
 
 def _print_outcome(options: argparse.Namespace, file: ScenarioFile, outcome: CommandResults) -> None:

@@ -8,14 +8,17 @@ computes a job from the same numbers, with the same program.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from threading import Thread
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from p2pfl.attacks.label_flip import flip_labels
 from p2pfl.config.binding import split_name
 from p2pfl.learner import Learner
 from p2pfl.learning.batched_learner import combine_all
+from p2pfl.policies import make_policy
 from p2pfl.queries import Combine, NodeQuery, R
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.scenario import Scenario
@@ -30,6 +33,52 @@ def task_of(scenario: Scenario, node: int) -> Task:
     return task if found is None or not found.attack.flips_labels or node not in found.nodes else flip_labels(task)
 
 
+class ShardSetup(msgspec.Struct, frozen=True):
+    """First message to a shard: the nodes whose learners it makes.
+
+    Attributes:
+        names: of the nodes, by their index.
+    """
+
+    scenario: Scenario
+    names: dict[int, str]
+
+
+class Shard(Protocol):
+    """A worker that answers each message: the setup with None, then jobs with their results, or with an exception."""
+
+    def give(self, message: Any) -> None:
+        """Send a message."""
+
+    def take(self) -> Any:
+        """Wait for the answer, and return it."""
+
+
+class ShardSource(Protocol):
+    """Source of the shards of a run."""
+
+    def start(self, most: int) -> Sequence[Shard]:
+        """Return at most this number of new shards."""
+
+    def end(self) -> None:
+        """End all shards."""
+
+
+class LocalShards:
+    """ShardSource that are processes of this machine."""
+
+    def __init__(self) -> None:
+        self._workers: list[Worker] = []
+
+    def start(self, most: int) -> Sequence[Shard]:
+        for _ in range(most):
+            self._workers.append(Worker(_serve))
+        return self._workers
+
+    def end(self) -> None:
+        end_all(self._workers)
+
+
 class ShardedBackend:
     """Computations of learners that run one by one, in several processes in parallel.
 
@@ -37,6 +86,10 @@ class ShardedBackend:
 
     Args:
         learners, names, samples: of each node. Only the learners that this process uses itself are kept.
+        most: maximum number of processes, including this one.
+        shards: starts the other processes.
+
+    Attributes:
         processes: number of processes, including this one.
 
     Raises:
@@ -44,28 +97,35 @@ class ShardedBackend:
     """
 
     def __init__(
-        self, scenario: Scenario, learners: Sequence[Learner], names: Sequence[str], samples: Sequence[int], processes: int
+        self,
+        scenario: Scenario,
+        learners: Sequence[Learner],
+        names: Sequence[str],
+        samples: Sequence[int],
+        *,
+        most: int,
+        shards: ShardSource,
     ) -> None:
-        shares = balance_by_samples(samples, processes)
-        self._own = {node: learners[node] for node in shares[0]}
-        self._first = learners[shares[0][0]]
-        self._owner = {node: k for k, nodes in enumerate(shares) for node in nodes}
-        self._workers: list[Worker] = []
+        self._shards = shards
         try:
-            for nodes in shares[1:]:
-                self._workers.append(Worker(_serve, scenario, {node: names[node] for node in nodes}))
-            for worker in self._workers:
-                worker.give(None)
+            self._workers = shards.start(most - 1)
+            self.processes = 1 + len(self._workers)
+            shares = balance_by_samples(samples, self.processes)
+            for worker, nodes in zip(self._workers, shares[1:], strict=True):
+                worker.give(ShardSetup(scenario, {node: names[node] for node in nodes}))
             for worker in self._workers:
                 if isinstance(error := worker.take(), Exception):
                     raise error
         except BaseException:
             self.close()
             raise
+        self._own = {node: learners[node] for node in shares[0]}
+        self._first = learners[shares[0][0]]
+        self._owner = {node: k for k, nodes in enumerate(shares) for node in nodes}
 
     def close(self) -> None:
         """End the processes."""
-        end_all(self._workers)
+        self._shards.end()
 
     def compute(self, jobs: Sequence[NodeQuery[R]]) -> list[R]:
         """Compute each job in the process that has its node; a job without data runs in this process.
@@ -81,7 +141,7 @@ class ShardedBackend:
         for place, job in enumerate(jobs):
             places[self._owner[job.node] if job.query.needs_data else 0].append(place)
 
-        def ask(worker: Worker, mine: Sequence[int]) -> None:
+        def ask(worker: Shard, mine: Sequence[int]) -> None:
             for place in mine:  # one at a time, because two processes that both send large messages would deadlock
                 try:
                     worker.give(jobs[place])
@@ -132,16 +192,24 @@ def balance_by_samples(samples: Sequence[int], processes: int) -> list[list[int]
     return [sorted(share) for share in shares]
 
 
-def _serve(pipe: Pipe, scenario: Scenario, names: Mapping[int, str]) -> None:
-    """Make the learners of some nodes, confirm it, and compute their jobs."""
-    prepare_process()  # a spawned process searches the same folders for modules as its parent
-    learners: dict[int, Learner] = {}
+class ShardServer:
+    """Answers to the messages of a shard: learners of some nodes, and the computation of their jobs."""
 
-    def compute(job: NodeQuery[Any] | None) -> Any:
-        if job is not None:
-            return learners[job.node].compute(job.query)
-        for node, name in names.items():
-            learners[node] = task_of(scenario, node).learner(RandomStreams(scenario.seed, name), scenario.device)
+    def __init__(self) -> None:
+        self._learners: dict[int, Learner] = {}
+
+    def answer(self, message: ShardSetup | NodeQuery[Any]) -> Any:
+        """Make the learners that a setup names and return None, or return the result of a job."""
+        if isinstance(message, NodeQuery):
+            return self._learners[message.node].compute(message.query)
+        scenario = message.scenario
+        make_policy(*split_name("policy", scenario.policy))  # imports the module that defines its queries
+        for node, name in message.names.items():
+            self._learners[node] = task_of(scenario, node).learner(RandomStreams(scenario.seed, name), scenario.device)
         return None
 
-    answer(pipe, compute)
+
+def _serve(pipe: Pipe) -> None:
+    """Answer messages from a pipe."""
+    prepare_process()  # a spawned process searches the same folders for modules as its parent
+    answer(pipe, ShardServer().answer)

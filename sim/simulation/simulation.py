@@ -32,7 +32,7 @@ from p2pfl.sim.simulation.clock import virtual_loop
 from p2pfl.sim.simulation.exchanges import Parts, forge_for_victims, make_exchanges, view_of
 from p2pfl.sim.simulation.plan import RunPlan, plan
 from p2pfl.sim.simulation.recorder import Recorder
-from p2pfl.sim.simulation.sharding import ShardedBackend
+from p2pfl.sim.simulation.sharding import LocalShards, ShardedBackend, ShardSource
 
 Progress = Callable[[int], None]
 
@@ -88,7 +88,7 @@ class Simulation:
     """All objects of a run; created on construction from its plan, run once.
 
     Args: see `run`. workers: processes for the training of nodes that are trained one by one. initial: the model that
-        all nodes start from, in place of the task's.
+        all nodes start from, in place of the task's. shards: starts these processes; by default on this machine.
 
     Attributes:
         processes: the number of processes in use.
@@ -102,6 +102,8 @@ class Simulation:
         order: Sequence[int] | None = None,
         workers: int = 1,
         initial: Parameters | None = None,
+        *,
+        shards: ShardSource | None = None,
     ) -> None:
         self.plan = plan(scenario, graph, initial)
         self.notes = list(self.plan.notes)
@@ -109,7 +111,7 @@ class Simulation:
         self.links = Links(scenario.network, scenario.seed, self.plan.positions)
         self.recorder = Recorder(self.loop, self.plan.names, scenario.rounds)
         self.processes = 1
-        self.backend = self._backend(workers)
+        self.backend = self._backend(workers, shards or LocalShards())
         self.batcher = Batcher(self.backend, self.loop)
         self.trainers = [
             BatchedTrainer(self.batcher, k, scenario.compute.seconds * slowdown)
@@ -203,7 +205,7 @@ class Simulation:
             node.me.most_diverged = inf
         return node
 
-    def _backend(self, workers: int) -> ComputeBackend:
+    def _backend(self, workers: int, shards: ShardSource) -> ComputeBackend:
         """Return the backend for the nodes' jobs.
 
         It is stacked if the task allows it, else one by one in `workers` processes. A stack stays in one process,
@@ -217,11 +219,13 @@ class Simulation:
                 return BatchedLearner(torch_learners, lenient=scenario.attack is not None)
             except ConfigurationError as error:
                 self.notes.append(f"trained one by one: {error}")
-        self.processes = min(workers, len(learners))
-        if self.processes == 1:
+        most = min(workers, len(learners))
+        if most == 1:
             return SequentialLearner(learners)
         samples = [task.n_samples for task in plan.tasks]
-        return ShardedBackend(scenario, learners, plan.names, samples, self.processes)
+        backend = ShardedBackend(scenario, learners, plan.names, samples, most=most, shards=shards)
+        self.processes = backend.processes
+        return backend
 
     def _note_small_budgets(self) -> None:
         """Add a note for budgets that are too small for any model.

@@ -19,6 +19,7 @@ from rich.console import Console
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.execution import runner as engine
 from p2pfl.sim.execution import snapshots
+from p2pfl.sim.execution.run_order import Listener
 from p2pfl.sim.execution.snapshots import Snapshot, SnapshotCollector, of_result
 from p2pfl.sim.monitor import monitor
 from p2pfl.sim.monitor import terminal as watch_terminal
@@ -70,7 +71,7 @@ def test_watched_run_equals_unwatched_run(monkeypatch, how):
     file, seen = scenario(), []
     engine.check_all(file)
     alone = engine.run_all(file, "local")
-    listener = engine.Listener(watched=lambda number, snapshot: seen.append((number, snapshot)))
+    listener = Listener(watched=lambda number, snapshot: seen.append((number, snapshot)))
     watched = engine.run_all(file, how, listener=listener)
     assert [plain(result) for result in watched] == [plain(result) for result in alone]
     for number in range(4):
@@ -106,7 +107,7 @@ def test_last_snapshot_equals_result():
 def test_snapshot_of_running_run_is_prefix_of_result(monkeypatch):
     monkeypatch.setattr(snapshots, "EVERY", 0.0)
     seen = []
-    listener = engine.Listener(watched=lambda number, snapshot: seen.append(snapshot))
+    listener = Listener(watched=lambda number, snapshot: seen.append(snapshot))
     (result,) = engine.run_all(scenario(seeds=(0,)).only("dac"), listener=listener)
     final = of_result(result)
     for snapshot in seen[1:]:

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from p2pfl.errors import RunError
 from p2pfl.sim.cli import reproduce
 from p2pfl.sim.cli.main import main
-from p2pfl.sim.execution.runner import Listener, run_all
+from p2pfl.sim.execution.run_order import Listener
+from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.reproduction import measured
 from p2pfl.sim.reproduction.catalogue import MOST_ROWS, CatalogueEntry, markdown
 from p2pfl.sim.reproduction.measured import Measured

@@ -1,0 +1,55 @@
+"""Connection to a Ray cluster, or a start of Ray on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from p2pfl.errors import ConfigurationError, MissingRequirementError, RunError
+
+# Ray reads these when it is imported or started. The second one silences a warning about GPUs; without the third one workers
+# yield to all other programs of the machine.
+_DEFAULTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0"}
+
+
+@contextmanager
+def connect(address: str, processors: int | None) -> Iterator[Any]:
+    """Connect this program to a cluster, and yield the module `ray`.
+
+    Args:
+        address: host:port or `auto`; "" starts Ray on this machine until the block ends.
+        processors: number of processes that a start on this machine may use; by default one for each core.
+
+    Raises:
+        ConfigurationError: Ray is not installed, or the address is not supported.
+        RunError: the cluster cannot be reached, or does not accept this program.
+    """
+    if address.startswith("ray://"):
+        raise ConfigurationError(
+            f"the engine ray does not support Ray Client ({address}); run p2pfl-sim on a machine of the cluster, or"
+            " submit it with `ray job submit`"
+        )
+    os.environ.update({key: value for key, value in _DEFAULTS.items() if key not in os.environ})
+    main = threading.current_thread() is threading.main_thread()
+    on_sigterm = signal.getsignal(signal.SIGTERM) if main else None
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingRequirementError("--engine ray needs Ray: pip install 'p2pfl-node[sim,ray]'") from error
+    local = {"num_cpus": processors or os.cpu_count(), "include_dashboard": False}
+    try:
+        ray.init(address=address or "local", logging_level=logging.ERROR, **({} if address else local))
+    except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise RunError(f"cannot use the Ray cluster {address or 'of this machine'}: {reason}") from error
+    if main:
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has replaced it
+    try:
+        yield ray
+    finally:
+        ray.shutdown()

@@ -1,0 +1,171 @@
+"""Dispatch of runs to the workers of a Ray cluster. Runs of a worker that is lost start again on another one."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from p2pfl.data.images.registry import ROOT
+from p2pfl.errors import RunError
+from p2pfl.sim.execution.cluster.connection import connect
+from p2pfl.sim.execution.cluster.messages import decode, encode
+from p2pfl.sim.execution.cluster.options import ClusterOptions
+from p2pfl.sim.execution.cluster.probe import ProbeResult, probe
+from p2pfl.sim.execution.cluster.shards import resources_of
+from p2pfl.sim.execution.cluster.worker import Job, run_job
+from p2pfl.sim.execution.cluster.worker_settings import WorkerSettings
+from p2pfl.sim.execution.run_order import Listener, RunOrder, divide_processes
+from p2pfl.sim.execution.snapshots import Snapshot
+from p2pfl.sim.results.results import Result
+from p2pfl.sim.simulation.workers import WorkerLostError
+
+MOST_LOSSES = 3  # of one run; its own code may be what ends its workers
+
+
+def run_in_cluster(
+    orders: Mapping[int, RunOrder], path: Sequence[str], most: int | None, listener: Listener, options: ClusterOptions
+) -> dict[int, Result]:
+    """Run jobs on the machines of a cluster.
+
+    Args:
+        path: folders to search for modules of the scenario, on every machine.
+        most: maximum number of runs in progress; by default as many as the cluster has processors for.
+
+    Returns:
+        The results by the numbers of their jobs.
+
+    Raises:
+        ConfigurationError: Ray is not installed, or a job cannot be sent to other machines.
+        RunError: the cluster or one of its machines cannot be used, or a run cannot continue.
+    """
+    with connect(options.address, most) as ray:
+        processors = int(ray.cluster_resources().get("CPU", 0))
+        divided = divide_processes(orders, min(processors, most or processors), explain=most is not None)
+        return _Dispatcher(ray, divided, listener, options, path=tuple(path), most=most).run()
+
+
+@dataclass
+class _Attempt:
+    """A job in a worker.
+
+    Attributes:
+        done: node-rounds that this attempt has reported.
+        machine: the probe of the worker's machine; None until the run begins.
+    """
+
+    number: int
+    done: int = 0
+    machine: ProbeResult | None = None
+
+
+class _Dispatcher:
+    """Jobs that wait, and the streams of those in progress."""
+
+    def __init__(
+        self,
+        ray: Any,
+        orders: Mapping[int, RunOrder],
+        listener: Listener,
+        options: ClusterOptions,
+        *,
+        path: tuple[str, ...],
+        most: int | None,
+    ) -> None:
+        self._ray = ray
+        self._orders = orders
+        self._path = path
+        self._most = most or len(orders)
+        self._listener = listener
+        self._options = options
+        self._waiting = deque(orders)
+        self._active: dict[Any, _Attempt] = {}
+        self._reported = Counter[int]()  # node-rounds by job
+        self._losses = Counter[int]()
+        self._results: dict[int, Result] = {}
+
+    def run(self) -> dict[int, Result]:
+        """Return the results by the numbers of their jobs, in order."""
+        while self._waiting or self._active:
+            while self._waiting and len(self._active) < self._most:
+                self._submit(self._waiting.popleft())
+            ready, _ = self._ray.wait(list(self._active), num_returns=1)
+            for stream in ready:
+                self._follow(stream, self._active[stream])
+        return {number: self._results[number] for number in self._orders}
+
+    def _submit(self, number: int) -> None:
+        order = self._orders[number]
+        device = order.job.device
+        settings = WorkerSettings(self._path, os.environ.get(ROOT, ""), probe(device), self._options.allow_different_bits)
+        options = {**resources_of(device), "num_returns": "streaming", "max_retries": 0, "scheduling_strategy": "SPREAD"}
+        task = self._ray.remote(**options)(run_job)
+        self._active[task.remote(encode(Job(order, settings)))] = _Attempt(number)
+
+    def _follow(self, stream: Any, attempt: _Attempt) -> None:
+        """Handle the next message of a stream."""
+        try:
+            message = decode(self._ray.get(next(stream)))
+        except self._ray.exceptions.RayTaskError as error:
+            raise RunError(f"Ray cannot run a task: {_last_line(error)}") from error
+        except (StopIteration, self._ray.exceptions.RayError) as error:
+            self._lost(stream, attempt, type(error).__name__)
+            return
+        if isinstance(message, WorkerLostError):
+            self._lost(stream, attempt, message.reason())
+        elif isinstance(message, Exception):
+            raise message
+        else:
+            self._received(stream, attempt, message)
+
+    def _received(self, stream: Any, attempt: _Attempt, message: ProbeResult | int | Snapshot | Result) -> None:
+        number, watched = attempt.number, self._listener.watched
+        if isinstance(message, ProbeResult):
+            attempt.machine = message
+            if watched is not None and not self._losses[number]:
+                watched(number, None)
+        elif isinstance(message, int):
+            attempt.done += message
+            if (new := attempt.done - self._reported[number]) > 0:  # otherwise a lost worker has already reported them
+                self._reported[number] = attempt.done
+                self._listener.progress(new)
+        elif isinstance(message, Snapshot):
+            if watched is not None:
+                watched(number, message)
+        else:
+            del self._active[stream]
+            message.notes.extend(self._notes(attempt))
+            self._results[number] = message
+            self._listener.finished(number, message)
+
+    def _lost(self, stream: Any, attempt: _Attempt, reason: str) -> None:
+        """Let the job wait for another worker.
+
+        Raises:
+            WorkerLostError: it has lost too many.
+        """
+        del self._active[stream]
+        self._losses[attempt.number] += 1
+        if self._losses[attempt.number] == MOST_LOSSES:
+            job = self._orders[attempt.number].job
+            lost = WorkerLostError(f"its worker was lost {MOST_LOSSES} times ({reason}); it may need more memory")
+            lost.run = f"run {job.name!r}, seed {job.seed}"
+            raise lost
+        self._waiting.append(attempt.number)
+
+    def _notes(self, attempt: _Attempt) -> list[str]:
+        """Return notes about the worker of a finished job."""
+        job, notes = self._orders[attempt.number].job, []
+        if losses := self._losses[attempt.number]:
+            times = "once" if losses == 1 else f"{losses} times"
+            notes.append(f"{job.name}, seed {job.seed} started again {times}, because its worker was lost")
+        here = probe(job.device)
+        if attempt.machine is not None and attempt.machine.digest != here.digest:
+            notes.append(f"{attempt.machine} computed runs whose last bits differ from those of {here}")
+        return notes
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().rpartition("\n")[2]
