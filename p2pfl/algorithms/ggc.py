@@ -54,9 +54,12 @@ class Sets(NamedTuple):
     y_weight: int
     losses: tuple[float, float] | None = None
 
-    def with_candidate(self, weight: int, params: Parameters) -> Sets:
-        """Add a candidate to Y."""
-        return self._replace(y=self.y + weight * params, y_weight=self.y_weight + weight)
+    def with_candidates(self, weights: Sequence[int], models: Sequence[Parameters]) -> Sets:
+        """Add candidates to Y."""
+        y = self.y.copy()
+        for weight, params in zip(weights, models, strict=True):
+            y += weight * params
+        return self._replace(y=y, y_weight=self.y_weight + sum(weights))
 
     def after(self, accepted: bool, weight: int, params: Parameters) -> Sets:
         """Add a candidate to X if it was accepted, or remove it from Y."""
@@ -190,9 +193,8 @@ class _Search:
 
     def add(self, models: Sequence[Update]) -> None:
         """Add candidates to Y."""
-        for model in models:
-            self._sets = self._sets.with_candidate(_weight(model), model.params)
-            self.seen.add(model.sender)
+        self._sets = self._sets.with_candidates(*_parts(models))
+        self.seen.update(model.sender for model in models)
 
     async def decide(self, models: Sequence[Update]) -> bool:
         """Decide on candidates in Y, one after another. Return True when the limit is reached."""
@@ -242,8 +244,7 @@ def _decide(query: DecideGreedily) -> Generator[Sets, tuple[float, float], Decis
     sets, accepted = query.sets, []
     steps = list(zip(query.weights, query.candidates, query.draws.tolist(), strict=True))
     if not query.added:
-        for weight, params, _ in steps:
-            sets = sets.with_candidate(weight, params)
+        sets = sets.with_candidates(query.weights, query.candidates)
     x_loss, y_loss = sets.losses or _known((yield sets))
     for weight, params, draw in steps:
         joined, left = sets.after(True, weight, params), sets.after(False, weight, params)
@@ -304,9 +305,14 @@ def _first_sets(own: Update) -> Sets:
 def _query(
     sets: Sets, models: Sequence[Update], rng: np.random.Generator, limit: int | None, added: bool = True
 ) -> DecideGreedily:
-    params, weights = [model.params for model in models], [_weight(model) for model in models]
+    weights, params = _parts(models)
     most = len(models) if limit is None else limit
     return DecideGreedily(sets, params, weights, rng.random(len(models)), most, added)
+
+
+def _parts(models: Sequence[Update]) -> tuple[list[int], list[Parameters]]:
+    """Return the weights of models, and their parameters."""
+    return [_weight(model) for model in models], [model.params for model in models]
 
 
 def _weight(model: Update) -> int:

@@ -22,6 +22,7 @@ class RowCache:
         self.array = array
         self.rows: list[Parameters] = list(array)
         self._places: dict[int, int] = {}  # of the rows, by their ids; filled at the first use
+        self._address = _address(array)
 
     def stack(self, models: Sequence[Parameters]) -> np.ndarray:
         """Return models as the rows of an array, [K, P], which must not be modified."""
@@ -46,7 +47,7 @@ class RowCache:
         """Return the row of which a model is a view; -1 if there is none."""
         if model.base is not self.array or model.shape != self.array.shape[1:] or model.strides != self.array.strides[1:]:
             return -1
-        row, rest = divmod(_address(model) - _address(self.array), self.array.strides[0])
+        row, rest = divmod(_address(model) - self._address, self.array.strides[0])
         return -1 if rest else row
 
 
