@@ -117,6 +117,10 @@ class Me(policy.Me):
     def compute(self, query: Query[R]) -> Awaitable[R]:
         if self.lenient and isinstance(query, Train):
             return cast("Awaitable[R]", self._train_leniently(query))
+        return self._ask(query)
+
+    def _ask(self, query: Query[R]) -> Awaitable[R]:
+        """Return the trainer's answer to a query, which is completed with the private part if there is one."""
         return self._with_private_part(query) if self._has_private_part else self.trainer.submit(query)
 
     async def _with_private_part(self, query: Query[R]) -> R:
@@ -126,7 +130,7 @@ class Me(policy.Me):
         """Train. If the result has values that are not finite, return the previous model, a few times in a row."""
         before = self.private_parameters.whole(query.params)
         try:
-            trained = await (self._with_private_part(query) if self._has_private_part else self.trainer.submit(query))
+            trained = await self._ask(query)
             if not np.isfinite(self.private_parameters.whole(trained)).all():
                 raise DivergenceError(self.id, self.round)
         except DivergenceError as error:

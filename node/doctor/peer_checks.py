@@ -65,9 +65,9 @@ def _check_peer(peer: Mapping[str, Any]) -> Finding:
     check, link, reason = f"peer {peer['name']}", peer["link"], peer["reason"]
     if link:
         way = "through the broker" if link == "broker" else f"directly, at {peer['remote']}"
-        late = f", but it is suspected ({reason})" if reason and peer["state"] == "suspected" else ""
-        late = f", but it is {reason}" if peer["state"] == "behind" else late
-        return Finding(check, None if late else True, f"connected {way}{late}")
+        problems = {"behind": f", but it is {reason}", "suspected": f", but it is suspected ({reason})"}
+        problem = problems.get(peer["state"], "")
+        return Finding(check, None if problem else True, f"connected {way}{problem}")
     if peer["state"] == "done":
         return Finding(check, True, "not connected, because it has finished its rounds and left")
     reason = reason or "no address known yet"

@@ -16,7 +16,7 @@ from p2pfl.random_streams import RandomStreams
 from p2pfl.system.printable import printable
 
 NEW = "not connected yet"  # reason for the suspicion of a new member
-BEHIND = "behind"  # beginning of the reason for the suspicion of a connected peer in an earlier round
+_BEHIND = "behind"  # beginning of the reason for the suspicion of a connected peer in an earlier round
 
 
 class PeerEvents(Protocol):
@@ -135,7 +135,7 @@ class PeerTable:
         if not self.is_suspected(peer):
             return
         if not (peer.stopped or self._asynchronous or peer.round >= self._local.round - 1):
-            reason = f"{BEHIND}, in round {peer.round}"
+            reason = f"{_BEHIND}, in round {peer.round}"
             if self.roster.suspected[peer.name] != reason:
                 self.roster.suspect(peer.name, reason)
                 self.roster.notify()  # it is connected now, if it was not before
@@ -156,3 +156,12 @@ class PeerTable:
             self._events.late(peer)
             self.heard(peer)
         peer.resolve(number, answer)
+
+
+def is_only_behind(peer: Peer, reason: str) -> bool:
+    """Return whether a suspected peer is connected, and is suspected only because it is in an earlier round.
+
+    Args:
+        reason: why the peer is suspected; "" if it is not.
+    """
+    return peer.introduced and reason.startswith(_BEHIND)

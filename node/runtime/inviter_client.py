@@ -129,7 +129,7 @@ def ways_to(
 
 
 class InviterClient:
-    """ ""Client of the node that made a token.
+    """Client of the node that made a token.
 
     Args:
         name: name of the newcomer.

@@ -15,7 +15,7 @@ from p2pfl.node.coordination.election_runner import UNKNOWN, Elected
 from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.log import LOG
 from p2pfl.node.node import Node
-from p2pfl.node.peering.peer_table import BEHIND, NEW
+from p2pfl.node.peering.peer_table import NEW, is_only_behind
 from p2pfl.node.status import snapshot, status_socket
 from p2pfl.node.status.event_text import (
     describe_network,
@@ -280,7 +280,7 @@ class StatusObserver:
         gone = {
             name: reason
             for name, reason in self._exchange.roster.suspected.items()
-            if not (peers[name].introduced and reason.startswith(BEHIND))
+            if not is_only_behind(peers[name], reason)
         }
         missing = {name: reason for name, reason in gone.items() if not peers[name].stopped}
         for name in missing.keys() - self._missing.keys():

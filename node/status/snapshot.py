@@ -13,7 +13,7 @@ from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.exchange.rounds.start_wait import Waiting
 from p2pfl.node.node import SPLITS, Node
 from p2pfl.node.peering.peer import Peer
-from p2pfl.node.peering.peer_table import BEHIND
+from p2pfl.node.peering.peer_table import is_only_behind
 from p2pfl.node.policy_api import NodePeers
 from p2pfl.policy import Merge, Stage
 
@@ -73,7 +73,7 @@ def peer_state(peer: Peer, reason: str, left_out: str = "") -> dict[str, Any]:
     elif peer.revoked and not peer.introduced:
         state = "not connected"
     elif reason:
-        if peer.introduced and reason.startswith(BEHIND) and not peer.stopped:
+        if is_only_behind(peer, reason) and not peer.stopped:
             state = "behind"
         else:
             state = "done" if peer.stopped else "suspected" if peer.introduced or peer.known else "not connected"
