@@ -163,17 +163,15 @@ class EquivocationWatch:
         self._accept(make_proof(one, other))
 
     def _accept(self, proof: bytes) -> None:
-        """Keep and pass on a proof, unless there is one of this member already.
+        """Keep and pass on a proof, unless there is one of this member already, or its signer is no member.
 
         Raises:
             ProtocolError: the proof is not valid.
         """
         sender = parse_signed_model(proof[: len(proof) // 2], self._federation).sender
-        if sender in self.conduct.proofs:
+        if sender in self.conduct.proofs or not self._is_member(sender):
             return
         one, _ = read_proof(proof, self._federation)
-        if not self._is_member(sender):
-            return
         self.conduct.proofs[sender] = proof
         self._log.warning(f"a member has signed two models of round {one.round}", kind="equivocation", key=sender.hex())
         self.spread()

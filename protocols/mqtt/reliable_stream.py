@@ -195,17 +195,17 @@ class ReliableStream:
 
     def _data_in(self, header: Part, sealed: memoryview) -> None:
         _, _, number, size, index = DATA_HEADER.unpack(header)
-        if number < self._next_in or number in self._early:
-            self._owes = True  # the previous acknowledgement was lost
-            return
+        repeated = number < self._next_in or number in self._early
         # Early chunks are kept only up to the maximum size of one frame, which is small before a link is trusted.
         if number >= self._next_in + WINDOW or (
-            number > self._next_in and self._early_size + len(sealed) > self.limit + CHUNK
+            not repeated and number > self._next_in and self._early_size + len(sealed) > self.limit + CHUNK
         ):
             return
         chunk = self._sealing.open(DATA, number, sealed, header)
+        self._owes = True  # also for a repeated one, because its acknowledgement may be lost
+        if repeated:
+            return
         self._alive()
-        self._owes = True
         self._early[number] = size, index, chunk
         self._early_size += len(chunk)
 

@@ -541,9 +541,12 @@ class Receiver:
         header, sealed = packet[:length], packet[length:]
         number = int.from_bytes(packet[17:25], "big")
         if packet[0] == 1:
-            if number < self.missing or number in self.early or number >= self.missing + 16:
+            if number >= self.missing + 16:
                 return
-            self.early[number] = (*struct.unpack(">II", packet[25:33]), self.open(0, number, header, sealed))
+            content = self.open(0, number, header, sealed)
+            if number < self.missing or number in self.early:
+                return
+            self.early[number] = (*struct.unpack(">II", packet[25:33]), content)
             while self.missing in self.early:
                 self.missing += 1
                 self.chunk(*self.early.pop(self.missing - 1))

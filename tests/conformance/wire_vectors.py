@@ -808,6 +808,7 @@ def packet_vectors(v):
     )
     v.good("a frame of the greatest size", "packets", **base | {"limit": 5}, packets=[first.hex()])
     bad("a changed seal", "wrong seal", "its last byte", flipped(first))
+    bad("a repetition with a changed seal", "wrong seal", "its last byte", first, flipped(first))
     bad("a changed chunk", "wrong seal", "its first byte", flipped(first, 33))
     bad("another number", "wrong seal", "what stands before the seal is sealed too", flipped(first, 24))
     bad("another frame size", "wrong seal", "what stands before the seal is sealed too", flipped(first, 28))

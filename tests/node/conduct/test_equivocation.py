@@ -114,18 +114,26 @@ def test_honest_federation_holds_no_proof():
 def test_report_replaces_only_older_newest_model(reported, newest):
     verifier = FrameVerifier({"alice": ALICE.public}, BOB.public, FEDERATION, 100)
     verifier.note_model(ALICE.public, frame(round=7))
+    receive_of_alice(m.Receipts(), frame(**reported), verifier)
+    assert parse_signed_model(verifier.newest_model(ALICE.public), FEDERATION).round == newest
+
+
+def receive_of_alice(message, payload, verifier=None):
+    """Let BOB handle a message of ALICE, its only peer; return what it knows of its peers' conduct."""
+    verifier = verifier or FrameVerifier({"alice": ALICE.public}, BOB.public, FEDERATION, 100)
     config = SimpleNamespace(
         name="bob", key=BOB.public, seed=0, asynchronous=True, verifier=verifier, options=PeeringOptions()
     )
     peer = SimpleNamespace(name="alice", key=ALICE.public)
     contacts = SimpleNamespace(peers={"alice": peer}, round=7, roster=SimpleNamespace(leave_out=None))
+    conduct = Conduct(enabled=True)
 
     async def main():
-        watch = EquivocationWatch(config, contacts, Conduct(enabled=True))
-        watch.receive(peer, Opened("carol", m.Receipts(), memoryview(frame(**reported)), 1, memoryview(b"")))
+        watch = EquivocationWatch(config, contacts, conduct)
+        watch.receive(peer, Opened("alice", message, memoryview(payload), 1, memoryview(b"")))
 
     run(main())
-    assert parse_signed_model(verifier.newest_model(ALICE.public), FEDERATION).round == newest
+    return conduct
 
 
 # Proofs
@@ -162,3 +170,12 @@ def test_other_pairs_of_frames_are_no_proof(other, cause):
     with pytest.raises(ProtocolError) as error:
         read_proof(frame() + other, FEDERATION)
     assert error.value.cause == cause
+
+
+def test_proof_against_stranger_is_dropped_unverified():
+    carol = Identity.from_seed(bytes([3]) * 32)
+    forged = frame(carol)[:-1] + b"\0", frame(carol, b"2")[:-1] + b"\0"
+    conduct = receive_of_alice(m.Equivocation(), b"".join(forged))  # a verified one would raise an error
+    assert not conduct.proofs
+    with pytest.raises(ProtocolError, match="wrong signature"):
+        receive_of_alice(m.Equivocation(), b"".join((frame()[:-1] + b"\0", frame(content=b"2")[:-1] + b"\0")))

@@ -134,6 +134,23 @@ def test_stream_without_loss_sends_nothing_twice():
     assert channel.packets <= 20 + 20  # chunks and acknowledgements
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_stream_acknowledges_only_genuine_repetitions(early):
+    sent = []
+    channel = Channel(fate=lambda packet: sent.append(packet) or [])
+    channel.ends[0].send([bytes(2 * CHUNK)])
+    channel.pump()
+    bob, packet = channel.ends[1], sent[int(early)]
+    bob.packet_in(packet, 0.0)
+    bob.frame()
+    assert bob.packet_out(0.0) is not None
+    with pytest.raises(ProtocolError, match="wrong seal"):
+        bob.packet_in(packet[:-1] + bytes([packet[-1] ^ 1]), 0.0)
+    assert bob.packet_out(0.0) is None
+    bob.packet_in(packet, 0.0)
+    assert bob.packet_out(0.0) is not None
+
+
 def test_stream_sends_at_most_the_window():
     numbers = set()
     channel = Channel(fate=lambda packet: numbers.add(packet[: DATA_HEADER.size]) or [])
