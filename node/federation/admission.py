@@ -207,7 +207,8 @@ def request(folder: Path, new_key: bool = False) -> str:
 
     Args:
         new_key: whether to create a new key and request that it replaces the current one, which is kept in its own
-            file. The node then belongs to no federation until it has joined again.
+            file. The node then belongs to no federation until it has joined again. Until then the request stays the
+            same, with this option and without it.
 
     Raises:
         ConfigurationError: there is no key, or a new one cannot be created.
@@ -215,22 +216,24 @@ def request(folder: Path, new_key: bool = False) -> str:
     own = config.load(folder)
     with as_configuration():
         identity = Identity.load(folder / config.KEY)
+        aside = folder / f"{config.KEY}{OLD}"
+        if aside.exists() and not (folder / FEDERATION).exists():
+            replaced = Identity.load(aside)
+            if replaced.public != identity.public:  # equal keys: an earlier command was interrupted
+                return Request.make(identity, own.name, replaced)
         if not new_key:
             return Request.make(identity, own.name)
         if is_folder_locked(folder):
             raise ConfigurationError(f"{folder} is in use: stop the node before you replace its key")
-        aside = folder / f"{config.KEY}.old"
-        if aside.exists():
-            raise ConfigurationError(f"{aside} exists; move it away first")
         fresh = folder / f"{config.KEY}.new"
         fresh.unlink(missing_ok=True)
         new = Identity.create(fresh)
         line = Request.make(new, own.name, identity)
         replace_file(aside, [(folder / config.KEY).read_bytes()], mode=PRIVATE)
-        fresh.replace(folder / config.KEY)
         for name in (FEDERATION, MEMBERSHIP, REVOCATION):  # the node joins again
             if (folder / name).exists():
                 (folder / name).replace(folder / f"{name}{OLD}")
+        fresh.replace(folder / config.KEY)  # last, so that the command can be repeated after an interruption
         sync_folder(folder)
         return line
 

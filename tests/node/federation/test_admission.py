@@ -963,20 +963,49 @@ def test_revoked_node_returns_with_new_key(home):
     assert "who admits it with --reuse-name" in describe_refusal(home.log(), Identity.load(bob / config.KEY).public)
     with pytest.raises(ConfigurationError, match="bob was the name of a former member; add --reuse-name"):
         home.bundle(bob, new_key=True)
-    (bob / "key.pem.old").unlink()
     home.accept(bob, home.bundle(bob, new_key=True, reuse_name=True))
     assert load_federation(bob).refusal(Identity.load(bob / config.KEY).public) == ""
 
 
-def test_request_new_key_refused_while_running_or_with_old_key(home):
+def test_request_new_key_while_running_is_refused(home):
     bob = home.node("bob")
     before = (bob / config.KEY).read_bytes()
     with lock_folder(bob), pytest.raises(ConfigurationError, match="stop the node"):
         admission.request(bob, new_key=True)
-    (bob / "key.pem.old").write_text("an older one")
-    with pytest.raises(ConfigurationError, match=r"key\.pem\.old exists"):
-        admission.request(bob, new_key=True)
     assert (bob / config.KEY).read_bytes() == before
+
+
+def test_repeated_request_is_the_same_until_node_joins(home):
+    bob = home.node("bob")
+    home.accept(bob, home.bundle(bob))
+    line = admission.request(bob, new_key=True)
+    assert [admission.request(bob, new_key=True), admission.request(bob)] == [line, line]
+    home.accept(bob, home.bundle(bob))  # without the option, too, the request replaces the old key
+    assert load_federation(bob).refusal(Identity.load(bob / config.KEY).public) == ""
+
+
+def test_key_is_replaced_a_second_time(home):
+    bob = home.node("bob")
+    home.accept(bob, home.bundle(bob))
+    keys = [Identity.load(bob / config.KEY).public]
+    for _ in range(2):
+        home.accept(bob, home.bundle(bob, new_key=True))
+        keys.append(Identity.load(bob / config.KEY).public)
+    assert [load_federation(bob).refusal(key) for key in keys] == ["revoked", "revoked", ""]
+    assert Identity.load(bob / "key.pem.old").public == keys[1]
+
+
+@pytest.mark.parametrize("moved", [0, 1, 2])
+def test_interrupted_request_can_be_repeated(home, moved):
+    bob = home.node("bob")
+    home.accept(bob, home.bundle(bob))
+    old = Identity.load(bob / config.KEY).public
+    shutil.copy2(bob / config.KEY, bob / "key.pem.old")
+    for name in ("federation.toml", "membership")[:moved]:
+        (bob / name).rename(bob / f"{name}.old")
+    home.accept(bob, home.bundle(bob, new_key=True))
+    log = load_federation(bob)
+    assert (log.refusal(old), log.refusal(Identity.load(bob / config.KEY).public)) == ("revoked", "")
 
 
 # Rotation of the admission key
