@@ -151,8 +151,9 @@ def _invite(options: argparse.Namespace) -> int:
     )
     if not options.json:
         print(
-            f"token for one node named {options.name}: it expires in {options.minutes:g} minutes, and this node must run at"
-            f" {', '.join(addresses)}; keep it secret, because anyone who has it can join",
+            f"token for one node named {options.name}: it expires in {options.minutes:g} minutes, and until then this node"
+            f" must run and be reachable {invite.describe_addresses(addresses)}; keep it secret, because anyone who has it"
+            " can join",
             file=sys.stderr,
         )
     token = invitation.encode()

@@ -49,6 +49,14 @@ def addresses(folder: Path, given: Sequence[str]) -> list[str]:
     return found[:MOST_ADDRESSES]
 
 
+def describe_addresses(addresses: Sequence[str]) -> str:
+    """Return where a newcomer reaches the node at the addresses of a token, as the end of a sentence."""
+    direct = [address for address in addresses if not BROKERS.match(address)]
+    brokers = [address for address in addresses if BROKERS.match(address)]
+    ways = [("at", direct), ("through the broker at", brokers)]
+    return " or ".join(f"{how} {', '.join(named)}" for how, named in ways if named)
+
+
 def _direct_addresses(own: NodeConfig) -> list[str]:
     """Return the addresses at which a newcomer may reach this node without a broker."""
     _, port = split_address(own.listen)

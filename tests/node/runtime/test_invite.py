@@ -13,7 +13,7 @@ import pytest
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import invitations
 from p2pfl.node.folder import config
-from p2pfl.node.runtime.invite import addresses
+from p2pfl.node.runtime.invite import addresses, describe_addresses
 from p2pfl.node.runtime.inviter_client import InviterClient, ways_to
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.membership.invitation import Invitation
@@ -81,6 +81,18 @@ def test_given_addresses_replace_others_and_lose_account(alice):
     assert addresses(folder, given) == ["192.168.1.5:4100", "mqtt://other.example:1884"]
     with pytest.raises(ConfigurationError, match="the address of a broker must be of the form"):
         addresses(folder, ["mqtt://bob@"])
+
+
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [
+        (["10.0.0.1:4100", "[::1]:4100"], "at 10.0.0.1:4100, [::1]:4100"),
+        (["mqtt://broker.example:1883"], "through the broker at mqtt://broker.example:1883"),
+        (["h:1", "mqtts://b:8883"], "at h:1 or through the broker at mqtts://b:8883"),
+    ],
+)
+def test_token_names_the_ways_to_the_node(named, text):
+    assert describe_addresses(named) == text
 
 
 def test_configured_fingerprint_is_passed_on(alice):
