@@ -134,7 +134,7 @@ class MqttLink:
         self._timer.cancel()
         if not self.proven.done():
             self.proven.set_exception(TransportError("closed"))
-        if self.stream is not None:
+        if self.stream is not None and not self.stream.ended:  # otherwise the other side no longer knows the link
             self._owner.bus.publish(self._inbox, self.stream.closing())
 
     def fail(self, reason: str) -> None:

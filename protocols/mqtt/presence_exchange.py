@@ -128,8 +128,12 @@ class PresenceObserver:
         return self._directory.online(key)
 
     def presence(self, key: bytes, content: bytes) -> None:
-        """Process a packet that was published as the presence of `key`."""
-        if not self._limits.may_verify(key):
+        """Process a packet that was published as the presence of `key`.
+
+        Those of other nodes than members are expected, and ignored: the broker retains them when a membership has ended,
+        and a new member may announce itself before this node has its entry of the membership log.
+        """
+        if self._access.refusal(key) or not self._limits.may_verify(key):
             return
         try:
             said = self._directory.read(key, content)

@@ -16,6 +16,10 @@ from p2pfl.node.peering.peering_config import PeeringConfig
 from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.transport import Link
 
+EXPECTED = frozenset({"unknown session"})
+"""Causes of refusal that occur without a fault: packets through a broker cross the end of a link, or arrive after a
+restart."""
+
 
 class LinkHandler:
     """Handler of a transport's links (see p2pfl.protocols.transport.Handler).
@@ -76,9 +80,9 @@ class LinkHandler:
             self._table.disconnect(peer, reason)
 
     def refused(self, cause: str, detail: str) -> None:
-        """Count a refused connection; log the first one of each cause."""
+        """Count a refused connection; log the first one of each cause that shows a fault or an attack."""
         self._rejected[cause] += 1
-        if self._rejected[cause] == 1:  # the status file counts the rest
+        if self._rejected[cause] == 1 and cause not in EXPECTED:  # the status file counts the rest
             self._options.log.warning(f"refused a connection: {detail}", kind="connection-refused", cause=cause)
 
     def serve(self, link: Link | None, work: Coroutine[Any, Any, None], name: str) -> None:

@@ -41,7 +41,7 @@ def create(root, name, part, **changes):
 
 @contextmanager
 def running(folder, **environment):
-    """Run a node until it has finished, and no peer needs it."""
+    """Run a node until it has finished, and no peer needs it; its `output` is known afterwards."""
     process = forked.python(
         [sys.executable, "-m", "p2pfl.node", "run", str(folder), "--until-done"],
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
@@ -54,7 +54,7 @@ def running(folder, **environment):
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+        process.output = process.communicate()[0]
 
 
 def status(folder):
@@ -72,7 +72,9 @@ def wait_until(condition, process):
 
 def invite(folder, capsys):
     assert main(["invite", str(folder), "bob"]) == 0
-    return capsys.readouterr().out.strip()
+    token, said = capsys.readouterr()
+    assert "this node must run and be reachable through the broker at mqtt" in said
+    return token.strip()
 
 
 def join(folder, token, monkeypatch, capsys):
@@ -98,10 +100,33 @@ def test_nodes_with_only_a_broker_in_common_join_and_learn(tmp_path, monkeypatch
             assert config.load(bob).broker == broker.url
             with running(bob) as second:
                 assert (first.wait(PATIENCE), second.wait(PATIENCE)) == (0, 0)
-    for folder, other in ((alice, "bob"), (bob, "alice")):
+    for folder, other, process in ((alice, "bob", first), (bob, "alice", second)):
+        assert "warning" not in process.output
         assert status(folder)["round"] == 2
         assert set(status(folder)["history"][-1]["weights"]) == {"alice", "bob"}
         assert [peer["name"] for peer in status(folder)["peers"]] == [other]
+
+
+def test_node_returns_with_new_key_without_warnings(tmp_path, monkeypatch, capsys):
+    """The broker still has the announcement of bob's former key."""
+    alice, bob = create(tmp_path, "alice", "0/20"), create(tmp_path, "bob", "1/20")
+    federate(tmp_path, ["alice", "bob"])
+    with brokers.mosquitto() as broker:
+        for folder in (alice, bob):
+            set_text(folder, "broker", broker.url)
+        for rounds in (2, 4):
+            with running(alice) as first, running(bob) as second:
+                assert (first.wait(PATIENCE), second.wait(PATIENCE)) == (0, 0)
+            assert "warning" not in first.output + second.output
+            assert [status(folder)["round"] for folder in (alice, bob)] == [rounds, rounds]
+            if rounds == 2:
+                assert main(["federation", "extend", str(alice), "--rounds", "4"]) == 0
+                capsys.readouterr()
+                assert main(["request", str(bob), "--new-key"]) == 0
+                monkeypatch.setattr("sys.stdin", io.StringIO(capsys.readouterr().out))
+                bundle = tmp_path / "bundle"
+                assert main(["admit", str(alice), "-", "--out", str(bundle)]) == 0
+                assert main(["join", str(bob), str(bundle)]) == 0
 
 
 def key_of(folder):

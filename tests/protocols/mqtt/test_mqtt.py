@@ -201,7 +201,10 @@ async def test_closed_link_refuses_frames_and_informs_other_side(here):
         link.send([b"x"])
     await b.handler.until(lambda handler: handler.lost_links)
     assert b.handler.lost_links == [(other, "closed by the other side")]
+    await asyncio.sleep(20)
     assert a.handler.lost_links == []
+    assert not a.handler.causes
+    assert not b.handler.causes
 
 
 @world
@@ -831,10 +834,24 @@ async def test_presence_of_later_member_is_found(here):
     await here.node(CAROL)
     await asyncio.sleep(5)
     assert b.found == []
-    assert b.handler.causes == ["stranger"]
+    assert b.handler.causes == []
     b.access.extend(CAROL.public)
     await asyncio.sleep(25)
     assert b.found == [(CAROL.public, "mqtt:")]
+
+
+@world
+async def test_presence_of_former_key_is_ignored(here):
+    """Alice returns as Carol, and the broker still has the presence of her former key."""
+    a = await here.node(ALICE)
+    await asyncio.sleep(1)
+    await a.transport.close()
+    access = KnownMembers(BOB, CAROL)
+    access.revoked.add(ALICE.public)
+    b, c = await here.node(BOB, access), await here.node(CAROL, access)
+    await asyncio.sleep(30)
+    assert (b.handler.causes, c.handler.causes) == ([], [])
+    assert (set(b.found), set(c.found)) == ({(CAROL.public, "mqtt:")}, {(BOB.public, "mqtt:")})
 
 
 def test_directory_accepts_only_own_and_newer_presence():
