@@ -7,7 +7,7 @@ it prints the time that each robust rule adds to the mean, in the same unit.
 In the simulator: prints the processor time that each rule adds to the merges of all nodes at one instant, as a multiple
 of the time of their means. `computed` is the time of the computation alone, `merged` includes the requests of the nodes.
 For the rules with their own merge both are the whole time, because they replace the mean. `median-clip` is the time of
-the clipping, which each node does alone. There are 100 nodes, and 20 with 2,499,990 values.
+the clipping, before the mean. There are 100 nodes, and 20 with 2,499,990 values.
 
 All are measured in one run. Each figure is a ratio to the mean of the same repetition; the median is printed.
 """
@@ -34,8 +34,8 @@ from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_task import classification
 from p2pfl.node.policy_api import Me
 from p2pfl.parameters import Parameters, weighted_mean
-from p2pfl.policy import Budget, Merge, Update, merge
-from p2pfl.queries import Combine, Mean, NodeQuery, Train
+from p2pfl.policy import Budget, Update, merge
+from p2pfl.queries import Clip, Combine, Mean, NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.robust.candidates import OwnMerge, combine
 from p2pfl.robust.median_clip import MedianClip
@@ -59,15 +59,22 @@ LOSSY = ("ubar", "loss")  # rules that compare losses, which are not part of the
 CALLS = 5  # in one measurement
 
 
-def seconds(work: Callable[[], object], times: int) -> float:
-    """Return the median processor time of one call."""
-    taken = []
+def seconds(work: Callable[[], object]) -> float:
+    """Return the processor time of one call."""
+    begun = time.process_time()
+    for _ in range(CALLS):
+        work()
+    return (time.process_time() - begun) / CALLS
+
+
+def in_turn(mean: Callable[[], object], works: dict[str, Callable[[], object]], times: int) -> dict[str, float]:
+    """Return the time of each work as a multiple of the time of the mean in the same repetition; medians."""
+    taken: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(times):
-        begun = time.process_time()
-        for _ in range(CALLS):
-            work()
-        taken.append((time.process_time() - begun) / CALLS)
-    return statistics.median(taken)
+        unit = seconds(mean)
+        for name, work in works.items():
+            taken[name].append(seconds(work) / unit)
+    return {name: statistics.median(ratios) for name, ratios in taken.items()}
 
 
 def measure(size: int, times: int) -> dict[str, float]:
@@ -84,8 +91,8 @@ def measure(size: int, times: int) -> dict[str, float]:
         rule = MedianClip()
         return lambda: rule.clip(own, initial, senders, received)
 
-    mean = seconds(lambda: weighted_mean([own, *models], weights), times)
-    return {"honest": seconds(clip(models), times) / mean, "half of them far": seconds(clip(far), times) / mean}
+    works = {"honest": clip(models), "half of them far": clip(far)}
+    return in_turn(lambda: weighted_mean([own, *models], weights), works, times)
 
 
 def measure_rules(size: int, times: int) -> dict[str, float]:
@@ -100,8 +107,8 @@ def measure_rules(size: int, times: int) -> dict[str, float]:
         assert rule is not None
         return lambda: combine(rule, models, weights, losses=losses)
 
-    mean = seconds(lambda: weighted_mean(models, weights), times)
-    return {name: seconds(work(name), times) / mean - 1 for name in RULES}
+    found = in_turn(lambda: weighted_mean(models, weights), {name: work(name) for name in RULES}, times)
+    return {name: ratio - 1 for name, ratio in found.items()}
 
 
 class Simulated:
@@ -140,13 +147,15 @@ class Simulated:
             jobs.append(NodeQuery(k, query))
         return lambda: self.backend.compute(jobs)
 
+    def clipping(self, k: int) -> Clip:
+        """Return the clipping of all models that a node has received by `median-clip`."""
+        start = np.zeros(self.layout.size, np.float32)
+        return Clip([self.models[k], *(self.models[j] for j in self.around[k])], start)
+
     def clip_all(self) -> Callable[[], object]:
         """Return the clipping of all received models by `median-clip`."""
-        start, rules = np.zeros(self.layout.size, np.float32), [MedianClip() for _ in self.around]
-        return lambda: [
-            rule.clip(self.models[k], start, [str(j) for j in around], [self.models[j] for j in around])
-            for k, (rule, around) in enumerate(zip(rules, self.around, strict=True))
-        ]
+        jobs = [NodeQuery(k, self.clipping(k)) for k in range(len(self.around))]
+        return lambda: self.backend.compute(jobs)
 
     def merged(self, names: Sequence[str], times: int) -> dict[str, list[float]]:
         """Return the seconds of all merges under each rule, in which each node asks for its merge."""
@@ -168,6 +177,9 @@ class Simulated:
                     rounds=1,
                     robust=name,
                 )
+                if name == MEDIAN_CLIP:
+                    asked.append(lambda me=me, k=k: me.compute(self.clipping(k)))
+                    continue
                 updates = [Update(f"n{j:02}", 1, "trained", self.models[j], 8) for j in around]
                 weights = dict.fromkeys([me.id, *(update.sender for update in updates)], 1 / (self.degree + 1))
                 asked.append(
@@ -177,7 +189,7 @@ class Simulated:
 
         async def once(asked: Sequence[Callable[[], Any]]) -> float:
             begun = time.process_time()
-            found: list[Merge] = await asyncio.gather(*(ask() for ask in asked))
+            found = await asyncio.gather(*(ask() for ask in asked))
             assert len(found) == len(self.around)
             return time.process_time() - begun
 
@@ -213,7 +225,7 @@ def measure_simulated(world: Simulated, times: int) -> dict[str, dict[str, float
             work()
             taken[name].append(time.process_time() - begun)
     computed = {name: added(name, found[1:], taken[NONE][1:]) for name, found in taken.items() if name != NONE}
-    whole = world.merged([NONE, *(name for name in RULES if name not in LOSSY)], times)
+    whole = world.merged([NONE, *(name for name in RULES if name not in LOSSY), MEDIAN_CLIP], times)
     merged = {name: added(name, found, whole[NONE]) for name, found in whole.items() if name != NONE}
     return {"computed": computed, "merged": merged}
 

@@ -19,7 +19,7 @@ from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Assignment, Budget, Extras, Stage, Submission, Update
 from p2pfl.private_parameters import PrivateParameters
 from p2pfl.protocols.wire.payload import encode_extras
-from p2pfl.queries import Query, R, Train
+from p2pfl.queries import Clip, Query, R, Train
 from p2pfl.random_streams import RandomStreams, common_order
 from p2pfl.robust.guards import cap_samples
 from p2pfl.robust.median_clip import MedianClip
@@ -295,7 +295,8 @@ class NodePeers:
         me, own = self._me, self.own
         senders, models, samples = zip(*((u.sender, u.params, u.n_samples) for u in updates), strict=True)
         clip.forget(self._exchange.roster.neighbours)
-        kept = await me.trainer.run(lambda: clip.clip(own, me.initial, senders, models, samples))
+        clipped = await me.compute(Clip([own, *models], me.initial, clip.distances_of_others(senders), samples))
+        kept = clip.record(senders, clipped)
         return [u if params is u.params else replace(u, params=params) for u, params in zip(updates, kept, strict=True)]
 
     def within_budget(self, ids: Sequence[str]) -> Sequence[str]:
@@ -329,7 +330,9 @@ class NodePeers:
         if assignment is not None:
             if me.robust != NONE:
                 given, name = assignment.params, str(me.round % ASSIGNMENTS)
-                (kept,) = await me.trainer.run(lambda: self._assigned.clip(params, me.initial, [name], [given]))
+                known = self._assigned.distances_of_others([name])
+                clipped = await me.compute(Clip([params, given], me.initial, known))
+                (kept,) = self._assigned.record([name], clipped)
                 assignment = replace(assignment, params=kept)
             self.budget_tracker.charge(assignment.size)
             if self.observer is not None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
 from p2pfl.learner import Learner
 from p2pfl.queries import Query, R
 from p2pfl.task import StatefulLearner
-
-T = TypeVar("T")
 
 
 class Trainer(Protocol):
@@ -27,9 +25,6 @@ class Trainer(Protocol):
         Raises:
             ConfigurationError: the learner does not support this query.
         """
-
-    def run(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Run other work with models, and return its result."""
 
     def learner_state(self) -> Mapping[str, np.ndarray]:
         """Return the learner's state (see p2pfl.task.StatefulLearner) while it is not training."""
@@ -46,10 +41,7 @@ class ThreadTrainer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="train", initializer=_one_torch_thread)
 
     def submit(self, query: Query[R]) -> Awaitable[R]:
-        return self.run(lambda: self._learner.compute(query))
-
-    def run(self, work: Callable[[], T]) -> Awaitable[T]:
-        return asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._learner.compute, query)
 
     def learner_state(self) -> Mapping[str, np.ndarray]:
         return self._learner.state() if isinstance(self._learner, StatefulLearner) else {}

@@ -12,8 +12,9 @@ from p2pfl.algorithms.similarity import CompareModels, Scores, compare
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.prediction_mixing import PredictionMixer
-from p2pfl.queries import Combine, Evaluate, Loss, Mean, Query, R, Split, Train
+from p2pfl.queries import Clip, Combine, Evaluate, Loss, Mean, Query, R, Split, Train
 from p2pfl.robust.candidates import Combined, combine
+from p2pfl.robust.median_clip import Clipped, clip_models
 from p2pfl.update_rules import Rule
 
 Answer = TypeVar("Answer", bound=Callable[..., Any])
@@ -72,6 +73,10 @@ class Learner:
     @answers(Combine)
     def _combine(self, query: Combine) -> Combined:
         return combine(query.rule, query.models, query.weights, own=query.own, losses=query.losses)
+
+    @answers(Clip)
+    def _clip(self, query: Clip) -> Clipped:
+        return clip_models(query.models, query.initial, query.known, query.samples)
 
     @answers(CompareModels)
     def _compare(self, query: CompareModels) -> Scores:

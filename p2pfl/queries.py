@@ -28,6 +28,7 @@ from p2pfl.parameters import Parameters
 from p2pfl.prediction_mixing import PredictionMixer
 from p2pfl.private_parameters import PrivateParameters
 from p2pfl.robust.candidates import Combined, MergeRule
+from p2pfl.robust.median_clip import Clipped
 from p2pfl.update_rules import Rule
 
 R = TypeVar("R")
@@ -143,6 +144,25 @@ class Combine(Query[Combined], frozen=True, gc=False):
     rule: MergeRule
     own: int = 0
     losses: Sequence[float] | None = None
+
+
+class Clip(Query[Clipped], frozen=True, gc=False):
+    """Return received models, clipped to the median distance; see `p2pfl.robust.median_clip.clip_models`.
+
+    Attributes:
+        models: the own model, then the received ones; float32, [P] each.
+        initial: the common initial model, [P].
+        known: the latest known distances of the peers that have sent none of these models.
+        samples: the number of samples of each sender, if models are weighted by them.
+    """
+
+    name: ClassVar[str] = "clip"
+    needs_data: ClassVar[bool] = False
+
+    models: Sequence[Parameters]
+    initial: Parameters
+    known: Sequence[float] = ()
+    samples: Sequence[int] = ()
 
 
 class Loss(Query[np.ndarray], frozen=True, gc=False):

@@ -12,7 +12,7 @@ from copy import deepcopy
 from functools import partial
 from itertools import chain
 from math import nan
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,8 +34,8 @@ from p2pfl.learning.rule_gradients import most_steps, plan, shared_values
 from p2pfl.learning.torch_learner import TorchLearner, module_seed, occasion, orders
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.parameters import Parameters, weighted_mean
-from p2pfl.queries import Combine, Evaluate, Loss, Mean, NodeQuery, R, Split, Train
-from p2pfl.robust.batches import Rows, combine_together
+from p2pfl.queries import Clip, Combine, Evaluate, Loss, Mean, NodeQuery, R, Split, Train
+from p2pfl.robust.batches import Rows, clip_together, combine_together
 from p2pfl.robust.candidates import Combined
 from p2pfl.update_rules import Scalarised
 
@@ -46,14 +46,17 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTran
 
 
 class SequentialLearner:
-    """Learners of any kind, by the index of their node, called one after another. Robust merges are made together."""
+    """Learners of any kind, by the index of their node, called one after another.
+
+    Robust merges and clippings are computed together.
+    """
 
     def __init__(self, learners: Sequence[Learner] | Mapping[int, Learner]) -> None:
         self._learners = learners
 
     def compute(self, jobs: Sequence[NodeQuery[R]]) -> list[R]:
-        if jobs[0].query.name == Combine.name:
-            return combine_all(jobs)
+        if jobs[0].query.name in ROBUST:
+            return compute_robust(jobs)
         return [self._learners[job.node].compute(job.query) for job in jobs]
 
 
@@ -95,12 +98,13 @@ class BatchedLearner:
             Loss.name: self._losses,
             Evaluate.name: self._evaluate,
             Combine.name: self._combine,
+            Clip.name: lambda _, queries: clip_together(queries, self._trained.select),
             DecideGreedily.name: self._decide,
             CompareModels.name: lambda _, queries: compare_together(queries, self._trained.select),
         }
 
     def compute(self, jobs: Sequence[NodeQuery[R]]) -> Sequence[R]:
-        """Return the answers to queries of one name. All but seven names are computed one by one."""
+        """Return the answers to queries of one name. All but eight names are computed one by one."""
         together = self._together.get(jobs[0].query.name)
         if together is None:
             return self._alone.compute(jobs)
@@ -332,9 +336,13 @@ def _is_plain(query: Train, first: Train) -> bool:
     return plain and (query.round, query.epochs, query.purpose) == (first.round, first.epochs, first.purpose)
 
 
-def combine_all(jobs: Sequence[NodeQuery[Any]]) -> list[Any]:
-    """Return the robust merges of many nodes; see p2pfl.robust.batches."""
-    return combine_together([cast(Combine, job.query) for job in jobs])
+ROBUST: Mapping[str, Callable[[Sequence[Any]], list[Any]]] = {Combine.name: combine_together, Clip.name: clip_together}
+"""Computations of p2pfl.robust.batches, which need no learner, by the name of their queries."""
+
+
+def compute_robust(jobs: Sequence[NodeQuery[Any]]) -> list[Any]:
+    """Return the answers to queries of one name in ROBUST."""
+    return ROBUST[jobs[0].query.name]([job.query for job in jobs])
 
 
 def _common_task(learners: Sequence[TorchLearner]) -> TorchProblem:

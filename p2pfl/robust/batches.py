@@ -11,7 +11,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from p2pfl.robust.candidates import (
     direct_squares,
     squares_of,
 )
+from p2pfl.robust.median_clip import Clipped, clip_models
 
 MOST_VALUES = 2**26  # of the different models and the distances that are held together, 256 MiB
 PAIRS = 2  # more pairs per inner product of all models make a matrix product faster than single inner products
@@ -35,17 +36,37 @@ NARROWEST = 2**8  # coordinates at once
 SAMPLE = 16  # coordinates by which a central model is chosen
 FEWER = 3  # fewer models per model of a merge make one matrix product of all merges faster
 STRIP = 34  # fewest models whose inner products with the others are computed at once
+FEWEST = 4  # clippings whose distances are faster together
 TABLE = 2**22  # entries of a table of all pairs of models, 16 MiB; larger ones are sorted
 
 Select = Callable[[Sequence[Parameters]], tuple[np.ndarray, list[int]]]
 """Return an array [M, P] that contains all given models as rows, and the row of each."""
 
 
-class RobustMerge(Protocol):
-    """Merge of one node; see `p2pfl.queries.Combine`."""
+class WithModels(Protocol):
+    """Computation with several models of equal size."""
 
     @property
     def models(self) -> Sequence[Parameters]: ...
+
+
+Models = TypeVar("Models", bound=WithModels)
+
+
+class Clipping(WithModels, Protocol):
+    """Clipping of the models that one node has received; see `p2pfl.queries.Clip`."""
+
+    @property
+    def initial(self) -> Parameters: ...
+    @property
+    def known(self) -> Sequence[float]: ...
+    @property
+    def samples(self) -> Sequence[int]: ...
+
+
+class RobustMerge(WithModels, Protocol):
+    """Merge of one node; see `p2pfl.queries.Combine`."""
+
     @property
     def weights(self) -> Sequence[float]: ...
     @property
@@ -109,19 +130,41 @@ def combine_together(
     return [results[place] for place in places]
 
 
+def clip_together(clippings: Sequence[Clipping], select: Select = rows_of) -> list[Clipped]:
+    """Return the result of each clipping, within about 1e-6 relative of single ones.
+
+    Args:
+        select: see `Select`.
+    """
+    if len(clippings) < FEWEST:
+        return [clip_models(each.models, each.initial, each.known, each.samples) for each in clippings]
+    results: list[Clipped] = []
+    for part in _parts(clippings):
+        array, rows = _without_others(*select([model for each in part for model in each.models]))
+        counts = np.array([len(each.models) for each in part])
+        starts = np.cumsum(counts) - counts
+        geometry = Geometry(Rows(array, rows, np.ones(len(rows)), starts, counts, starts), False)
+        distances = geometry.distances.tolist()
+        for each, start in zip(part, starts.tolist(), strict=True):
+            far = distances[start + 1 : start + len(each.models)]
+            results.append(clip_models(each.models, each.initial, each.known, each.samples, far))
+    return results
+
+
 def _without_repetitions(merges: Sequence[RobustMerge]) -> tuple[list[int], Sequence[RobustMerge]]:
     """Return the place of each merge among the different ones, and these. Under some rules, nodes with the same models
     and weights have the same result.
     """
     if all(merge.rule.prefers_own for merge in merges):
         return list(range(len(merges))), merges
-    if len({(id(merge.models[0]), id(merge.models[-1])) for merge in merges}) == len(merges):
+    models = [tuple(map(id, merge.models)) for merge in merges]
+    if len(set(models)) == len(merges):
         return list(range(len(merges))), merges
     first: dict[object, int] = {}
     different: list[RobustMerge] = []
     places: list[int] = []
     for node, merge in enumerate(merges):
-        key = node if merge.rule.prefers_own else (id(merge.rule), *map(id, merge.models), *merge.weights)
+        key = node if merge.rule.prefers_own else (id(merge.rule), models[node], *merge.weights)
         place = first.setdefault(key, len(different))
         if place == len(different):
             different.append(merge)
@@ -129,8 +172,8 @@ def _without_repetitions(merges: Sequence[RobustMerge]) -> tuple[list[int], Sequ
     return places, different
 
 
-def _parts(merges: Sequence[RobustMerge]) -> Iterator[Sequence[RobustMerge]]:
-    """Yield merges whose models and distances fit into memory together."""
+def _parts(merges: Sequence[Models]) -> Iterator[Sequence[Models]]:
+    """Yield computations whose models and distances fit into memory together."""
     if sum(len(merge.models) * (len(merge.models[0]) + 2 * len(merge.models)) for merge in merges) <= MOST_VALUES:
         yield merges
         return

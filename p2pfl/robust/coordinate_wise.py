@@ -177,7 +177,8 @@ def _keep(values: np.ndarray, cut: int) -> Kept:
     counts = np.array([[np.count_nonzero(one) for one in inside] for inside in shaped], np.float64)
     tied, shares = np.empty(0, np.intp), np.empty((k, 0), np.float32)
     if counts.sum() != (k - 2 * cut) * flat.shape[1]:
-        tied = np.flatnonzero(mask.sum(axis=0, dtype=np.uint16) != k - 2 * cut)
+        within = mask.view(np.uint8).sum(axis=0, dtype=np.uint8 if k < 2**8 else np.uint16)
+        tied = np.flatnonzero(within != k - 2 * cut)
         shares = _tied_shares(flat[:, tied], lowest[tied], highest[tied], cut)
         change, owner = shares - mask[:, tied], tied // size
         counts += np.array([np.bincount(owner, one, minlength=merges) for one in change])

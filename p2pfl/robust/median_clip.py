@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,21 @@ from p2pfl.robust.candidates import distances_from
 
 FAR = 3.0  # times the radius: a model further away is an outlier
 FEW = 3  # peers; with fewer, the own movement also limits the radius
+BLOCK = 2**14  # values that are clipped at once; they fit into the cache
+
+
+class Clipped(NamedTuple):
+    """Received models after clipping.
+
+    Attributes:
+        models: float32, [P] each.
+        distances: of each model from the own one before clipping.
+        radius: the median distance, to which models are clipped.
+    """
+
+    models: list[Parameters]
+    distances: list[float]
+    radius: float
 
 
 class MedianClip:
@@ -51,17 +67,53 @@ class MedianClip:
             models: float32, each [P].
             samples: the number of samples of each sender, if models are weighted by them.
         """
-        *distances, moved = distances_from(own, [*models, initial])
-        self.distances.update(zip(senders, distances, strict=True))
-        known = list(self.distances.values())
-        radius = lower_median(known if len(known) >= FEW or not moved else [*known, moved])
-        self.outliers.update([id for id, far in zip(senders, distances, strict=True) if far > FAR * radius])
-        radii = radii_of(radius, samples or [1] * len(models))
-        return [clip_towards(model, own, far, most) for model, far, most in zip(models, distances, radii, strict=True)]
+        return self.record(senders, clip_models([own, *models], initial, self.distances_of_others(senders), samples))
+
+    def distances_of_others(self, senders: Sequence[str]) -> list[float]:
+        """Return the latest known distances of all peers that are not in `senders`."""
+        return [far for id, far in self.distances.items() if id not in senders]
+
+    def record(self, senders: Sequence[str], clipped: Clipped) -> list[Parameters]:
+        """Record the distances of models, and return the clipped models.
+
+        Args:
+            senders: the sender of each model.
+        """
+        distances = list(zip(senders, clipped.distances, strict=True))
+        self.distances.update(distances)
+        self.outliers.update([id for id, far in distances if far > FAR * clipped.radius])
+        return clipped.models
 
     def forget(self, known: Sequence[str]) -> None:
         """Forget the distances of all peers that are not in `known`."""
         self.distances = {id: far for id, far in self.distances.items() if id in known}
+
+
+def clip_models(
+    models: Sequence[Parameters],
+    initial: Parameters,
+    known: Sequence[float],
+    samples: Sequence[int] = (),
+    distances: list[float] | None = None,
+) -> Clipped:
+    """Return received models, each clipped if it is too far away; see MedianClip.
+
+    Args:
+        models: the own model, then the received ones; float32, [P] each.
+        initial: the common initial model, [P].
+        known: the latest known distances of the peers that have sent none of these models.
+        samples: the number of samples of each sender, if models are weighted by them.
+        distances: of each received model from the own one; computed if None.
+    """
+    own, *received = models
+    distances = distances_from(own, received) if distances is None else distances
+    limits = [*known, *distances]
+    if len(limits) < FEW:
+        limits += [moved for moved in distances_from(own, [initial]) if moved]
+    radius = lower_median(limits)
+    radii = radii_of(radius, samples or [1] * len(received))
+    clipped = [clip_towards(model, own, far, most) for model, far, most in zip(received, distances, radii, strict=True)]
+    return Clipped(clipped, distances, radius)
 
 
 def radii_of(radius: float, samples: Sequence[int]) -> list[float]:
@@ -79,9 +131,13 @@ def clip_towards(model: Parameters, own: Parameters, far: float, radius: float) 
     if far <= radius:
         return model
     share = radius / far
-    clipped: Parameters = model - own
-    clipped *= np.float32(share * min(1.0, FAR * share))
-    clipped += own
+    factor = np.float32(share * min(1.0, FAR * share))
+    clipped = np.empty_like(model)
+    for start in range(0, len(model), BLOCK):
+        part = slice(start, start + BLOCK)
+        block = np.subtract(model[part], own[part], out=clipped[part])
+        block *= factor
+        block += own[part]
     return clipped
 
 

@@ -7,7 +7,7 @@ from asyncio import Future, TaskGroup
 from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from msgspec.structs import replace
@@ -38,7 +38,6 @@ from p2pfl.sim.chaos.plan import ChaosPlan
 from p2pfl.system.event_log import EventLogger
 
 FOLDER = Path("node")  # of every node, on its own disk
-T = TypeVar("T")
 
 
 class Watch(Observer, Protocol):
@@ -99,9 +98,6 @@ class SlowTrainer:
 
         loop.call_later(query.passes * self._seconds(), answer)
         return future
-
-    async def run(self, work: Callable[[], T]) -> T:
-        return work()
 
     def learner_state(self) -> Mapping[str, np.ndarray]:
         return {}

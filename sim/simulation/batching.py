@@ -7,17 +7,15 @@ are computed together. Each node receives its result at its own time, so it does
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from operator import itemgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Query, R, Train
 from p2pfl.sim.simulation.clock import VirtualLoop
-
-T = TypeVar("T")
 
 # the order of queues that are due at the same time; others follow
 FIRST = (Train.name, Loss.name, Mean.name, Evaluate.name)
@@ -158,9 +156,6 @@ class BatchedTrainer:
 
     def submit(self, query: Query[R]) -> Future[R]:
         return self._batcher.ask(NodeQuery(self._node, query), query.passes * self.seconds)
-
-    async def run(self, work: Callable[[], T]) -> T:
-        return work()
 
     def learner_state(self) -> Mapping[str, np.ndarray]:
         """Return nothing: the learner of a simulated node survives its crash unchanged."""

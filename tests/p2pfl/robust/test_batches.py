@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
-from p2pfl.queries import Combine, NodeQuery, Train
+from p2pfl.queries import Clip, Combine, NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.robust import batches, coordinate_wise
-from p2pfl.robust.batches import combine_together
+from p2pfl.robust.batches import clip_together, combine_together
 from p2pfl.robust.candidates import Candidates, combine
 from p2pfl.robust.coordinate_wise import comparators, trimmed_means
+from p2pfl.robust.median_clip import clip_models
 from p2pfl.robust.registry import RULES, make_rule
 from p2pfl.task import Part, make_task
 
@@ -159,6 +160,44 @@ def test_learners_of_many_nodes_merge_like_one(stacked):
     found = backend.compute([NodeQuery(k, query) for k, query in enumerate(queries)])
     for learner, query, merged in zip(learners, queries, found, strict=True):
         np.testing.assert_allclose(merged.params, learner.compute(query).params, rtol=1e-5, atol=1e-6)
+
+
+# Clipping
+
+
+def clipping(rng, models, k, peers):
+    """Return the clipping of models of some peers at a node."""
+    others = rng.choice([j for j in range(len(models)) if j != k], peers, replace=False)
+    known, samples = rng.uniform(1.0, 9.0, rng.integers(3)).tolist(), rng.integers(1, 100, peers).tolist()
+    return Clip([models[k], *(models[j] for j in others)], np.zeros_like(models[k]), known, samples)
+
+
+@pytest.mark.parametrize("most", [2**26, 500])
+def test_clippings_together_equal_single_ones(most, monkeypatch):
+    monkeypatch.setattr(batches, "MOST_VALUES", most)
+    rng = np.random.default_rng(17)
+    models = list((rng.normal(3.0, 1.0, 40) + 0.2 * rng.normal(size=(20, 40))).astype(np.float32))
+    models[3] *= np.float32(1e30)  # its squared norm is not finite
+    queries = [clipping(rng, models, k, int(rng.integers(1, 9))) for k in range(20)]
+    for query, found in zip(queries, clip_together(queries), strict=True):
+        expected = clip_models(query.models, query.initial, query.known, query.samples)
+        np.testing.assert_allclose(found.distances, expected.distances, rtol=1e-5)
+        np.testing.assert_allclose(found.radius, expected.radius, rtol=1e-5)
+        np.testing.assert_allclose(found.models, expected.models, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_learners_of_many_nodes_clip_like_one(stacked):
+    tasks = [make_task("concept-shift", {}, Part(k, 5), 0) for k in range(5)]
+    learners = [task.learner(RandomStreams(0, f"n{k}"), "cpu") for k, task in enumerate(tasks)]
+    backend = BatchedLearner(learners) if stacked else SequentialLearner(learners)
+    start = tasks[0].initial(0)
+    trained = backend.compute([NodeQuery(k, Train(start, 1)) for k in range(5)])
+    queries = [Clip([trained[k], *trained], start) for k in range(5)]
+    found = backend.compute([NodeQuery(k, query) for k, query in enumerate(queries)])
+    for learner, query, clipped in zip(learners, queries, found, strict=True):
+        for one, other in zip(clipped.models, learner.compute(query).models, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 # Coordinate-wise rules
