@@ -20,9 +20,18 @@ from tests.support.site_of_docs import broken, build
 
 FEDERATION, BROKER = "tutorials/first-federation.md", "how-to/connect-through-a-broker.md"
 MANAGE, WATCH = "how-to/manage-nodes.md", "how-to/watch-a-federation.md"
-JOIN = "how-to/join-through-a-broker.md"
+JOIN, OVERLAY = "how-to/join-through-a-broker.md", "how-to/use-an-overlay-network.md"
 MORE, PROJECT = "how-to/train-more-rounds.md", "tutorials/own-project.md"
-NODES = (FEDERATION, BROKER, JOIN, MANAGE, MORE, WATCH, PROJECT)  # pages whose nodes keep running during further commands
+NODES = (
+    FEDERATION,
+    BROKER,
+    JOIN,
+    OVERLAY,
+    MANAGE,
+    MORE,
+    WATCH,
+    PROJECT,
+)  # pages whose nodes keep running during further commands
 ELSEWHERE = ("real-machines.md", "reproduced.md")  # test_real_machines.py and test_reproduced.py name the tests
 OTHERS = [name for name in PAGES if name not in (*NODES, *ELSEWHERE) and any(block.kind == "sh" for block in blocks(name))]
 
@@ -190,6 +199,13 @@ def test_join_through_broker_page_runs(terminals):
         there.type_all()
         assert "through the broker" in there.printed
         there.stop()
+
+
+@pytest.mark.slow
+def test_overlay_page_ends_with_direct_connection(terminals):
+    there = terminals(OVERLAY, **{"10.88.0.2": "127.0.0.1", "10.88.0.3": "127.0.0.1"})
+    there.type_all()
+    assert "peer alice: connected directly" in there.printed
 
 
 @pytest.mark.slow
