@@ -352,7 +352,7 @@ def _common_task(learners: Sequence[TorchLearner]) -> TorchProblem:
         task = learner.task
         for what, same in (
             ("layout", task.layout == first.layout),
-            ("module", repr(task.template) == repr(first.template)),
+            ("module", task.template is first.template or repr(task.template) == repr(first.template)),
             ("loss", task.loss == first.loss and task.measure == first.measure),
             ("metrics", tuple(task.metrics) == tuple(first.metrics)),
             ("objectives", task.objectives == first.objectives),

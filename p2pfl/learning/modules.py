@@ -24,6 +24,12 @@ def make_module(factory: Callable[[], nn.Module]) -> nn.Module:
     return factory()
 
 
+def new_module(factory: Callable[[], nn.Module]) -> nn.Module:
+    """Return a new module. Its weights are arbitrary, and torch's generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        return make_module(factory)
+
+
 def count_values(factory: Callable[[], nn.Module]) -> int:
     """Return the number of values of a module; 0 if it cannot be made without allocating memory."""
     try:

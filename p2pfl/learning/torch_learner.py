@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -15,6 +16,7 @@ from p2pfl.algorithms.group_statistics import CountGroups, GroupCounts
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner, answers
 from p2pfl.learning.losses import cross_entropy
+from p2pfl.learning.modules import new_module
 from p2pfl.learning.optimizers import LastingState, Optimizer, at_round
 from p2pfl.learning.rule_gradients import follow, most_steps, plan, resting, shared_values
 from p2pfl.learning.torch_problem import TorchProblem
@@ -27,6 +29,8 @@ from p2pfl.queries import Evaluate, Loss, Split, Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.update_rules import Rule, Scalarised, TrainSubset, Weighted
 
+Place = tuple[str, int, int, tuple[int, ...]]  # name, start, stop and shape of a tensor in the flat vector
+
 
 class TorchLearner(Learner):
     """Learner of a TorchTask on one device."""
@@ -37,16 +41,33 @@ class TorchLearner(Learner):
         self.device = choose_device(device)
         self.data = {split: (x.to(self.device), y.to(self.device)) for split, (x, y) in task.data.items()}
         self._weights = task.weights(self.device)
-        module = task.template.to(self.device)
-        layout = task.layout
-        self._module = module
-        self._trained = [place for place in layout.places if place[2] <= layout.n_trained]
-        self._rest = [place for place in layout.places if place[2] > layout.n_trained]
-        self._shared = shared_values(layout, self.device)
-        travels = {name for name, _ in layout.shapes}
-        self._lasting = LastingState(1, layout.n_trained, self.device)
-        # Integer buffers (for example batch norm's count of batches) stay on this node and are never sent.
-        self._local = {name: b.clone() for name, b in module.named_buffers() if name not in travels}
+        self._lasting = LastingState(1, task.layout.n_trained, self.device)
+
+    # Made at the first training, because a learner in a stack (see BatchedLearner) computes almost nothing itself.
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        return new_module(self.task.module).to(self.device)
+
+    @cached_property
+    def _local(self) -> dict[str, Tensor]:
+        """Integer buffers, such as batch norm's count of batches. They stay on this node and are never sent."""
+        travels = {name for name, _ in self.task.layout.shapes}
+        return {name: b.clone() for name, b in self._module.named_buffers() if name not in travels}
+
+    @cached_property
+    def _trained(self) -> list[Place]:
+        layout = self.task.layout
+        return [place for place in layout.places if place[2] <= layout.n_trained]
+
+    @cached_property
+    def _rest(self) -> list[Place]:
+        layout = self.task.layout
+        return [place for place in layout.places if place[2] > layout.n_trained]
+
+    @cached_property
+    def _shared(self) -> Tensor | None:
+        return shared_values(self.task.layout, self.device)
 
     @answers(Train, Rule)
     def _train(self, query: Train) -> Parameters:
@@ -269,7 +290,7 @@ class TorchLearner(Learner):
         return outputs
 
     @staticmethod
-    def _views(vector: Tensor, places: list[tuple[str, int, int, tuple[int, ...]]]) -> dict[str, Tensor]:
+    def _views(vector: Tensor, places: list[Place]) -> dict[str, Tensor]:
         return {name: vector[start:stop].view(shape) for name, start, stop, shape in places}
 
 

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.losses import PerSample, accuracy, cross_entropy
 from p2pfl.learning.metrics import Metric
-from p2pfl.learning.modules import flatten, layout_of, make_module
+from p2pfl.learning.modules import flatten, layout_of, new_module
 from p2pfl.learning.optimizers import SGD, Optimizer
+from p2pfl.learning.samples.node_samples import first_not_finite
 from p2pfl.multiobjective.preferences import Preference, validate_preference
 from p2pfl.multiobjective.scalarisation import Objectives
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.queries import Split
 from p2pfl.random_streams import federation_draws
+from p2pfl.system.shared_work import once
 
 
 class Samples(NamedTuple):
@@ -85,8 +87,7 @@ class TorchProblem:
             if len(x) != len(y):
                 raise ConfigurationError(f"{split} data: {len(x)} inputs, but {len(y)} targets")
             for what, values in (("input", x), ("target", y)):
-                if values.is_floating_point() and not (finite := values.isfinite()).all():
-                    first = int((~finite).nonzero()[0, 0])
+                if (first := first_not_finite(values)) is not None:
                     raise ConfigurationError(f"{split} data: {what} {first} is not finite (NaN or infinite)")
         names = ["loss", self.metric, *self.extra_metrics] if self.metrics else []
         if twice := [name for k, name in enumerate(names) if name in names[:k]]:
@@ -139,13 +140,13 @@ class TorchProblem:
 
     @cached_property
     def template(self) -> nn.Module:
-        """Module of this architecture; its weights are not used."""
-        with torch.random.fork_rng(devices=[]):
-            return make_module(self.module)
+        """Module of this architecture; its weights are not used. Other tasks with the same `module` may share it."""
+        return once((new_module, self.module), lambda: new_module(self.module))
 
     @cached_property
     def layout(self) -> Layout:
-        return layout_of(self.template, self.private)
+        private = tuple(self.private)
+        return once((layout_of, self.template, private), lambda: layout_of(self.template, private))
 
     def initial(self, seed: int) -> Parameters:
         with torch.random.fork_rng(devices=[]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from p2pfl.multiobjective.preferences import Preference
 from p2pfl.multiobjective.scalarisation import Objectives
 from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams
+from p2pfl.system.shared_work import once
 from p2pfl.task import Part
 
 
@@ -137,7 +139,7 @@ def _data(samples: Mapping[Split, NodeSamples]) -> Mapping[Split, Samples]:
 
 def _check_numbers(task: TorchTask) -> None:
     """Raise ConfigurationError if the targets do not have the shape of the module's outputs."""
-    outputs = _outputs(task).shape
+    outputs = _output_shape(task)
     for split, (_, y) in task.data.items():
         if y.shape[1:] != outputs[1:]:
             raise ConfigurationError(
@@ -148,7 +150,7 @@ def _check_numbers(task: TorchTask) -> None:
 
 def _check_classes(task: TorchTask, samples: Mapping[Split, NodeSamples]) -> None:
     """Raise ConfigurationError if a label is not a class of the module's outputs."""
-    shape, name = _outputs(task).shape, type(task.template).__name__
+    shape, name = _output_shape(task), type(task.template).__name__
     if len(shape) < 2:
         raise ConfigurationError(f"module {name} returns outputs of shape [n]; classification needs logits [n, classes]")
     for split, (_, y) in task.data.items():
@@ -156,23 +158,36 @@ def _check_classes(task: TorchTask, samples: Mapping[Split, NodeSamples]) -> Non
             raise ConfigurationError(
                 f"{split} data: targets have the shape {_shape(y.shape)}, expected class numbers {_shape((0, *shape[2:]))}"
             )
-        if len(wrong := ((y < 0) | (y >= shape[1])).nonzero()):
+        if wrong := once((_first_outside, y, shape[1]), partial(_first_outside, y, shape[1])):
             raise ConfigurationError(
-                f"{samples[split].name('target', int(wrong[0, 0]))} is {int(y[tuple(wrong[0])])}, but module {name} has"
+                f"{samples[split].name('target', wrong[0])} is {int(y[wrong])}, but module {name} has"
                 f" {shape[1]} outputs; labels must be from 0 to {shape[1] - 1}"
             )
 
 
-def _outputs(task: TorchTask) -> torch.Tensor:
-    """Return the module's outputs for the first training sample, [1, ...].
+def _first_outside(y: torch.Tensor, classes: int) -> tuple[int, ...]:
+    """Return the index of the first target that is not a class from 0 to `classes` - 1; () if there is none."""
+    wrong = ((y < 0) | (y >= classes)).nonzero()
+    return tuple(wrong[0].tolist()) if len(wrong) else ()
+
+
+def _output_shape(task: TorchTask) -> torch.Size:
+    """Return the shape of the module's outputs for the first training sample, [1, ...].
 
     Raises:
         ConfigurationError: the module does not take the sample.
     """
-    x, name = task.data["train"].x[:1], type(task.template).__name__
+    x = task.data["train"].x[:1]
+    if not x.is_floating_point():  # a module may not take some whole numbers, for example as places in an embedding
+        return _outputs(task.template, x).shape
+    return once((_outputs, task.template, x.shape, x.dtype), lambda: _outputs(task.template, x).shape)
+
+
+def _outputs(template: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    name = type(template).__name__
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            outputs = task.template.eval()(x)
+            outputs = template.eval()(x)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         kind = str(x.dtype).removeprefix("torch.")

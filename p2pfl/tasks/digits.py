@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal
 
@@ -70,7 +71,7 @@ def digits(
             " task.shared = true, nodes may have the same ones"
         )
     return classification(
-        lambda: nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)),
+        _mlp(hidden),
         (x[train], y[train]),
         _pool(seed, "validation", tested),
         _pool(seed, "test", tested),
@@ -79,6 +80,12 @@ def digits(
         public_info={"labels": ",".join(map(str, own))},
         private=["2"] if private else (),
     )
+
+
+@lru_cache(maxsize=8)
+def _mlp(hidden: int) -> Callable[[], nn.Module]:
+    """Return the factory of the MLP: the same object for all nodes, which therefore share a template."""
+    return lambda: nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
 
 
 @lru_cache(maxsize=8)

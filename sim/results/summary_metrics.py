@@ -85,14 +85,11 @@ def by_snapshot(rounds: Table, metric: str, by: BestBy = "loss", higher_is_bette
         loss, test = (rounds[name] for name in names)
         if by == "metric" and higher_is_better:
             loss = -loss
-        best = []
-        for node in np.unique(rounds["node"]):
-            rows = np.flatnonzero((rounds["node"] == node) & ~np.isnan(loss))
-            if len(rows):
-                equal = rows[loss[rows] == loss[rows].min()]
-                best.append(test[equal[0 if by == "loss" else -1]])
-        if best:
-            found[stage] = float(np.mean(best))
+        known = np.flatnonzero(~np.isnan(loss))
+        order = known[np.lexsort((known if by == "loss" else -known, loss[known], rounds["node"][known]))]
+        _, best = np.unique(rounds["node"][order], return_index=True)  # the first of each node's rows
+        if len(best):
+            found[stage] = float(np.mean(test[order[best]]))
     return found
 
 

@@ -21,6 +21,7 @@ from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.scenario.topology import locate_nodes, measure, placement_graph, topology
 from p2pfl.sim.simulation.modelled_coordinator import refuse
 from p2pfl.sim.simulation.sharding import task_of
+from p2pfl.system.shared_work import sharing
 from p2pfl.task import POINT, Part, Task, extra_metrics_of, goals_of, make_task
 from p2pfl.topologies import labels, neighbours
 from p2pfl.topologies.geography import Point
@@ -100,9 +101,10 @@ def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters 
     scenario.check()
     known_as = names(scenario.nodes)
     around = plan_topology(scenario, graph, known_as)
-    tasks = [task_of(scenario, k) for k in range(scenario.nodes)]
+    with sharing():
+        tasks = [task_of(scenario, k) for k in range(scenario.nodes)]
+        check_layouts(tasks, known_as)
     scarcity = scarcity_notes(scenario, tasks)
-    check_layouts(tasks, known_as)
     check_groups(scenario, tasks)
     start = tasks[0].initial(scenario.seed) if initial is None else initial
     check_starts(tasks, known_as, start, scenario.seed)

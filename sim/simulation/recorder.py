@@ -153,10 +153,11 @@ class Recorder:
         columns = list(zip(*kept, strict=True)) or [()] * len(names)
         kinds = (np.int64, np.float64, np.int64, np.int64, np.int64, np.int64)
         table = {name: np.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)}
+        order = np.argsort(table["node"], kind="stable")  # each node's rows together, in their order
+        begins = np.diff(table["node"][order], prepend=-1) != 0
         for name in ("bytes_in", "bytes_out"):  # recorded as sums since the start
-            for node in range(len(self._place)):
-                rows = table["node"] == node
-                table[name][rows] = np.diff(table[name][rows], prepend=0)
+            sums = table[name][order]
+            table[name][order] = np.where(begins, sums, np.diff(sums, prepend=0))
         row_of = {(round, node): k for k, (round, _, node, *_) in enumerate(kept)}
         for round, node, stages in self._metrics:
             row = row_of.get((round, node))

@@ -15,6 +15,7 @@ from p2pfl.learning.samples.datasets import Array, Columns, read_samples, take
 from p2pfl.learning.samples.labels import Labels
 from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams
+from p2pfl.system.shared_work import once
 from p2pfl.task import Part
 
 Pairs = Mapping[Split, tuple[Array, Array]]
@@ -157,6 +158,15 @@ def _samples(pairs: Pairs, chosen: _Chosen, kind: torch.dtype) -> NodeSamples:
 
 def _check_finite(samples: NodeSamples) -> None:
     for what, values in (("input", samples.x), ("target", samples.y)):
-        if values.is_floating_point() and not (finite := values.isfinite()).all():
-            first = int((~finite).nonzero()[0, 0])
+        if (first := first_not_finite(values)) is not None:
             raise ConfigurationError(f"{samples.name(what, first)} is not finite (NaN or infinite)")
+
+
+def first_not_finite(values: Tensor) -> int | None:
+    """Return the first sample with a value that is not finite; None if there is none."""
+    return once((first_not_finite, values), lambda: _first_not_finite(values)) if values.is_floating_point() else None
+
+
+def _first_not_finite(values: Tensor) -> int | None:
+    finite = values.isfinite()
+    return None if finite.all() else int((~finite).nonzero()[0, 0])

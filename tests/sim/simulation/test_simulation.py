@@ -489,3 +489,19 @@ def test_run_with_too_few_samples_adds_a_note():
     )
     assert many.notes == []
     assert few.notes == ["100 of 100 nodes have fewer than 40 training samples; the minimum is 11"]
+
+
+def test_nodes_with_equal_modules_share_one_template():
+    digits = Simulation(scenario(nodes=3, task={"name": "digits"}))
+    first, *others = digits.plan.tasks
+    assert all(task.template is first.template and task.layout is first.layout for task in others)
+
+
+def test_rounds_table_bytes_of_a_node_sum_up_to_its_traffic():
+    finished = run(scenario(policy={"name": "random", "neighbours": 3}))
+    table = finished.recorder.rounds_table()
+    for k, node in enumerate(finished.nodes.values()):
+        rows, traffic = table["node"] == k, node.exchange.traffic
+        sums = table["bytes_in"][rows].sum(), table["bytes_out"][rows].sum()
+        assert sums == (traffic.received_in_rounds, traffic.sent_in_rounds)
+        assert table["bytes_in"][rows].min() > 0
