@@ -16,7 +16,7 @@ import numpy as np
 from p2pfl.sim.formatting import some
 from p2pfl.sim.report.folder import Columns
 from p2pfl.sim.report.sections.curves import lines
-from p2pfl.sim.report.sections.network import drawings
+from p2pfl.sim.report.sections.network import MOST_NODES, drawings
 from p2pfl.sim.report.series import Figure, Section, Series, by_key
 from p2pfl.sim.report.summary import Entry
 
@@ -74,6 +74,8 @@ def section(series: Sequence[Series]) -> Section:
         text.append(f"No models of other nodes were aggregated in: {', '.join(alone)}.")
     if len(alike) > MOST_FIGURES:
         text.append(f"The runs have {len(alike)} different sets of nodes; the first {MOST_FIGURES} have matrices.")
+    if large := [one.name for one in series if one.shown.nodes > MOST_NODES]:
+        text.append(f"The topologies of more than {MOST_NODES:,} nodes are not drawn: {some(large)}.")
     figures += [shares] if shares["y"] else []
     return {"id": "collaboration", "title": "Collaboration", "text": text, "figures": figures}
 

@@ -25,13 +25,14 @@ MOST_DRAWINGS = 12
 MOST_EDGES = 4000  # edges drawn of a topology
 MOST_LINKS, MOST_EACH = 400, 5  # links drawn of a run, and of a node
 MOST_COMPLETE = 12  # nodes of a complete graph with drawn edges
-MOST_NODES = 2000  # nodes of a topology that is rebuilt
+MOST_NODES = 2000  # nodes of a topology that is drawn
 MOST_FORCES = 300  # nodes in a force-directed layout, whose time is quadratic in the number of nodes
 ROUND = ("ring", "complete", "small-world", "watts-strogatz")  # topologies based on a ring, drawn as a circle
 
 
 def drawings(series: Sequence[Series], links: dict[str, Columns]) -> list[Figure]:
-    """Return a drawing for each topology, with the links of the runs that have it."""
+    """Return a drawing for each topology of at most MOST_NODES nodes, with the links of the runs that have it."""
+    series = [one for one in series if one.shown.nodes <= MOST_NODES]
     linked = [one for one in series if len(links[one.name]["round"])]
     alike = list(by_key(linked or series, _topology).values())
     figures = []
@@ -101,7 +102,7 @@ def _values(entry: Entry) -> np.ndarray:
 def _graph(series: Series, edges: bool) -> nx.Graph | None:
     """Return the rebuilt topology of a run on the nodes 0, 1, ..., with or without edges; None if it cannot be rebuilt."""
     entry, table = series.shown, series.settings.get("topology")
-    if not isinstance(table, dict) or entry.nodes > MOST_NODES:
+    if not isinstance(table, dict):
         return None
     try:
         made = topology(table, entry.nodes, entry.seed) if edges else nx.empty_graph(entry.nodes)

@@ -18,7 +18,7 @@ from p2pfl.sim.formatting import difference, number, size
 from p2pfl.sim.report.sections.collaboration import count_links, order_nodes, windows
 from p2pfl.sim.report.sections.curves import worst_tenth
 from p2pfl.sim.report.sections.differences import flat
-from p2pfl.sim.report.sections.network import place_nodes, strongest_links
+from p2pfl.sim.report.sections.network import MOST_NODES, place_nodes, strongest_links
 from p2pfl.sim.report.sections.outcome import worst
 from p2pfl.sim.report.series import folder_names
 from p2pfl.sim.report.summary import Entry, Test
@@ -325,6 +325,16 @@ def test_topology_figure_has_edges_and_links_of_each_run(text):
     assert found["nodes"]["group"] == ["x", "y", "x"]
     assert found["runs"]["a"] == {"value": pytest.approx([0.1, 0.9, 0.5]), "links": [[2, 0, 1.0], [0, 1, 0.5]]}
     assert list(found["runs"]) == ["a"]
+
+
+def test_topology_of_many_nodes_is_not_drawn(tmp_path):
+    n = MOST_NODES + 1
+    folder = leave(tmp_path / "run", [(entry("a", 0, n, 1), rounds_of(n, 1), edges_of((1, 0, 1)))])
+    text = report([folder])
+    found = figures(text)
+    assert "topology" not in found
+    assert "communication" in found
+    assert "The topologies of more than 2,000 nodes are not drawn: a." in texts(text)["collaboration"]
 
 
 def test_topology_figure_uses_geographic_positions(tmp_path):
