@@ -134,6 +134,10 @@ class Task(Protocol):
 
     Any task may have `extra_metrics`, names of further figures that `evaluate` reports and the table of a run shows.
 
+    A task whose learners the simulator can compute together, and that is not a TorchTask, has a static method
+    `stacked(learners)`. It returns an object like p2pfl.learning.batched_learner.BatchedLearner, or raises
+    ConfigurationError if these learners cannot be stacked.
+
     A task may take options from the node's data if they are not set, for example the number of classes. It then has
     `derived_options`, their values by name. A new federation sets these options for all of its members.
     """

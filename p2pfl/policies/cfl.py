@@ -35,6 +35,8 @@ class Cfl(CoordinatedFedAvg):
         epsilon_1, epsilon_2: see above.
         relative: whether both are fractions of the greatest norm seen: of a mean update, and of a member's update.
         warm_up: rounds before the first split.
+        patience: number of consecutive rounds in which a cluster must meet the first criterion before it is split; 1 is
+            the value of Sattler et al., FedPref's comparison (its table 10) has 1 or 2.
     """
 
     needs_start: ClassVar[bool] = True
@@ -42,12 +44,15 @@ class Cfl(CoordinatedFedAvg):
     epsilon_2: float = 0.6
     relative: bool = False
     warm_up: int = 0
+    patience: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("epsilon_1", "epsilon_2", "warm_up"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if self.patience < 1:
+            raise ValueError(f"patience must be 1 or more, got {self.patience}")
 
     def _credible(self, extras: Extras, round: int) -> bool:
         return credible(extras, round)
@@ -90,8 +95,10 @@ class Cfl(CoordinatedFedAvg):
         round = max(s.round for s in cluster.submissions)
         cluster.figures = seen._replace(round=round, change=max(seen.change, change), update=max(seen.update, most))
         settled = change < self.epsilon_1 * (cluster.figures.change if self.relative else 1.0)
+        streak = seen.streak + 1 if settled else 0
+        cluster.figures = cluster.figures._replace(streak=streak)
         torn = most > self.epsilon_2 * (cluster.figures.update if self.relative else 1.0)
-        if not (settled and torn and cluster.divisible) or round <= self.warm_up:
+        if not (streak >= self.patience and torn and cluster.divisible) or round <= self.warm_up:
             return [cluster]
         first, second = single_linkage(_cosines(updates, parts))
         return [cluster.part(first, cluster.name + "0"), cluster.part(second, cluster.name + "1")]

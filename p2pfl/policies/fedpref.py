@@ -41,11 +41,15 @@ class FedPref(CoordinatedFedAvg):
         min_similarity: s_min, from -1 to below 1.
         epsilon: a cluster has converged when the norm of the change of its mean is at most this value.
         relative: whether `epsilon` is a fraction of the greatest change that the cluster has seen.
-        patience: number of consecutive rounds of convergence before a split; 1 is the paper's value.
+        patience: number of consecutive rounds of convergence before a split; 1 is the value of the paper's pseudo-code.
+        ramp_up: whether rounds count as convergence only after the cluster's mean has moved by more than `epsilon` in one
+            round (with `relative`: has moved at all). Otherwise rounds before the learning starts count, too; a DQN that
+            fills its buffer does not learn for two rounds. (The paper has `patience` for a slow start only.)
         affinity: affinity of two members in the clustering: `clipped` is max(s, 0), `shifted` is (s + 1) / 2.
         min_progress: split only while the greatest update of a member, from the cluster's mean (eq. 4.2), is at least
             this fraction of the greatest that the cluster has seen (after the second criterion of CFL). 0 is the
             paper's value; it splits until every node is alone, because clusters whose members agree also converge.
+        min_members: a cluster with fewer members is not split; 2 is the paper's value.
         clustering: if off, no cluster is split ("weighted aggregation only" of the ablation, section 4.3.3).
         weighting: if off, clusters use their plain mean ("clustering only").
     """
@@ -56,8 +60,10 @@ class FedPref(CoordinatedFedAvg):
     epsilon: float = 1.0
     relative: bool = False
     patience: int = 2
+    ramp_up: bool = False
     affinity: Literal["clipped", "shifted"] = "clipped"
     min_progress: float = 0.0
+    min_members: int = 2
     clustering: bool = True
     weighting: bool = True
 
@@ -71,6 +77,8 @@ class FedPref(CoordinatedFedAvg):
             raise ValueError(f"epsilon must be 0 or more, got {self.epsilon}")
         if self.patience < 1:
             raise ValueError(f"patience must be 1 or more, got {self.patience}")
+        if self.min_members < 2:
+            raise ValueError(f"min_members must be 2 or more, got {self.min_members}")
         if not 0 <= self.min_progress <= 1:
             raise ValueError(f"min_progress must be from 0 to 1, got {self.min_progress}")
 
@@ -118,11 +126,12 @@ class FedPref(CoordinatedFedAvg):
         seen = cluster.figures
         greatest, most = max(seen.change, change), max(seen.update, update)
         converged = change <= (self.epsilon * greatest if self.relative else self.epsilon)
-        streak = seen.streak + 1 if converged else 0
+        learning = greatest > (0.0 if self.relative else self.epsilon)
+        streak = seen.streak + 1 if converged and (learning or not self.ramp_up) else 0
         round = max(s.round for s in cluster.submissions)
         cluster.figures = seen._replace(round=round, streak=streak, change=greatest, update=most)
         ready = self.clustering and streak >= self.patience and update >= self.min_progress * most
-        if not (ready and cluster.divisible):
+        if not (ready and cluster.divisible and len(trained) >= self.min_members):
             return [cluster]
         first, second = spectral(self._similarity(cluster, parts)[1], self.affinity)
         return [cluster.part(first, cluster.name + "0"), cluster.part(second, cluster.name + "1")]

@@ -6,7 +6,7 @@ packages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from p2pfl.random_streams import RandomStreams
 from p2pfl.rl.morl_settings import MorlProblem
 
 if TYPE_CHECKING:
+    from p2pfl.rl.batched_dqn import BatchedDqn
     from p2pfl.rl.morl_learner import MorlLearner
 
 
@@ -54,3 +55,14 @@ class MorlTask(MorlProblem):
         from p2pfl.rl.morl_learner import MorlLearner
 
         return MorlLearner(self, draws, device)
+
+    @staticmethod
+    def stacked(learners: Sequence[MorlLearner]) -> BatchedDqn:
+        """Return a backend that trains these learners together.
+
+        Raises:
+            ConfigurationError: they do not learn by DQN, or their environments or settings differ.
+        """
+        from p2pfl.rl.batched_dqn import BatchedDqn
+
+        return BatchedDqn(learners)

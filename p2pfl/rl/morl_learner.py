@@ -5,7 +5,7 @@ Where possible it uses only the public interface. It never uses stable-baselines
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -36,7 +36,7 @@ from p2pfl.rl.morl_components import (
 )
 from p2pfl.rl.morl_settings import DQN, MorlProblem
 
-_BUFFER = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+TRANSITIONS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 _COUNTERS = ("num_timesteps", "_n_updates", "_n_calls")  # `_n_calls` determines when the target network is updated
 
 
@@ -44,21 +44,26 @@ class MorlLearner(JudgedByReturns):
     """Learner of a MorlTask (see p2pfl.learner).
 
     A training also depends on earlier rounds, because it uses their transitions. `state` contains everything that a
-    training depends on, and `restore` continues from it.
+    training depends on, and `restore` continues from it. p2pfl.rl.batched_dqn trains several of these learners together.
+
+    Attributes:
+        environment: one that learning acts in; its reward is the scalarised one.
+        buffer: the transitions, as stable-baselines3 keeps them.
+        layout: that of the networks which are trained by gradients.
     """
 
     def __init__(self, task: MorlProblem, draws: RandomStreams, device: str = "cpu") -> None:
         super().__init__(task.environment.names, task.preference, task.metric)
         self.task = task
         self.draws = draws
-        weighted = LinearReward(make_environment(task.environment.id), task.preference)
+        self.environment = LinearReward(make_environment(task.environment.id), task.preference)
         with own_randomness():
-            self._algorithm = make_algorithm(weighted, task.settings, str(choose_device(device)))
+            self._algorithm = make_algorithm(self.environment, task.settings, str(choose_device(device)))
         self._tensors = dict(online_networks(self._algorithm).named_parameters())
-        self._layout = layout(task.environment.id, task.settings)
+        self.layout = layout(task.environment.id, task.settings)
         buffer = self._algorithm.replay_buffer
         assert buffer is not None
-        self._buffer = buffer
+        self.buffer = buffer
         self._stopping = make_environment(task.environment.id)
 
     @answers(Train)
@@ -81,7 +86,7 @@ class MorlLearner(JudgedByReturns):
                 algorithm.exploration_schedule = self._exploration(query.round, steps)
                 algorithm.exploration_rate = algorithm.exploration_schedule(1.0)
             algorithm.learn(steps, reset_num_timesteps=False)
-        trained = flatten_tensors(self._tensors, self._layout)
+        trained = flatten_tensors(self._tensors, self.layout)
         if not np.isfinite(trained).all():
             raise DivergenceError(self.draws.name, query.round)
         return trained
@@ -103,11 +108,55 @@ class MorlLearner(JudgedByReturns):
                     over = ended or cut
         return total / self.task.episodes
 
+    @property
+    def counters(self) -> tuple[int, ...]:
+        """Steps in the environment, gradient steps, and steps that count for the target network, over all rounds."""
+        return tuple(int(getattr(self._algorithm, name, 0)) for name in _COUNTERS)
+
+    @property
+    def device(self) -> torch.device:
+        return self._algorithm.device
+
+    @property
+    def max_grad_norm(self) -> float:
+        """Norm to which the gradient of a DQN is clipped."""
+        return float(self._algorithm.max_grad_norm)  # type: ignore[attr-defined]
+
+    def target(self) -> Parameters:
+        """Return the target networks, [P]."""
+        return flatten_tensors(dict(target_networks(self._algorithm).named_parameters()), self.layout)
+
+    def moments(self, number: int) -> dict[str, Tensor]:
+        """Return Adam's state of one tensor of the networks, by name; empty before the first gradient step."""
+        (optimizer,) = optimizers_of(self._algorithm).values()
+        tensor = self._tensors[self.layout.shapes[number][0]]
+        return dict(optimizer.state.get(tensor, {}))
+
+    def adopt(self, counters: Sequence[int], target: Parameters, moments: Sequence[Mapping[str, Tensor]]) -> None:
+        """Take over the state after a training that was computed elsewhere.
+
+        Args:
+            counters: see `counters`.
+            target: the target networks, [P].
+            moments: Adam's state of each tensor, in the order of the layout.
+        """
+        algorithm = self._algorithm
+        for name, value in zip(_COUNTERS, counters, strict=True):
+            setattr(algorithm, name, value)
+        own = dict(target_networks(algorithm).named_parameters())
+        with torch.no_grad():
+            for name, array in self.layout.unflatten(target).items():
+                own[name].copy_(torch.from_numpy(np.array(array)))
+        (optimizer,) = optimizers_of(algorithm).values()
+        for (name, _), state in zip(self.layout.shapes, moments, strict=True):
+            if state:
+                optimizer.state[self._tensors[name]] = dict(state)
+
     def state(self) -> dict[str, np.ndarray]:
         """Return the state that stays on the node between rounds: plain arrays, copied."""
-        algorithm, buffer = self._algorithm, self._buffer
+        algorithm, buffer = self._algorithm, self.buffer
         filled = buffer.buffer_size if buffer.full else buffer.pos
-        arrays = {f"buffer/{name}": getattr(buffer, name)[:filled].copy() for name in _BUFFER}
+        arrays = {f"buffer/{name}": getattr(buffer, name)[:filled].copy() for name in TRANSITIONS}
         arrays["buffer/place"] = np.array([buffer.pos, buffer.full], np.int64)
         arrays["counters"] = np.array([getattr(algorithm, name, 0) for name in _COUNTERS], np.int64)
         for name, tensor in target_networks(algorithm).named_parameters():
@@ -133,8 +182,8 @@ class MorlLearner(JudgedByReturns):
             ) from error
 
     def _restore(self, state: Mapping[str, np.ndarray]) -> None:
-        algorithm, buffer = self._algorithm, self._buffer
-        for name in _BUFFER:
+        algorithm, buffer = self._algorithm, self.buffer
+        for name in TRANSITIONS:
             filled = state[f"buffer/{name}"]
             getattr(buffer, name)[: len(filled)] = filled
         buffer.pos, buffer.full = int(state["buffer/place"][0]), bool(state["buffer/place"][1])
@@ -153,7 +202,7 @@ class MorlLearner(JudgedByReturns):
 
     def _load(self, params: Parameters) -> None:
         with torch.no_grad():
-            for name, array in self._layout.unflatten(params).items():
+            for name, array in self.layout.unflatten(params).items():
                 self._tensors[name].copy_(torch.from_numpy(np.array(array)))
 
     def _exploration(self, round: int, steps: int) -> Callable[[float], float]:
@@ -175,7 +224,7 @@ class MorlLearner(JudgedByReturns):
                 mu, anchor = proximal
                 anchors = {
                     self._tensors[name]: torch.from_numpy(np.array(array)).to(self._algorithm.device)
-                    for name, array in self._layout.unflatten(anchor).items()
+                    for name, array in self.layout.unflatten(anchor).items()
                 }
 
                 def pull(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
+from math import isfinite
 from typing import Any
 
 from p2pfl.config.binding import build
@@ -135,6 +136,7 @@ def morl(
     settings: Mapping[str, Any] | None = None,
     preference: Sequence[float] = (),
     preferences: Mapping[str, Any] | None = None,
+    reference: Sequence[float] = (),
 ) -> MorlTask:
     """Deep reinforcement learning of an environment of mo-gymnasium, with several objectives.
 
@@ -152,6 +154,8 @@ def morl(
         preference: this node's own weights of the objectives.
         preferences: distribution of the nodes' weights if none are given (see p2pfl.multiobjective.preferences);
             uniform by default.
+        reference: worst return of interest of each objective, for the hypervolume of a run; by default that of table A.1
+            of Hartmann's dissertation.
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise MissingRequirementError(f"the task morl needs {', '.join(missing)}: pip install 'p2pfl-node[morl]'")
@@ -163,6 +167,9 @@ def morl(
     for name, value in counts.items():
         if value < 1:
             raise ConfigurationError(f"task.{name} must be 1 or more, got {value}")
+    if len(reference) not in (0, len(known.names)) or not all(isfinite(value) for value in reference):
+        raise ConfigurationError(f"task.reference must be {len(known.names)} finite numbers, got {list(reference)}")
+    known = replace(known, reference=tuple(map(float, reference)) or known.reference)
     made = build("task.settings", type(known.settings), asdict(known.settings) | dict(settings or {}))
     drawn = {"name": "dirichlet"} if preferences is None else preferences
     point, group = preference_of(part, seed, len(known.names), preference, drawn)

@@ -30,7 +30,7 @@ from p2pfl.sim.results.models import write_models
 from p2pfl.sim.results.pareto import on_front
 from p2pfl.sim.results.plots import draw_curves
 from p2pfl.sim.results.preference_fronts import of_nodes
-from p2pfl.sim.results.summary_metrics import by_snapshot, collaboration, preselections, traffic
+from p2pfl.sim.results.summary_metrics import by_snapshot, collaboration, late_figures, preselections, traffic
 from p2pfl.sim.results.tables import Library, Table, data_frame, stack_tables, write_parquet
 from p2pfl.sim.results.time_to_target import mean_reached, time_to_target
 from p2pfl.sim.scenario.claims import MEAN, figure_of, figures_in, has_figure
@@ -329,7 +329,9 @@ def result_of(run: Run, models: bool = False) -> Result:
         "trace": run.recorder.trace.digest(),
     }
     also = {name: _over_nodes(run, name) for name in extra_metrics_of(nodes[0].task)}
-    if also := also | (of_mean_model(run, metric) if scenario.mean_model else {}):
+    also |= of_mean_model(run, metric) if scenario.mean_model else {}
+    also |= late_figures(rounds, metric, scenario.late_rounds) if scenario.late_rounds else {}
+    if also:
         summary["extra_metrics"] = also
     if (attack := scenario.attack_plan()) is not None:
         summary["attackers"] = list(attack.nodes)

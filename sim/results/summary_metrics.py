@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,29 @@ def by_snapshot(rounds: Table, metric: str, by: BestBy = "loss", higher_is_bette
         _, best = np.unique(rounds["node"][order], return_index=True)  # the first of each node's rows
         if len(best):
             found[stage] = float(np.mean(test[order[best]]))
+    return found
+
+
+def late_figures(rounds: Table, metric: str, count: int) -> dict[str, dict[str, Any]]:
+    """Return the test metric after local training in the last round, and means over the last rounds of each model.
+
+    `trained` is the metric of the model after the last local training, before the merge. With `ft = "replace-last"` the
+    result of a run is this model. `late` and `late_trained` are means over the last `count` rounds of the node's model
+    and of the model after local training. Only evaluated rounds count.
+
+    Args:
+        rounds: see p2pfl.sim.simulation.recorder.Recorder.rounds_table.
+    """
+    last = int(rounds["round"].max())
+    merged = rounds[f"merged_test_{metric}"]
+    trained = rounds.get(f"trained_test_{metric}", merged)
+    trained = np.where(np.isnan(trained), merged, trained)  # without a merge the trained model is the node's
+    found = {}
+    for name, values, length in (("late", merged, count), ("trained", trained, 1), ("late_trained", trained, count)):
+        kept = (rounds["round"] > last - length) & ~np.isnan(values)
+        each = [values[kept & (rounds["node"] == node)] for node in np.unique(rounds["node"])]
+        means = [float(of.mean()) for of in each if len(of)]
+        found[name] = {"mean": float(np.mean(means)) if means else nan, "nodes": means}
     return found
 
 

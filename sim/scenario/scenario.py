@@ -120,6 +120,8 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         attack: the attack of some nodes: a table with a `name`, the `share` of the nodes that attack (0.2 by default) or
             their numbers in `nodes`, and options of the attack; without it all nodes are honest.
         mean_model: whether to evaluate the mean of the honest nodes' models as well, and the mean of each group's models.
+        late_rounds: number of last rounds whose mean is reported as well, for metrics that vary from round to round; 0
+            reports none.
         fidelity: `modelled` computes arrival times of models; `wire` creates, signs and verifies every message.
         trainer: `stacked` trains many nodes as one tensor program where the module allows it; `one-by-one` never does.
         search: options of `p2pfl-sim pareto` for its search for a front; other commands run a single training with the
@@ -141,6 +143,7 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     budget: Budgets = Budgets()
     attack: dict[str, Any] | None = None
     mean_model: bool = False
+    late_rounds: int = 0
     fidelity: Literal["modelled", "wire"] = "modelled"
     trainer: Literal["stacked", "one-by-one"] = "stacked"
     search: Search | None = None
@@ -162,6 +165,8 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ConfigurationError('adaptive = true needs fidelity = "wire"')
         if self.paper is not None and not isfinite(self.paper):
             raise ConfigurationError(f"paper must be a finite number, got {self.paper}")
+        if self.late_rounds < 0:
+            raise ConfigurationError(f"late_rounds must be 0 or more, got {self.late_rounds}")
         check_number("compute.seconds", self.compute.seconds)
         check_range("compute.slowdown", self.compute.slowdown)
         if self.search is not None:

@@ -214,9 +214,13 @@ class Simulation:
         plan, scenario = self.plan, self.plan.scenario
         learners = make_learners(plan)
         torch_learners = [learner for learner in learners if isinstance(learner, TorchLearner)]
-        if scenario.trainer != "one-by-one" and len(torch_learners) == len(learners) > 1:
+        stacked: Callable[[Sequence[Learner]], ComputeBackend] | None = getattr(plan.tasks[0], "stacked", None)
+        if scenario.trainer != "one-by-one" and len(learners) > 1:
             try:
-                return BatchedLearner(torch_learners, lenient=scenario.attack is not None)
+                if len(torch_learners) == len(learners):
+                    return BatchedLearner(torch_learners, lenient=scenario.attack is not None)
+                if stacked is not None:
+                    return stacked(learners)
             except ConfigurationError as error:
                 self.notes.append(f"trained one by one: {error}")
         most = min(workers, len(learners))

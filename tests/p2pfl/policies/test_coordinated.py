@@ -312,6 +312,21 @@ def test_fedpref_min_progress_keeps_converged_clusters():
         assert len(clusters(state)) == (2 if round == 4 else 1), round
 
 
+@pytest.mark.parametrize(("ramp_up", "streaks"), [(False, [1, 2, 0, 1]), (True, [0, 0, 0, 1])])
+def test_fedpref_ramp_up_ignores_rounds_before_learning(ramp_up, streaks):
+    policy, state, found = FedPref(epsilon=1.0, patience=9, ramp_up=ramp_up), {}, []
+    for round, change in enumerate((0.0, 0.5, 3.0, 0.9), 1):
+        _, state = policy.step([submission(id, [change, 0], round=round) for id in "ab"], state, FLAT)
+        found.append(state["clusters"][""].streak)
+    assert found == streaks
+
+
+def test_fedpref_min_members_keeps_small_clusters():
+    for least, sizes in ((4, [2, 2]), (5, [4])):
+        _, states = rest(FedPref(epsilon=0.01, patience=1, min_members=least), 3)
+        assert sorted(len(members) for members in clusters(states[-1]).values()) == sizes
+
+
 def test_fedpref_relative_epsilon_scales_with_greatest_change():
     policy, state, streaks = FedPref(epsilon=0.5, relative=True, patience=9), {}, []
     for round, change in enumerate((1.0, 4.0, 2.1, 2.0, 0.1, 3.0), 1):
@@ -484,6 +499,12 @@ def test_cfl_splits_when_mean_is_small_and_members_are_not():
         assert clusters(policy.step(there, {}, FLAT)[1]) == {"": list("abcd")}
 
 
+def test_cfl_splits_cluster_after_patience_rounds():
+    for patience in (1, 2, 3):
+        _, states = rest(Cfl(epsilon_1=0.1, epsilon_2=0.5, patience=patience), patience)
+        assert [len(clusters(state)) for state in states] == [1] * (patience - 1) + [2]
+
+
 # MaTFL
 
 
@@ -510,6 +531,8 @@ def test_matfl_votes_by_hand():
         ("fedpref", {"min_progress": 1.5}, "min_progress must be from 0 to 1"),
         ("fedpref", {"affinity": "x"}, "policy.affinity must be one of clipped, shifted"),
         ("cfl", {"epsilon_2": -1.0}, "epsilon_2 must be 0 or more"),
+        ("cfl", {"patience": 0}, "patience must be 1 or more"),
+        ("fedpref", {"min_members": 1}, "min_members must be 2 or more"),
         ("matfl", {"neighbours": 0}, "neighbours must be 1 or more"),
     ],
 )
