@@ -1,6 +1,6 @@
-"""Merges of many nodes under robust rules, computed together with the formulas of single merges.
+"""Merges and clippings of many nodes under robust rules, computed together with the formulas of single merges.
 
-Nodes of one instant share models. A distance of two models is therefore computed once, for all merges that need it, from
+Nodes of one instant share models. A distance of two models is therefore computed once, for all nodes that need it, from
 inner products: ||x - y||^2 = <x, x> + <y, y> - 2 <x, y>. The models are taken relative to a central one of the nodes' own
 models. A distance that is small against its distances from this model is computed from the difference.
 """
