@@ -17,7 +17,7 @@ from scripts.tools.findings import ROOT
 SCHEMAS: Mapping[str, str] = {
     "custom.github-workflows-require-timeout": ".github/workflows/*.yml",
     "vendor.citation-file-format": "CITATION.cff",
-    "vendor.compose-spec": "deploy/compose.yaml",
+    "vendor.compose-spec": "deploy/compose*.yaml",
     "vendor.dependabot": ".github/dependabot.yml",
     "vendor.github-issue-config": ".github/ISSUE_TEMPLATE/config.yml",
     "vendor.github-issue-forms": ".github/ISSUE_TEMPLATE/*_*.yml",

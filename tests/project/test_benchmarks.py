@@ -111,3 +111,20 @@ def test_preference_benchmark_writes_times(tmp_path):
     assert re.search(r"^adult: .*P2PFL_DATA", done.stdout, re.M)
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert {what: len(times) for what, times in figures["synthetic"].items()} == {"answer": 3, "decisions": 3}
+
+
+@pytest.mark.slow
+def test_cluster_benchmark_writes_efficiency(tmp_path):
+    pytest.importorskip("ray", reason="needs the extra ray")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "cluster.py"), "--runs", "2", "--rounds", "2", "--json", "figures.json"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    ((process,), (ray,), (efficiency,)) = (figures[name] for name in ("process", "ray", "efficiency"))
+    assert efficiency == process / ray
+    assert f"efficiency {efficiency:.2f}" in done.stdout

@@ -1,10 +1,13 @@
 """Files in deploy/: valid for the programs that read them, and consistent with each other and the project."""
 
 import asyncio
+import json
+import os
 import re
 import shutil
 import socket
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -13,7 +16,8 @@ import pytest
 
 from p2pfl.node.doctor.network_checks import check_broker
 from p2pfl.system.console import INTERRUPTED, WRONG_USAGE
-from tests.support.mosquitto import PATIENCE, mosquitto
+from tests.support.mosquitto import PATIENCE, mosquitto, program
+from tests.support.processes import free_ports
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -99,10 +103,14 @@ def test_image_runs_the_command_of_the_unit():
     assert command == "[" + ", ".join(f'"{argument}"' for argument in arguments) + "]"
 
 
-def test_services_have_minimal_rights():
+def compose_file(name):
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    assert set(compose["services"]) == {"broker", "node"}
+    return yaml.safe_load((DEPLOY / name).read_text())
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose-member.yaml"])
+def test_services_have_minimal_rights(name):
+    compose = compose_file(name)
     for service in compose["services"].values():
         assert service["cap_drop"] == ["ALL"]
         assert "cap_add" not in service
@@ -110,10 +118,139 @@ def test_services_have_minimal_rights():
         assert service["security_opt"] == ["no-new-privileges:true"]
         for volume in service["volumes"]:
             source = volume.partition(":")[0]
-            assert source in compose["volumes"] or source[2:] in OWN or (DEPLOY / source).exists()
-    assert compose["services"]["broker"]["ports"] == ["8883:8883"]
-    build = compose["services"]["node"]["build"]
-    assert (DEPLOY / build["context"] / build["dockerfile"]).resolve() == DEPLOY / "Containerfile"
+            made = source[2:] in OWN and name == "compose-member.yaml"
+            assert source in compose["volumes"] or made or (DEPLOY / source).exists()
+        if build := service.get("build"):
+            assert (DEPLOY / build["context"] / build["dockerfile"]).resolve() == DEPLOY / "Containerfile"
+    assert any("build" in service for service in compose["services"].values())
+
+
+def test_only_the_broker_with_accounts_is_published():
+    assert compose_file("compose-member.yaml")["services"]["broker"]["ports"] == ["8883:8883"]
+    services = compose_file("compose.yaml")["services"]
+    assert set(services) == {"broker", "setup", *(f"node{k}" for k in range(1, 6))}
+    assert not any("ports" in service for service in services.values())
+
+
+class Containers:
+    """Services of compose.yaml as processes: with its volumes in a folder, and free ports in place of its hosts.
+
+    Args:
+        folder: stands for the root of all containers.
+    """
+
+    def __init__(self, folder):
+        self.services = compose_file("compose.yaml")["services"]
+        self.image = {line[0]: " ".join(line[1:]) for line in containerfile()}
+        self.folder = folder
+        (folder / "var/lib/p2pfl").mkdir(parents=True)
+
+    def start(self, name, **changed):
+        """Start the command of a service; `changed` replaces parts of its words."""
+        service = self.services[name]
+        own = json.loads(self.image["ENTRYPOINT"]) if service["image"] == "p2pfl-node" else []
+        words = [*service.get("entrypoint", own), *service["command"]]
+        places = {volume.split(":")[1]: volume.split(":")[0] for volume in service["volumes"]}
+        for inside, outside in places.items():
+            real = (DEPLOY / outside).resolve() if outside.startswith("./") else self.folder / inside[1:]
+            words = [
+                word.replace(inside, changed.get(inside, str(real)), 1) if word.startswith(inside) else word
+                for word in words
+            ]
+        words = [word.replace("broker:1883", changed.get("broker", "broker:1883")) for word in words]
+        paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"])
+        environment = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(
+            words, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+
+@pytest.mark.slow
+def test_compose_runs_five_nodes_and_a_broker_from_nothing(tmp_path):
+    program()
+    containers = Containers(tmp_path)
+    (port,) = free_ports(1)
+    config = tmp_path / "mosquitto.conf"  # here the broker is in the network of the machine
+    text = (DEPLOY / "mosquitto-trial.conf").read_text()
+    assert text.count("listener 1883\n") == 1
+    config.write_text(text.replace("listener 1883", f"listener {port} 127.0.0.1"))
+    running = [containers.start("broker", **{"/mosquitto/config/mosquitto.conf": str(config)})]
+    try:
+        for _ in range(2):  # the second time, the federation exists
+            setup = containers.start("setup", broker=f"127.0.0.1:{port}")
+            out, _ = setup.communicate(timeout=PATIENCE * 3)
+            assert setup.returncode == 0, out
+        assert out == ""
+        nodes = sorted(name for name in containers.services if name.startswith("node"))
+        for name, own in zip(nodes, free_ports(len(nodes)), strict=True):
+            settings = tmp_path / "var/lib/p2pfl" / name / "node.toml"
+            settings.write_text(settings.read_text().replace('":4100"', f'"127.0.0.1:{own}"', 1))
+            running.append(containers.start(name))
+        for process in running[1:]:
+            lines = []
+            while not lines or "all rounds are done" not in lines[-1]:
+                lines.append(process.stdout.readline())
+                assert lines[-1], lines
+            assert any("connected members: 5 of 5" in line for line in lines)
+            assert any("round 10 of 10" in line for line in lines)
+        assert running[0].poll() is None
+        for process in running[1:]:
+            process.terminate()  # as `docker compose stop`
+        for process in running[1:]:
+            out, _ = process.communicate(timeout=PATIENCE)
+            assert process.returncode == 0, out
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("name", ["node.yaml", "broker.yaml"])
+def test_manifests_follow_the_schemas_of_kubernetes(name):
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for manifest in manifests(name):
+        kubernetes.validate(manifest, kubernetes.latest_version(), strict=True)
+
+
+def manifests(name):
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    return list(yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text()))
+
+
+@pytest.mark.parametrize("name", ["node.yaml", "broker.yaml"])
+def test_pods_have_minimal_rights_and_reachable_ports(name):
+    service, workload = manifests(name)
+    labels, pod = (workload["spec"]["template"][key] for key in ("metadata", "spec"))
+    assert service["spec"]["selector"] == workload["spec"]["selector"]["matchLabels"] == labels["labels"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["automountServiceAccountToken"] is False
+    volumes = {volume["name"] for volume in [*pod["volumes"], *(c["metadata"] for c in claims(workload))]}
+    for container in [*pod.get("initContainers", []), *pod["containers"]]:
+        rights = container["securityContext"]
+        assert rights["capabilities"] == {"drop": ["ALL"]}
+        assert rights["readOnlyRootFilesystem"] is True
+        assert rights["allowPrivilegeEscalation"] is False
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+    ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
+    assert [ports[port["targetPort"]] for port in service["spec"]["ports"]] == [
+        port["port"] for port in service["spec"]["ports"]
+    ]
+
+
+def claims(workload):
+    return workload["spec"].get("volumeClaimTemplates", [])
+
+
+def test_pod_of_a_node_agrees_with_the_image():
+    lines = {line[0]: line for line in containerfile()}
+    _, workload = manifests("node.yaml")
+    pod = workload["spec"]["template"]["spec"]
+    assert str(pod["securityContext"]["runAsUser"]) == lines["USER"][1]
+    assert " ".join(lines["CMD"][1:]) == json.dumps(pod["containers"][0]["args"])
+    assert pod["terminationGracePeriodSeconds"] == 600  # as in the unit of systemd
+    _, broker = manifests("broker.yaml")
+    program = broker["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert program == compose_file("compose-member.yaml")["services"]["broker"]["command"]
 
 
 def test_deploy_page_names_existing_files():

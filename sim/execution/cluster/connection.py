@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from p2pfl.errors import ConfigurationError, MissingRequirementError, RunError
 # Ray reads these when it is imported or started. The second one silences a warning about GPUs; without the third one workers
 # yield to all other programs of the machine.
 _DEFAULTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0"}
+
+PATIENCE = 10.0  # seconds for the first connection to a cluster
 
 
 @contextmanager
@@ -34,6 +37,8 @@ def connect(address: str, processors: int | None) -> Iterator[Any]:
             f"the engine ray does not support Ray Client ({address}); run p2pfl-sim on a machine of the cluster, or"
             " submit it with `ray job submit`"
         )
+    if address and address != "auto":
+        _check_address(address)
     os.environ.update({key: value for key, value in _DEFAULTS.items() if key not in os.environ})
     main = threading.current_thread() is threading.main_thread()
     on_sigterm = signal.getsignal(signal.SIGTERM) if main else None
@@ -44,7 +49,7 @@ def connect(address: str, processors: int | None) -> Iterator[Any]:
     local = {"num_cpus": processors or os.cpu_count(), "include_dashboard": False}
     try:
         ray.init(address=address or "local", logging_level=logging.ERROR, **({} if address else local))
-    except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises this class itself if its processes do not start in time
         reason = str(error).strip().partition("\n")[0]
         raise RunError(f"cannot use the Ray cluster {address or 'of this machine'}: {reason}") from error
     if main:
@@ -53,3 +58,14 @@ def connect(address: str, processors: int | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Raise an error if no program listens at the address; Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigurationError(f"the address of a Ray cluster is host:port or auto, got {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+    except OSError as error:
+        raise RunError(f"cannot use the Ray cluster {address}: {error.strerror or error}") from error

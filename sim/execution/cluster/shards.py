@@ -117,12 +117,16 @@ class RayShards:
                 continue
             assert isinstance(found, ProbeResult)
             self._settings.check(found)
-            self._shards.append(RayShard(probes[answer]))
+            self.add(RayShard(probes[answer]))
         used = {id(shard.actor) for shard in self._shards}
         for actor in self._actors:
             if id(actor) not in used:
                 ray.kill(actor)
         return self._shards
+
+    def add(self, shard: RayShard) -> None:
+        """Count a shard in the notes."""
+        self._shards.append(shard)
 
     def end(self) -> None:
         import ray

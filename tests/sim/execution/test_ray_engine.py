@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2pfl.errors import RunError
+from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.sim.cli.main import main
+from p2pfl.sim.execution.cluster.connection import connect
 from p2pfl.sim.execution.cluster.options import ClusterOptions
 from p2pfl.sim.execution.run_order import Listener
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.scenario import resolve
 from tests.sim.execution.test_resume import left_behind
 from tests.sim.execution.test_runner import left_of
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, free_ports
 
 ROOT = Path(__file__).parents[3]
 TASKS = """
@@ -252,3 +253,14 @@ def test_missing_ray_and_its_client_give_one_line(capsys, tmp_path, monkeypatch)
     assert main([*run, "--ray-address", "ray://head:10001"]) == 2
     assert capsys.readouterr().err.startswith("the engine ray does not support Ray Client (ray://head:10001); ")
     assert not Path("here").exists()
+
+
+def test_wrong_address_gives_one_line_at_once():
+    (closed,) = free_ports(1)
+    with (
+        pytest.raises(RunError, match=f"cannot use the Ray cluster 127.0.0.1:{closed}: "),
+        connect(f"127.0.0.1:{closed}", None),
+    ):
+        pass
+    with pytest.raises(ConfigurationError, match="host:port or auto, got 'head'"), connect("head", None):
+        pass

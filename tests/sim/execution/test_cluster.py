@@ -1,4 +1,6 @@
-"""Messages of the engine `ray`: values that return as they were, and values that are refused."""
+"""Parts of the engine `ray` that need no cluster: messages, the note on divided runs, and the check of machines."""
+
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -12,6 +14,9 @@ from p2pfl.prediction_mixing import ModelEnsemble
 from p2pfl.private_parameters import PrivateParameters
 from p2pfl.queries import Evaluate, NodeQuery, Train
 from p2pfl.sim.execution.cluster.messages import decode, encode
+from p2pfl.sim.execution.cluster.probe import probe
+from p2pfl.sim.execution.cluster.shards import RayShard, RayShards
+from p2pfl.sim.execution.cluster.worker_settings import WorkerSettings
 from p2pfl.sim.execution.run_order import RunOrder
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.execution.snapshots import of_result
@@ -107,3 +112,26 @@ def test_messages_with_other_types_are_refused(content):
 def test_damaged_message_is_refused():
     with pytest.raises(RunError, match="a message from the cluster cannot be read"):
         decode(encode(MODEL)[:-1])
+
+
+@pytest.mark.parametrize(("elapsed", "pays"), [(3.0, True), (5.0, False)])
+def test_note_says_when_sending_takes_longer_than_computing(elapsed, pays):
+    here = probe()
+    shards = RayShards(WorkerSettings((), "", here, allow_different_bits=False), "cpu")
+    shard = RayShard(None)
+    shard.bytes, shard.computed, shard.elapsed = 3_000_000, 2.0, elapsed
+    shards.add(shard)
+    expected = "dividing this run did not pay: 3 MB of models went to other workers and back, which took 3.0 s for 2.0 s"
+    assert [note[: len(expected)] for note in shards.notes()] == ([] if pays else [expected])
+
+
+def test_machine_with_other_bits_or_version_is_refused():
+    here = probe()
+    settings = WorkerSettings((), "", here, allow_different_bits=False)
+    settings.check(here)
+    other = replace(here, digest="00", machine="other", processor="OLD")
+    with pytest.raises(RunError, match=r"^other \(torch .*, OLD\) computes other last bits than .*--allow-different-bits$"):
+        settings.check(other)
+    replace(settings, allow_different_bits=True).check(other)
+    with pytest.raises(RunError, match=r"other has version 0\.0 of p2pfl-node"):
+        replace(settings, allow_different_bits=True).check(replace(other, program="0.0"))
