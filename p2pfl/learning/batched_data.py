@@ -57,7 +57,14 @@ def _address(array: np.ndarray) -> int:
 
 
 class StackedData:
-    """Concatenated samples of the nodes in one split; data that several nodes share are stored once."""
+    """Concatenated samples of the nodes in one split; data that several nodes share are stored once.
+
+    Attributes:
+        counts: number of samples of each node.
+        offsets: place of each node's first sample.
+        shared: whether several nodes have the same samples.
+        width: number of values of an input.
+    """
 
     def __init__(self, parts: Sequence[tuple[Tensor, Tensor] | None]) -> None:
         starts: dict[tuple[int, int], int] = {}
@@ -74,6 +81,7 @@ class StackedData:
             offsets.append(starts[key])
         self.counts = np.array([len(part[0]) for part in parts if part is not None])
         self.offsets = np.array(offsets)
+        self.shared = len(kept) < len(offsets)
         self._x = torch.cat([x for x, _ in kept])
         self._y = torch.cat([y for _, y in kept])
         self.width = max(1, int(np.prod(self._x.shape[1:])))

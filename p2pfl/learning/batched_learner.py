@@ -12,6 +12,7 @@ from copy import deepcopy
 from functools import partial
 from itertools import chain
 from math import nan
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ from p2pfl.robust.batches import Rows, clip_together, combine_together
 from p2pfl.robust.candidates import Combined
 from p2pfl.update_rules import Scalarised
 
-CHUNK = 2**18  # values of inputs evaluated at once: 1 MiB, which fits into the cache
+CHUNK = 2**19  # values of inputs on which candidates are evaluated at once: 2 MiB
 MOST_CONVOLUTION = 500_000  # FLOP per sample above which torch's grouped convolutions are slower than a loop over nodes
 LARGEST_MIX = 2**26  # values of different models that are averaged together, 256 MiB
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -277,6 +278,7 @@ class BatchedLearner:
         asked = dict.fromkeys(split for _, query in plain for split in query.splits)  # keeps the order of table columns
         for split in [split for split in asked if split in self._data]:
             rows = [(k, j) for k, query in plain if split in query.splits for j in range(len(query.stack))]
+            rows.sort(key=itemgetter(1))  # consecutive nodes, whose samples need no copy
             params = [queries[k].stack[j] for k, j in rows]
             found = self._figures(params, [nodes[k] for k, _ in rows], split, self._figures_of)
             for (k, j), figures in zip(rows, found, strict=True):
@@ -298,7 +300,9 @@ class BatchedLearner:
         """
         shelf = self._data[split]
         results: list[dict[str, float]] = [{}] * len(params)
-        order = np.argsort(shelf.offsets[nodes], kind="stable")  # equal data are adjacent
+        order = np.arange(len(params))
+        if shelf.shared:  # evaluate models on the same samples together
+            order = np.argsort(shelf.offsets[nodes], kind="stable")
         for count, places in _by_value(shelf.counts[nodes][order]):
             rows = order[places]
             per_chunk = max(2, self.kernel.chunk // (count * shelf.width))
