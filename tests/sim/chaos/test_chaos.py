@@ -93,13 +93,14 @@ def test_coordinated_node_that_is_one_round_behind_catches_up(trials):
 
 
 @pytest.mark.slow
-def test_power_failure_ends_no_process_that_dials_the_machine(trials):
+def test_folder_restored_to_a_time_before_its_first_vote_does_not_vote(trials):
     faults = [
-        Fault(at=31.347, kind="restore", node="node-3", seconds=4.846, amount=6.571),
-        Fault(at=36.347, kind="power-failure-on-write", node="node-3", seconds=0.225, amount=13),
-        Fault(at=47.42, kind="admit", node="node-4"),
+        Fault(at=15.504, kind="restore", node="node-2", seconds=7.112, amount=10.244),
+        Fault(at=20.63, kind="restore", node="node-1", seconds=2.337, amount=28.676),
+        Fault(at=23.207, kind="power-failure", node="node-0", seconds=14.502),
+        Fault(at=25.11, kind="restore", node="node-3", seconds=0.024, amount=18.207),
     ]
-    assert trials.replay(Schedule("coordinated", 1733, faults)).violation is None
+    assert trials.replay(Schedule("coordinated", 7717, faults)).violation is None
 
 
 def test_replay_rejects_unknown_run_and_node(trials):
