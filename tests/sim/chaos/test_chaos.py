@@ -93,7 +93,7 @@ def test_coordinated_node_that_is_one_round_behind_catches_up(trials):
 
 
 @pytest.mark.slow
-def test_folder_restored_to_a_time_before_its_first_vote_does_not_vote(trials):
+def test_node_restored_to_before_its_first_vote_does_not_vote(trials):
     faults = [
         Fault(at=15.504, kind="restore", node="node-2", seconds=7.112, amount=10.244),
         Fault(at=20.63, kind="restore", node="node-1", seconds=2.337, amount=28.676),
