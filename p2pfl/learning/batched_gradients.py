@@ -34,10 +34,12 @@ class BatchedGradient(Protocol):
 
     Attributes:
         random: whether gradients draw random numbers; see p2pfl.learning.row_randomness.
+        independent: whether a stack can be computed in parts of 64 or more models, with the same bits.
         chunk: number of values of inputs for which outputs are best computed at once.
     """
 
     random: bool
+    independent: bool
     chunk: int
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -72,6 +74,7 @@ def kernel_for(task: TorchProblem, dense: bool = True) -> BatchedGradient:
 class VmapKernel:
     """Kernel for any module without buffers that change in training."""
 
+    independent = False
     chunk = 2**18  # 1 MiB, which fits into the cache
 
     def __init__(self, task: TorchProblem) -> None:
@@ -181,6 +184,7 @@ class DenseKernel:
         self._layers = layers
         self._cross_entropy = task.loss is cross_entropy
         self._several = None if task.objectives is None else vmap(grad(task.batch_loss))
+        self.independent = task.objectives is None
         self._grad = torch.empty(0)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:

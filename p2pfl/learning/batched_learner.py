@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from math import nan
 from operator import itemgetter
 from typing import Any
@@ -40,6 +40,8 @@ from p2pfl.robust.batches import Rows, clip_together, combine_together
 from p2pfl.robust.candidates import Combined
 from p2pfl.update_rules import Scalarised
 
+PART = 2**20  # values of models trained at once: 4 MiB, which fit into the cache
+ALIGNED = 64  # a part of a stack begins with a multiple of so many models, whose sums then have the same order
 CHUNK = 2**19  # values of inputs on which candidates are evaluated at once: 2 MiB
 MOST_CONVOLUTION = 500_000  # FLOP per sample above which torch's grouped convolutions are slower than a loop over nodes
 LARGEST_MIX = 2**26  # values of different models that are averaged together, 256 MiB
@@ -143,6 +145,17 @@ class BatchedLearner:
             queries: one for each model.
         """
         start = torch.from_numpy(self._means.stack([query.params for query in queries])).to(self._device)
+        new = torch.empty_like(start)
+        size = len(nodes)
+        if self._device.type == "cpu" and self.kernel.independent and self._equal_counts:
+            size = max(ALIGNED, PART // start.shape[1] // ALIGNED * ALIGNED)
+        for first, end in pairwise([*range(0, max(1, len(nodes) - ALIGNED + 1), size), len(nodes)]):
+            self._train_part(nodes[first:end], queries[first:end], start[first:end], new[first:end])
+        self._trained = RowCache(new.cpu().numpy())
+        return self._trained.rows
+
+    def _train_part(self, nodes: list[int], queries: list[Train], start: Tensor, new: Tensor) -> None:
+        """Train the models `start`, [K, P], as `_train_alike` does; the results are written into `new`, [K, P]."""
         data, task = self._data["train"], self._task
         counts = data.counts[nodes]  # in descending order
         most = int(counts[0])
@@ -152,6 +165,7 @@ class BatchedLearner:
         training = StackedTraining(
             queries,
             start,
+            new,
             n_trained=task.layout.n_trained,
             kernel=self.kernel,
             optimizer=optimizer,
@@ -180,14 +194,11 @@ class BatchedLearner:
                 where = slice(None) if len(picked) == len(nodes) else torch.from_numpy(rows)
                 starts = (counts[rows] - size).tolist()
                 training.step(where, *data.batch([nodes[r] for r in picked], [order[r] for r in picked], starts, size))
-        new = training.models
         self._lasting.keep(occasion(queries[0]), nodes, optimizer, training.state)
         finite = new.sum(1).isfinite()
         if not (self._lenient or finite.all()):
             first = int((~finite).nonzero()[0])
             raise DivergenceError(self._draws[nodes[first]].name, queries[first].round)
-        self._trained = RowCache(new.cpu().numpy())
-        return self._trained.rows
 
     def _rate(self, round: int) -> float | None:
         """Return the learning rate in a round; None if it is the same in all rounds."""

@@ -21,6 +21,7 @@ class StackedTraining:
     Args:
         queries: one for each model. All or none have a `proximal`, and all rules have the same `batch_key`.
         start: the initial models, [K, P]; not modified.
+        models: memory for the trained models, [K, P].
         n_trained: number of trained values of a model, from the start of the vector.
         kernel: computes the gradients.
         optimizer: the common optimiser, for at most `steps` steps.
@@ -38,6 +39,7 @@ class StackedTraining:
         self,
         queries: Sequence[Train],
         start: Tensor,
+        models: Tensor,
         *,
         n_trained: int,
         kernel: BatchedGradient,
@@ -49,7 +51,7 @@ class StackedTraining:
         state: State | None = None,
     ) -> None:
         rules, device = [query.rule for query in queries], start.device
-        self.models = torch.empty_like(start)
+        self.models = models
         self._start = start
         self._fresh = True  # `models` is still empty
         self._n = n_trained

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from p2pfl.errors import ConfigurationError, DivergenceError
-from p2pfl.learning import batched_data
+from p2pfl.learning import batched_data, batched_learner
 from p2pfl.learning.batched_gradients import DenseKernel, VmapKernel
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.losses import cross_entropy, squared_error
@@ -572,3 +572,25 @@ def _outputs(made, model, x):
     return torch.func.functional_call(
         made.template, {name: torch.tensor(t) for name, t in made.layout.unflatten(model).items()}, (x,)
     )
+
+
+@pytest.mark.parametrize(("hidden", "samples"), [(8, 16), (5, 33)])
+def test_training_in_parts_has_equal_bits(monkeypatch, hidden, samples):
+    rng, nodes = np.random.default_rng(0), 130
+    tasks = [
+        classification(
+            lambda: nn.Sequential(nn.Linear(10, hidden), nn.ReLU(), nn.Linear(hidden, 3)),
+            (rng.standard_normal((samples, 10)).astype(np.float32), rng.integers(0, 3, samples)),
+        )
+        for _ in range(nodes)
+    ]
+    start = tasks[0].initial(0)
+    jobs = [NodeQuery(k, Train(start, round=1, epochs=2)) for k in range(nodes)]
+
+    def trained():
+        team = BatchedLearner([each.learner(RandomStreams(0, f"node-{k}")) for k, each in enumerate(tasks)])
+        return np.array(team.compute(jobs))
+
+    whole = trained()
+    monkeypatch.setattr(batched_learner, "PART", 1)
+    assert trained().tobytes() == whole.tobytes()
