@@ -96,7 +96,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         task, policy: tables with a `name` and options.
         budget: limits of what this node may receive; models beyond them are dropped.
         track: trackers that receive the figures of this node.
-        addresses: known addresses of members, by name; the node does not search for these members.
+        addresses: known addresses of members, by name. The node also finds others; `join` saves that of the inviting node.
     """
 
     name: str

@@ -27,7 +27,8 @@ def join(
 ) -> str:
     """Become a member, with a token or an admission; return the federation's name.
 
-    If the inviting node was reached through a broker that node.toml lacks, the broker is saved there for later runs.
+    The way to the inviting node is saved in node.toml for later runs, if it is not there: the node's address, or the
+    broker through which it was reached.
 
     Args:
         approve: called before anything is saved.
@@ -67,7 +68,21 @@ def _join(folder: Path, own: NodeConfig, token: str, approve: Approve, notify: C
     say_earlier()
     if way.broker is not None:
         _keep_broker(folder, own.broker, way.broker, notify)
+    else:
+        _keep_address(folder, own, invitation.inviter, way.address, notify)
     return name
+
+
+def _keep_address(folder: Path, own: NodeConfig, inviter: bytes, address: str, notify: Callable[[str], None]) -> None:
+    """Save the address of the inviting node, which other networks than the local one do not announce."""
+    membership = load_federation(folder)
+    names = [name for name, member in membership.members.items() if member.key == inviter] if membership else []
+    if not names or names[0] in own.addresses:
+        return
+    try:
+        config_edit.set_text(folder, names[0], address, table="addresses")
+    except ConfigurationError as error:
+        notify(f"joined, but the address of {names[0]} was not saved: {error}")
 
 
 def _keep_broker(folder: Path, own: str, used: BrokerAddress, notify: Callable[[str], None]) -> None:

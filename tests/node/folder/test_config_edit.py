@@ -39,3 +39,29 @@ def test_set_text_leaves_file_that_it_does_not_understand(tmp_path, text):
 def test_set_text_reports_missing_file(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot set broker: No such file"):
         set_text(tmp_path, "broker", "mqtt://h")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("x = 1\n", 'x = 1\n\n[addresses]\nalice = "h:1"\n'),
+        ('[addresses]  # of members\nbob = "h:2"\n', '[addresses]  # of members\nalice = "h:1"\nbob = "h:2"\n'),
+        (
+            '[addresses]\nalice = "h:3" # old\n[codec]\nalice = "x"\n',
+            '[addresses]\nalice = "h:1" # old\n[codec]\nalice = "x"\n',
+        ),
+    ],
+)
+def test_set_text_changes_key_of_table(tmp_path, before, after):
+    path = tmp_path / config.CONFIG
+    path.write_text(before)
+    set_text(tmp_path, "alice", "h:1", table="addresses")
+    assert path.read_text() == after
+
+
+def test_set_text_of_table_leaves_inline_table(tmp_path):
+    path = tmp_path / config.CONFIG
+    path.write_text('addresses = { bob = "h:2" }\n')
+    with pytest.raises(ConfigurationError, match=r'write alice = "h:1" below \[addresses\] of .*node.toml'):
+        set_text(tmp_path, "alice", "h:1", table="addresses")
+    assert path.read_text() == 'addresses = { bob = "h:2" }\n'

@@ -19,6 +19,7 @@ from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
 from p2pfl.node.runtime import inviter_client
 from p2pfl.node.runtime import join as joining
+from p2pfl.protocols.membership.invitation import Invitation
 from p2pfl.system.failpoints import VARIABLE
 from tests.support import forked
 from tests.support.processes import PATIENCE, federate, free_ports
@@ -124,6 +125,8 @@ def test_join_reads_token_from_stdin_and_needs_running_inviter(tmp_path, capsys,
         "settings of the federation test:\n  task digits\n  policy dac\n  model of 4,810 values (0.02 MB), 10"
     )
     assert out == f"joined the federation test; next: p2pfl-node run {folder}\n"
+    assert list(config.load(folder).addresses) == ["alice"]
+    assert config.load(folder).addresses["alice"] in Invitation.parse(token).addresses
     assert main(["revoke", str(alice.folder), "bob"]) == 0
     deadline = time.monotonic() + PATIENCE
     while alice.status()["peers"]:  # the running node detects the entry that the command has written
