@@ -201,7 +201,7 @@ class Machine:
             self._invariants.starts(self.name, process.membership)
             self.note(f"start {process.incarnation}")
             await process.run()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, KeyboardInterrupt):
             raise
         except BaseException as failure:
             error = first_error(failure)

@@ -110,6 +110,15 @@ def test_replay_rejects_unknown_run_and_node(trials):
         trials.replay(Schedule("gossip", 0, [Fault(at=1.0, kind="crash", node="node-9")]))
 
 
+def test_interrupt_within_a_process_ends_the_search(trials, monkeypatch):
+    async def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process.Process, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trials.replay(Schedule("gossip", 1, []))
+
+
 # Runs
 
 
