@@ -415,6 +415,7 @@ def restore(raw: Mapping[str, Any], folder: Path) -> ScenarioFile:
         source=keys.source,
         table=keys.table,
         figure=keys.figure,
+        claims=claims_of(where, keys.claim, [run.row for run in runs]),
     )
 
 

@@ -41,6 +41,9 @@ policy = { name = "stopping:Stopped", neighbours = 1 }
 name = "third"
 policy = { name = "local" }
 paper = 10.0
+[[claim]]
+run = "first"
+below = "third"
 """
 
 
@@ -102,6 +105,7 @@ def test_resume_keeps_finished_runs_and_does_the_rest(capsys, how, code, last):
     assert "mean over nodes and 2 seeds" in out
     assert "note" not in out
     assert left_behind("here") == left_behind("whole")
+    assert all(len(row["by_seed"]["mean"]) == 2 for row in left_behind("here")[2]["table"])  # the claim needs them
 
 
 @pytest.mark.slow
