@@ -15,6 +15,7 @@ P2pflError
   + ProtocolError                 p2pfl.protocols.errors
     + DamageError                 p2pfl.protocols.mqtt.link_handshake
   + TransportError                p2pfl.protocols.errors
+    + AddressInUseError           p2pfl.protocols.errors
     + RefusedError                p2pfl.protocols.errors
   + IdentityError                 p2pfl.protocols.errors
     + PassphraseError             p2pfl.protocols.errors

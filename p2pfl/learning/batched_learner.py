@@ -51,15 +51,15 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTran
 class SequentialLearner:
     """Learners of any kind, by the index of their node, called one after another.
 
-    Robust merges and clippings are computed together.
+    Robust merges are computed together. Clippings are not, because the last bits of their distances depend on the others.
     """
 
     def __init__(self, learners: Sequence[Learner] | Mapping[int, Learner]) -> None:
         self._learners = learners
 
     def compute(self, jobs: Sequence[NodeQuery[R]]) -> list[R]:
-        if jobs[0].query.name in ROBUST:
-            return compute_robust(jobs)
+        if jobs[0].query.name == Combine.name:
+            return combine_all(jobs)
         return [self._learners[job.node].compute(job.query) for job in jobs]
 
 
@@ -351,13 +351,9 @@ def _is_plain(query: Train, first: Train) -> bool:
     return plain and (query.round, query.epochs, query.purpose) == (first.round, first.epochs, first.purpose)
 
 
-ROBUST: Mapping[str, Callable[[Sequence[Any]], list[Any]]] = {Combine.name: combine_together, Clip.name: clip_together}
-"""Computations of p2pfl.robust.batches, which need no learner, by the name of their queries."""
-
-
-def compute_robust(jobs: Sequence[NodeQuery[Any]]) -> list[Any]:
-    """Return the answers to queries of one name in ROBUST."""
-    return ROBUST[jobs[0].query.name]([job.query for job in jobs])
+def combine_all(jobs: Sequence[NodeQuery[Any]]) -> list[Any]:
+    """Return the robust merges of many nodes; see p2pfl.robust.batches."""
+    return combine_together([job.query for job in jobs])
 
 
 def _common_task(learners: Sequence[TorchLearner]) -> TorchProblem:

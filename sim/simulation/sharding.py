@@ -17,9 +17,9 @@ import msgspec
 from p2pfl.attacks.label_flip import flip_labels
 from p2pfl.config.binding import split_name
 from p2pfl.learner import Learner
-from p2pfl.learning.batched_learner import ROBUST, compute_robust
+from p2pfl.learning.batched_learner import combine_all
 from p2pfl.policies import make_policy
-from p2pfl.queries import NodeQuery, R
+from p2pfl.queries import Combine, NodeQuery, R
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, end_all, prepare_process
@@ -133,8 +133,8 @@ class ShardedBackend:
         Averaging models is faster than sending them. If several jobs fail, the error of the first job is raised, as if
         they were computed in turn.
         """
-        if jobs[0].query.name in ROBUST:
-            return compute_robust(jobs)
+        if jobs[0].query.name == Combine.name:
+            return combine_all(jobs)
         results: list[Any] = [None] * len(jobs)
         errors: dict[int, Exception] = {}
         places = defaultdict(list)
