@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain, pairwise
 from math import nan
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -353,7 +353,7 @@ def _is_plain(query: Train, first: Train) -> bool:
 
 def combine_all(jobs: Sequence[NodeQuery[Any]]) -> list[Any]:
     """Return the robust merges of many nodes; see p2pfl.robust.batches."""
-    return combine_together([job.query for job in jobs])
+    return combine_together([cast(Combine, job.query) for job in jobs])
 
 
 def _common_task(learners: Sequence[TorchLearner]) -> TorchProblem:
