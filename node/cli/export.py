@@ -38,7 +38,9 @@ class Exported(NamedTuple):
         if len(set(self.by_stage.values())) < 2:
             return f"the model of round {self.round}"
         losses = (f"{stage} {loss:.4g} in round {round}" for stage, (loss, round) in self.by_stage.items())
-        return f"the {self.stage} model of round {self.round} (least validation loss: {', '.join(losses)})"
+        least = min(self.by_stage, key=lambda stage: self.by_stage[stage][0])
+        policy = "" if self.stage == least else f"the policy reports {self.stage} models; "
+        return f"the {self.stage} model of round {self.round} ({policy}least validation loss: {', '.join(losses)})"
 
 
 def export(folder: Path, target: Path, force: bool = False, format: str = "", preference: Sequence[float] = ()) -> Exported:
