@@ -65,7 +65,7 @@ class ShardSource(Protocol):
 
 
 class LocalShards:
-    """ShardSource that are processes of this machine."""
+    """Shards in processes of this machine."""
 
     def __init__(self) -> None:
         self._workers: list[Worker] = []

@@ -27,9 +27,9 @@ def printed(text):
     return found
 
 
-def benchmark(folder, *options):
+def benchmark(folder, *options, program="sim_speed.py"):
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "sim_speed.py"), *options, "--json", "figures.json"],
+        [sys.executable, str(ROOT / "benchmarks" / program), *options, "--json", "figures.json"],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -79,22 +79,14 @@ def test_scale_benchmark_writes_time_and_memory(tmp_path):
 
 @pytest.mark.slow
 def test_robust_benchmark_writes_ratio_of_each_rule(tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "robust.py"), "--quick", "--json", "figures.json"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    figures = json.loads((tmp_path / "figures.json").read_text())
+    out, figures = benchmark(tmp_path, "--quick", program="robust.py")
     computed, merged = (figures[f"4810 {kind} by 100 nodes with 10 peers"] for kind in ("computed", "merged"))
     assert list(computed) == [*RULES, "median-clip"]
     assert set(merged) == RULES.keys() - {"ubar", "loss"} | {"median-clip"}
     for ratios in figures.values():
         for rule, ratio in ratios.items():
             assert isfinite(ratio)
-            assert f"{rule} {ratio:.2f}" in done.stdout
+            assert f"{rule} {ratio:.2f}" in out
 
 
 @pytest.mark.slow
@@ -116,15 +108,7 @@ def test_preference_benchmark_writes_times(tmp_path):
 @pytest.mark.slow
 def test_cluster_benchmark_writes_efficiency(tmp_path):
     pytest.importorskip("ray", reason="needs the extra ray")
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "cluster.py"), "--runs", "2", "--rounds", "2", "--json", "figures.json"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    figures = json.loads((tmp_path / "figures.json").read_text())
+    out, figures = benchmark(tmp_path, "--runs", "2", "--rounds", "2", program="cluster.py")
     ((process,), (ray,), (efficiency,)) = (figures[name] for name in ("process", "ray", "efficiency"))
     assert efficiency == process / ray
-    assert f"efficiency {efficiency:.2f}" in done.stdout
+    assert f"efficiency {efficiency:.2f}" in out

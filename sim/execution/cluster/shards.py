@@ -1,4 +1,4 @@
-"""ShardSource of one run as actors of a cluster. They count the models that travel."""
+"""Shards of one run as actors of a cluster. They count the bytes that travel."""
 
 from __future__ import annotations
 
