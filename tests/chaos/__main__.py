@@ -89,7 +89,7 @@ def run(federation, seed, minutes, first):
 
 def report(federation):
     """Print the peers of each node as it sees them, and its last lines."""
-    for name in federation.names:
+    for name in (name for name, starts in federation.starts.items() if starts):
         status = federation.status(name)
         peers = ", ".join(f"{peer['name']} {peer['state']} {peer['reason']}".strip() for peer in status.get("peers", ()))
         print(f"{name}, {status['state']}, round {status['round']}: {peers}")

@@ -38,6 +38,8 @@ def check(federation):
             if found > most:
                 raise Violation(f"{name} has {found:.0f} {what}, at most {most}")
         check_status(name, federation.status(name))
+    for name in federation.leaving:
+        check_status(name, federation.status(name))
 
 
 def check_status(name, status):
