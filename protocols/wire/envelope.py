@@ -324,10 +324,10 @@ class FrameVerifier:
 def _decode_version(header: memoryview) -> Header:
     """Read a header; refuse another version, because its fields may differ."""
     if _is_array(header[0]) and header[1] < 128 and header[1] != VERSION:
-        raise ProtocolError("version", f"the peer has version {header[1]}, this node {VERSION}")
+        raise ProtocolError("version", f"the peer has wire version {header[1]}, this node {VERSION}")
     decoded = _decode(header)
     if decoded.version != VERSION:
-        raise ProtocolError("version", f"the peer has version {decoded.version}, this node {VERSION}")
+        raise ProtocolError("version", f"the peer has wire version {decoded.version}, this node {VERSION}")
     return decoded
 
 

@@ -124,6 +124,8 @@ class LinkHandler:
         peer.offences[error.cause] += 1
         if error.cause == "replay":
             self._incarnations.show_newest(link, peer)
+        if error.cause == "version" and not peer.introduced:
+            self._table.suspect(peer, str(error).removeprefix("version: "))
         guard = self._options.guard
         if guard is not None and guard.offend(peer.key, error.cause):
             self._transport.expel(peer.key)
