@@ -22,7 +22,7 @@ class Solutions(NamedTuple):
 
     Attributes:
         higher_is_better: by the name of each objective, in their order.
-        preferences: the preference of each solution, float64 [k, m].
+        preferences: the preference of each solution, float64 [k, m]; [k, 0] for models without one.
         points: their objectives as reported, float64 [k, m].
     """
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,7 +18,12 @@ from p2pfl.learning.torch_problem import Samples
 from p2pfl.learning.torch_task import TorchTask
 from p2pfl.multiobjective.preferences import validate_preference
 from p2pfl.multiobjective.scalarisation import Objectives
+from p2pfl.parameters import Parameters
+from p2pfl.pareto_metrics import Solutions
 from p2pfl.queries import Split
+from p2pfl.random_streams import RandomStreams
+
+Reported = Literal["model", "constant", "both"]
 
 
 @dataclass(frozen=True)
@@ -50,13 +56,17 @@ class FairClassifier(TorchTask):
     It reports `hypervolume`, `smallest_error` and `smallest_disparity`. The hypervolume is that of the single point of
     its error and its disparity (eq. 2), with the reference point (1, 1): (1 - error) (1 - disparity).
 
+    The constant classifier gives all samples of a split their more frequent label; its disparity is 0.
+
     Attributes:
         groups: number of groups.
+        reported: the measured points: the "model", the "constant" classifier instead, or "both" together.
         kept: criterion for the resulting model of a run: the lowest validation "loss", or the greatest validation
             "hypervolume", for models that are trained to be fair.
     """
 
     groups: int = 2
+    reported: Reported = "model"
     kept: Literal["loss", "hypervolume"] = "loss"
     extra_metrics: tuple[str, ...] = ALSO
 
@@ -69,8 +79,22 @@ class FairClassifier(TorchTask):
         error = (decisions != labels).to(outputs.dtype).mean()
         disparity = demographic_parity(decisions, labels, targets[:, 1], self.groups, "mean")
         volume = (1 - error) * (1 - disparity)
+        if self.reported != "model":
+            positive = labels.mean()
+            constant = torch.minimum(positive, 1 - positive)  # its error
+            own = self.reported == "both"
+            volume = 1 - constant + (own * (constant - error).clamp_min(0) * (1 - disparity))
+            error, disparity = torch.minimum(error, constant) if own else constant, torch.zeros_like(disparity)
         loss = self.batch_loss(outputs, targets, weights) if self.kept == "loss" else 1 - volume
         return {"loss": loss, self.metric: volume, "smallest_error": error, "smallest_disparity": disparity}
+
+    def solutions(self, params: Parameters) -> Solutions | None:
+        """Return error and disparity on the test data, without a preference; None for several points."""
+        if "test" not in self.data or not len(self.data["test"].x) or self.reported == "both":
+            return None
+        (found,) = self.learner(RandomStreams(0, "")).evaluate([params], ["test"])
+        point = np.array([[found["test_smallest_error"], found["test_smallest_disparity"]]])
+        return Solutions({"error": False, "disparity": False}, np.empty((1, 0)), point)
 
     def tally(self, outputs: Tensor, targets: Tensor) -> GroupCounts:
         """Return the statistics of a model with these outputs by label and group."""

@@ -103,6 +103,8 @@ class PrafflLearner(Learner):
         hypervolume: the volume that error and disparity (eq. 2) of all answers dominate, with reference point (1, 1).
         smallest_error, smallest_disparity: the lowest of all answers.
         mean_error, mean_disparity: the means of all answers.
+        dead: 1 if several answers all have the same error and disparity, or all treat all samples alike; otherwise 0.
+            The usual cause is that psi's ReLU units all give 0.
         """
         return [
             {
@@ -128,6 +130,7 @@ class PrafflLearner(Learner):
             "smallest_disparity": disparity,
             "mean_error": mean_error,
             "mean_disparity": mean_disparity,
+            "dead": float(len(points) > 1 and bool((points == points[0]).all() or not points[:, 1].any())),
         }
 
     @torch.no_grad()

@@ -79,7 +79,7 @@ def head() -> nn.Sequential:
 
     Its widths are those of eq. 20, whose layers do not fit each other as printed. There is no ReLU between them: the
     program of the paper's authors has none either, and with ReLU training collapsed for some seeds. A head is thus an
-    affine map.
+    affine map. (In that program the widths of eq. 20 are those of the hypernetwork's output layers, for a head 4-4-2.)
     """
     return nn.Sequential(*(nn.Linear(before, after) for before, after in pairwise((BODY[-1], *HEAD, 1))))
 

@@ -12,7 +12,7 @@ from torch import nn
 from p2pfl.config.binding import build, choose
 from p2pfl.data.tabular.table import Kind
 from p2pfl.errors import ConfigurationError
-from p2pfl.fairness.fair_classifier import FairClassifier, classifier
+from p2pfl.fairness.fair_classifier import FairClassifier, Reported, classifier
 from p2pfl.fairness.praffl import PrafflTask
 from p2pfl.fairness.praffl_model import BODY, GroupedSamples, Training, body
 from p2pfl.learning.optimizers import OPTIMIZERS
@@ -21,6 +21,8 @@ from p2pfl.task import Part
 from p2pfl.tasks.fairness import IID, pool_of
 
 Table = Mapping[str, Any]
+Model = Literal["preferences", "single", "constant", "single or constant"]
+REPORTED: Mapping[str, Reported] = {"single": "model", "constant": "constant", "single or constant": "both"}
 ADAM = {"name": "adam", "lr": 0.005}
 
 
@@ -37,7 +39,8 @@ def praffl(
     validation: float = 0.1,
     test: float = 0.3,
     official: bool = False,
-    model: Literal["preferences", "single"] = "preferences",
+    judged_on: Literal["own", "all"] = "own",
+    model: Model = "preferences",
     communicated: int = 15,
     personal: int = 15,
     preferences: int = 64,
@@ -69,8 +72,11 @@ def praffl(
         validation: fraction of a node's samples, excluding those for testing.
         test: fraction of all rows.
         official: true uses a table's own test part instead, if it has one.
+        judged_on: the test samples of a node: its `own` part (default), or `all`.
         model: "single" makes a plain classifier, reported with the same measures, as PraFFL's baseline. Of the
             following options it uses `optimizer`, `batch_size`, `penalty` and `kept`, and an epoch is one pass.
+            "constant" reports instead the classifier that gives all samples their more frequent label, "single or
+            constant" the hypervolume of both together: what any method should exceed.
         communicated: tau_c, passes in which the shared part is trained, in each epoch of the policy.
         personal: tau_p, passes in which the hypernetwork is trained.
         preferences: number of preferences drawn for each step.
@@ -106,15 +112,16 @@ def praffl(
     )
     steps, how = choose("task.optimizer", optimizer, OPTIMIZERS)
     made = build("task.optimizer", steps, how)
-    samples = pool.samples(part.index, False)
+    samples = pool.samples(part.index, judged_on == "all")
     if not 0 <= penalty < inf:
         raise ConfigurationError(f"task.penalty must be 0 or more, and finite, got {penalty}")
-    if model == "single":
+    if model != "preferences":
         return classifier(
             partial(_network, pool.features),
             samples,
             pool.counts[0],
             penalty,
+            reported=REPORTED[model],
             kept=kept,
             optimizer=made,
             batch_size=batch_size,

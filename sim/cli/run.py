@@ -28,6 +28,7 @@ from p2pfl.sim.report.insights import findings
 from p2pfl.sim.reproduction.record import RowRecorder, form_of, without_recorded
 from p2pfl.sim.results import results
 from p2pfl.sim.results.objectives import collapses
+from p2pfl.sim.results.preference_fronts import died
 from p2pfl.sim.results.results import Result
 from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
 from p2pfl.sim.scenario.sweep import Axis, parse, sweep
@@ -223,7 +224,7 @@ def _print_outcome(options: argparse.Namespace, file: ScenarioFile, outcome: Com
     for sentence in findings(outcome.summary, runs):
         print(sentence)
     of_runs = [note for result in outcome.results for note in result.notes]
-    for line in collapses(outcome.summary["table"]):
+    for line in [*collapses(outcome.summary["table"]), *died(outcome.summary["runs"])]:
         print(f"warning: {line}")
     for note in dict.fromkeys([*file.notes, *outcome.recomputed, *of_runs]):
         print(f"note: {note}")

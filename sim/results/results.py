@@ -22,14 +22,13 @@ from p2pfl.policy import ReportedStage
 from p2pfl.queries import Split
 from p2pfl.sim import markup
 from p2pfl.sim.formatting import STAGES, count, number, size
-from p2pfl.sim.results import learning_curves, objectives
+from p2pfl.sim.results import learning_curves, objectives, preference_fronts
 from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
 from p2pfl.sim.results.learning_curves import total_sent
 from p2pfl.sim.results.mean_model import of_mean_model
 from p2pfl.sim.results.models import write_models
 from p2pfl.sim.results.pareto import on_front
 from p2pfl.sim.results.plots import draw_curves
-from p2pfl.sim.results.preference_fronts import of_nodes
 from p2pfl.sim.results.summary_metrics import by_snapshot, collaboration, late_figures, preselections, traffic
 from p2pfl.sim.results.tables import Library, Table, data_frame, stack_tables, write_parquet
 from p2pfl.sim.results.time_to_target import mean_reached, time_to_target
@@ -337,7 +336,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         summary["attackers"] = list(attack.nodes)
     if scenario.pool is not None:
         summary["pool"] = scenario.pool.name
-    if answers := of_nodes(nodes):
+    if answers := preference_fronts.of_run(run):
         summary["answers"] = answers
     if run.labels:
         summary["labels"] = run.labels
@@ -454,7 +453,12 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         "table": table,
         "notes": list(
             dict.fromkeys(
-                [*file.notes, *objectives.collapses(table), *(note for result in results for note in result.notes)]
+                [
+                    *file.notes,
+                    *objectives.collapses(table),
+                    *preference_fronts.died(runs),
+                    *(note for result in results for note in result.notes),
+                ]
             )
         ),
     }

@@ -28,6 +28,7 @@ from p2pfl.policies.random import Random
 from p2pfl.queries import Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.report.write import report
+from p2pfl.sim.results.preference_fronts import died
 from p2pfl.sim.results.results import result_of, summarise, write
 from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.simulation.clock import run as run_virtually
@@ -173,6 +174,42 @@ def test_single_model_is_measured_by_one_point():
     assert not task.layout.private
 
 
+def test_constant_classifier_is_measured_alone_and_with_a_model():
+    made = {name: task_of(model=name) for name in ("single", "constant", "single or constant")}
+    params = trained(made["single"])
+    found = {
+        name: task.learner(RandomStreams(0, "a")).evaluate([params], ["test"])[0]["test_hypervolume"]
+        for name, task in made.items()
+    }
+    labels = made["single"].data["test"].y[:, 0]
+    share = labels.mean().item()
+    point = made["single"].solutions(params).points[0]
+    assert found["constant"] == pytest.approx(max(share, 1 - share))
+    assert made["constant"].solutions(params).points.tolist() == [[pytest.approx(min(share, 1 - share)), 0.0]]
+    both = np.array([point, made["constant"].solutions(params).points[0]])
+    assert found["single or constant"] == pytest.approx(hypervolume(-both, [-1.0, -1.0]))
+    assert made["single or constant"].solutions(params) is None
+
+
+def test_all_nodes_are_judged_on_the_same_samples_on_request():
+    own, everyone = ([task_of(Part(k, 3), judged_on=on) for k in range(3)] for on in ("own", "all"))
+    assert sum(len(task.data["test"].x) for task in own) == len(everyone[0].data["test"].x)
+    assert len({task.data["test"].x.numpy().tobytes() for task in everyone}) == 1
+
+
+def test_dead_model_is_reported():
+    task = task_of()
+    params = trained(task)
+    dead = task.layout.unflatten(params.copy())
+    dead["body.2.bias"][:] = -1e3
+    learner = task.learner(RandomStreams(0, "a"))
+    found = [figures["test_dead"] for figures in learner.evaluate([params, task.layout.flatten(dead)], ["test"])]
+    assert found == [0.0, 1.0]
+    run = {"name": "praffl", "seed": 3, "answers": {"dead": 1}}
+    (line,) = died([run, {"name": "other", "seed": 3}, {"name": "alive", "seed": 3, "answers": {}}])
+    assert line.startswith("1 node of 'praffl', seed 3: its solutions do not depend on the preference")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -262,7 +299,7 @@ def test_report_shows_front_of_each_node_in_each_run(tmp_path):
     file = resolve(table | {"run": rows}, [], "test", ".")
     runs = [run(scenario) for scenario in file.runs]
     results = [result_of(done) for done in runs]
-    assert [("answers" in result.summary) for result in results] == [True, True, False]
+    assert [("answers" in result.summary) for result in results] == [True, True, True]
     for done, result in zip(runs[:2], results[:2], strict=True):
         volumes = [each["test_hypervolume"] for each in done.recorder.results.values()]
         points = [np.array(node["points"]) for node in result.summary["answers"]["nodes"]]
@@ -278,9 +315,12 @@ def test_report_shows_front_of_each_node_in_each_run(tmp_path):
     figure = figures(report([tmp_path]))["solutions"]
     assert [view["label"] for view in figure["views"]] == ["node 0", "node 1"]
     for k, view in enumerate(figure["views"]):
-        expected = sum(len(result.summary["answers"]["nodes"][k]["points"]) for result in results[:2])
-        assert {point["run"] for point in view["points"]} == {"local", "all"}
-        assert len(view["points"]) == expected
+        expected = [point for result in results for point in result.summary["answers"]["nodes"][k]["points"]]
+        assert {point["run"] for point in view["points"]} == {"local", "all", "plain"}
+        assert [point["label"] for point in view["points"] if point["run"] == "plain"] == ["single model"]
+        assert [[point["x"], point["y"]] for point in view["points"]] == expected
+        front = {tuple(point) for point in -non_dominated(-np.array(expected))}
+        assert all(point["on_front"] == ((point["x"], point["y"]) in front) for point in view["points"])
 
 
 # Answers
