@@ -436,6 +436,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         _compare(table, next(row for row in table if row["name"] == file.against))
     if file.claims:
         _add_seeds(table, file, results)
+    warnings = [*objectives.collapses(table), *preference_fronts.died(runs)]
     return {
         "scenario": file.name,
         "version": __version__,
@@ -451,16 +452,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         "runs": runs,
         **({"pools": pools} if pools else {}),
         "table": table,
-        "notes": list(
-            dict.fromkeys(
-                [
-                    *file.notes,
-                    *objectives.collapses(table),
-                    *preference_fronts.died(runs),
-                    *(note for result in results for note in result.notes),
-                ]
-            )
-        ),
+        "notes": list(dict.fromkeys([*file.notes, *warnings, *(note for result in results for note in result.notes)])),
     }
 
 
