@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str] | None) -> int:
     options = parser().parse_args(arguments)
     if getattr(options, "folder", "") is None:
-        options.folder = default_folder()
+        options.folder = default_folder(options)
     do: Callable[[argparse.Namespace], int] = options.do
     return do(options)
 
@@ -214,7 +214,7 @@ def _run(options: argparse.Namespace) -> int:
     if name := awaited_federation(options.folder):
         print(
             f"warning: this node has left the federation {name}, and trains alone; to return, wait for the admission"
-            " file, and run p2pfl-node join",
+            f" file, and run p2pfl-node join {options.folder} FILE",
             file=sys.stderr,
         )
     level = logging.DEBUG if options.verbose else logging.WARNING if options.quiet else logging.INFO

@@ -100,8 +100,9 @@ def _add_admit(commands: Any) -> None:
     )
     add_folder(admit)
     admit.add_argument(
-        "request", metavar="REQUEST", help="file with the line of request, the line itself, or - for standard input"
-    )
+        "request", nargs="?", metavar="REQUEST",
+        help="file with the line of request, or the line itself (default: standard input)",
+    )  # fmt: skip
     member = admit.add_argument_group("new member")
     add_role(member)
     output = add_output(admit)
@@ -163,20 +164,29 @@ def _invite(options: argparse.Namespace) -> int:
 
 
 def _join(options: argparse.Namespace) -> int:
-    from p2pfl.node.folder import config
     from p2pfl.node.runtime import join as joining
 
-    folder, word = options.folder, options.token
-    if word is None and credentials.is_source(str(folder)):
-        folder, word = default_folder(), str(folder)
-    config.load(folder)  # before a question for the token
-    word = word or credentials.STANDARD_INPUT
+    folder, word = _folder_and_source(options.folder, options.token)
     token = credentials.read(word, (INVITATION, ADMISSION))
     if word.startswith(INVITATION):
         print("warning: other users of this machine can see arguments; pass the token on standard input", file=sys.stderr)
     name = joining.join(folder, token, partial(_approve, options, folder), notify=partial(print, file=sys.stderr))
     print_answer(options, f"joined the federation {name}; next: p2pfl-node run {folder}", {"federation": name})
     return 0
+
+
+def _folder_and_source(folder: Path, word: str | None) -> tuple[Path, str]:
+    """Return the folder of a node and the source of a credential, of which the user may have left out either.
+
+    Raises:
+        ConfigurationError: the folder is not that of a node, or its configuration is wrong.
+    """
+    from p2pfl.node.folder import config
+
+    if word is None and credentials.is_source(str(folder)):
+        folder, word = default_folder(), str(folder)
+    config.load(folder)  # before a question for the credential
+    return folder, word or credentials.STANDARD_INPUT
 
 
 def _approve(options: argparse.Namespace, folder: Path, own: NodeConfig, agreement: Agreement) -> None:
@@ -191,7 +201,7 @@ def _approve(options: argparse.Namespace, folder: Path, own: NodeConfig, agreeme
     print("\n".join(lines), file=sys.stderr)
     if options.yes:
         return
-    again = "the token or admission remains valid for this node; to accept the options: p2pfl-node join --yes"
+    again = f"the token or admission remains valid for this node; to accept the options: p2pfl-node join {folder} --yes"
     if sys.stdin.isatty():
         if not _agrees("join with these options?"):
             raise ConfigurationError(f"not joined; {again}")
@@ -229,9 +239,10 @@ def _request(options: argparse.Namespace) -> int:
 def _admit(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import admission
 
+    options.folder, word = _folder_and_source(options.folder, options.request)
     name = admission.admit(
         options.folder,
-        credentials.read(options.request, (REQUEST,)),
+        credentials.read(word, (REQUEST,)),
         options.role,
         options.out,
         passphrase=unlock(options),

@@ -31,8 +31,11 @@ def add_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=help)
 
 
-def default_folder() -> Path:
+def default_folder(options: argparse.Namespace | None = None) -> Path:
     """Return the folder of the node for a command without FOLDER.
+
+    Args:
+        options: options of the command. A folder may stand where it needs another argument, which the error then names.
 
     Raises:
         ConfigurationError: the variable is not set, and the current folder is not that of a node.
@@ -43,6 +46,10 @@ def default_folder() -> Path:
         return Path(named)
     if Path(CONFIG).is_file():
         return Path()
+    for argument in ("name", "target"):
+        word = getattr(options, argument, None)
+        if word is not None and (Path(word) / CONFIG).is_file():
+            raise ConfigurationError(f"{argument.upper()} is missing: give it after the folder {word}")
     raise ConfigurationError(
         f"no node named: give its folder, go to its folder, or set {VARIABLE}; p2pfl-node list prints the nodes here"
     )

@@ -95,13 +95,13 @@ def check_disk(folder: Path, needed: int = 0) -> Finding:
 
 
 def check_federation(folder: Path, revoked_by: Sequence[str] = ()) -> Finding:
-    """Check the federation file, the membership, and whether this node is a member.
+    """Check the federation file, the membership, and whether this node is a member, or has requested to be one.
 
     Args:
         revoked_by: members that have refused this node as a former member.
     """
-    from p2pfl.node.federation.membership_file import load_federation
-    from p2pfl.node.federation.revocation import RETURN, describe_refusal
+    from p2pfl.node.federation.membership_file import awaited_federation, load_federation
+    from p2pfl.node.federation.revocation import describe_pending, describe_refusal, way_back
 
     try:
         membership = load_federation(folder)
@@ -110,17 +110,19 @@ def check_federation(folder: Path, revoked_by: Sequence[str] = ()) -> Finding:
         return Finding("federation", False, str(error), "restore the file from a backup, or join again")
     except IdentityError:
         return Finding("federation", None, "not checked, because the key of the node is missing or damaged")
+    if membership is None and (awaited := awaited_federation(folder)):
+        result, _, remedy = describe_pending(awaited, folder).partition("; ")
+        return Finding("federation", None, result, remedy)
     if membership is None:
-        return Finding(
-            "federation", None, "this node belongs to no federation", "run p2pfl-node federation create or p2pfl-node join"
-        )
+        remedy = f"run p2pfl-node federation create {folder} --backup FILE, or p2pfl-node join {folder}"
+        return Finding("federation", None, "this node belongs to no federation", remedy)
     name = membership.file.name
-    if refusal := describe_refusal(membership, own):
+    if refusal := describe_refusal(membership, own, folder):
         result, _, remedy = refusal.partition("; ")
         return Finding("federation", False, result, remedy)
     if revoked_by:
         result = f"the membership of this node in {name} was revoked, according to {', '.join(revoked_by)}"
-        return Finding("federation", False, result, RETURN)
+        return Finding("federation", False, result, way_back(folder))
     return Finding(
         "federation",
         True,

@@ -42,17 +42,21 @@ def run_checks(folder: Path) -> list[Finding]:
         ready = loading.load(folder)
     except ConfigurationError as error:
         return [*findings, Finding("configuration", False, str(error), f"correct {folder / config.CONFIG}")]
-    findings += _check_network(state, ready)
+    findings += _check_network(state, ready, may_run=federation.ok is not False)
     agreed = None if ready.agreement is None else ready.agreement.model.layout
     return [*findings, check_layout(lambda: loading.task_of(ready, copies=READING).layout.shared, agreed)]
 
 
-def _check_network(state: Mapping[str, Any], ready: LoadedNode) -> list[Finding]:
-    """Check the port, multicast, the broker and the peers: as the node runs with them, or as node.toml has them."""
+def _check_network(state: Mapping[str, Any], ready: LoadedNode, may_run: bool) -> list[Finding]:
+    """Check the port, multicast, the broker and the peers: as the node runs with them, or as node.toml has them.
+
+    Args:
+        may_run: whether the node is a member, or trains alone. The peers of a former member are not mentioned.
+    """
     own = ready.config
     if not is_running(state):
         configured = {"listen": own.listen if own.direct else "", "broker": own.broker, "mdns": own.mdns and own.direct}
-        return [*_check_ways(configured, ready), *_check_absent_peers(ready)]
+        return [*_check_ways(configured, ready), *(_check_absent_peers(ready) if may_run else [])]
     network = state.get("network")
     if network is not None:
         return [*_check_ways(network, ready, state), *check_peers(state)]
@@ -86,7 +90,7 @@ def _check_absent_peers(ready: LoadedNode) -> list[Finding]:
     if ready.membership is None or len(ready.membership.members) < 2:
         return []
     result = "not checked, because this node does not run"
-    return [Finding("peers", None, result, f"run p2pfl-node run {ready.folder}, and p2pfl-node doctor again")]
+    return [Finding("peers", None, result, f"run p2pfl-node run {ready.folder}, and p2pfl-node doctor {ready.folder} again")]
 
 
 def _status(folder: Path) -> dict[str, Any]:

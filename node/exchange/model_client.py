@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from p2pfl.node.conduct.equivocation import EquivocationWatch
@@ -99,7 +100,7 @@ class ModelClient:
                 self._conduct.penalise(peer.name, "refused models", f"{error.cause}: {error}")
             raise
         self._coding.keep(peer.name, answer.round, update.params)
-        peer.age = answer.age
+        peer.published = asyncio.get_running_loop().time() - answer.age
         if answer.round == self._contacts.round:
             self._pacing.record_exchange()
         if answer.final:

@@ -48,6 +48,7 @@ class MembershipSync:
         self._neighbourhood = neighbourhood
         self._contacts = contacts
         self._electing = electing
+        self._folder = ready.folder
         self._file = file or MembershipFile(ready.folder)
         self._tries = DiskErrorReporter(ready.folder / MEMBERSHIP, "the membership log", log)
         self._grown = asyncio.Event()
@@ -70,7 +71,7 @@ class MembershipSync:
             if self._membership.accepted_revocation is not None:
                 with self._tries.tolerate():
                     await asyncio.to_thread(self._file.save_revocation, *self._membership.accepted_revocation)
-            check_member(self._membership, self._key)
+            check_member(self._membership, self._key, self._folder)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOKING):
                     await self._grown.wait()

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from p2pfl.errors import ConfigurationError
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.system.printable import key_name
-
-RETURN = "to return, send p2pfl-node request --new-key to the owner of the admission key, who admits it with --reuse-name"
 
 
 class RevokedError(ConfigurationError):
     """Error: this node is no longer a member of its federation."""
 
 
-def describe_refusal(membership: Membership, key: bytes) -> str:
-    """Return why the owner of a key is not a member, and the remedy after a semicolon; "" if it is a member."""
+def way_back(folder: Path) -> str:
+    """Return how a node whose membership was revoked returns."""
+    return (
+        f"to return, send the output of `p2pfl-node request {folder} --new-key` to the owner of the admission key,"
+        " who admits it with --reuse-name"
+    )
+
+
+def describe_pending(federation: str, folder: Path) -> str:
+    """Return that a node with a new key waits for its admission, and how it joins, after a semicolon."""
+    return (
+        f"it has left the federation {federation} and has a new key, which is not admitted yet; to return, send the output"
+        f" of `p2pfl-node request {folder}` to the owner of the admission key, and join with the admission file:"
+        f" p2pfl-node join {folder} FILE"
+    )
+
+
+def describe_refusal(membership: Membership, key: bytes, folder: Path) -> str:
+    """Return why the owner of a key is not a member, and the remedy after a semicolon; "" if it is a member.
+
+    Args:
+        folder: folder of its node, for commands in the remedy.
+    """
     federation = membership.file.name
     if not membership.refusal(key):
         return ""
@@ -28,15 +49,15 @@ def describe_refusal(membership: Membership, key: bytes) -> str:
     if entry.action == "replace":
         mend = "run the node from the folder with the new key"
         return f"{owner} has replaced the key of this node, {entry.name}, in {federation} ({where}); {mend}"
-    return f"the membership of this node, {entry.name}, in {federation} was revoked by {owner} ({where}); {RETURN}"
+    return f"the membership of this node, {entry.name}, in {federation} was revoked by {owner} ({where}); {way_back(folder)}"
 
 
-def check_member(membership: Membership, key: bytes) -> None:
-    """Check that the owner of a key is a member.
+def check_member(membership: Membership, key: bytes, folder: Path) -> None:
+    """Check that the owner of a key, the node of a folder, is a member.
 
     Raises:
         RevokedError: its membership was revoked, or its key replaced.
         ConfigurationError: it never was a member.
     """
-    if text := describe_refusal(membership, key):
+    if text := describe_refusal(membership, key, folder):
         raise (ConfigurationError if membership.end_of(key) is None else RevokedError)(text)

@@ -12,13 +12,18 @@ EARLIER = f"{CHECKPOINT}.earlier"
 STOP_FIRST = "runs this node; stop it first"  # what holds the lock of a folder whose federation is to change
 
 
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, from which the next run resumes; the newest is first."""
+    return [path for path in (folder / CHECKPOINT, *(folder / f"{CHECKPOINT}.{k}" for k in (1, 2))) if path.exists()]
+
+
 def set_checkpoints_aside(folder: Path) -> bool:
     """Rename the last checkpoint, so that the next run starts with round 1; return whether there was one.
 
     The members of a federation start with the same model. A node that has trained before would otherwise count its own
     rounds as those of the federation, and could finish at once.
     """
-    found = [path for path in (folder / CHECKPOINT, *(folder / f"{CHECKPOINT}.{k}" for k in (1, 2))) if path.exists()]
+    found = checkpoints(folder)
     if found:
         found[0].replace(folder / EARLIER)
     for older in found[1:]:

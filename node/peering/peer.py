@@ -67,7 +67,7 @@ class Peer:
         queued: the model to send when it has read the previous ones.
         scoring: losses that are being computed for it.
         scored: the newest rounds for which it has received a loss.
-        age: age in seconds, when sent, of the last model received from it.
+        published: time of the event loop at which it published the last model received from it; None without one.
         bytes_in, bytes_out: bytes of whole envelopes, of all kinds.
         offences: number of its refused frames, by cause.
         trouble: set if it is not connected, is suspected, or has a new address.
@@ -100,7 +100,7 @@ class Peer:
         self.queued: tuple[Get, tuple[int, Stage]] | None = None
         self.scoring = 0
         self.scored: set[int] = set()
-        self.age: float | None = None
+        self.published: float | None = None
         self.bytes_in = self.bytes_out = 0
         self.offences: Counter[str] = Counter()
         self.trouble = asyncio.Event()

@@ -108,7 +108,7 @@ def check_can_run(folder: Path) -> None:
     try:
         ready = loading.load(folder)
         if ready.membership is not None:
-            check_member(ready.membership, config.own_key(folder))
+            check_member(ready.membership, config.own_key(folder), folder)
         check_connectivity(ready.config)
         loading.policy_of(ready)
         own = ready.config

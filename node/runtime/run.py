@@ -23,6 +23,7 @@ from p2pfl.node.log import LOG
 from p2pfl.node.node import Node, first_error
 from p2pfl.node.peering.links.incarnations import IncarnationConflictError
 from p2pfl.node.runtime.assembly import Assembly, Parts
+from p2pfl.node.runtime.connectivity import without_password
 from p2pfl.node.runtime.renumber import renumber
 from p2pfl.node.runtime.supervisor import Supervisor
 from p2pfl.node.status.endpoints import open_to_others, status_page
@@ -52,7 +53,7 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
     log = log.bind(node=folder.resolve().name)
     ready = loading.load(folder, changes)  # report its errors before the lock
     if ready.membership is not None:
-        check_member(ready.membership, folders.own_key(folder))
+        check_member(ready.membership, folders.own_key(folder), folder)
     with lock_folder(folder):
         write_state(folder / folders.STATUS, "starting")
         _log_start(ready, log)
@@ -76,7 +77,8 @@ def _log_start(ready: LoadedNode, log: EventLogger) -> None:
     if membership is not None:
         fields |= {"federation": membership.file.name, "federation_id": membership.federation.hex()}
         title = federation_title(membership.file.name, membership.federation.hex())
-    log.bind(**fields).info(describe_start(ready.config.name, ready.folder.resolve(), title), kind="start")
+    broker = without_password(ready.config.broker).partition("#")[0]  # without a fingerprint
+    log.bind(**fields).info(describe_start(ready.config.name, ready.folder.resolve(), title, broker), kind="start")
 
 
 def _run_once(folder: Path, changes: Sequence[str], log: EventLogger, until_done: bool) -> int:

@@ -12,13 +12,15 @@ from p2pfl.protocols.addresses import split_address
 from p2pfl.system.printable import byte_size, plural
 
 
-def describe_start(name: str, folder: Path, federation: str) -> str:
+def describe_start(name: str, folder: Path, federation: str, broker: str = "") -> str:
     """Return one line about a node that starts.
 
     Args:
         federation: name and short id of its federation; "" if it belongs to none.
+        broker: its configured broker, which a node without a federation does not use; "" for none.
     """
-    about = f"federation {federation}" if federation else "it belongs to no federation and trains alone"
+    alone = "it belongs to no federation and trains alone" + (f", without its broker {broker}" if broker else "")
+    about = f"federation {federation}" if federation else alone
     return f"node {name}, folder {folder}: {about}"
 
 

@@ -308,6 +308,8 @@ class StatusObserver:
         links = {name: snapshot.link_kind(peer) for name, peer in self._exchange.peers.items()}
         for name, link in links.items():
             if link != self._links.get(name, ""):
-                text = f"connected to {name} ({link})" if link else f"lost the link to {name}"
-                self._log.debug(text, kind="link", peer=name, link=link)
+                remote = snapshot.remote_of(self._exchange.peers[name])
+                way = f"{link}, {remote}" if remote else link
+                text = f"connected to {name} ({way})" if link else f"lost the link to {name}"
+                self._log.debug(text, kind="link", peer=name, link=link, remote=remote)
         self._links = links

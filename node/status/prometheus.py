@@ -113,7 +113,7 @@ def _of_peers(peers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     rounds = [((peer["name"],), peer["round"]) for peer in peers if "round" in peer]
     yield _gauge("p2pfl_peer_round", "Last known round of a peer.", ("peer",), rounds)
     ages = [((peer["name"],), peer["staleness"]) for peer in peers if peer.get("staleness") is not None]
-    yield _gauge("p2pfl_peer_staleness_seconds", "Age of a peer's last model when it was sent.", ("peer",), ages)
+    yield _gauge("p2pfl_peer_staleness_seconds", "Age of the last model received from a peer.", ("peer",), ages)
     for name, key in (("p2pfl_peer_received_bytes", "bytes_in"), ("p2pfl_peer_sent_bytes", "bytes_out")):
         sizes = [((peer["name"],), peer[key]) for peer in peers if key in peer]
         yield _counter(name, "Bytes of all envelopes, by peer.", ("peer",), sizes)

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple, TypeGuard
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation.membership_file import awaited_federation, load_federation
-from p2pfl.node.federation.revocation import describe_refusal
+from p2pfl.node.federation.revocation import describe_pending, describe_refusal
 from p2pfl.node.folder.config import STATUS, load, own_key
+from p2pfl.node.folder.earlier_training import checkpoints
 from p2pfl.node.status import status_socket
+from p2pfl.protocols.membership.log import Membership
 from p2pfl.system.atomic_files import is_folder_locked
 
 RUNNING = ("starting", "running", "serving")  # states of a node whose process runs
@@ -58,25 +60,30 @@ def _with_membership(folder: Path, status: dict[str, Any] | None) -> dict[str, A
     if membership is None:
         return _without_federation(folder, status)
     if membership.end_of(key) is not None:
-        reason = describe_refusal(membership, key)
+        reason = describe_refusal(membership, key, folder)
         return {"pid": 0, "history": [], **(status or {}), "state": "revoked", "reason": reason}
-    federation = membership.federation.hex()
     if status is None:
         return None
-    returned = status["state"] == "revoked"  # since then, the node has become a member again
-    if status.get("federation_id") == federation:
-        return _after_return(status, membership.rounds) if returned else status
-    state = "joined" if returned or (status["state"] in ENDED and not status.get("reason")) else status["state"]
-    kept = {key: status[key] for key in ("reason", "updated") if state != "joined" and key in status}
-    facts: dict[str, Any] = {"federation": membership.file.name, "federation_id": federation, "rounds": membership.rounds}
-    facts |= {"name": status.get("name", ""), "round": 0, "earlier_rounds": status.get("round", 0)}
-    return facts | {"state": state, "pid": 0, "history": []} | kept
+    if status["state"] != "revoked" and status.get("federation_id") == membership.federation.hex():
+        return status
+    return _after_joining(folder, status, membership)
 
 
-def _after_return(status: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """Return the status of a node that has joined the federation again that had revoked it; it keeps its rounds."""
-    kept = {key: value for key, value in status.items() if key not in (*OF_RUN, "reason", "updated")}
-    return kept | {"state": "joined", "rounds": rounds}
+def _after_joining(folder: Path, status: dict[str, Any], membership: Membership) -> dict[str, Any]:
+    """Return the status of a node that has joined a federation since its last run.
+
+    A node that has returned with a new key still has its checkpoints, and with them its rounds and figures; see
+    p2pfl.node.federation.admission. The figures of any other node are from before, and do not count.
+    """
+    joined = status["state"] == "revoked" or (status["state"] in ENDED and not status.get("reason"))
+    now: dict[str, Any] = {"federation": membership.file.name, "federation_id": membership.federation.hex()}
+    now |= {"rounds": membership.rounds, "pid": 0, "state": "joined"}
+    if not joined:
+        now |= {key: status[key] for key in ("state", "reason", "updated") if key in status}
+    if checkpoints(folder):
+        return {key: value for key, value in status.items() if key not in (*OF_RUN, "reason", "updated")} | now
+    earlier = {"name": status.get("name", ""), "round": 0, "earlier_rounds": status.get("round", 0), "history": []}
+    return earlier | now
 
 
 def _without_federation(folder: Path, status: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -84,16 +91,17 @@ def _without_federation(folder: Path, status: dict[str, Any] | None) -> dict[str
 
     Its number of rounds is that of its configuration, for which it trains until it joins again.
     """
-    if status is None or not status.get("federation_id"):
-        return status
-    kept = {key: value for key, value in status.items() if key not in OF_FEDERATION}
-    with suppress(ConfigurationError):  # other commands report it
-        kept["rounds"] = load(folder).rounds
-    left = f"left the federation {status.get('federation') or ''}".rstrip()
-    if status["state"] == "revoked" and awaited_federation(folder):
-        kept["reason"] = f"{left} and has a new key; to return, join with the file of p2pfl-node admit"
-        return kept
-    return kept | {"reason": status.get("reason") or left}
+    if status is None:
+        return None
+    if status.get("federation_id"):
+        left = f"left the federation {status.get('federation') or ''}".rstrip()
+        kept = {key: value for key, value in status.items() if key not in OF_FEDERATION}
+        status = kept | {"reason": status.get("reason") or left}
+        with suppress(ConfigurationError):  # other commands report it
+            status["rounds"] = load(folder).rounds
+    if status["state"] in (*ENDED, "revoked") and (name := awaited_federation(folder)):
+        status["reason"] = describe_pending(name, folder)
+    return status
 
 
 def read(path: Path) -> dict[str, Any] | None:

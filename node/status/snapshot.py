@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
@@ -35,6 +36,7 @@ def exchange_state(exchange: MessageExchange) -> dict[str, Any]:
     state: dict[str, Any] = {
         "peers": [
             peer_state(peer, exchange.roster.suspected.get(name, ""), exchange.roster.left_out.get(name, ""))
+            | {"staleness": _staleness(peer)}
             | exchange.conduct.score_state(name)
             for name, peer in exchange.peers.items()
         ],
@@ -87,11 +89,17 @@ def peer_state(peer: Peer, reason: str, left_out: str = "") -> dict[str, Any]:
         "link": link_kind(peer),
         "remote": remote_of(peer),
         "addresses": dict(peer.addresses),
-        "staleness": peer.age,
         "offences": dict(peer.offences),
         "bytes_in": peer.bytes_in,
         "bytes_out": peer.bytes_out,
     }
+
+
+def _staleness(peer: Peer) -> float | None:
+    """Return the present age in seconds of the last model received from a peer; None without one."""
+    if peer.published is None:
+        return None
+    return round(asyncio.get_running_loop().time() - peer.published, 3)
 
 
 def link_kind(peer: Peer) -> str:

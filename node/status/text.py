@@ -74,10 +74,12 @@ def _problems(state: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _earlier(state: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the rounds of a node that has not run since it entered its federation."""
+    """Yield the rounds of a node that has not run since it entered its federation, and with which round it starts."""
     if state.get("earlier_rounds"):
         number = plural(state["earlier_rounds"], "round")
         yield "earlier", f"{number} before it joined, which do not count; p2pfl-node run starts with round 1"
+    elif state["state"] == "joined" and state.get("round"):
+        yield "next", f"p2pfl-node run resumes after round {state['round']}"
 
 
 def _federation(state: Mapping[str, Any]) -> Iterator[Row]:

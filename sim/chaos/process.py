@@ -153,7 +153,7 @@ class Process:
         membership = load_federation(FOLDER, around.mount)
         assert membership is not None
         self.membership = membership
-        check_member(membership, around.identity.public)
+        check_member(membership, around.identity.public, FOLDER)
         agreed = agreement.read(membership.file)
         config = replace(plan.configs[around.number], rounds=membership.rounds)
         self._ready = LoadedNode(FOLDER, config, membership, agreed)

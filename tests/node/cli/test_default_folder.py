@@ -1,5 +1,6 @@
 """Folder of a command without FOLDER: the environment variable, or the current folder."""
 
+import io
 import json
 from pathlib import Path
 
@@ -84,6 +85,32 @@ def test_join_with_one_argument_takes_a_file_as_admission(capsys, monkeypatch, f
 def test_join_with_one_wrong_argument_names_it(capsys, word, message):
     assert main(["join", word]) == 2
     assert capsys.readouterr().err.startswith(message)
+
+
+def test_admit_takes_request_from_file_or_standard_input(capsys, monkeypatch, folder):
+    tables = agreement.draft("home", config.load(Path()), make_task("digits", {}, Part(0, 1), 0))
+    admission.create_federation(Path(), tables, folder / "backup.pem")
+    request = folder / "bob.request"
+    request.write_text(admission.request(folder / "bob"))
+    assert main(["admit", str(request), "--out", "bob.admission"]) == 0
+    with request.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main(["admit", str(folder / "alice"), "--out", "bob.admission"]) == 0
+    assert capsys.readouterr().out.count("admitted bob;") == 2
+
+
+def test_admit_without_request_names_it(capsys, monkeypatch, folder):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.chdir(folder)
+    assert main(["admit", "alice", "--out", "bob.admission"]) == 2
+    assert capsys.readouterr().err == "standard input is empty; expected a request of `p2pfl-node request`\n"
+
+
+@pytest.mark.parametrize(("command", "missing"), [("revoke", "NAME"), ("invite", "NAME"), ("export", "TARGET")])
+def test_folder_in_place_of_another_argument_names_what_is_missing(capsys, monkeypatch, folder, command, missing):
+    monkeypatch.chdir(folder)
+    assert main([command, "alice"]) == 2
+    assert capsys.readouterr().err == f"{missing} is missing: give it after the folder alice\n"
 
 
 @pytest.mark.parametrize(("arguments", "command"), [([], "init"), (["federation"], "rotate")])

@@ -157,6 +157,27 @@ def test_check_federation_tells_how_a_revoked_node_returns(tmp_path):
     assert "who admits it with --reuse-name" in check_federation(folder, ["bob"]).remedy
 
 
+def test_doctor_of_revoked_node_proposes_its_return_only(tmp_path, monkeypatch):
+    members = folders(tmp_path, "alice", "bob")
+    admission.revoke(members["alice"], "bob")
+    shutil.copy(members["alice"] / "membership", members["bob"] / "membership")
+    monkeypatch.setattr(doctor, "check_clock", lambda: Finding("clock", True, ""))
+    found = {finding.check: finding for finding in doctor.run_checks(members["bob"])}
+    assert "peers" not in found
+    assert f"`p2pfl-node request {members['bob']} --new-key`" in found["federation"].remedy
+
+
+def test_check_federation_mentions_pending_request(tmp_path):
+    folder = create_node(tmp_path)
+    admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
+    admission.request(folder, new_key=True)
+    found = check_federation(folder)
+    assert found.ok is None
+    assert found.result == "it has left the federation home and has a new key, which is not admitted yet"
+    assert f"`p2pfl-node request {folder}`" in found.remedy
+    assert found.remedy.endswith(f"p2pfl-node join {folder} FILE")
+
+
 def test_check_federation_handles_damaged_file_and_missing_key(tmp_path):
     folder = create_node(tmp_path)
     admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")

@@ -19,7 +19,7 @@ from p2pfl.node.federation import admission, admission_key, agreement, invitatio
 from p2pfl.node.federation.invitation_service import RECOVERY, REFUSALS, InvitationService
 from p2pfl.node.federation.invitations import INVITATIONS
 from p2pfl.node.federation.membership_file import FEDERATION, MEMBERSHIP, MembershipFile, load_federation
-from p2pfl.node.federation.revocation import describe_refusal
+from p2pfl.node.federation.revocation import describe_pending, describe_refusal
 from p2pfl.node.federation.token_redeemer import TokenRedeemer
 from p2pfl.node.folder import config
 from p2pfl.node.peering.newcomers import JoinReply
@@ -783,14 +783,36 @@ def test_status_of_node_that_returned_after_revocation_is_joined(home, capsys):
 
     bundle = home.bundle(bob, new_key=True, reuse_name=True)
     reason = reader.current(bob)["reason"]
-    assert reason == "left the federation home and has a new key; to return, join with the file of p2pfl-node admit"
+    assert reason == describe_pending("home", bob)
+    (bob / "checkpoint").write_text("round 3")
     joining.join(bob, bundle)
     rounds = home.file.tables["rounds"]
     assert main(["status", str(bob)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"bob: joined, round 3 of {rounds}",
+        "  next        p2pfl-node run resumes after round 3",
         f"  federation  {federation_title('home', home.file.id.hex())}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("state", "kept"), [("finished", {"state": "joined"}), ("failed", {"state": "failed", "reason": "x"})]
+)
+def test_status_of_node_that_trained_alone_before_it_returned_keeps_its_rounds(home, state, kept):
+    bob = home.node("bob")
+    joining.join(bob, home.bundle(bob))
+    (bob / "checkpoint").write_text("round 5")
+    admission.revoke(home.alice, "bob")
+    bundle = home.bundle(bob, new_key=True, reuse_name=True)
+    alone = {"state": state, "reason": "x" * (state == "failed"), "pid": 1, "round": 5, "rounds": 10, "history": []}
+    (bob / config.STATUS).write_text(json.dumps(alone))
+    assert reader.current(bob)["reason"] == ("x" if state == "failed" else describe_pending("home", bob))
+    joining.join(bob, bundle)
+    assert (bob / "checkpoint").exists()  # the next run resumes from it
+    status = reader.current(bob)
+    assert {key: status[key] for key in kept} == kept
+    assert (status["round"], status["rounds"], status["federation"]) == (5, home.file.tables["rounds"], "home")
+    assert "earlier_rounds" not in status
 
 
 def test_running_node_cannot_change_its_federation(home, tmp_path):
@@ -960,7 +982,9 @@ def test_revoked_node_returns_with_new_key(home):
     bob = home.node("bob")
     home.accept(bob, home.bundle(bob))
     admission.revoke(home.alice, "bob")
-    assert "who admits it with --reuse-name" in describe_refusal(home.log(), Identity.load(bob / config.KEY).public)
+    remedy = describe_refusal(home.log(), Identity.load(bob / config.KEY).public, bob).partition("; ")[2]
+    assert f"`p2pfl-node request {bob} --new-key`" in remedy
+    assert remedy.endswith("who admits it with --reuse-name")
     with pytest.raises(ConfigurationError, match="bob was the name of a former member; add --reuse-name"):
         home.bundle(bob, new_key=True)
     home.accept(bob, home.bundle(bob, new_key=True, reuse_name=True))

@@ -115,15 +115,16 @@ def test_unproven_refusal_of_peer_changes_nothing(members, tmp_path, monkeypatch
 
 def test_refusal_names_entry_and_remedy(members):
     alice, bob = (load_federation(members["alice"]), Identity.load(members["bob"] / "key.pem"))
-    assert describe_refusal(alice, bob.public) == ""
-    check_member(alice, bob.public)
+    folder = members["bob"]
+    assert describe_refusal(alice, bob.public, folder) == ""
+    check_member(alice, bob.public, folder)
     alice.append(Identity.load(members["alice"] / "admission.pem"), "replace", "bob", Identity.from_seed(bytes(32)).public)
-    assert " has replaced the key of this node, bob, in test (entry 3 of" in describe_refusal(alice, bob.public)
+    assert " has replaced the key of this node, bob, in test (entry 3 of" in describe_refusal(alice, bob.public, folder)
     with pytest.raises(RevokedError):
-        check_member(alice, bob.public)
+        check_member(alice, bob.public, folder)
     stranger = Identity.from_seed(bytes([1]) * 32).public
     with pytest.raises(ConfigurationError, match="this node is not a member of test; ask the owner") as refused:
-        check_member(alice, stranger)
+        check_member(alice, stranger, folder)
     assert not isinstance(refused.value, RevokedError)
 
 

@@ -240,6 +240,25 @@ def test_start_logs_the_limited_wait_for_neighbours(tmp_path):
 
 
 @pytest.mark.slow
+def test_age_of_last_model_increases_while_node_only_serves(tmp_path):
+    ages = []
+
+    async def test(federation):
+        federation.start("b", "c")
+        status_observer = start_watched(federation, "a", tmp_path / "status.json", [])
+        while not federation.nodes["a"].done:
+            await asyncio.sleep(0.01)
+        for seconds in (0, 100):
+            await asyncio.sleep(seconds)
+            ages.append({peer["name"]: peer["staleness"] for peer in status_observer.fresh()["peers"]})
+
+    play(test, NAMES, SETTINGS, folder=tmp_path)
+    before, after = ages
+    assert sorted(before) == ["b", "c"]
+    assert all(after[name] - before[name] == pytest.approx(100) for name in before)
+
+
+@pytest.mark.slow
 def test_restarted_node_logs_its_last_round(tmp_path):
     said, shown = [], []
 
