@@ -434,7 +434,9 @@ def test_run_of_single_node_prints_rounds_and_result(capsys):
     assert shown[0] == "alice: finished, round 3 of 3"
     assert [line.split()[0] for line in shown[1:4]] == ["as", "accuracy", "best"]
     _, out, _ = node(capsys, "run", "alice", "--set", "rounds=3", "--set", "broker=mqtt://me:secret@host")
-    start = f"node alice, folder {folder}: it belongs to no federation and trains alone, without its broker mqtt://me@host:1883"
+    start = (
+        f"node alice, folder {folder}: it belongs to no federation and trains alone, without its broker mqtt://me@host:1883"
+    )
     assert messages(out).splitlines()[0] == start
 
 
