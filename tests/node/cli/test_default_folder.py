@@ -107,7 +107,7 @@ def test_admit_without_request_names_it(capsys, monkeypatch, folder):
 
 
 @pytest.mark.parametrize(("command", "missing"), [("revoke", "NAME"), ("invite", "NAME"), ("export", "TARGET")])
-def test_folder_in_place_of_another_argument_names_what_is_missing(capsys, monkeypatch, folder, command, missing):
+def test_folder_in_place_of_an_argument_names_that_argument(capsys, monkeypatch, folder, command, missing):
     monkeypatch.chdir(folder)
     assert main([command, "alice"]) == 2
     assert capsys.readouterr().err == f"{missing} is missing: give it after the folder alice\n"

@@ -798,7 +798,7 @@ def test_status_of_node_that_returned_after_revocation_is_joined(home, capsys):
 @pytest.mark.parametrize(
     ("state", "kept"), [("finished", {"state": "joined"}), ("failed", {"state": "failed", "reason": "x"})]
 )
-def test_status_of_node_that_trained_alone_before_it_returned_keeps_its_rounds(home, state, kept):
+def test_status_of_returned_node_keeps_rounds_trained_alone(home, state, kept):
     bob = home.node("bob")
     joining.join(bob, home.bundle(bob))
     (bob / "checkpoint").write_text("round 5")
