@@ -74,6 +74,16 @@ class CatalogueEntry:
         values = (self.rows[row], *(figures.get(form) for form in FORMS))
         return tuple("" if value is None else f"{value:,.{self.decimals}f}" for value in values)
 
+    def further(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+        """Yield the name of each further printed figure, and its rows in the columns of a Markdown table."""
+        for figure, printed in self.file.printed.items():
+            found = [self.measured.get(form, Measured()).by_seed.get(figure, {}) for form in FORMS]
+            rows = []
+            for row, value in printed.items():
+                values = (value, *(fmean(of[row]) if row in of else None for of in found))
+                rows.append((row, *("" if each is None else f"{each:,.2f}" for each in values)))
+            yield figure.rpartition(".")[2], rows
+
     def deviation(self, row: str) -> float | None:
         """Return the standard deviation over the seeds of a row's figure in the full form; None if it is unknown."""
         values = self.measured.get("full", Measured()).by_seed.get(self.file.figure, {}).get(row, [])
@@ -110,6 +120,7 @@ def to_dict(entry: CatalogueEntry) -> dict[str, Any]:
         "paper": entry.file.source,
         "table": entry.file.table,
         "figure": entry.file.figure,
+        "printed": {figure: dict(rows) for figure, rows in entry.file.printed.items()},
         "forms": forms,
         "rows": [{"name": row, "paper": paper, "measured": entry.figures(row)} for row, paper in entry.rows.items()],
         "claims": [f"{claim} ({claim.whose})" for claim in entry.file.claims],
@@ -213,6 +224,9 @@ def _section(entry: CatalogueEntry) -> Iterator[str]:
         whole = _not_run(entry, missing).replace(" (", "\u00a0(")  # no line break between a row and its figure
         names = "\n".join(wrap(whole, WIDTH, break_long_words=False, break_on_hyphens=False)).replace("\u00a0", " ")
         yield f"```text\n{names}\n```"
+    for figure, more in entry.further():
+        yield f"Further figure: {figure}."
+        yield _table(("row", *COLUMNS), more)
     if entry.file.claims:
         claims = [(str(claim), claim.whose, *_verdicts(entry, claim)) for claim in entry.file.claims]
         yield _table(("claim", "whose", *COLUMNS[1:]), claims, text=2)

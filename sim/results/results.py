@@ -434,7 +434,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         _mark_front(table, runs[0]["higher_is_better"])
     if file.against:
         _compare(table, next(row for row in table if row["name"] == file.against))
-    if file.claims:
+    if file.claims or file.printed:
         _add_seeds(table, file, results)
     warnings = [*objectives.collapses(table), *preference_fronts.died(runs)]
     return {
@@ -457,7 +457,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _add_seeds(table: Sequence[dict[str, Any]], file: ScenarioFile, results: Sequence[Result]) -> None:
-    """Add to each row the figures that claims compare, for each seed: `by_seed`."""
+    """Add to each row the figures that claims compare or the paper prints, for each seed: `by_seed`."""
     seeds = sorted({result.summary["seed"] for result in results})
     tables: Sequence[Sequence[Mapping[str, Any]]] = [table]
     if len(seeds) > 1:
@@ -467,7 +467,7 @@ def _add_seeds(table: Sequence[dict[str, Any]], file: ScenarioFile, results: Seq
     for row, *of_seeds in zip(table, *tables, strict=True):
         row["by_seed"] = {
             figure: [figure_of(each, figure) for each in of_seeds]
-            for figure in figures_in(file.figure, file.claims)
+            for figure in figures_in(file.figure, file.printed, file.claims)
             if all(has_figure(each, figure) for each in of_seeds)
         }
 

@@ -9,7 +9,7 @@ paper = true               # the paper claims it; by default the project does
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
 from statistics import stdev
@@ -110,6 +110,21 @@ def claims_of(where: str, entries: Sequence[Mapping[str, Any]], rows: Sequence[s
     return claims
 
 
+def printed_of(
+    where: str, printed: Mapping[str, Mapping[str, float]], rows: Sequence[str]
+) -> Mapping[str, Mapping[str, float]]:
+    """Return the further printed figures of a scenario with these rows.
+
+    Raises:
+        ConfigurationError: a row is unknown.
+    """
+    for figure, values in printed.items():
+        for name in values:
+            if name not in rows:
+                raise ConfigurationError(f"{where}: printed.{figure}: {unknown('run', name, rows)}")
+    return printed
+
+
 def among(claims: Sequence[Claim], rows: Container[str]) -> list[Claim]:
     """Return the claims with only these rows; a claim that compares nothing of them is left out."""
 
@@ -147,9 +162,9 @@ def check(claims: Sequence[Claim], figure: str, table: Sequence[Mapping[str, Any
     return found
 
 
-def figures_in(figure: str, claims: Sequence[Claim]) -> list[str]:
-    """Return the figures of a row that a scenario compares: the mean, its `figure`, and those of its claims."""
-    return list(dict.fromkeys([MEAN, figure, *(claim.figure for claim in claims if claim.figure)]))
+def figures_in(figure: str, printed: Iterable[str], claims: Sequence[Claim]) -> list[str]:
+    """Return the figures of a row that a scenario compares: the mean, its `figure`, `printed` ones, and its claims'."""
+    return list(dict.fromkeys([MEAN, figure, *printed, *(claim.figure for claim in claims if claim.figure)]))
 
 
 def _standard_error(row: Mapping[str, Any], other: Mapping[str, Any] | None, figure: str) -> float:

@@ -40,6 +40,7 @@ class FileKeys(msgspec.Struct):
         source: the paper with the figures in `paper` of the rows.
         table: the table or section of the paper, such as "table 3".
         figure: the figure of a row in summary.json that is compared with the paper's, such as `objectives.hypervolume`.
+        printed: further printed figures: a table of rows for each figure in summary.json.
         claim: claims about the rows that `p2pfl-sim reproduce --short` checks.
         run: the rows of the table; each overrides keys of the base for itself.
     """
@@ -57,6 +58,7 @@ class FileKeys(msgspec.Struct):
     source: str = ""
     table: str = ""
     figure: str = MEAN
+    printed: dict[str, dict[str, float]] = {}
     claim: list[dict[str, Any]] = []
     seeds: list[int] | None = None
     form: str = "full"
@@ -73,6 +75,11 @@ class FileKeys(msgspec.Struct):
             raise ConfigurationError(f"{where}: differences must be a list of strings, got {self.differences!r}")
         if not isinstance(self.varied, dict) or not all(isinstance(values, list) for values in self.varied.values()):
             raise ConfigurationError(f"{where}: varied must be a table of lists, got {self.varied!r}")
+        if not isinstance(self.printed, dict) or not all(
+            isinstance(rows, dict) and all(isinstance(value, int | float) for value in rows.values())
+            for rows in self.printed.values()
+        ):
+            raise ConfigurationError(f"{where}: printed must be tables of numbers, got {self.printed!r}")
         if not isinstance(self.forms, dict) or not all(isinstance(form, dict) for form in self.forms.values()):
             raise ConfigurationError(f"{where}: forms must be tables such as [forms.smoke], got {self.forms!r}")
         for key in ("run", "claim"):

@@ -51,7 +51,7 @@ from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.node.folder.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
 from p2pfl.sim.scenario.attacks import AttackPlan, plan_attack
 from p2pfl.sim.scenario.budgets import Budgets
-from p2pfl.sim.scenario.claims import MEAN, Claim, among, claims_of
+from p2pfl.sim.scenario.claims import MEAN, Claim, among, claims_of, printed_of
 from p2pfl.sim.scenario.file_keys import Changes, FileKeys, select_form
 from p2pfl.sim.scenario.imports import KINDS, given_names, module_folders
 from p2pfl.sim.scenario.named_tables import named_changes, with_tables
@@ -207,6 +207,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         source: the paper whose figures the table shows next to the rows; "" is none.
         table: the table or section of the paper, such as "table 3".
         figure: the figure of a row that is compared with the paper's, such as "mean" or "objectives.hypervolume".
+        printed: further printed figures, by figure and row.
         claims: claims about the rows of the short form or, without one, of the whole scenario.
         forms: the names of the file's other forms, in order.
         graph: NetworkX graph that a Python program gives as the topology of all runs; None for those of the runs.
@@ -229,6 +230,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
     source: str = ""
     table: str = ""
     figure: str = MEAN
+    printed: Mapping[str, Mapping[str, float]] = msgspec.field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
     forms: tuple[str, ...] = ()
     graph: Any = None
@@ -261,9 +263,10 @@ class ScenarioFile(msgspec.Struct, frozen=True):
             table["figure"] = self.figure
         if self.target is not None:
             table["target"] = self.target
-        if self.varied:
-            table["varied"] = dict(self.varied)
-        if claims := among(self.claims, self.rows()):
+        mine = self.rows()
+        printed = {figure: {row: of[row] for row in of if row in mine} for figure, of in self.printed.items()}
+        table |= {key: value for key, value in (("varied", dict(self.varied)), ("printed", printed)) if value}
+        if claims := among(self.claims, mine):
             table["claim"] = msgspec.to_builtins(claims)
         return table
 
@@ -289,7 +292,9 @@ class ScenarioFile(msgspec.Struct, frozen=True):
     def only_run(self, name: str, seed: int) -> ScenarioFile:
         """Return the scenario with one run and one seed only."""
         runs = tuple(msgspec.structs.replace(run, seed=seed, varied={}) for run in self.runs if run.name == name)
-        return msgspec.structs.replace(self, runs=runs, seeds=(seed,), against="", varied={}, claims=(), forms=())
+        return msgspec.structs.replace(
+            self, runs=runs, seeds=(seed,), against="", varied={}, printed={}, claims=(), forms=()
+        )
 
     def with_given(self, changes: Changes) -> ScenarioFile:
         """Return the scenario with the module folders that the user names in these changes."""
@@ -382,6 +387,7 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
         source=keys.source,
         table=keys.table,
         figure=keys.figure,
+        printed=printed_of(name, keys.printed, rows),
         claims=claims_of(name, keys.claim, rows),
         forms=tuple(keys.forms),
     )
@@ -415,6 +421,7 @@ def restore(raw: Mapping[str, Any], folder: Path) -> ScenarioFile:
         source=keys.source,
         table=keys.table,
         figure=keys.figure,
+        printed=keys.printed,
         claims=claims_of(where, keys.claim, [run.row for run in runs]),
     )
 

@@ -35,7 +35,9 @@ NOT_VARIED = {"seed": "--seeds", "seeds": "--seeds", "form": "--set", "target": 
 NOT_VARIED |= dict.fromkeys(
     ("name", "description", "modules", "against", "forms", "run", "each", "paper", "pool", "varied"), ""
 )
-NOT_VARIED |= dict.fromkeys(("title", "needs", "duration", "differences", "source", "table", "figure", "claim"), "")
+NOT_VARIED |= dict.fromkeys(
+    ("title", "needs", "duration", "differences", "source", "table", "figure", "printed", "claim"), ""
+)
 MOST, MOST_WITH_SEEDS = 10_000, 100_000  # runs of a grid; more are probably a mistake
 
 # Objects with options, by their key in a scenario: a function that finds the factory for a name, and the factory's

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from p2pfl.errors import RunError
+from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.sim.cli import reproduce
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.execution.run_order import Listener
@@ -380,6 +380,19 @@ def test_markdown_counts_figures_and_claims_by_paper():
     page = markdown([CatalogueEntry(file, {"full": full, "short": short})])
     assert "| A paper | 3 | 2 | 1 | 1 of 2 | 1 of 2 |" in page
     assert "| a below b | paper | held | not held |" in page
+
+
+def test_further_printed_figures_have_a_table():
+    raw = {"source": "A paper", "run": [{"name": "a"}], "printed": {"objectives.igd": {"a": 1.25}}}
+    file = resolve(raw, [], "study", ".")
+    assert resolve(file.raw(), [], "study", ".").printed == file.printed
+    full = Measured(1.0, seeds=[0, 1], version="1", figures={"a": 0.5}, by_seed={"objectives.igd": {"a": [1.0, 2.0]}})
+    page = markdown([CatalogueEntry(file, {"full": full})])
+    assert "Further figure: igd.\n\n| row | printed | full form |\n| --- | ---: | ---: |\n| a | 1.25 | 1.50 |" in page
+    with pytest.raises(ConfigurationError, match=r"study: printed\.objectives\.igd: unknown run 'b'"):
+        resolve(raw | {"printed": {"objectives.igd": {"b": 1.25}}}, [], "study", ".")
+    with pytest.raises(ConfigurationError, match="study: printed must be tables of numbers"):
+        resolve(raw | {"printed": {"objectives.igd": 1.25}}, [], "study", ".")
 
 
 def test_markdown_counts_rows_of_a_large_study():
