@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -55,6 +56,7 @@ class ThreadTrainer:
 
 
 def _one_torch_thread() -> None:
-    import torch
+    with suppress(ModuleNotFoundError):  # a node without torch
+        import torch
 
-    torch.set_num_threads(1)
+        torch.set_num_threads(1)

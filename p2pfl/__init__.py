@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from p2pfl._version import __version__ as __version__
-from p2pfl.errors import ConfigurationError, P2pflError
+from p2pfl.errors import ConfigurationError, P2pflError, needs_extra
 from p2pfl.learner import Learner
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policy import Assignment, Budget, Coordinated, Me, Merge, Peers, Policy, Submission, Update, merge, samples
@@ -92,7 +92,8 @@ if not TYPE_CHECKING:  # a type checker uses the imports above, and reports unkn
     def __getattr__(name):
         if name not in _LAZY:
             raise AttributeError(f"module 'p2pfl' has no attribute {name!r}")
-        return getattr(import_module(_LAZY[name]), name)
+        with needs_extra(f"p2pfl.{name}"):
+            return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:

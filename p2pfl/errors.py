@@ -26,7 +26,8 @@ P2pflError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class P2pflError(Exception):
@@ -39,6 +40,33 @@ class ConfigurationError(P2pflError):
 
 class MissingRequirementError(ConfigurationError):
     """Missing requirement that the user must provide or install: a data set, an extra."""
+
+
+IN_EXTRAS = {
+    "torch": ("PyTorch", "torch"),
+    "duckdb": ("DuckDB", "sim"),
+    "networkx": ("NetworkX", "sim"),
+    "xxhash": ("xxhash", "sim"),
+}
+"""Modules of libraries that a node without extras lacks: the name of the library, and the extra with it."""
+
+
+@contextmanager
+def needs_extra(what: str, extra: str = "") -> Iterator[None]:
+    """Raise MissingRequirementError if the block imports a module of IN_EXTRAS that is not installed.
+
+    Args:
+        what: the part of p2pfl, or of a user's configuration, that needs the library, for the error.
+        extra: the extra to name; by default that of the library.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        root = (error.name or "").partition(".")[0]
+        if root not in IN_EXTRAS:
+            raise
+        library, usual = IN_EXTRAS[root]
+        raise MissingRequirementError(f"{what} needs {library}: pip install 'p2pfl-node[{extra or usual}]'") from error
 
 
 class RunError(P2pflError):

@@ -15,7 +15,7 @@ import numpy as np
 
 from p2pfl.config.binding import build, takes
 from p2pfl.config.registry import resolve
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, needs_extra
 from p2pfl.learner import Learner
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.pareto_metrics import Solutions
@@ -170,12 +170,14 @@ def make_task(name: str, options: Mapping[str, Any], part: Part, seed: int) -> T
 
     Raises:
         ConfigurationError: the name is unknown, the task does not take an option, or the object is not a task.
+        MissingRequirementError: the task needs a library that is not installed, such as PyTorch.
     """
     factory = resolve("task", name, TASKS, "p2pfl.tasks", ("learner",))
     with suppress(ValueError):  # without a signature; `build` reports it
         if not (takes(factory, "part") and takes(factory, "seed")):  # check before the call: it may be any object
             raise ConfigurationError(f"task {name!r} is not a valid task: it does not take `part` and `seed`")
-    task: Task = build("task", factory, options, part=part, seed=seed)
+    with needs_extra(f"task {name!r}"):
+        task: Task = build("task", factory, options, part=part, seed=seed)
     needed = ("layout", "n_samples", "metric", "higher_is_better", "public_info", "initial", "learner")
     missing = [m for m in needed if not hasattr(task, m)]
     if missing:

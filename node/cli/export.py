@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, needs_extra
 from p2pfl.node.checkpoint import Checkpoint, FileStore, unpack
 from p2pfl.node.federation import loading
 from p2pfl.node.folder import config as folders
@@ -96,7 +96,8 @@ def encoder_for(task: Task, onnx: bool, preference: Sequence[float]) -> Encode |
         return None
     if isinstance(task, PreferenceConditioned):
         raise ConfigurationError("the task has a model for each preference; choose one with --preference, such as 0.3,0.7")
-    from p2pfl.learning.onnx_export import to_onnx
+    with needs_extra("a model as ONNX", "onnx"):
+        from p2pfl.learning.onnx_export import to_onnx
 
     return partial(to_onnx, task)
 

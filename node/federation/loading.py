@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from p2pfl.config import table_changes
 from p2pfl.config.binding import split_name
 from p2pfl.errors import ConfigurationError
+from p2pfl.learning.optimizers import check_schedule
 from p2pfl.node.federation import agreement
 from p2pfl.node.federation.agreement import AGREED, Agreement
 from p2pfl.node.federation.membership_file import load_federation
@@ -98,8 +99,6 @@ def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING
     Raises:
         ConfigurationError: the task cannot be created, or its model or the federation's is too large for this machine.
     """
-    from p2pfl.learning.optimizers import check_schedule  # imports torch, which only this function needs
-
     own = setup.config
     memory = free_memory() if memory is None else memory
     if setup.agreement is not None:

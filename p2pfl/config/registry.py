@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from p2pfl.config.object_name import PREFIX, ObjectName
-from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.errors import ConfigurationError, needs_extra, unknown
 
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _PATH = re.compile(f"{_DOTTED}:{_DOTTED}")
@@ -64,6 +64,7 @@ def resolve(what: str, name: str, table: Mapping[str, str], group: str, methods:
     Raises:
         ConfigurationError: the name is unknown, its module cannot be imported, or the object is not valid: it belongs
             to Python's standard library, is neither a class nor a function, or lacks a method.
+        MissingRequirementError: its module needs PyTorch, which is not installed.
     """
     factory = name.factory if isinstance(name, ObjectName) else _import(what, name, locate(what, name, table, group))
     if missing := _lacks(factory, methods):
@@ -73,7 +74,8 @@ def resolve(what: str, name: str, table: Mapping[str, str], group: str, methods:
 
 def _import(what: str, name: str, path: str) -> Callable[..., Any]:
     try:
-        factory = pkgutil.resolve_name(path)
+        with needs_extra(f"{what} {name!r}"):
+            factory = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"{what} {name!r} cannot be imported: {error}") from error
     defined = inspect.unwrap(factory)

@@ -1,21 +1,26 @@
-"""Optimisers on flat vectors, with the same code for one node and for many (PyTorch's formulas and defaults)."""
+"""Optimisers on flat vectors, with the same code for one node and for many (PyTorch's formulas and defaults).
+
+Importing this module does not import torch: a node without it also has their settings.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
-import torch
 from msgspec.structs import force_setattr, replace
-from torch import Tensor
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.schedules import Schedule, schedule_of
 
-State = dict[str, Tensor]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+State: TypeAlias = "dict[str, Tensor]"
 
 
 class Optimizer(Protocol):
@@ -97,11 +102,15 @@ class SGD(msgspec.Struct, frozen=True):
         _read_schedule(self)
 
     def start(self, params: Tensor, steps: int) -> State:
+        import torch
+
         if self.momentum and (steps > 1 or self.lasting):
             return {"velocity": torch.zeros_like(params)}
         return {}  # the velocity of the first step is its gradient, and a single step never reads it again
 
     def step(self, params: Tensor, grad: Tensor, state: State, out: Tensor) -> None:
+        import torch
+
         if self.weight_decay:
             grad.add_(params, alpha=self.weight_decay)
         if "velocity" in state:
@@ -133,10 +142,14 @@ class Adam(msgspec.Struct, frozen=True):
         _read_schedule(self)
 
     def start(self, params: Tensor, steps: int) -> State:
+        import torch
+
         count = torch.zeros_like(params[..., :1])
         return {"steps": count, "mean": torch.zeros_like(params), "square": torch.zeros_like(params)}
 
     def step(self, params: Tensor, grad: Tensor, state: State, out: Tensor) -> None:
+        import torch
+
         if self.weight_decay:
             grad.add_(params, alpha=self.weight_decay)
         torch.sub(params, self.direction(grad, state), alpha=self.lr, out=out)
@@ -157,6 +170,8 @@ class AdamW(Adam, frozen=True):
     weight_decay: float = 0.01
 
     def step(self, params: Tensor, grad: Tensor, state: State, out: Tensor) -> None:
+        import torch
+
         torch.mul(params, 1 - self.lr * self.weight_decay, out=out)
         out.sub_(self.direction(grad, state), alpha=self.lr)
 
@@ -185,6 +200,8 @@ class LastingState:
 
     def start(self, optimizer: Optimizer, purpose: str, rows: Sequence[int]) -> State | None:
         """Return copies of the states of some nodes, [k, P] or [k, 1]; None if the optimiser keeps none."""
+        import torch
+
         if not lasting(optimizer):
             return None
         if purpose not in self._kept:
@@ -193,6 +210,8 @@ class LastingState:
 
     def keep(self, purpose: str, rows: Sequence[int], optimizer: Optimizer, state: State) -> None:
         """Keep the states of nodes after a training, except those with values that are not finite."""
+        import torch
+
         if not lasting(optimizer):
             return
         finite = torch.ones(len(rows), dtype=torch.bool, device=self._device)
@@ -216,6 +235,8 @@ class LastingState:
         Raises:
             ConfigurationError: a state has another size.
         """
+        import torch
+
         for key, array in arrays.items():
             purpose, _, name = key.rpartition("/")
             width = array.shape[0] if array.ndim == 1 else 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pfl._version import __version__
+from p2pfl.errors import needs_extra
 from p2pfl.sim.cli import chaos, data, new, reproduce, scenario_list
 from p2pfl.sim.cli.options import add_choice, add_results, add_run_options
 from p2pfl.system.completion import add_completion
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str] | None) -> int:
     options = parser().parse_args(arguments)
     do: Callable[[argparse.Namespace], int] = options.do
-    with _data_in(getattr(options, "root", None)):
+    with _data_in(getattr(options, "root", None)), needs_extra("p2pfl-sim", "sim"):
         return do(options)
 
 
