@@ -13,8 +13,9 @@ from torch.nn import functional
 from p2pfl.errors import DivergenceError
 from p2pfl.fairness.praffl_model import BALANCED, BODY, OBJECTIVES, PRIVATE, GroupedSamples, PrafflProblem, heads, spread
 from p2pfl.learner import Learner, answers
+from p2pfl.learning.dense.batch_order import orders
 from p2pfl.learning.optimizers import at_round
-from p2pfl.learning.torch_learner import batches, choose_device, orders
+from p2pfl.learning.torch_learner import batches, choose_device
 from p2pfl.parameters import Parameters
 from p2pfl.pareto_metrics import hypervolume
 from p2pfl.queries import Evaluate, Loss, Split, Train

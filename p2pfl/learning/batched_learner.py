@@ -28,11 +28,12 @@ from p2pfl.learner import Learner
 from p2pfl.learning.batched_data import RowCache, StackedData
 from p2pfl.learning.batched_gradients import kernel_for
 from p2pfl.learning.batched_training import StackedTraining
+from p2pfl.learning.dense.batch_order import occasion, orders
 from p2pfl.learning.losses import of_each
 from p2pfl.learning.optimizers import LastingState, at_round, lasting
 from p2pfl.learning.row_randomness import RowGenerators
 from p2pfl.learning.rule_gradients import most_steps, plan, shared_values
-from p2pfl.learning.torch_learner import TorchLearner, module_seed, occasion, orders
+from p2pfl.learning.torch_learner import TorchLearner, module_seed
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.queries import Clip, Combine, Evaluate, Loss, Mean, NodeQuery, R, Split, Train

@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2pfl.errors import ConfigurationError, MissingRequirementError, unknown
+from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.learning.dense.measures import auc, balanced_accuracy, check_installed, f1, r2
 from p2pfl.learning.losses import accuracy, of_each, squared_error
-
-Whole = Callable[[np.ndarray, np.ndarray], float]
-"""(outputs float32 [n, ...], targets [n, ...]) of all samples of a split -> the figure; NaN where it is undefined."""
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -59,41 +57,9 @@ class Metric(msgspec.Struct, frozen=True):
             raise ConfigurationError(f"metric {self.name!r} must return a number, got {found!r:.60}") from None
 
 
-def f1(logits: np.ndarray, targets: np.ndarray) -> float:
-    """Return the F1 score, averaged over the classes that occur among targets or predictions (macro)."""
-    return float(_scikit().f1_score(targets, logits.argmax(1), average="macro", zero_division=0))
-
-
-def balanced_accuracy(logits: np.ndarray, targets: np.ndarray) -> float:
-    """Return the recall, averaged over the classes that occur among the targets."""
-    right = logits.argmax(1) == targets
-    return float(np.mean([right[targets == label].mean() for label in np.unique(targets)]))
-
-
-def auc(logits: np.ndarray, targets: np.ndarray) -> float:
-    """Return the area under the ROC curve, one class against the rest, averaged over the classes.
-
-    Classes that all samples or none have do not count. NaN if the samples have a single class, or if a model that has
-    diverged gives scores that are not finite.
-    """
-    scores = torch.from_numpy(logits).double().softmax(1).numpy()
-    present = np.unique(targets)
-    if len(present) < 2 or not np.isfinite(scores).all():
-        return float("nan")
-    if logits.shape[1] == 2:
-        return float(_scikit().roc_auc_score(targets, scores[:, 1]))
-    return float(np.mean([_scikit().roc_auc_score(targets == label, scores[:, label]) for label in present]))
-
-
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the absolute error, averaged over the outputs of a sample; shape [n]."""
     return (outputs - targets).abs().flatten(1).mean(1)
-
-
-def r2(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Return the coefficient of determination of all values together; NaN if the targets are equal."""
-    spread = float(np.square(targets - targets.mean(0), dtype=np.float64).sum())
-    return 1 - float(np.square(targets - outputs, dtype=np.float64).sum()) / spread if spread else float("nan")
 
 
 CLASSIFICATION: Mapping[str, Metric] = {
@@ -129,18 +95,6 @@ def metrics_of(given: str | Metric | Iterable[str | Metric], known: Mapping[str,
             if each not in known:
                 raise unknown("metric", str(each), known)
             each = known[each]
-        if each.function in (f1, auc):
-            _scikit()
+        check_installed(each.function)
         found.append(each)
     return tuple(found)
-
-
-def _scikit() -> Any:
-    """Return sklearn.metrics, imported at its first use because this takes about a second."""
-    try:
-        import sklearn.metrics
-    except ImportError:
-        raise MissingRequirementError(
-            "the metrics f1 and auc need scikit-learn: pip install 'p2pfl-node[metrics]'"
-        ) from None
-    return sklearn.metrics

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from p2pfl.algorithms.group_statistics import CountGroups, GroupCounts
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner, answers
+from p2pfl.learning.dense.batch_order import occasion, orders
 from p2pfl.learning.losses import cross_entropy
 from p2pfl.learning.modules import new_module
 from p2pfl.learning.optimizers import LastingState, Optimizer, at_round
@@ -294,14 +295,6 @@ class TorchLearner(Learner):
         return {name: vector[start:stop].view(shape) for name, start, stop, shape in places}
 
 
-def occasion(query: Train) -> str:
-    """Return the name under which the state of a lasting optimiser is kept after a training.
-
-    Trainings of one purpose with and without a proximal term are of different models, as in Ditto.
-    """
-    return query.purpose if query.proximal is None else f"{query.purpose}, proximal"
-
-
 def module_seed(draws: RandomStreams, query: Train) -> int:
     """Return the seed of the numbers that a module's random layers draw in a training."""
     return draws.torch_seed(query.round, f"{query.purpose} module")
@@ -314,19 +307,6 @@ def batches(order: list[np.ndarray] | list[None], batch_size: int) -> Iterator[s
             yield slice(None)
         else:
             yield from torch.split(torch.from_numpy(permutation), batch_size)
-
-
-def orders(
-    draws: RandomStreams, round: int, purpose: str, *, n: int, batch_size: int, epochs: int
-) -> list[np.ndarray] | list[None]:
-    """Return a permutation of n samples for each epoch, or None for each if all samples fit into one batch.
-
-    A single batch has no order, so none is drawn.
-    """
-    if n <= batch_size:
-        return [None] * epochs
-    rng = draws.generator(round, purpose)
-    return [rng.permutation(n) for _ in range(epochs)]
 
 
 def choose_device(name: str) -> torch.device:

@@ -50,6 +50,8 @@ class TorchProblem:
         objectives: several objectives, instead of `loss` and `measure`; the metric is then minus the scalarised loss.
         preference: the weights that scalarise them, [m]; they stay on this node.
         group: the number of the node's group if preferences are given by groups; it stays on this node too.
+        derived_options: options that the task has taken from its data, and that all nodes must share; see
+            p2pfl.task.Task.
         private: the parts of the module that stay on this node, by the names of its tensors or submodules; see
             p2pfl.parameters.Layout.
 
@@ -72,6 +74,7 @@ class TorchProblem:
     group: int | None = field(default=None, repr=False)
     private: Sequence[str] = ()
     metrics: Sequence[Metric] = ()
+    derived_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.module, nn.Module):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import inf
+from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.learning.dense import measures, network
+from p2pfl.learning.dense.dense_task import DenseTask
 from p2pfl.learning.optimizers import SGD
-from p2pfl.learning.torch_task import TorchTask, regression
+from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams
-from p2pfl.task import Part
+from p2pfl.task import Part, Task
+from p2pfl.tasks.mlp import as_tensors, has_torch
 
-Arrays = tuple[torch.Tensor, torch.Tensor]
+Arrays = tuple[Any, Any]  # tensors, or NumPy arrays without PyTorch
 
 
 def concept_shift(
@@ -30,7 +32,7 @@ def concept_shift(
     noise: float = 3.0,
     lr: float = 0.003,
     batch_size: int = 8,
-) -> TorchTask:
+) -> Task:
     """Linear regression in clusters: y = <x, theta_c> + e, with theta_c ~ U(-10, 10)^d for each cluster c.
 
     Inputs are x ~ U(-10, 10)^d, noise is e ~ N(0, noise^2). Nodes are divided into clusters in blocks of (nearly) equal
@@ -56,15 +58,21 @@ def concept_shift(
     cluster = part.index * clusters // part.count
     theta = RandomStreams(seed, f"concept-shift/{cluster}").generator(0, "theta").uniform(-10, 10, dimensions)
     own = _draw(RandomStreams(seed, f"concept-shift/{cluster}/{part.index}").generator(0, "train"), theta, samples, noise)
-    return regression(
-        lambda: nn.Linear(dimensions, 1),
-        own,
-        _draw_held_out(seed, cluster, "validation", validation, dimensions=dimensions, noise=noise),
-        _draw_held_out(seed, cluster, "test", test, dimensions=dimensions, noise=noise),
-        optimizer=SGD(lr),
-        batch_size=batch_size,
-        public_info={"group": cluster},
-    )
+    data: dict[Split, Arrays] = {
+        "train": own,
+        "validation": _draw_held_out(seed, cluster, "validation", validation, dimensions=dimensions, noise=noise),
+        "test": _draw_held_out(seed, cluster, "test", test, dimensions=dimensions, noise=noise),
+    }
+    how: dict[str, Any] = {"optimizer": SGD(lr), "batch_size": batch_size, "public_info": {"group": cluster}}
+    if not has_torch():
+        linear = network.DenseNetwork((dimensions, 1), alone=True)
+        mse = {"mse": measures.squared_error}
+        return DenseTask(linear, data, network.squared_error, mse, higher_is_better=False, **how)
+    from torch import nn
+
+    from p2pfl.learning.torch_task import regression
+
+    return regression(lambda: nn.Linear(dimensions, 1), *data.values(), **how)
 
 
 @lru_cache(maxsize=64)
@@ -78,4 +86,4 @@ def _draw_held_out(seed: int, cluster: int, split: str, n: int, *, dimensions: i
 def _draw(rng: np.random.Generator, theta: np.ndarray, n: int, noise: float) -> Arrays:
     x = rng.uniform(-10, 10, (n, len(theta)))
     y = x @ theta + rng.normal(0, noise, n)
-    return torch.tensor(x, dtype=torch.float32), torch.tensor(y[:, None], dtype=torch.float32)
+    return as_tensors(x.astype(np.float32), y[:, None].astype(np.float32))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
-from torch import nn
 
 from p2pfl.data.images.digits import read
 from p2pfl.errors import ConfigurationError
+from p2pfl.learning.dense.dense_task import DenseTask
+from p2pfl.learning.dense.network import DenseNetwork
 from p2pfl.learning.optimizers import SGD
-from p2pfl.learning.torch_task import TorchTask, classification
+from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams
-from p2pfl.task import Part
+from p2pfl.task import Part, Task
+from p2pfl.tasks.mlp import as_tensors, has_torch, mlp
+
+if TYPE_CHECKING:
+    from torch import nn
 
 CLASSES = 10
 
@@ -33,7 +37,7 @@ def digits(
     momentum: float = 0.9,
     batch_size: int = 4,
     private: Literal["", "head"] = "",
-) -> TorchTask:
+) -> Task:
     """Digits, divided among the nodes; an MLP 64-hidden-10 with ReLU, trained by SGD.
 
     80 % of the images are for training, 10 % for validation, 10 % for test. The training images of a label are divided
@@ -70,32 +74,38 @@ def digits(
             f"{part.count} nodes are too many for the digits: node {part.index} has no image to train on; with"
             " task.shared = true, nodes may have the same ones"
         )
-    return classification(
-        _mlp(hidden),
-        (x[train], y[train]),
-        _pool(seed, "validation", tested),
-        _pool(seed, "test", tested),
-        optimizer=SGD(lr, momentum),
-        batch_size=batch_size,
-        public_info={"labels": ",".join(map(str, own))},
-        private=["2"] if private else (),
-    )
+    data: dict[Split, tuple[Any, Any]] = {
+        "train": as_tensors(x[train], y[train]),
+        "validation": _pool(seed, "validation", tested),
+        "test": _pool(seed, "test", tested),
+    }
+    facts = {"labels": ",".join(map(str, own))}
+    return _task(hidden, data, private, optimizer=SGD(lr, momentum), batch_size=batch_size, public_info=facts)
+
+
+def _task(hidden: int, data: dict[Split, tuple[Any, Any]], private: str, **options: Any) -> Task:
+    layers = ["2"] if private else []
+    if not has_torch():
+        return DenseTask(DenseNetwork((64, hidden, CLASSES), private=layers), data, **options)
+    from p2pfl.learning.torch_task import classification
+
+    return classification(_module(hidden), *data.values(), private=layers, **options)
 
 
 @lru_cache(maxsize=8)
-def _mlp(hidden: int) -> Callable[[], nn.Module]:
+def _module(hidden: int) -> Callable[[], nn.Module]:
     """Return the factory of the MLP: the same object for all nodes, which therefore share a template."""
-    return lambda: nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
+    return lambda: mlp((64, hidden, CLASSES))
 
 
 @lru_cache(maxsize=8)
-def digit_images(seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, np.ndarray]]:
+def digit_images(seed: int) -> tuple[np.ndarray, np.ndarray, dict[Split, np.ndarray]]:
     """Return all images (pixels from 0 to 1), their labels, and the indices of each split."""
     pixels, labels = read()
     order = RandomStreams(seed, "digits").generator(0, "splits").permutation(len(labels))
     train, validation, test = np.split(order, [int(0.8 * len(order)), int(0.9 * len(order))])
-    x = torch.tensor(pixels / 16, dtype=torch.float32)
-    return x, torch.tensor(labels, dtype=torch.int64), {"train": train, "validation": validation, "test": test}
+    x = (pixels / 16).astype(np.float32)
+    return x, labels.astype(np.int64), {"train": train, "validation": validation, "test": test}
 
 
 @lru_cache(maxsize=8)
@@ -123,7 +133,7 @@ def digit_shares(seed: int, count: int, labels: int) -> list[np.ndarray]:
     shares: list[list[np.ndarray]] = [[] for _ in range(count)]
     for label in range(CLASSES):
         holders = [k for k in range(count) if label in owners[k]]
-        images = train[y.numpy()[train] == label]
+        images = train[y[train] == label]
         for k, images_of_k in zip(holders, np.array_split(images, len(holders)) if holders else [], strict=True):
             shares[k].append(images_of_k)
     rng = RandomStreams(seed, "digits").generator(0, "shares")
@@ -131,15 +141,15 @@ def digit_shares(seed: int, count: int, labels: int) -> list[np.ndarray]:
 
 
 @lru_cache(maxsize=512)
-def _pool(seed: int, split: str, labels: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the validation or test images of some labels as tensors that all nodes with these labels share."""
+def _pool(seed: int, split: Split, labels: tuple[int, ...]) -> tuple[Any, Any]:
+    """Return the validation or test images of some labels, as tensors that all nodes with these labels share."""
     x, y, _ = digit_images(seed)
     index = _pool_of(seed, split, labels)
-    return x[index], y[index]
+    return as_tensors(x[index], y[index])
 
 
 @lru_cache(maxsize=512)
-def _pool_of(seed: int, split: str, labels: tuple[int, ...]) -> np.ndarray:
+def _pool_of(seed: int, split: Split, labels: tuple[int, ...]) -> np.ndarray:
     """Return the indices of a split's images that have one of these labels."""
     _, y, splits = digit_images(seed)
-    return splits[split][np.isin(y.numpy()[splits[split]], labels)]
+    return splits[split][np.isin(y[splits[split]], labels)]

@@ -9,15 +9,11 @@ from __future__ import annotations
 import csv
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import nn
 
 from p2pfl.config.binding import build, choose
 from p2pfl.data.class_labels import ClassLabels, Label, check_consecutive
@@ -25,30 +21,17 @@ from p2pfl.data.formats import npz
 from p2pfl.data.formats.reading import lines_of
 from p2pfl.data.partition.partitioner import partition_of
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.metrics import CLASSIFICATION, metrics_of
 from p2pfl.learning.optimizers import OPTIMIZERS
-from p2pfl.learning.torch_problem import Samples
-from p2pfl.learning.torch_task import TorchTask
 from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system.available_memory import amount, free_memory
-from p2pfl.task import Part
+from p2pfl.task import Part, Task
+from p2pfl.tasks.mlp import mlp_task
 
 Arrays = tuple[np.ndarray, np.ndarray]
 Table = Mapping[str, Any]
 MOST_CLASSES = 1000  # that are taken from a file; more are usually a column of numbers, or of identifiers
 _HELD_OUT: tuple[Split, Split] = ("validation", "test")
-
-
-@dataclass
-class TableTask(TorchTask):
-    """A TorchTask whose model has the sizes of a file.
-
-    Attributes:
-        derived_options: numbers of classes and features, which all nodes must share; see p2pfl.task.Task.
-    """
-
-    derived_options: Mapping[str, int] = field(default_factory=dict)
 
 
 def table(
@@ -70,7 +53,7 @@ def table(
     standardize: Literal["none", "local"] = "none",
     metrics: Sequence[str] = (),
     partition: Table | None = None,
-) -> TableTask:
+) -> Task:
     """Classification of numeric features: an MLP features-hidden-classes with ReLU, trained by SGD on this node's file.
 
     An .npz file contains the arrays x [n, ...] and y [n]. For predefined splits it also contains x_validation,
@@ -124,13 +107,12 @@ def table(
         _standardize(splits)
     widths = [found["features"], *widths, found["classes"]]
     steps, how = choose("task.optimizer", optimizer or {"name": "sgd", "lr": lr, "momentum": momentum}, OPTIMIZERS)
-    samples = {split: Samples(torch.from_numpy(x), torch.from_numpy(y)) for split, (x, y) in splits.items()}
-    return TableTask(
-        lambda: _mlp(widths),
-        samples,
+    return mlp_task(
+        widths,
+        splits,
+        metrics=metrics,
         optimizer=build("task.optimizer" if optimizer else "task", steps, how),
         batch_size=batch_size,
-        metrics=metrics_of(metrics, CLASSIFICATION),
         derived_options=found,
     )
 
@@ -159,13 +141,6 @@ def _take_part(splits: dict[Split, Arrays], table: Table, part: Part, seed: int)
         x, labels = splits["test"]
         drawn = rule.test(y[own], labels, part, seed)
         splits["test"] = x[drawn], labels[drawn]
-
-
-def _mlp(sizes: Sequence[int]) -> nn.Module:
-    layers: list[nn.Module] = []
-    for before, after in pairwise(sizes):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
 
 
 def _read(path: Path, target: str, labels: ClassLabels, features: int | None) -> dict[Split, Arrays]:
