@@ -15,7 +15,7 @@ from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.federation import admission, agreement, loading
 from p2pfl.node.folder import config
 from p2pfl.node.runtime import join as joining
-from tests.support import forked
+from tests.support import forked, without_torch
 from tests.support.logs import messages
 
 PATIENCE = 120  # seconds of real time after which something has gone wrong
@@ -86,11 +86,14 @@ class Processes:
         if path is not None:
             sys.path.remove(str(path))
 
-    def start(self, *names, changes=(), until_done=True):
+    def start(self, *names, changes=(), until_done=True, torch=True):
+        """Start nodes, by default all; without `torch` every import of it fails in them."""
         for name in names or self.names:
             options = ["--until-done"] * until_done + [part for change in changes for part in ("--set", change)]
-            process = forked.python(
-                [sys.executable, "-m", "p2pfl.node", "run", str(self.folders[name]), *options],
+            arguments = ["p2pfl.node", "run", str(self.folders[name]), *options]
+            launch = forked.python if torch else subprocess.Popen
+            process = launch(
+                [sys.executable, "-m", *arguments] if torch else without_torch.command(*arguments),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -21,7 +21,7 @@ def read() -> tuple[np.ndarray, np.ndarray]:
     """
     found = find_spec("sklearn")
     if found is None or found.origin is None:
-        raise MissingRequirementError("the digits need scikit-learn: pip install 'p2pfl-node[sim]'")
+        raise MissingRequirementError("the digits need scikit-learn: pip install 'p2pfl-node[metrics]'")
     path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if not path.exists():  # the file is elsewhere in this version
         from sklearn.datasets import load_digits
