@@ -1,6 +1,7 @@
 """Distribution: the wheel, the sdist and an editable install hold one package, which user files cannot shadow."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -66,6 +67,14 @@ def test_wheel_holds_one_package_with_all_modules(built):
     modules = {name for name in modules if (ROOT / "p2pfl" / name).exists()}
     assert {f"p2pfl/{name}" for name in modules} <= names
     assert "p2pfl/py.typed" in names
+
+
+def test_wheel_needs_large_libraries_in_extras_only(built):
+    (metadata,) = [text.decode() for name, text in content(built[0]).items() if name.endswith(".dist-info/METADATA")]
+    needed = re.findall(r"^Requires-Dist: ([\w-]+)(.*)$", metadata, re.M)
+    assert {"torch", "networkx", "scikit-learn", "duckdb"} <= {name for name, rest in needed if "extra ==" in rest}
+    assert "numpy" in (plain := {name for name, rest in needed if "extra ==" not in rest})
+    assert not {"torch", "networkx", "scikit-learn", "duckdb"} & plain
 
 
 def test_wheel_holds_templates_of_new_projects(built):

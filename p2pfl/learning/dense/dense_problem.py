@@ -45,7 +45,7 @@ class DenseProblem:
     loss: Loss = cross_entropy
     measures: Mapping[str, Measure] = field(default_factory=lambda: {"accuracy": accuracy})
     higher_is_better: bool = True
-    optimizer: Any = field(default_factory=SGD)
+    optimizer: SGD = field(default_factory=SGD)
     batch_size: int = 16
     public_info: Mapping[str, Any] = field(default_factory=dict)
     derived_options: Mapping[str, Any] = field(default_factory=dict)
