@@ -19,6 +19,7 @@ from p2pfl.pareto_metrics import Points
 
 Measure = Literal["demographic-parity", "equal-opportunity", "equalised-odds"]
 Kind = Literal["tanh", "covariance"]
+Output = Literal["logit", "sigmoid"]
 SHORT = {"demographic-parity": "parity", "equal-opportunity": "opportunity", "equalised-odds": "odds"}  # column names
 
 
@@ -36,6 +37,8 @@ class FairLosses:
         sharpness: c of the relaxation.
         share: factor of the accuracy loss that is added to the other losses.
         initial: divisors of the losses, [1 + A]; none if empty.
+        output: "sigmoid" if the model's outputs are probabilities. The accuracy loss uses them like logits, as the
+            dissertation states for its experiments.
     """
 
     counts: tuple[int, ...]
@@ -44,12 +47,13 @@ class FairLosses:
     sharpness: float
     share: float
     initial: tuple[float, ...] = ()
+    output: Output = "logit"
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         logits, labels = outputs[:, 0], targets[:, 0]
         own = targets[:, -1] if targets.shape[1] > 1 + len(self.counts) else None
         accuracy = functional.binary_cross_entropy_with_logits(logits, labels, own)
-        probabilities = torch.sigmoid(logits)
+        probabilities = probabilities_of(logits, self.output)
         losses = [accuracy]
         for column, count in enumerate(self.counts, 1):
             losses.append(self._unfairness(probabilities, labels, targets[:, column], count) + self.share * accuracy)
@@ -60,6 +64,11 @@ class FairLosses:
         if self.kind == "covariance":
             return covariance_loss(probabilities, groups, count)
         return MEASURES[self.measure](relax(probabilities, self.sharpness), labels, groups, count, "groups")
+
+
+def probabilities_of(outputs: Tensor, output: Output) -> Tensor:
+    """Return the probabilities of the positive class for a model's outputs."""
+    return torch.sigmoid(outputs) if output == "logit" else outputs
 
 
 @dataclass
@@ -73,12 +82,14 @@ class FairTask(TorchTask):
         counts: number of groups of each attribute.
         measured: the reported measure.
         against: the reference of a group; see p2pfl.fairness.metrics.
+        output: see FairLosses.
     """
 
     attributes: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
     measured: Measure = "demographic-parity"
     against: Against = "groups"
+    output: Output = "logit"
 
     @property
     def goals(self) -> Mapping[str, bool]:
@@ -104,15 +115,18 @@ class FairTask(TorchTask):
 
     def tally(self, outputs: Tensor, targets: Tensor) -> GroupCounts:
         """Return the statistics of a model with these outputs by label and group of the first attribute."""
-        return tally_of(outputs[:, 0], targets[:, 0], targets[:, 1], self.counts[0])
+        logits = outputs if self.output == "logit" else torch.logit(outputs, 1e-7)
+        return tally_of(logits[:, 0], targets[:, 0], targets[:, 1], self.counts[0])
 
     def mix_logits(self, outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-        """Return the logits of several models combined; see p2pfl.fairness.metrics."""
+        """Return the outputs of several models combined; see p2pfl.fairness.metrics."""
+        if self.output == "sigmoid":
+            return torch.stack([share * each for each, share in zip(outputs, shares, strict=True)]).sum(0)
         return mix_logits(outputs, shares)
 
     def figures(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         loss = self.batch_loss(outputs, targets, weights)
-        decisions, labels = decide(torch.sigmoid(outputs[:, 0])), targets[:, 0]
+        decisions, labels = decide(probabilities_of(outputs[:, 0], self.output)), targets[:, 0]
         found = {"loss": loss, self.metric: -loss, "accuracy": (decisions == labels).to(loss.dtype).mean()}
         for column, (name, count) in enumerate(zip(self.attributes, self.counts, strict=True), 1):
             difference = MEASURES[self.measured](decisions, labels, targets[:, column], count, self.against)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from math import inf
@@ -20,7 +21,7 @@ from p2pfl.data.tabular import fairness_datasets
 from p2pfl.data.tabular.table import Kind as ColumnKind
 from p2pfl.data.tabular.table import names
 from p2pfl.errors import ConfigurationError
-from p2pfl.fairness.fair_task import FairLosses, FairTask, Kind, Measure
+from p2pfl.fairness.fair_task import FairLosses, FairTask, Kind, Measure, Output
 from p2pfl.fairness.metrics import Against
 from p2pfl.learning.modules import make_module
 from p2pfl.learning.optimizers import OPTIMIZERS
@@ -56,6 +57,7 @@ def fairness(
     official: bool = True,
     judged_on: Literal["own", "all"] = "own",
     hidden: list[int] | None = None,
+    output: Output = "logit",
     optimizer: Table = ADAM,
     batch_size: int = 128,
     preference: Sequence[float] = (),
@@ -99,10 +101,14 @@ def fairness(
         official: false merges an official test part with the other rows and draws a new test part.
         judged_on: the test samples of a node: its `own` part (default), or `all`.
         hidden: widths of the hidden layers, [64, 32] by default; an empty list makes a linear model.
+        output: "logit", or "sigmoid" for a model that ends with a sigmoid, on whose output the cross-entropy with logits is
+            computed nevertheless: the literal reading of the dissertation's appendix A.3.2.
         optimizer: { name = "adam" } or "adamw" (lr, betas, eps, weight_decay, schedule), or "sgd" (lr, momentum,
             weight_decay, schedule), where schedule is { name = "cosine", rounds = 20 }, "linear", "step",
             "inverse" or "exponential"; see p2pfl.learning.schedules.
-        batch_size: samples in one step of the optimiser.
+        batch_size: samples in one step of the optimiser; 0 takes all of a node, so that an epoch is one step. The
+            difference between groups is noisy in small batches, and an optimiser reduces this noise by deciding alike
+            for everybody.
         preference: this node's own weights, first of accuracy and then of each attribute.
         preferences: distribution of the nodes' weights if none are given (see p2pfl.multiobjective.preferences);
             uniform by default.
@@ -127,37 +133,38 @@ def fairness(
         sensitive=[sensitive] if isinstance(sensitive, str) and sensitive else sensitive or (),
         division=(partition, validation, test, official),
     )
-    losses = FairLosses(pool.counts, measure, kind, sharpness, share)
+    losses = FairLosses(pool.counts, measure, kind, sharpness, share, output=output)
     steps, how = choose("task.optimizer", optimizer, OPTIMIZERS)
     losses = _normalise(pool, losses, tuple(widths), seed) if normalise else losses
     attributes = tuple(attribute.name for attribute in pool.attributes)
     objectives = ("accuracy_loss", *(f"unfairness_{name}" for name in attributes))
     point, group = preference_of(part, seed, len(objectives), preference, preferences)
     return FairTask(
-        partial(network, pool.features, widths),
+        partial(network, pool.features, widths, output),
         pool.samples(part.index, judged_on == "all"),
         metric="reward",
         objectives=Objectives(objectives, losses, _scalarise(scalarisation)),
         preference=point,
         group=group,
         optimizer=build("task.optimizer", steps, how),
-        batch_size=batch_size,
+        batch_size=batch_size or len(pool.trained),  # of all nodes: learners of one stack have the same
         attributes=attributes,
         counts=pool.counts,
         measured=measure,
         against=against,
+        output=output,
     )
 
 
 _scalarise = scalarisation  # the option of the same name hides the function
 
 
-def network(features: int, widths: Sequence[int]) -> nn.Module:
-    """Return an MLP with ReLU between its layers, from features to one logit."""
+def network(features: int, widths: Sequence[int], output: Output = "logit") -> nn.Module:
+    """Return an MLP with ReLU between its layers, from features to one logit, or to its sigmoid."""
     layers: list[nn.Module] = []
     for before, after in pairwise([features, *widths, 1]):
         layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1], *([nn.Sigmoid()] if output == "sigmoid" else []))
 
 
 Division = tuple[Table, float, float, bool]
@@ -278,18 +285,18 @@ def _source(
 def _normalise(pool: Pool, losses: FairLosses, widths: tuple[int, ...], seed: int) -> FairLosses:
     """Return losses scaled to 1 for the initial model, on the training samples of all nodes."""
     samples = pool.of(pool.trained)
-    module = _initial(pool.features, widths, seed)
+    module = _initial(pool.features, widths, losses.output, seed)
     with torch.no_grad():
         values = losses(module(samples.x), samples.y).tolist()
     if not min(values) > 0:
         raise ConfigurationError(
             "an objective is 0 before training, so it cannot be normalised: set task.share, or task.normalise = false"
         )
-    return FairLosses(losses.counts, losses.measure, losses.kind, losses.sharpness, losses.share, tuple(values))
+    return replace(losses, initial=tuple(values))
 
 
-def _initial(features: int, widths: Sequence[int], seed: int) -> nn.Module:
+def _initial(features: int, widths: Sequence[int], output: Output, seed: int) -> nn.Module:
     """Return the module with the common initial weights; see TorchTask.initial."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(federation_draws(seed).torch_seed(0, "initial model"))
-        return make_module(partial(network, features, widths))
+        return make_module(partial(network, features, widths, output))

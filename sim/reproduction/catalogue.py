@@ -75,14 +75,15 @@ class CatalogueEntry:
         return tuple("" if value is None else f"{value:,.{self.decimals}f}" for value in values)
 
     def further(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
-        """Yield the name of each further printed figure, and its rows in the columns of a Markdown table."""
+        """Yield the name of each further figure, and its rows in the columns of a Markdown table."""
         for figure, printed in self.file.printed.items():
             found = [self.measured.get(form, Measured()).by_seed.get(figure, {}) for form in FORMS]
             rows = []
-            for row, value in printed.items():
-                values = (value, *(fmean(of[row]) if row in of else None for of in found))
+            for row in [row for row in self.rows if row in printed or any(row in of for of in found)]:
+                values = (printed.get(row), *(fmean(of[row]) if row in of else None for of in found))
                 rows.append((row, *("" if each is None else f"{each:,.2f}" for each in values)))
-            yield figure.rpartition(".")[2], rows
+            if rows:
+                yield figure.rpartition(".")[2], rows
 
     def deviation(self, row: str) -> float | None:
         """Return the standard deviation over the seeds of a row's figure in the full form; None if it is unknown."""

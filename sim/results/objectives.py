@@ -151,7 +151,8 @@ def with_distances(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     """Return the measures of a row of the table, averaged over seeds; None without objectives.
 
-    If solutions were left out, it also has `left_out`, their number, and `solutions`, the number of all.
+    If the task has a constant model, or solutions were left out, it also has `left_out`, their number, and `solutions`,
+    the number of all.
 
     Args:
         runs: one for each seed, or the combined entries of a pool.
@@ -161,7 +162,7 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
         return None
     names = ("hypervolume", "constant", "igd", "sparsity", "cardinality")
     figures = {name: float(np.mean([f[name] for f in found])) for name in names if name in found[0]}
-    if any(f.get("left_out") for f in found):
+    if "constant" in found[0] or any(f.get("left_out") for f in found):
         figures["left_out"] = float(np.mean([len(f.get("left_out", ())) for f in found]))
         figures["solutions"] = float(np.mean([len(f["nodes"]) for f in found]))
     return figures

@@ -40,7 +40,7 @@ class FileKeys(msgspec.Struct):
         source: the paper with the figures in `paper` of the rows.
         table: the table or section of the paper, such as "table 3".
         figure: the figure of a row in summary.json that is compared with the paper's, such as `objectives.hypervolume`.
-        printed: further printed figures: a table of rows for each figure in summary.json.
+        printed: further figures in summary.json that are recorded, each with the printed values of rows, if any.
         claim: claims about the rows that `p2pfl-sim reproduce --short` checks.
         run: the rows of the table; each overrides keys of the base for itself.
     """

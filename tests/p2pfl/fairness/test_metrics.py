@@ -246,8 +246,30 @@ def test_fairness_figures_use_exact_decisions():
     assert task.figures(outputs, targets, task.weights(torch.device("cpu")))["parity_z"].item() == 0
 
 
+def test_fairness_with_sigmoid_output_by_hand():
+    task = node(output="sigmoid", share=0.0, sharpness=2.0)
+    module = task.module()
+    outputs = module(task.data["test"].x)
+    assert torch.equal(outputs, torch.sigmoid(module[:-1](task.data["test"].x)))
+    outputs, targets = torch.tensor([[0.9], [0.2]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    entropy = (np.log1p(np.exp(-0.9)) + np.log1p(np.exp(0.2))) / 2
+    assert task.objectives.losses(outputs, targets).tolist() == pytest.approx([entropy, np.tanh(2 * 0.8) / 2])
+    figures = task.figures(outputs, targets, task.weights(torch.device("cpu")))
+    assert (figures["accuracy"].item(), figures["parity_z"].item()) == (1, 0)
+    assert task.tally(outputs, targets).positive.sum() == node().tally(torch.logit(outputs), targets).positive.sum() == 1
+    assert task.mix_logits([outputs, outputs / 3], [0.5, 0.5]) == pytest.approx(outputs.numpy() * 2 / 3)
+
+
+def test_batch_of_all_samples_makes_one_step_of_an_epoch():
+    task, same = node(batch_size=0), node(batch_size=10**5)
+    start = task.initial(0)
+    models = [each.learner(RandomStreams(0, "a")).train(start, round=1, epochs=3).tobytes() for each in (task, same)]
+    assert models[0] == models[1]
+    assert task.batch_size == sum(node(k).n_samples for k in range(NODES))
+
+
 @pytest.mark.parametrize("kind", CREWS[1:])
-@pytest.mark.parametrize("options", [{}, {"kind": "covariance"}, {"measure": "equalised-odds"}])
+@pytest.mark.parametrize("options", [{}, {"kind": "covariance"}, {"measure": "equalised-odds"}, {"batch_size": 0}])
 def test_fairness_stacked_equals_one_by_one(kind, options):
     tasks = [node(k, **options) for k in range(NODES)]
     alone, together = backend("one by one", tasks), backend(kind, tasks)
@@ -417,7 +439,7 @@ def test_fairness_adult_scenario_pools_ten_runs_per_row():
         ({"optimizer": {"name": "rmsprop"}}, "unknown task.optimizer 'rmsprop'"),
         ({"preference": [1.0]}, "task.preference must have 2 weights"),
         ({"partition": {"name": "iid", "alpha": 1}}, "unknown key 'task.partition.alpha'"),
-        ({"batch_size": 0}, "batch_size must be 1 or more"),
+        ({"batch_size": -1}, "batch_size must be 1 or more"),
     ],
 )
 def test_fairness_task_refuses_invalid_options(options, words):
