@@ -9,7 +9,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -193,7 +193,7 @@ def _check_fields(where: str, table: Mapping[str, Any], kind: Any) -> None:
 
 def _check_tables(table: Mapping[str, Any], kind: Any, prefix: str = "") -> None:
     """Check keys, words and nested tables. msgspec checks all other types, but suggests no keys."""
-    fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    fields = _field_types(kind)
     for key, value in table.items():
         _check_key(prefix, key, fields)
         inner, name = _unwrap_optional(fields[key]), prefix + key
@@ -207,6 +207,12 @@ def _check_tables(table: Mapping[str, Any], kind: Any, prefix: str = "") -> None
             raise ConfigurationError(f"{name} must be a table{example}, got {value!r}")
         if _is_struct(inner):
             _check_tables(value, inner, f"{name}.")
+
+
+@cache  # msgspec evaluates all annotations at each call
+def _field_types(kind: Any) -> dict[str, Any]:
+    """Return the types of a struct's fields, by their names in a file."""
+    return {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
 
 
 def _unwrap_optional(kind: Any) -> Any:

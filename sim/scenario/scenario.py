@@ -427,7 +427,7 @@ def restore(raw: Mapping[str, Any], folder: Path) -> ScenarioFile:
 
 
 def _check_keys(where: str, base: Mapping[str, Any]) -> None:
-    known = {"each", *(field.encode_name for field in msgspec.structs.fields(Scenario))}
+    known = {"each", *Scenario.__struct_encode_fields__}
     if wrong := next((key for key in base if key not in known), None):
         raise ConfigurationError(f"{where}: {unknown('key', wrong, known | {*FileKeys.__struct_fields__})}")
 
@@ -458,8 +458,7 @@ def parse_run(where: str, table: Mapping[str, Any]) -> Scenario:
     Raises:
         ConfigurationError: an unknown key, or an invalid value.
     """
-    known = {field.encode_name for field in msgspec.structs.fields(Scenario)}
-    for key in table.keys() - known:
+    for key in table.keys() - {*Scenario.__struct_encode_fields__}:
         if owners := [name for name in BUILDERS if key in options_of(name)]:
             names = ", ".join(owners)
             raise ConfigurationError(f"{where}: unknown key {key!r}; topology.{key} is an option of the topologies {names}")
