@@ -11,6 +11,12 @@ ALLOWED = {"low": [], "high": ["low"]}
 DOCSTRING = '"""A package.\n\nIt holds a few modules.\n"""\n'
 
 
+@pytest.fixture(scope="session")
+def this_tree():
+    """Return the tree of the product, whose modules are parsed once."""
+    return SourceTree()
+
+
 @pytest.fixture
 def plant(tmp_path):
     """Return a function that makes a tree of two packages from files and their text."""
@@ -31,8 +37,8 @@ def found(check, tree, **rules):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS if RULES.enforced is None else RULES.enforced)
-def test_this_tree_has_no_fault(check):
-    assert [str(finding) for finding in run_check(check, SourceTree(), RULES)] == []
+def test_this_tree_has_no_fault(check, this_tree):
+    assert [str(finding) for finding in run_check(check, this_tree, RULES)] == []
 
 
 def test_rules_name_known_checks():
