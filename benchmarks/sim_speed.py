@@ -17,8 +17,11 @@ With --policy also, for each policy named: p2pfl-sim with this policy in place o
 that of gossip ("sim"). The nodes have no validation data, so DPFL's searches compute no losses. DPFL trains one epoch in
 each round and before the first, with a budget of 20 models; the time includes its preparation.
 
-With --scale instead: a whole `p2pfl-sim run --engine local` with this number of nodes (10,000), with set-up, evaluation
-and results: its time, its processor time and its peak memory.
+With --scale instead: a whole `p2pfl-sim run --engine local` with this number of nodes (10,000) on a 10-regular or a
+complete graph, with set-up, evaluation and results: its time, its processor time and its peak memory. The two largest:
+
+    python benchmarks/sim_speed.py --scale 100000 --rounds 3
+    python benchmarks/sim_speed.py --scale 4000 --topology complete
 """
 
 from __future__ import annotations
@@ -286,17 +289,20 @@ def measure(name: str, repeat: int, rounds: int, policies: Sequence[str] = ()) -
 
 
 SCALE = """
-rounds = 5
-task = { name = "digits", samples = 16, shared = true, batch_size = 16 }
-policy = { name = "random", neighbours = 5 }
-topology = { name = "k-regular", degree = 10 }
+nodes = {nodes}
+rounds = {rounds}
+task = {{ name = "digits", samples = 16, shared = true, batch_size = 16 }}
+policy = {{ name = "random", neighbours = 5 }}
+topology = {topology}
 """
+TOPOLOGIES = {"k-regular": '{ name = "k-regular", degree = 10 }', "complete": '{ name = "complete" }'}
 
 
-def scale(nodes: int) -> dict[str, float]:
+def scale(nodes: int, rounds: int, topology: str) -> dict[str, float]:
     """Run a scenario of many nodes as a user would; return seconds, seconds of processor time, and GiB."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "scale.toml").write_text(f"nodes = {nodes}\n{SCALE}")
+        scenario = SCALE.format(nodes=nodes, rounds=rounds, topology=TOPOLOGIES[topology])
+        (Path(folder) / "scale.toml").write_text(scenario)
         command = [sys.executable, "-m", "p2pfl.sim", "run", "scale.toml", "--engine", "local", "--json", "--out", "out"]
         begun = time.perf_counter()
         subprocess.run(
@@ -305,7 +311,10 @@ def scale(nodes: int) -> dict[str, float]:
         wall = time.perf_counter() - begun
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     unit = 2**30 if sys.platform == "darwin" else 2**20  # macOS counts bytes, other systems KiB
-    return {"nodes": nodes, "wall_s": wall, "processor_s": used.ru_utime + used.ru_stime, "peak_gib": used.ru_maxrss / unit}
+    return {
+        **{"nodes": nodes, "rounds": rounds, "wall_s": wall},
+        **{"processor_s": used.ru_utime + used.ru_stime, "peak_gib": used.ru_maxrss / unit},
+    }
 
 
 def show(name: str, speeds: dict[str, list[float]]) -> None:
@@ -347,11 +356,16 @@ def main() -> None:
         metavar="N",
         help="measure only the time and memory of N nodes (default: 10,000)",
     )
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds with --scale (default: 5)")
+    parser.add_argument(
+        "--topology", choices=TOPOLOGIES, default="k-regular", help="topology with --scale (default: k-regular of degree 10)"
+    )
     options = parser.parse_args()
     if options.scale is not None:
-        figures = scale(options.scale)
+        figures = scale(options.scale, options.rounds, options.topology)
         print(
-            "{nodes:,} nodes: {wall_s:.1f} s, {processor_s:.1f} s of one core, at most {peak_gib:.2f} GiB".format(**figures)
+            "{nodes:,} nodes, {rounds} rounds: {wall_s:.1f} s, {processor_s:.1f} s of one core, at most {peak_gib:.2f} GiB"
+            "".format(**figures)
         )
         if options.json:
             options.json.write_text(json.dumps({"scale": figures}, indent=1) + "\n")

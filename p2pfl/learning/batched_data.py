@@ -30,14 +30,19 @@ class RowCache:
             return self.array
         return np.array(models)
 
-    def select(self, models: Sequence[Parameters]) -> tuple[np.ndarray, list[int]]:
-        """Return an array that contains all models as rows, and the row of each."""
+    def places(self, models: Sequence[Parameters]) -> list[int] | None:
+        """Return the row of each model; None if one of them is no row of the array."""
         if not self._places:
             self._places = {id(row): k for k, row in enumerate(self.rows)}
         rows = [self._places.get(id(model), -1) for model in models]
         if -1 in rows:  # a budget gives each receiver its own view of a row
             rows = [self._row_under(model) if row < 0 else row for row, model in zip(rows, models, strict=True)]
-        if -1 not in rows:
+        return None if -1 in rows else rows
+
+    def select(self, models: Sequence[Parameters]) -> tuple[np.ndarray, list[int]]:
+        """Return an array that contains all models as rows, and the row of each."""
+        rows = self.places(models)
+        if rows is not None:
             return self.array, rows
         others = {id(model): model for model in models}
         places = {key: k for k, key in enumerate(others)}

@@ -45,7 +45,7 @@ PART = 2**20  # values of models trained at once: 4 MiB, which fit into the cach
 ALIGNED = 64  # a part of a stack begins with a multiple of so many models, whose sums then have the same order
 CHUNK = 2**19  # values of inputs on which candidates are evaluated at once: 2 MiB
 MOST_CONVOLUTION = 500_000  # FLOP per sample above which torch's grouped convolutions are slower than a loop over nodes
-LARGEST_MIX = 2**26  # values of different models that are averaged together, 256 MiB
+LARGEST_MIX = 2**26  # values of different models that are copied to be averaged together, 256 MiB
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -222,9 +222,12 @@ class BatchedLearner:
         """Return the means; they are rows of one array if the models are small enough to be stacked."""
         models = list(chain.from_iterable([query.models for query in queries]))
         size = self._task.layout.size
-        if len(queries) == 1 or (len(models) * size > LARGEST_MIX and len({*map(id, models)}) * size > LARGEST_MIX):
-            return [weighted_mean(query.models, query.weights) for query in queries]
-        array, rows = self._trained.select(models)
+        array, rows = self._trained.array, self._trained.places(models) if len(queries) > 1 else None
+        if rows is None:
+            large = len(models) * size > LARGEST_MIX and len({*map(id, models)}) * size > LARGEST_MIX
+            if large or len(queries) == 1:
+                return [weighted_mean(query.models, query.weights) for query in queries]
+            array, rows = self._trained.select(models)
         weights = np.fromiter(chain.from_iterable([query.weights for query in queries]), np.float64, len(models))
         counts = np.array([len(query.models) for query in queries])
         starts = np.cumsum(counts) - counts
