@@ -44,6 +44,8 @@ def properties(graph: nx.Graph) -> dict[str, Any]:
     degrees = [len(near) for near in around]
     ends = sum(degrees)
     complete = min(degrees) == n - 1  # avoids looking at each of its many edges
+    if complete and not graph.is_directed() and not weighted:
+        return complete_properties(n) | {"coordinates": _placed(graph)}
     parts = [set(graph.nodes)] if complete else _components(graph)
     if complete and not weighted:
         whole = {"nodes": n, "diameter": min(1, n - 1), "spectral_gap": 1.0}
@@ -61,7 +63,25 @@ def properties(graph: nx.Graph) -> dict[str, Any]:
         "spectral_gap": whole["spectral_gap"] if connected else 0.0,
         "clustering": float(n > 2) if complete else _clustering(around),
         "largest_component": whole,
-        "coordinates": sum(point is not None for point in coordinates(graph)),
+        "coordinates": _placed(graph),
+    }
+
+
+def complete_properties(n: int) -> dict[str, Any]:
+    """Return the properties of a complete graph of n nodes without weights, directions and coordinates."""
+    diameter = min(1, n - 1)
+    return {
+        "nodes": n,
+        "edges": n * (n - 1) // 2,
+        "directed": False,
+        "weighted": False,
+        "degree": {"min": n - 1, "mean": float(n - 1), "max": n - 1},
+        "components": 1,
+        "diameter": diameter,
+        "spectral_gap": 1.0,
+        "clustering": float(n > 2),
+        "largest_component": {"nodes": n, "diameter": diameter, "spectral_gap": 1.0},
+        "coordinates": 0,
     }
 
 
@@ -95,6 +115,11 @@ def spectral_gap(graph: nx.Graph) -> float:
     matrix = mixing_matrix(graph)
     values = np.linalg.eigvals(matrix) if graph.is_directed() else np.linalg.eigvalsh(matrix)
     return max(0.0, 1.0 - float(np.sort(np.abs(values))[-2]))
+
+
+def _placed(graph: nx.Graph) -> int:
+    """Return the number of nodes with coordinates of their own."""
+    return sum(point is not None for point in coordinates(graph))
 
 
 def _is_weighted(graph: nx.Graph) -> bool:

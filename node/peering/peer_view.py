@@ -17,7 +17,9 @@ class PeerView:
     """
 
     def __init__(self, neighbours: Iterable[str]) -> None:
-        self.neighbours = tuple(sorted(neighbours))
+        given = tuple(neighbours)
+        ordered = tuple(sorted(given))
+        self.neighbours = given if given == ordered else ordered  # the caller's own tuple, if possible
         self.ids = self.neighbours
         self.suspected: dict[str, str] = {}
         self.left_out: dict[str, str] = {}

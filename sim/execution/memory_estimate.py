@@ -14,12 +14,13 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning.modules import count_values
 from p2pfl.learning.torch_task import TorchTask
 from p2pfl.sim.scenario.scenario import Scenario
-from p2pfl.sim.scenario.topology import EDGE, edges_of
+from p2pfl.sim.scenario.topology import COMPLETE, EDGE, edges_of
 from p2pfl.system.available_memory import amount, free_memory
 from p2pfl.task import Task
 
 # Bytes. Measured without a model: 18,600 to 31,000 for a node, and 430 to 2300 for each round of a node.
 NODE, ROW = 15_000, 400
+NAMES = 16  # bytes of an edge of a complete graph: the names of neighbours, at both ends
 MODELS = 2  # models that a node holds at the same time; 4 were measured
 TABLE_ROW = 100  # bytes of a round of a node, kept until all runs are finished; 340 were measured
 IGNORE = "--ignore-memory (in Python: ignore_memory=True) starts anyway"
@@ -56,7 +57,8 @@ def need(scenario: Scenario, model: int = 0) -> Need:
     nodes, rounds = scenario.nodes, scenario.rounds
     if scenario.patience:  # the run may stop early
         rounds = min(rounds, scenario.patience + 1)
-    return Need(NODE * nodes, EDGE * edges_of(scenario.topology, nodes), ROW * nodes * rounds, 4 * MODELS * nodes * model)
+    edge = NAMES if scenario.topology.get("name") == COMPLETE else EDGE
+    return Need(NODE * nodes, edge * edges_of(scenario.topology, nodes), ROW * nodes * rounds, 4 * MODELS * nodes * model)
 
 
 def check_runs(runs: Sequence[Scenario], seeds: int, processes: int) -> None:

@@ -32,8 +32,14 @@ def shipped_graphs() -> dict[str, Path]:
     return {path.stem: path for path in sorted(GRAPHS.glob("*.graphml"))}
 
 
-def topology(table: Mapping[str, Any], nodes: int, seed: int) -> nx.Graph:
+COMPLETE = "complete"
+
+
+def topology(table: Mapping[str, Any], nodes: int, seed: int, *, dense: bool = True) -> nx.Graph:
     """Return the graph that a scenario's table `topology` names.
+
+    Args:
+        dense: whether a complete graph has its edges, whose memory grows with the square of the nodes.
 
     Raises:
         ConfigurationError: there is no such graph, or it has another number of nodes.
@@ -50,7 +56,10 @@ def topology(table: Mapping[str, Any], nodes: int, seed: int) -> nx.Graph:
         raise unknown("topology", name, [*BUILDERS, *shipped_graphs(), FILE])
     if options and not options_of(name):
         raise ConfigurationError(f"unknown key 'topology.{next(iter(options))}'; the topology {name!r} has no options")
-    graph = build("topology", BUILDERS[name], options, n=nodes, seed=seed)
+    if name == COMPLETE and not dense:
+        graph = nx.empty_graph(nodes)
+    else:
+        graph = build("topology", BUILDERS[name], options, n=nodes, seed=seed)
     graph.graph["name"] = name
     return graph
 
@@ -210,7 +219,7 @@ def edges_of(topology: Mapping[str, Any], nodes: int) -> float:
 
     pairs = nodes * (nodes - 1) / 2
     match topology.get("name"):
-        case "complete":
+        case str(name) if name == COMPLETE:
             return pairs
         case "ring" | "star" | "torus":
             return nodes - 1

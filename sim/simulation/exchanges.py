@@ -69,7 +69,7 @@ def modelled_exchanges(parts: Parts) -> Sequence[Exchange]:
     for k, (name, task, step) in enumerate(zip(plan.names, plan.tasks, parts.steps, strict=True)):
         config = ModelledConfig(
             name=name,
-            neighbours=tuple(plan.topology.neighbours[k]),
+            neighbours=plan.topology.neighbours[k],
             n_samples=task.n_samples,
             public_info=task.public_info,
             coding=plan.encoder(k),
@@ -79,7 +79,7 @@ def modelled_exchanges(parts: Parts) -> Sequence[Exchange]:
         )
         loss = partial(_loss, parts.trainers[k])
         exchanges.append(ModelledExchange(network, config, loss, None if step is None else (coordination, step)))
-    connect(network)
+    connect(network, directed=plan.topology.properties["directed"])
     return exchanges
 
 

@@ -154,7 +154,7 @@ class ModelledExchange:
         now, suspected, left_out = network.loop.now, self.roster.suspected, self.roster.left_out
         behind = [
             other
-            for other in peer.requesters
+            for other in map(network.peers.__getitem__, peer.requesters)
             if other.name not in suspected and other.name not in left_out and is_awaited(other.known_round(peer, now), round)
         ]
         if not behind:
@@ -273,8 +273,19 @@ class ModelledExchange:
         return assignment
 
 
-def connect(network: ModelledNetwork) -> None:
-    """Tell every node of a network which others may fetch from it. Call this when all have joined."""
-    for peer in network.peers.values():
-        for id in peer.roster.neighbours:
-            network.peers[id].requesters.append(peer)
+def connect(network: ModelledNetwork, directed: bool = True) -> None:
+    """Tell every node of a network which others may fetch from it. Call this when all have joined.
+
+    Args:
+        directed: whether a node may fetch from another that may not fetch from it.
+    """
+    if not directed:
+        for peer in network.peers.values():
+            peer.requesters = peer.neighbours
+        return
+    askers: dict[str, list[str]] = {name: [] for name in network.peers}
+    for name, peer in network.peers.items():
+        for id in peer.neighbours:
+            askers[id].append(name)
+    for name, names in askers.items():
+        network.peers[name].requesters = names

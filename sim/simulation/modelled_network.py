@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
 from typing import Any
@@ -210,7 +210,7 @@ class ModelledReceipts:
     def _around(self) -> list[ModelledPeer]:
         """Return the nodes that this one may fetch from, and those that may fetch from it, by name."""
         peer = self._peer
-        around = {id: peer.network.peers[id] for id in (*peer.neighbours, *(other.name for other in peer.requesters))}
+        around = {id: peer.network.peers[id] for id in (*peer.neighbours, *peer.requesters)}
         return [around[id] for id in sorted(around)]
 
 
@@ -222,7 +222,7 @@ class ModelledPeer:
 
     Attributes:
         round: newest announced round; inf: the node has stopped.
-        requesters: nodes that may fetch from this one.
+        requesters: names of the nodes that may fetch from this one.
         suspected_by: nodes that suspect this one, by name.
         neighbours: nodes from which this one may fetch, also those that it leaves out.
         generation: number of times that it has replaced a published model of a round, or gone back to an earlier round.
@@ -248,7 +248,7 @@ class ModelledPeer:
         self.outbox = Outbox(network.synchronous)
         self.traffic = Traffic()
         self.round: float = 0
-        self.requesters: list[ModelledPeer] = []
+        self.requesters: Sequence[str] = ()
         self.forge: Callable[[str, Update], Update] | None = None
         if config.detects:
             network.close_board()

@@ -18,12 +18,12 @@ from p2pfl.parameters import Parameters
 from p2pfl.policies import make_policy
 from p2pfl.policy import Policy
 from p2pfl.sim.scenario.scenario import Scenario
-from p2pfl.sim.scenario.topology import locate_nodes, measure, placement_graph, topology
+from p2pfl.sim.scenario.topology import COMPLETE, locate_nodes, measure, placement_graph, topology
 from p2pfl.sim.simulation.modelled_coordinator import refuse
 from p2pfl.sim.simulation.sharding import task_of
 from p2pfl.system.shared_work import sharing
 from p2pfl.task import POINT, Part, Task, extra_metrics_of, goals_of, make_task
-from p2pfl.topologies import labels, neighbours
+from p2pfl.topologies import complete_properties, labels, neighbours
 from p2pfl.topologies.geography import Point
 
 
@@ -34,7 +34,7 @@ class TopologyPlan:
     Attributes:
         properties: see p2pfl.topologies.properties.
         labels: label of each node, or else of its place; empty if every label is the node's number.
-        neighbours: for each node, the names of the nodes that it may fetch from.
+        neighbours: for each node, the names of the nodes that it may fetch from; sorted.
         places: the graph whose nodes have the coordinates.
         notes: notes for the user.
     """
@@ -42,7 +42,7 @@ class TopologyPlan:
     name: str
     properties: dict[str, Any]
     labels: list[str]
-    neighbours: list[list[str]]
+    neighbours: list[tuple[str, ...]]
     places: nx.Graph
     notes: tuple[str, ...]
 
@@ -126,16 +126,21 @@ def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence
         ConfigurationError: it has another number of nodes than the scenario, or a value in it is invalid.
     """
     name, notes = "a graph of one's own", ()
+    complete = graph is None and scenario.topology.get("name") == COMPLETE
     if graph is None:
-        graph = topology(scenario.topology, scenario.nodes, scenario.seed)
+        graph = topology(scenario.topology, scenario.nodes, scenario.seed, dense=False)
         name, notes = str(graph.graph["name"]), tuple(graph.graph.get("notes", []))
     if len(graph) != scenario.nodes:
         raise ConfigurationError(f"nodes must be {len(graph)}, the size of the topology, got {scenario.nodes}")
-    properties = measure(graph)
+    properties = complete_properties(len(graph)) if complete else measure(graph)
     places = placement_graph(scenario.network, graph)
     numbers = [str(k) for k in range(len(graph))]
     labelled = next((found for found in (labels(graph), labels(places)) if found != numbers), [])
-    around = [[known_as[k] for k in ks] for ks in neighbours(graph)]
+    everyone = tuple(known_as)
+    if complete:
+        around = [everyone[:k] + everyone[k + 1 :] for k in range(len(everyone))]
+    else:
+        around = [tuple([everyone[k] for k in ks]) for ks in neighbours(graph)]
     return TopologyPlan(name, properties, labelled, around, places, notes)
 
 
@@ -199,7 +204,7 @@ def check(scenario: Scenario, graph: nx.Graph | None = None) -> Task:
     """
     try:
         if graph is None:
-            graph = topology(scenario.topology, scenario.nodes, scenario.seed)
+            graph = topology(scenario.topology, scenario.nodes, scenario.seed, dense=False)
         if scenario.network.latency == "geography":
             locate_nodes(placement_graph(scenario.network, graph), names(scenario.nodes))
         for group in (None, *scenario.policy_by_group):

@@ -433,6 +433,18 @@ def test_mean_query_returns_weighted_means(kind):
         assert difference(expected[:1], team.compute(asked[:1])) < 1e-6
 
 
+def test_models_of_one_stack_are_averaged_together_however_many(monkeypatch):
+    monkeypatch.setattr(batched_learner, "LARGEST_MIX", 0)  # nothing may be copied
+    team = backend("dense")
+    trained = team.compute(jobs())
+    found = team.compute([NodeQuery(k, Mean([trained[k], trained[0]], [0.25, 0.75])) for k in range(NODES)])
+    assert difference([0.25 * model + 0.75 * trained[0] for model in trained], found) < 1e-6
+    assert len({id(row.base) for row in found}) == 1  # rows of one array, which trains without a copy
+    separate = models(seed=9)
+    alone = team.compute([NodeQuery(k, Mean([separate[k], separate[0]], [0.25, 0.75])) for k in range(NODES)])
+    assert difference([0.25 * model + 0.75 * separate[0] for model in separate], alone) < 1e-6
+
+
 # Random layers
 
 

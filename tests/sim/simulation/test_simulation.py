@@ -18,7 +18,7 @@ from p2pfl.policies.random import Random
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.network import Links, Network
 from p2pfl.sim.scenario.scenario import load, resolve
-from p2pfl.sim.simulation.plan import names
+from p2pfl.sim.simulation.plan import names, plan
 from p2pfl.sim.simulation.simulation import Simulation, run
 from p2pfl.task import make_task
 
@@ -47,6 +47,18 @@ def bytes_by_kind(result):
             way.pop("control")
         ways["preparation"] = {"sent": traffic.sent_preparation, "received": traffic.received_preparation}
     return counts
+
+
+def test_complete_topology_is_planned_without_edges():
+    planned = plan(scenario(topology={"name": "complete"}))
+    assert not planned.topology.places.number_of_edges()
+    given = plan(scenario(), nx.complete_graph(12))
+    assert planned.topology.neighbours == given.topology.neighbours
+    assert planned.topology.properties == given.topology.properties
+
+
+def test_complete_topology_gives_the_results_of_its_graph():
+    assert trace(run(scenario(topology={"name": "complete"}))) == trace(run(scenario(), graph=nx.complete_graph(12)))
 
 
 # Modelled exchange and exchange with messages
