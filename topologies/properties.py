@@ -45,7 +45,7 @@ def properties(graph: nx.Graph) -> dict[str, Any]:
     ends = sum(degrees)
     complete = min(degrees) == n - 1  # avoids looking at each of its many edges
     if complete and not graph.is_directed() and not weighted:
-        return complete_properties(n) | {"coordinates": _placed(graph)}
+        return complete_properties(n) | {"coordinates": _count_coordinates(graph)}
     parts = [set(graph.nodes)] if complete else _components(graph)
     if complete and not weighted:
         whole = {"nodes": n, "diameter": min(1, n - 1), "spectral_gap": 1.0}
@@ -63,7 +63,7 @@ def properties(graph: nx.Graph) -> dict[str, Any]:
         "spectral_gap": whole["spectral_gap"] if connected else 0.0,
         "clustering": float(n > 2) if complete else _clustering(around),
         "largest_component": whole,
-        "coordinates": _placed(graph),
+        "coordinates": _count_coordinates(graph),
     }
 
 
@@ -117,7 +117,7 @@ def spectral_gap(graph: nx.Graph) -> float:
     return max(0.0, 1.0 - float(np.sort(np.abs(values))[-2]))
 
 
-def _placed(graph: nx.Graph) -> int:
+def _count_coordinates(graph: nx.Graph) -> int:
     """Return the number of nodes with coordinates of their own."""
     return sum(point is not None for point in coordinates(graph))
 
