@@ -71,7 +71,7 @@ class SnapshotCollector:
         self._tests: dict[int, list[float]] = {}
         self._models: dict[int, list[int]] = {}
         self._sent = np.zeros(len(nodes), np.int64)
-        self._rows = self._evaluations = 0  # numbers of rows and evaluations already read
+        self._read = 0, 0, 0  # numbers of the recorder's entries already read
         limits = [limit for node in nodes if (limit := node.me.budget.models)]
         self._limit = (min(limits), max(limits)) if limits else None
 
@@ -104,18 +104,18 @@ class SnapshotCollector:
 
     def _look(self) -> None:
         """Read the data noted since the last snapshot."""
-        rows, edges, evaluations = self._simulation.recorder.after(self._rows, self._evaluations)
-        self._rows += len(rows)
-        self._evaluations += len(evaluations)
-        for round, _, place, _, sent, models in rows:
-            self._sent[place] = sent
+        recorder = self._simulation.recorder
+        rounds, edges, evaluations = recorder.after(self._read)
+        self._read = recorder.counts
+        places = rounds["node"]
+        self._sent[places] = rounds["bytes_out"]  # the last row of a node counts
+        for round, models in zip(rounds["round"].tolist(), rounds["models_in"].tolist(), strict=True):
             self._models.setdefault(round, []).append(models)
-        self._cells.merged([place for _, _, place, *_ in rows])
-        if edges:
-            self._cells.learned(*zip(*edges, strict=True))
+        self._cells.merged(places)
+        self._cells.learned(edges["dst"], edges["src"], edges["weight"])
         key = f"test_{self._simulation.plan.tasks[0].metric}"
-        for round, _, stages in evaluations:
-            metrics = stages[counted_stage(self._reported, stages)]
+        for round, stages in evaluations:
+            metrics = stages.get(counted_stage(self._reported, stages), {})
             if key in metrics:
                 self._tests.setdefault(round, []).append(metrics[key])
 

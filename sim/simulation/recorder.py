@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +16,53 @@ from p2pfl.sim.simulation.clock import VirtualLoop
 from p2pfl.sim.simulation.cluster_log import ClusterNotes
 from p2pfl.sim.simulation.trace import Trace
 
+PACKED = 2**14  # rows that become columns together
+
 _Got = tuple[list[str], list[int]]
 _NOTHING: _Got = ([], [])
-_Round = tuple[int, float, int, int, int, int]
-_Edge = tuple[int, int, float]
-_Evaluation = tuple[int, int, Mapping[Stage, Mapping[str, float]]]
+Table = dict[str, np.ndarray]
+Evaluation = tuple[int, dict[Stage, dict[str, float]]]
+
+
+class Columns:
+    """Rows that are tuples only until there are `PACKED` of them. As columns they take a tenth of the memory.
+
+    Args:
+        kinds: the dtype of each column by name, in the order of the values of a row.
+    """
+
+    def __init__(self, **kinds: Any) -> None:
+        self._kinds = kinds
+        self._rows: list[tuple[Any, ...]] = []
+        self._parts: list[list[np.ndarray]] = []
+        self._packed = 0
+
+    def __len__(self) -> int:
+        return self._packed + len(self._rows)
+
+    def append(self, row: tuple[Any, ...]) -> None:
+        self._rows.append(row)
+        if len(self._rows) >= PACKED:
+            self._pack()
+
+    def table(self, first: int = 0) -> dict[str, np.ndarray]:
+        """Return the rows from number `first` on as columns, [K] each."""
+        if self._rows:
+            self._pack()
+        end, parts = self._packed, []
+        for part in reversed(self._parts):
+            if end <= first:
+                break
+            end -= len(part[0])
+            parts.append([column[max(0, first - end) :] for column in part])
+        empty = [[np.empty(0, kind) for kind in self._kinds.values()]]
+        return dict(zip(self._kinds, map(np.concatenate, zip(*(parts[::-1] or empty), strict=True)), strict=True))
+
+    def _pack(self) -> None:
+        columns = zip(zip(*self._rows, strict=True), self._kinds.values(), strict=True)
+        self._parts.append([np.array(column, kind) for column, kind in columns])
+        self._packed += len(self._rows)
+        self._rows.clear()
 
 
 class Recorder:
@@ -45,11 +88,16 @@ class Recorder:
         self.most_prepared = 0
         self.rounds_done = 0
         self.progress: Callable[[int], None] = lambda rounds: None
-        self._rounds: list[_Round] = []
-        self._undone: set[int] = set()  # places of rounds that were repeated
-        self._edges: list[tuple[int, int, Mapping[str, float], _Got]] = []
+        self._rounds = Columns(
+            **{"round": np.int64, "virtual_time": np.float64, "node": np.int64},
+            **{"bytes_in": np.int64, "bytes_out": np.int64, "models_in": np.int64},
+        )
+        self._repeated: list[tuple[int, int, int]] = []  # (K, node, round): of the first K rows, a node's from a round on
+        self._sent_last: dict[int, tuple[int, int]] = {}  # by node: the bytes after its last round
+        self._edges = Columns(row=np.int64, round=np.int32, src=np.int32, dst=np.int32, weight=np.float32, bytes=np.int64)
         self._got: dict[str, _Got] = {}  # senders and bytes in the current round of a node
-        self._metrics: list[_Evaluation] = []
+        self._metrics = Columns(round=np.int64, node=np.int32, figure=np.int32, value=np.float64)
+        self._figures: dict[tuple[Stage, str], int] = {}  # number of each stage's metric
         self._elections: list[tuple[float, int, int, int, int, str]] = []
 
     def restored(self, node: Node) -> None: ...
@@ -58,7 +106,7 @@ class Recorder:
         """Remove the rounds that a node repeats after it went back."""
         place = self._place[node.name]
         if following <= finished:
-            self._undone |= {k for k, (round, _, who, *_) in enumerate(self._rounds) if who == place and round >= following}
+            self._repeated.append((len(self._rounds), place, following))
 
     def discarded(self, id: str, round: int, reason: str, senders: Sequence[str]) -> None: ...
 
@@ -96,8 +144,11 @@ class Recorder:
             self.view.merged(name, merge.params)
         models = node.peers.models_in
         round, place = node.me.round, self._place[name]
+        row, weights = len(self._rounds), merge.weights
         self._rounds.append((round, self._loop.now, place, traffic.received_in_rounds, traffic.sent_in_rounds, models))
-        self._edges.append((round, place, merge.weights, self._got.pop(name, _NOTHING)))
+        for src, size in zip(*self._got.pop(name, _NOTHING), strict=True):
+            if (weight := weights.get(src, 0.0)) > 0:
+                self._edges.append((row, round, self._place[src], place, weight, size))
         if models > self.most_models:
             self.most_models = models
         self.rounds_done += 1
@@ -106,7 +157,11 @@ class Recorder:
 
     def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
         if not self._attacks(node.name):
-            self._metrics.append((round, self._place[node.name], stages))
+            place = self._place[node.name]
+            for stage, metrics in stages.items():
+                for name, value in metrics.items():
+                    figure = self._figures.setdefault((stage, name), len(self._figures))
+                    self._metrics.append((round, place, figure, value))
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
         self.results[node.name] = {} if self._attacks(node.name) else result
@@ -117,73 +172,93 @@ class Recorder:
 
     def close(self, nodes: Mapping[str, Node]) -> None:
         """Record the bytes sent after the nodes' last rounds, while others still ran; they count for the last round."""
-        last = {place: k for k, (_, _, place, *_) in enumerate(self._rounds)}
         for name, node in nodes.items():
-            if (k := last.get(self._place[name])) is not None:
-                traffic = node.exchange.traffic
-                self._rounds[k] = (
-                    *self._rounds[k][:3],
-                    traffic.received_in_rounds,
-                    traffic.sent_in_rounds,
-                    self._rounds[k][5],
-                )
+            traffic = node.exchange.traffic
+            self._sent_last[self._place[name]] = traffic.received_in_rounds, traffic.sent_in_rounds
 
-    def after(self, rounds: int, evaluations: int) -> tuple[list[_Round], list[_Edge], list[_Evaluation]]:
-        """Return the entries after the given numbers of node-rounds and evaluations.
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Return the numbers of node-rounds, of aggregated models and of metrics so far; see `after`."""
+        return len(self._rounds), len(self._edges), len(self._metrics)
+
+    def after(self, counts: tuple[int, int, int]) -> tuple[Table, Table, list[Evaluation]]:
+        """Return the entries after the first ones.
+
+        Args:
+            counts: the number of entries to leave out; see `counts`.
 
         Returns:
-            The rounds: round, time, node, bytes in, bytes out (both since the start), models. The merges in them: dst,
-                src, weight. The evaluations: round, node, metrics by stage.
+            The rounds, as in `rounds_table`, but with bytes since the start. The edges, as in `edges_table`. The
+                evaluations: round, and metrics by stage.
         """
-        edges = [
-            (dst, self._place[src], weight)
-            for _, dst, weights, (senders, _) in self._edges[rounds:]
-            for src in senders
-            if (weight := weights.get(src, 0.0)) > 0
-        ]
-        return self._rounds[rounds:], edges, self._metrics[evaluations:]
+        rounds, edges, metrics = counts
+        return self._rounds.table(rounds), self._edges.table(edges), self._evaluations(self._metrics.table(metrics))
 
-    def rounds_table(self) -> dict[str, np.ndarray]:
+    def _evaluations(self, metrics: Table) -> list[Evaluation]:
+        """Return evaluations from rows of metrics; those of one evaluation are consecutive."""
+        found: list[Evaluation] = []
+        figures, last = list(self._figures), None
+        for round, node, figure, value in zip(*(column.tolist() for column in metrics.values()), strict=True):
+            stage, name = figures[figure]
+            if (round, node) != last or name in found[-1][1].get(stage, ()):
+                found.append((round, {}))
+                last = round, node
+            found[-1][1].setdefault(stage, {})[name] = value
+        return found
+
+    def rounds_table(self) -> Table:
         """Return one row for each round of each node; a metric that was not computed is NaN.
 
         Columns: round, virtual_time, node (its number), bytes_in, bytes_out, models_in, and <stage>_<split>_<metric>.
         """
-        names = ("round", "virtual_time", "node", "bytes_in", "bytes_out", "models_in")
-        kept = [row for k, row in enumerate(self._rounds) if k not in self._undone]
-        columns = list(zip(*kept, strict=True)) or [()] * len(names)
-        kinds = (np.int64, np.float64, np.int64, np.int64, np.int64, np.int64)
-        table = {name: np.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)}
+        table = self._rounds.table()
+        self._count_last(table)
+        kept = self._kept(table)
+        table = {name: column[kept] for name, column in table.items()}
         order = np.argsort(table["node"], kind="stable")  # each node's rows together, in their order
         begins = np.diff(table["node"][order], prepend=-1) != 0
         for name in ("bytes_in", "bytes_out"):  # recorded as sums since the start
             sums = table[name][order]
             table[name][order] = np.where(begins, sums, np.diff(sums, prepend=0))
-        row_of = {(round, node): k for k, (round, _, node, *_) in enumerate(kept)}
-        for round, node, stages in self._metrics:
-            row = row_of.get((round, node))
-            if row is None:
-                continue
-            for stage, metrics in stages.items():
-                for metric, value in metrics.items():
-                    key = f"{stage}_{metric}"
-                    if key not in table:
-                        table[key] = np.full(len(kept), np.nan)
-                    table[key][row] = value
+        return table | self._metrics_table(table)
+
+    def _count_last(self, table: Table) -> None:
+        """Write the bytes after the last rounds into the last row of each node."""
+        last = dict(zip(table["node"].tolist(), range(len(table["node"])), strict=True))
+        for node, (received, sent) in self._sent_last.items():
+            if (row := last.get(node)) is not None:
+                table["bytes_in"][row], table["bytes_out"][row] = received, sent
+
+    def _kept(self, table: Table) -> np.ndarray:
+        """Return whether each row of all rounds is of a round that was not repeated, bool [K]."""
+        kept = np.ones(len(table["round"]), bool)
+        for before, node, round in self._repeated:
+            kept[:before] &= (table["node"][:before] != node) | (table["round"][:before] < round)
+        return kept
+
+    def _metrics_table(self, rounds: Table) -> Table:
+        """Return the columns of the metrics for the rows of `rounds`, in the order in which they came."""
+        metrics, nodes = self._metrics.table(), len(self._place)
+        keys = rounds["round"] * nodes + rounds["node"]
+        order = np.argsort(keys, kind="stable")
+        wanted = metrics["round"] * nodes + metrics["node"]
+        found = keys[order].searchsorted(wanted, side="right") - 1
+        rows = order[found] if len(order) else found
+        known = keys[rows] == wanted if len(order) else np.zeros(len(wanted), bool)
+        rows, figures, values = rows[known], metrics["figure"][known], metrics["value"][known]
+        present, first = np.unique(figures, return_index=True)
+        names = list(self._figures)
+        table: Table = {}
+        for figure in present[np.argsort(first)].tolist():
+            column = table["_".join(names[figure])] = np.full(len(keys), np.nan)
+            column[rows[figures == figure]] = values[figures == figure]  # of several values NumPy keeps the last
         return table
 
-    def edges_table(self) -> dict[str, np.ndarray]:
+    def edges_table(self) -> Table:
         """Return one row for each aggregated model: round, src, dst (node numbers), weight, bytes."""
-        rows = [
-            (round, self._place[src], dst, weights.get(src, 0.0), size)
-            for k, (round, dst, weights, (senders, sizes)) in enumerate(self._edges)
-            if k not in self._undone
-            for src, size in zip(senders, sizes, strict=True)
-            if weights.get(src, 0.0) > 0
-        ]
-        columns = list(zip(*rows, strict=True)) or [()] * 5
-        kinds = (np.int32, np.int32, np.int32, np.float32, np.int64)
-        names = ("round", "src", "dst", "weight", "bytes")
-        return {name: np.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)}
+        table = self._edges.table()
+        kept = self._kept(self._rounds.table())[table.pop("row")]
+        return {name: column[kept] for name, column in table.items()}
 
     def elections(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the table `elections`: one row for each change of the coordinator as a node sees it.
