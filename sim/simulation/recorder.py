@@ -213,7 +213,7 @@ class Recorder:
         """
         table = self._rounds.table()
         self._count_last(table)
-        kept = self._kept(table)
+        kept = self._valid_rows(table)
         table = {name: column[kept] for name, column in table.items()}
         order = np.argsort(table["node"], kind="stable")  # each node's rows together, in their order
         begins = np.diff(table["node"][order], prepend=-1) != 0
@@ -229,7 +229,7 @@ class Recorder:
             if (row := last.get(node)) is not None:
                 table["bytes_in"][row], table["bytes_out"][row] = received, sent
 
-    def _kept(self, table: Table) -> np.ndarray:
+    def _valid_rows(self, table: Table) -> np.ndarray:
         """Return whether each row of all rounds is of a round that was not repeated, bool [K]."""
         kept = np.ones(len(table["round"]), bool)
         for before, node, round in self._repeated:
@@ -257,7 +257,7 @@ class Recorder:
     def edges_table(self) -> Table:
         """Return one row for each aggregated model: round, src, dst (node numbers), weight, bytes."""
         table = self._edges.table()
-        kept = self._kept(self._rounds.table())[table.pop("row")]
+        kept = self._valid_rows(self._rounds.table())[table.pop("row")]
         return {name: column[kept] for name, column in table.items()}
 
     def elections(self) -> dict[str, dict[str, np.ndarray]]:
