@@ -18,7 +18,8 @@ from p2pfl.queries import Query
 Scores = NDArray[np.float64]
 RowsOf = Callable[[Sequence[Parameters]], tuple[NDArray[np.float32], Sequence[int]]]
 EPSILON = 1e-6  # keeps the inverses finite
-MOST_VALUES = 2**24  # of models that are compared together: 128 MiB if all are different
+MOST_VALUES = 2**22  # of different models that are all compared together: 32 MiB
+PART = 2**19  # values of models that are compared together if there are more: 4 MiB, which fit into the cache
 RANGES = {
     "cosine-weights": (-1.0, 1.0),
     "cosine-gradients": (-1.0, 1.0),
@@ -76,7 +77,7 @@ def compare(query: CompareModels) -> Scores:
 
 
 def compare_together(queries: Sequence[CompareModels], rows_of: RowsOf) -> list[Scores]:
-    """Return the similarities of many nodes' models, with the bits of `compare`. Each model is converted once.
+    """Return the similarities of many nodes' models, with the bits of `compare`. Few models are converted once each.
 
     Args:
         rows_of: returns an array that contains all given models as rows, and the row of each.
@@ -85,7 +86,10 @@ def compare_together(queries: Sequence[CompareModels], rows_of: RowsOf) -> list[
     if any(query.measure != first.measure or query.initial is not first.initial for query in queries):
         return [compare(query) for query in queries]
     results: list[Scores] = []
-    size = max(1, MOST_VALUES // (len(first.own) * (1 + max(len(query.others) for query in queries))))
+    different = len({id(model) for query in queries for model in (query.own, *query.others)})
+    size = len(queries)
+    if different * len(first.own) > MOST_VALUES:
+        size = max(1, PART // (len(first.own) * (1 + max(len(query.others) for query in queries))))
     for part in (queries[start : start + size] for start in range(0, len(queries), size)):
         array, places = rows_of([model for query in part for model in (query.own, *query.others)])
         used, found = np.unique(places, return_inverse=True)

@@ -157,7 +157,8 @@ def test_models_compared_together_give_the_same_bits(measure, monkeypatch):
 
     assert [scores.tolist() for scores in compare_together(queries, rows)] == alone
     assert converted == [7]
-    monkeypatch.setattr(similarity, "MOST_VALUES", 301 * 7)  # one query at a time
+    monkeypatch.setattr(similarity, "MOST_VALUES", 301 * 7 - 1)
+    monkeypatch.setattr(similarity, "PART", 301 * 7)  # one query at a time
     assert [scores.tolist() for scores in compare_together(queries, rows)] == alone
     assert len(converted) == 7
     other = CompareModels(measure, models[0], models[1:], initial.copy())  # the private parts of nodes may differ
