@@ -18,7 +18,7 @@ from p2pfl.config.registry import resolve
 from p2pfl.errors import ConfigurationError, needs_extra
 from p2pfl.learner import Learner
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.pareto_metrics import Solutions
+from p2pfl.pareto_metrics import Solutions, to_maximisation
 from p2pfl.random_streams import RandomStreams
 
 TASKS = {
@@ -236,6 +236,17 @@ def excluded_solutions(task: Task, points: np.ndarray) -> list[int]:
     """Return the indices of the solutions [n, m] (higher is better) that do not count in measures of the front."""
     which = getattr(task, "counts_for_front", None)
     return [] if which is None else np.flatnonzero(~which(points)).tolist()
+
+
+def does_not_count(task: Task, figures: Mapping[str, float]) -> bool:
+    """Return whether a model with these figures of `evaluate` is almost constant, so that its objectives say nothing.
+
+    It is one that the task leaves out of measures of the front, or a dead one of PraFFL.
+    """
+    goals = goals_of(task)
+    if not goals or any(f"test_{name}" not in figures for name in goals):
+        return figures.get("test_dead", 0.0) > 0
+    return bool(excluded_solutions(task, to_maximisation([figures], goals)))
 
 
 def group_of(task: Task) -> Any:

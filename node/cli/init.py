@@ -49,8 +49,8 @@ def add_commands(commands: Any) -> None:
         "--data",
         default="",
         metavar="FILE",
-        help="the node's own data: an .npz or .csv file for the task classification, a .toml schema for fairness"
-        " (default: none)",
+        help="the node's own data: an .npz or .csv file for the task classification, a .toml schema for fairness and"
+        " praffl (default: none)",
     )
     data.add_argument(
         "--root",

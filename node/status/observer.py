@@ -32,6 +32,7 @@ from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Merge, Stage, Update
 from p2pfl.system.event_log import EventLogger
 from p2pfl.system.printable import byte_size, plural
+from p2pfl.task import does_not_count
 
 ROUNDS_APART, PEERS_APART = 0.1, 1.0  # seconds between two writes of the file after rounds, and after changes of peers
 MOST_ROUNDS = 1000  # maximum number of rounds that are kept
@@ -214,6 +215,12 @@ class StatusObserver:
         self.state |= {"state": state, "result": dict(result), "best_round": best.round, "best_stage": best.stage}
         text = describe_result(result, best.round, best.stage if len(set(best.by_stage.values())) > 1 else "")
         self._log.bind(**result).info(text, kind="finished", best_round=best.round, best_stage=best.stage)
+        if does_not_count(node.task, result):
+            self._log.warning(
+                "the model decides alike for almost all samples, so its fairness says nothing: give the first objective more"
+                " weight in preference, or train for more rounds",
+                kind="constant-model",
+            )
         self.write()
 
     def extended(self, node: Node) -> None:

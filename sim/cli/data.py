@@ -15,6 +15,8 @@ from p2pfl.system.json_output import to_json
 from p2pfl.system.shared_options import add_output
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
     from p2pfl.task import Task
 
@@ -80,9 +82,10 @@ def sets_of(root: str) -> list[dict[str, Any]]:
 
 
 def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
-    """Return the division of each different task of a scenario: its runs, and each node's group and splits.
+    """Return each different division of the data of a scenario: its runs, and each node's group and splits.
 
-    A split has its number of samples and, for class targets, the number of samples of each class.
+    A split has its number of samples, for class targets the number of samples of each class, and for sensitive
+    attributes that of each group.
     """
     from p2pfl.sim.execution.memory_estimate import check_runs
     from p2pfl.sim.simulation.workers import prepare_process
@@ -92,16 +95,13 @@ def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
     runs: dict[str, list[Scenario]] = {}
     for run in file.runs:
         runs.setdefault(json.dumps([run.task, run.nodes, run.seed], sort_keys=True, default=str), []).append(run)
-    return [
-        {
-            "runs": [run.name for run in alike],
-            "task": alike[0].task,
-            "seed": alike[0].seed,
-            "nodes": _nodes(alike[0]),
-            "note": same_rows_note(alike[0]),
-        }
-        for alike in runs.values()
-    ]
+    found: dict[str, dict[str, Any]] = {}
+    for alike in runs.values():
+        first, nodes = alike[0], _nodes(alike[0])
+        division = {"task": first.task, "seed": first.seed, "nodes": nodes, "note": same_rows_note(first)}
+        key = json.dumps([first.task["name"], first.task.get("data"), first.seed, nodes, division["note"]], default=str)
+        found.setdefault(key, {"runs": [], **division})["runs"] += [run.name for run in alike]
+    return [*found.values()]
 
 
 def same_rows_note(scenario: Scenario) -> str:
@@ -139,11 +139,27 @@ def _splits(task: Task) -> dict[str, Any]:
     splits: dict[str, Any] = {}
     for split in SPLITS:
         if split in data:
-            targets = data[split][1]
+            targets, groups = data[split][1], _groups(task, data[split])
             splits[split] = {"samples": len(targets)}
+            if groups:
+                targets = (targets if targets.ndim == 1 else targets[:, 0]).long()
+                splits[split]["groups"] = {name: numbers.long().bincount().tolist() for name, numbers in groups.items()}
             if targets.ndim == 1 and not targets.is_floating_point():
                 splits[split]["labels"] = targets.bincount().tolist()
     return splits
+
+
+def _groups(task: Task, samples: Any) -> dict[str, Tensor]:
+    """Return the group of each sample by the name of each sensitive attribute; {} if the task has none."""
+    from p2pfl.fairness.fair_classifier import FairClassifier
+    from p2pfl.fairness.fair_task import FairTask
+    from p2pfl.fairness.praffl_model import PrafflProblem
+
+    if isinstance(task, FairTask):
+        return {name: samples[1][:, 1 + k] for k, name in enumerate(task.attributes)}
+    if isinstance(task, PrafflProblem):
+        return {"": samples.groups}
+    return {"": samples[1][:, 1]} if isinstance(task, FairClassifier) else {}
 
 
 def _images(name: str, root: str) -> dict[str, Any]:
@@ -204,15 +220,24 @@ def _show_division(division: dict[str, Any]) -> None:
     size = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
     print(f"{', '.join(division['runs'])}: task {task['name']}, {size}, seed {division['seed']}")
     splits = [split for split in SPLITS if any(split in node for node in nodes)]
-    rows = [["node", "group", *splits, "training samples per label"]]
-    width = max((len(str(count)) for node in nodes for count in node["train"].get("labels", ())), default=0)
+    attributes = list(nodes[0]["train"].get("groups", ())) if nodes else []
+    rows = [["node", "group", *splits, "training samples per label", *map(_of_groups, attributes)]]
     for node in nodes:
         group = "" if node["group"] is None else str(node["group"])
-        labels = " ".join(str(count).rjust(width) for count in node["train"].get("labels", ()))
-        rows.append([node["node"], group, *(str(node.get(s, {}).get("samples", "")) for s in splits), labels])
-    _print_aligned(rows)
+        counts = [node["train"].get("labels", ()), *(node["train"]["groups"][name] for name in attributes)]
+        rows.append([node["node"], group, *(str(node.get(s, {}).get("samples", "")) for s in splits), *map(_counts, counts)])
+    kept = [k for k in range(len(rows[0])) if any(row[k] for row in rows[1:])]
+    _print_aligned([[row[k] for k in kept] for row in rows])
     if division["note"]:
         print(f"note: {division['note']}")
+
+
+def _of_groups(attribute: str) -> str:
+    return f"per group of {attribute}" if attribute else "per group"
+
+
+def _counts(counts: Sequence[int]) -> str:
+    return " ".join(map(str, counts))
 
 
 def _print_aligned(rows: Sequence[Sequence[str]]) -> None:

@@ -2,7 +2,7 @@
 
 In a schema file:
 
-    [groups]                                     # in a column that is not listed, each value is a group
+    [groups]                                     # in a column that is not listed, each value is a group, of numbers two
     race = { values = ["White"] }                # group 1; all others are group 0
     age = { between = [25, 60] }                 # group 1, both ends included; all others are group 0
     generation = { column = "age", bounds = [30, 50] }      # groups 0, 1 and 2: below 30, from 30 to below 50, from 50
@@ -98,7 +98,13 @@ def _single(name: str, parts: Sequence[Rows], groupings: Mapping[str, Grouping])
         if any(np.isnan(each).any() for each in values):
             raise ConfigurationError(f"the sensitive attribute {name!r}: some rows have no value of {column!r}")
         if not rule.between and not rule.bounds:
-            raise ConfigurationError(f"the sensitive attribute {name!r} is numeric: set groups.{name} in the schema file")
+            codes = np.unique(np.concatenate(values))
+            if len(codes) > 2:
+                raise ConfigurationError(
+                    f"the sensitive attribute {name!r} is numeric: set groups.{name} in the schema file, or"
+                    f' columns.{column} = "categorical" if its numbers are codes'
+                )
+            return [Groups(np.searchsorted(codes, each), tuple(f"{code:g}" for code in codes)) for each in values]
         return [_by_number(each, rule) for each in values]
     if column in parts[0].categories:
         return _by_category([part.categories[column] for part in parts], rule)

@@ -523,6 +523,15 @@ task = { shift = { name = "rotation", angles = [0, 90], sizes = [3, 2] } }
 """
 
 
+MORE_STEPS = """
+[[run]]
+name = "once"
+[[run]]
+name = "twice"
+task.batch_size = 16
+"""
+
+
 def test_data_check_of_scenario_lists_splits_of_nodes(tmp_path, capsys):
     path = tmp_path / "mine.toml"
     path.write_text(SCENARIO)
@@ -544,6 +553,22 @@ def test_data_check_of_scenario_lists_splits_of_nodes(tmp_path, capsys):
     assert lines[0] == "turned: task images, 5 nodes, seed 0"
     assert lines[1].split() == ["node", "group", "train", "validation", "test", "training", "samples", "per", "label"]
     assert lines[-1].split()[:5] == ["node-4", "1", "100", "40", "30"]
+
+
+@pytest.mark.parametrize("options", ['name = "fairness", data = "synthetic"', 'name = "praffl"'])
+def test_data_check_counts_groups_of_tables_once(tmp_path, capsys, options):
+    path = tmp_path / "mine.toml"
+    path.write_text(f"nodes = 2\ntask = {{ {options}, rows = 300 }}\n" + MORE_STEPS)
+    divisions = json.loads(sim(capsys, str(path), "--json")[1])["divisions"]
+    assert [division["runs"] for division in divisions] == [["once", "twice"]]
+    for node in divisions[0]["nodes"]:
+        for split in ("train", "test"):
+            assert [sum(counts) for counts in node[split]["groups"].values()] == [node[split]["samples"]]
+            assert sum(node[split]["labels"]) == node[split]["samples"]
+    head = sim(capsys, str(path))[1].splitlines()[1]
+    assert "training samples per label" in head
+    assert "per group" in head
+    assert "node    train" in head  # no empty column of groups
 
 
 def test_data_check_notes_same_rows_of_all_nodes(tmp_path, capsys):

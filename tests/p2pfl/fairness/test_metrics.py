@@ -32,7 +32,7 @@ from p2pfl.sim.api import simulate
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.results.objectives import with_distances
 from p2pfl.sim.scenario.scenario import load
-from p2pfl.task import Part, excluded_solutions, goals_of, make_task
+from p2pfl.task import Part, does_not_count, excluded_solutions, goals_of, make_task
 
 REAL = os.environ.get("P2PFL_DATA", "")
 ADULT = pytest.mark.skipif(not REAL or not (Path(REAL) / "adult").is_dir(), reason="P2PFL_DATA has no adult")
@@ -314,6 +314,15 @@ def test_front_leaves_out_trivially_fair_models():
     better = found | {"nodes": [[0.99, 0.9995]], "left_out": [0]}
     assert with_distances([run.summary, run.summary | {"objectives": better}])[0]["objectives"]["igd"] == 0
     assert found["hypervolume"] == pytest.approx(hypervolume(points[:2], [0, 0]))
+
+
+def test_constant_model_does_not_count():
+    task = node()
+    assert does_not_count(task, {"test_accuracy": 0.7, "test_parity_z": 1.0})
+    assert not does_not_count(task, {"test_accuracy": 0.8, "test_parity_z": 0.9})
+    assert not does_not_count(task, {})
+    praffl = make_task("praffl", {"rows": 300}, Part(0, 1), 0)
+    assert [does_not_count(praffl, {"test_dead": dead}) for dead in (0.0, 1.0)] == [False, True]
 
 
 def test_goal_names_contain_the_measure():

@@ -205,7 +205,7 @@ def test_groups_have_equal_numbers_in_all_parts(tmp_path):
     ("name", "message"),
     [
         ("sexx", "unknown sensitive attribute 'sexx'; did you mean 'sex'"),
-        ("age", "'age' is numeric: set groups.age in the schema file"),
+        ("age", "'age' is numeric: set groups.age in the schema file, or columns.age = .categorical. if its numbers are"),
         ("score", "'score': some rows have no value of 'score'"),
         ("sex+sex+sex+sex", "'sex.sex.sex.sex' has 81 groups; it must have 2 to 64"),
         ("none", "no row has the value 'x' of a sensitive attribute; known: d, f, m"),
@@ -214,6 +214,16 @@ def test_groups_have_equal_numbers_in_all_parts(tmp_path):
 def test_groups_of_invalid_attribute_are_refused(tmp_path, name, message):
     with pytest.raises(ConfigurationError, match=message):
         groups_of(name, people(tmp_path), {"none": Grouping(column="sex", values=("x",))})
+
+
+def test_two_numbers_are_two_groups(tmp_path):
+    (rows,) = people(tmp_path)
+    ages = rows.numbers["age"]
+    few = rows.take(np.flatnonzero(np.isin(ages, np.unique(ages)[:2])))
+    (found,) = groups_of("age", [few], {})
+    low, high = np.unique(ages)[:2]
+    assert found.names == (f"{low:g}", f"{high:g}")
+    assert found.numbers.tolist() == [int(age == high) for age in few.numbers["age"]]
 
 
 def test_groups_of_single_value_are_refused(tmp_path):
