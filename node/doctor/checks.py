@@ -130,17 +130,20 @@ def check_federation(folder: Path, revoked_by: Sequence[str] = ()) -> Finding:
     )
 
 
-def check_layout(make: Callable[[], Layout], agreed: str | None) -> Finding:
+def check_layout(make: Callable[[], Layout], agreed: str | None, data: str = "") -> Finding:
     """Check whether the node's task can be made, with the model that the federation has agreed on.
 
     Args:
         make: creates the task and returns its layout; may raise ConfigurationError.
         agreed: the fingerprint of the federation's layout, in hexadecimal; None if the node belongs to no federation.
+        data: path of the node's own data file; "" for none. An error that names this file is one of its content.
     """
     try:
         layout = make()
     except ConfigurationError as error:
-        return Finding("task", False, str(error), "correct it in node.toml")
+        of_file = data and str(Path(data).expanduser()) in str(error)
+        remedy = "correct this file, or name another one in node.toml" if of_file else "correct it in node.toml"
+        return Finding("task", False, str(error), remedy)
     size, own = f"{plural(layout.size, 'value')} in {plural(len(layout.shapes), 'tensor')}", layout.fingerprint.hex()
     if agreed is None:
         return Finding("task", True, size)

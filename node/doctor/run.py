@@ -44,7 +44,8 @@ def run_checks(folder: Path) -> list[Finding]:
         return [*findings, Finding("configuration", False, str(error), f"correct {folder / config.CONFIG}")]
     findings += _check_network(state, ready, may_run=federation.ok is not False)
     agreed = None if ready.agreement is None else ready.agreement.model.layout
-    return [*findings, check_layout(lambda: loading.task_of(ready, copies=READING).layout.shared, agreed)]
+    layout = check_layout(lambda: loading.task_of(ready, copies=READING).layout.shared, agreed, ready.config.data)
+    return [*findings, layout]
 
 
 def _check_network(state: Mapping[str, Any], ready: LoadedNode, may_run: bool) -> list[Finding]:

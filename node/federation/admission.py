@@ -121,7 +121,7 @@ def describe(folder: Path) -> dict[str, Any]:
     return {
         "federation": membership.file.name,
         "id": membership.federation.hex(),
-        "admission key": membership.admission.hex(),
+        "admission_key": membership.admission.hex(),
         "membership_version": membership.membership_version,
         "members": members,
         "agreed": {key: value for key, value in tables.items() if key != "name"},

@@ -123,6 +123,12 @@ def takes(factory: Callable[..., Any], option: str, given: Sequence[str] = ()) -
     return option not in given and (option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()))
 
 
+def option_names(factory: Callable[..., Any], given: Sequence[str] = ()) -> list[str]:
+    """Return the names of the options that `build` accepts for a factory, apart from the arguments `given`."""
+    parameters = (_cached_description if isinstance(factory, Hashable) else _describe)(factory)[0].parameters
+    return [name for name, p in parameters.items() if name not in given and p.kind is not p.VAR_KEYWORD]
+
+
 def _describe(factory: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
     """Return a factory's signature, and the types of its arguments. Raises ValueError if it has no signature."""
     return inspect.signature(factory), _hints(factory)

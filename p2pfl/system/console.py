@@ -6,6 +6,7 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,16 +48,26 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments; see argparse. Before Python 3.12.7, argparse ends optional arguments at the first option."""
-        if self._has_commands or self._intermixed:
+        if self._intermixed:
             return super().parse_known_args(args, namespace)
+        if self._has_commands:
+            return self._complete(super().parse_known_args(args, namespace))
         self._intermixed = True  # the next line calls this method again
         try:
-            found, rest = self.parse_known_intermixed_args(args, namespace)
+            parsed = self.parse_known_intermixed_args(args, namespace)
         finally:
             self._intermixed = False
-        if rest:  # reported here, the error names the command and its help
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
-        return found, rest
+        return self._complete(parsed)
+
+    def _complete(self, parsed: tuple[Any, list[str]]) -> tuple[Any, list[str]]:
+        """Report unknown arguments; reported here, the error names the command and its help."""
+        if rest := parsed[1]:
+            known = [each[2:] for action in self._actions for each in action.option_strings if each.startswith("--")]
+            option = next((word[2:].partition("=")[0] for word in rest if word.startswith("--")), "")
+            near = get_close_matches(option, known, n=1, cutoff=0.7)
+            hint = f"; did you mean --{near[0]}?" if near else ""
+            self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)

@@ -54,7 +54,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
     headings += [*([of_paper(summary.get("figure", ""))] if papers else []), *(["front"] if front else [])]
     first = ["run"] if any(names) else []
     spread = ["+- over seeds"] if seeds > 1 else []
-    for name in (*first, *varied, metric, *spread, *headings):
+    for name in (*first, *(key.removesuffix(".name") for key in varied), metric, *spread, *headings):
         table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
     for row, run in zip(rows, names, strict=True):
         paper = number(row["paper"]) if "paper" in row else ""

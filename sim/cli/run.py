@@ -30,6 +30,7 @@ from p2pfl.sim.results import results
 from p2pfl.sim.results.objectives import collapses
 from p2pfl.sim.results.preference_fronts import died
 from p2pfl.sim.results.results import Result
+from p2pfl.sim.scenario.option_keys import check_changes
 from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
 from p2pfl.sim.scenario.sweep import Axis, parse, sweep
 from p2pfl.sim.simulation.workers import prepare_process
@@ -87,7 +88,7 @@ def sweep_command(options: argparse.Namespace) -> int:
     if options.resume is None:
         _check_axes(axes, options.changes)
         file = file.with_given([(axis.key, value) for axis in axes for value in axis.values])
-        prepare_process(file.path)  # the factory in a module declares which options it takes
+        prepare_process(file.path)  # as in _carry_out
         file = sweep(file, axes)
     return _carry_out(options, _with_search_note(file), forecasts=True)
 
@@ -124,6 +125,8 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
     """
     interrupt_on_sigterm()
     check_workers(options)
+    prepare_process(file.path)  # the factory in a module declares which options it takes
+    check_changes(file.runs, options.changes)
     if options.workers is not None and options.engine == "local":
         raise ConfigurationError("--workers needs --engine process; --engine local has no workers")
     processes = processes_of(options.engine, options.workers, cluster_of(options))

@@ -41,7 +41,12 @@ class Factor:
 
     @property
     def title(self) -> str:
-        return WORDS.get(self.key, self.key.removesuffix(".name"))
+        return title_of(self.key)
+
+
+def title_of(key: str) -> str:
+    """Return the words for a varied key, such as "topology" for "topology.name"."""
+    return WORDS.get(key, key.removesuffix(".name"))
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -183,7 +188,7 @@ def caption(series: Sequence[Series]) -> str:
         return ""
     varied = dict.fromkeys(key for one in series for key in one.shown.varied)
     run = ["run"] if any(label_words(one, one.shown.varied) for one in series) else []
-    return ", ".join([*run, *(WORDS.get(key, key) for key in varied)])
+    return ", ".join([*run, *map(title_of, varied)])
 
 
 def label_words(one: Series, without: Iterable[str] = ()) -> list[str]:

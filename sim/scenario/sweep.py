@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
@@ -18,17 +18,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from p2pfl.compression.codecs import CODECS
 from p2pfl.config import table_changes
-from p2pfl.config.binding import takes
-from p2pfl.config.registry import resolve
 from p2pfl.errors import ConfigurationError
-from p2pfl.policies import POLICIES
 from p2pfl.sim.scenario.named_tables import named_changes
+from p2pfl.sim.scenario.option_keys import OPTIONS, takes_option
 from p2pfl.sim.scenario.scenario import ScenarioFile, parse_run
 from p2pfl.sim.scenario.topology import FILE, changes_with_files
-from p2pfl.task import TASKS
-from p2pfl.topologies import BUILDERS, read
 
 Table = dict[str, Any]
 NOT_VARIED = {"seed": "--seeds", "seeds": "--seeds", "form": "--set", "target": "--set"}
@@ -39,15 +34,6 @@ NOT_VARIED |= dict.fromkeys(
     ("title", "needs", "duration", "differences", "source", "table", "figure", "printed", "claim"), ""
 )
 MOST, MOST_WITH_SEEDS = 10_000, 100_000  # runs of a grid; more are probably a mistake
-
-# Objects with options, by their key in a scenario: a function that finds the factory for a name, and the factory's
-# arguments that are not options.
-OPTIONS: dict[str, tuple[Callable[[str], Callable[..., Any]], tuple[str, ...]]] = {
-    "policy": (lambda name: resolve("policy", name, POLICIES, "p2pfl.policies"), ()),
-    "task": (lambda name: resolve("task", name, TASKS, "p2pfl.tasks"), ("part", "seed")),
-    "topology": (lambda name: read if name == FILE else BUILDERS[name], ("n", "seed")),
-    "codec": (lambda name: CODECS[name], ()),
-}
 
 
 @dataclass(frozen=True)
@@ -166,26 +152,12 @@ def _apply_axes(run: Table, axes: Sequence[Axis], places: Sequence[int], folder:
     table = deepcopy(run)
     for key, value in changes_with_files(named_changes(names), folder):
         table_changes.apply(table, key, value)
-    taken = [(key, value) for key, value in options if _takes(table, key)]
+    taken = [(key, value) for key, value in options if takes_option(table, key)]
     for key, value in changes_with_files(taken, folder):
         table_changes.apply(table, key, value)
     kept = {key for key, _ in (*names, *taken)}
     table["varied"] = {**run.get("varied", {}), **{key: value for key, value in given if key in kept}}
     return table
-
-
-def _takes(run: Table, key: str) -> bool:
-    """Return whether the object that the run names takes an option; keys that are not options count as taken."""
-    first, _, rest = key.partition(".")
-    named = run.get(first)
-    if first not in OPTIONS or not isinstance(named, dict) or not isinstance(named.get("name"), str):
-        return True
-    find, given = OPTIONS[first]
-    try:
-        factory = find(named["name"])
-    except KeyError:  # an unknown name is reported elsewhere
-        return True
-    return takes(factory, rest.partition(".")[0], given)
 
 
 def _all_taken(axes: Sequence[Axis], grid: Sequence[Table]) -> None:

@@ -158,10 +158,10 @@ function frame(width, height, x, y, { right = 12, name }) {
     const at = px(tick.value), half = widthOf(tick.text) / 2;
     if (!y) root.append(svg("path", { class: "grid", d: `M${round(at)} ${box.top}V${round(box.bottom)}` }));
     else root.append(svg("path", { class: "axis", d: `M${round(at)} ${box.bottom}v4` }));
-    if (at - half < end + 6) continue;
     const inside = Math.min(Math.max(at, half), width - half);
+    if (inside - half < end + 6) continue;
     root.append(text(inside, box.bottom + 17, tick.text, { "text-anchor": "middle" }));
-    end = at + half;
+    end = inside + half;
   }
   const gap = x.gap && round(box.left + x.gap * (box.right - box.left)), low = Math.round(box.bottom);
   root.append(svg("path", { class: "axis", d: gap ? `M${box.left} ${low}H${gap - 4}M${gap + 4} ${low}H${round(box.right)}` : `M${box.left} ${low}H${round(box.right)}` }));

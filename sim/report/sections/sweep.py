@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from p2pfl.sim.formatting import LIMITS, setting
-from p2pfl.sim.report.factors import label_words
+from p2pfl.sim.report.factors import label_words, title_of
 from p2pfl.sim.report.sections.fronts import costs, points, scatter
 from p2pfl.sim.report.series import Figure, Section, Series
 
@@ -17,7 +17,7 @@ def section(series: Sequence[Series]) -> Section | None:
         return None
     keys = list(dict.fromkeys(key for one in swept for key in one.folder.summary.varied))
     figures = [figure for key in keys if (figure := against(key, swept)) is not None]
-    words = [key for key in keys if not any(figure["x_label"] == key for figure in figures)]
+    words = [title_of(key) for key in keys if not any(figure["x_label"] == key for figure in figures)]
     text = [f"Varied: {', '.join(_values(key, swept) for key in keys)}."]
     if words:
         text.append(f"No figure for values that are not numbers: {', '.join(words)}; see the table.")
@@ -71,4 +71,4 @@ def _number(value: object) -> bool:
 
 def _values(key: str, series: Sequence[Series]) -> str:
     values = dict.fromkeys(setting(key, value) for one in series for value in one.folder.summary.varied.get(key, []))
-    return f"{key} ({', '.join(values)})"
+    return f"{title_of(key)} ({', '.join(values)})"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from p2pfl.sim.report.factors import label_words
 from p2pfl.sim.report.sections.curves import lines
 from p2pfl.sim.report.sections.fronts import costs
 from p2pfl.sim.report.series import Figure, Section, Series
@@ -96,7 +97,8 @@ def _ranges(series: Sequence[Series], kind: str) -> str:
     for one in series:
         if found := one.shown.traffic.budget.get(kind):
             most = f" to {found.greatest:g}" if found.greatest != found.least else ""
-            words.append(f"{one.name}: {found.least:g}{most}")
+            before = one.name.removesuffix(one.row)  # with its folder, if there is one
+            words.append(f"{before}{', '.join(label_words(one))}: {found.least:g}{most}")
     return f"Limits: {'; '.join(words)}." if len(words) <= 12 else ""
 
 

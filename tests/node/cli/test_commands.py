@@ -156,6 +156,20 @@ def test_run_reports_folder_that_cannot_be_created(capsys, tmp_path):
     [
         (["run", "dac-synthetc"], "unknown scenario 'dac-synthetc'; did you mean 'dac-synthetic',"),
         (["run", "dac-synthetic", "--set", "nodez=3"], "command line: unknown key 'nodez'; did you mean 'nodes'?"),
+        (
+            ["run", "dac-synthetic", "--set", "policy.neighbors=3"],
+            "command line: unknown key 'policy.neighbors'; did you mean 'policy.neighbours'? (--set changes all runs; --only"
+            " RUN selects some)",
+        ),
+        (
+            ["sweep", "dac-synthetic", "--set", "policy.neighbours=3", "--vary", "rounds=1,2"],
+            "command line: --set changes all runs, but the run 'local, rounds=1' does not take policy.neighbours; select"
+            " runs that take it with --only, such as --only 'random",
+        ),
+        (
+            ["run", "dac-synthetic", "--only", "random", "--set", "policy.k=3"],
+            "command line: unknown key 'policy.k'; known: ",
+        ),
         (["run", "dac-synthetic", "--set", "policy.name=dax"], "run 'dax': unknown policy 'dax'; did you mean 'dac'?"),
         (["run", "dac-synthetic", "--seeds", "5:2"], "--seeds 5:2 is empty"),
         (["run", "dac-synthetic", "--seeds", "x"], "--seeds must be a range such as 0:5 or a list such as 3,5, got 'x'"),
@@ -187,8 +201,15 @@ def test_sim_run_with_wrong_configuration_exits_with_code_2(capsys, arguments, m
     ("main", "arguments", "message"),
     [
         (sim_cli.main, ["walk"], "invalid choice: 'walk'"),
-        (sim_cli.main, ["run", "x", "--speed"], "p2pfl-sim run: unrecognized arguments: --speed (see p2pfl-sim run --help)"),
+        (sim_cli.main, ["run", "x", "--zoom"], "p2pfl-sim run: unrecognized arguments: --zoom (see p2pfl-sim run --help)"),
         (sim_cli.main, ["run", "x", "--workers", "two"], "invalid int value: 'two'"),
+        (
+            sim_cli.main,
+            ["run", "x", "--sed", "3"],
+            "unrecognized arguments: --sed 3; did you mean --seed? (see p2pfl-sim run",
+        ),
+        (node_cli.main, ["init", "x", "--polcy=dac"], "--polcy=dac; did you mean --policy? (see p2pfl-node init --help)"),
+        (node_cli.main, ["--versoin"], "p2pfl-node: unrecognized arguments: --versoin; did you mean --version?"),
         (node_cli.main, ["init"], "arguments are required: FOLDER"),
     ],
 )

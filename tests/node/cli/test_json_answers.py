@@ -32,6 +32,7 @@ def answer(tmp_path, monkeypatch, capsys):
         out, err = capsys.readouterr()
         assert err == ""
         found = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+        assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", key) for key in found)
         assert list(found) == documented()[" ".join(arguments[: 2 if arguments[0] == "federation" else 1])]
         return found
 

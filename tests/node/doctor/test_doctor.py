@@ -105,6 +105,7 @@ def test_check_layout_reports_task_that_cannot_be_created():
 
     found = check_layout(make, "")
     assert (found.ok, found.result) == (False, "rows.csv, line 3: b must be a number, got 'x'")
+    assert found.remedy == "correct it in node.toml"
 
 
 def test_doctor_checks_data_of_node_without_federation(tmp_path, monkeypatch):
@@ -114,6 +115,7 @@ def test_doctor_checks_data_of_node_without_federation(tmp_path, monkeypatch):
     *_, task = doctor.run_checks(tmp_path / "bob")
     assert (task.check, task.ok) == ("task", False)
     assert "line 3: b must be a number, got 'x'" in task.result
+    assert task.remedy == "correct this file, or name another one in node.toml"
     assert check_layout(lambda: LAYOUT, None) == Finding("task", True, "6 values in 1 tensor")
 
 

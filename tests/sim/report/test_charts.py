@@ -236,6 +236,22 @@ def test_chips_are_folded_only_on_narrow_pages(opened):
     assert page.locator(".chip:visible").count() == 2
 
 
+def test_no_label_is_cut_or_covered_on_a_narrow_page(opened):
+    names = ("a first run of them all with a long name", "a second run of them all with a long name")
+    labels = dict(zip(names, ("ring, 1, 10", "ring, 2, 10"), strict=True))
+    caption = "topology, budget (models a round), policy.tau"
+    page, _ = opened(payload(names) | {"labels": labels, "caption": caption}, size=browser.PHONE)
+    assert page.eval_on_selector("#filter .of", "one => one.getBoundingClientRect().right <= innerWidth")
+    nodes = next(one for one in payload()["sections"][0]["figures"] if one["id"] == "nodes")
+    strip = {"values": np.array([12.0, 80.0, 500.0, 1990.0]), "worst": np.array([False, False, False, True]), "mean": 650}
+    page, _ = opened(single(nodes | {"runs": dict.fromkeys(nodes["runs"], strip)}), size=browser.PHONE)
+    assert page.is_checked("#nodes label:has-text('log x') input")
+    boxes = "all => all.map(one => one.getBoundingClientRect()).map(({x, right, y}) => [x, right, Math.round(y)])"
+    shown = page.eval_on_selector_all("figure svg text", boxes)
+    for left, right, top in shown:
+        assert not [one for one in shown if one[2] == top and left < one[0] < right + 3]
+
+
 def test_labels_and_caption_replace_names(opened):
     names = ("net, topology.name=ring, budget.models=0", "net, topology.name=ring, budget.models=4")
     labels = dict(zip(names, ("net, ring, none", "net, ring, 4"), strict=True))

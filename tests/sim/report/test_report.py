@@ -516,6 +516,25 @@ def test_sweep_figure_shows_metric_against_varied_key(tmp_path):
     assert list(figures(text)).count("cost") == 1
 
 
+def test_sweep_of_topologies_has_captions_without_name_keys(tmp_path):
+    budget = {"models": {"least": 2, "greatest": 2, "used": 0.5}}
+    names = [f"topology.name={word}, policy.tau=1" for word in ("ring", "complete")]
+    made = [(entry(name, 0, 2, 1, traffic={"budget": budget}), rounds_of(2, 1), edges_of()) for name in names]
+
+    def change(summary):
+        summary["varied"] = {"topology.name": ["ring", "complete"], "policy.tau": [1]}
+        for run, word in zip(summary["runs"], ("ring", "complete"), strict=True):
+            run["varied"] = {"topology.name": word, "policy.tau": 1}
+
+    text = report([given_summary(leave(tmp_path / "run", made), change)])
+    assert texts(text)["sweep"] == [
+        "Varied: topology (ring, complete), policy.tau (1).",
+        "No figure for values that are not numbers: topology, policy.tau; see the table.",
+    ]
+    assert figures(text)["budget-models"]["note"].endswith("Limits: ring, 1: 2; complete, 1: 2.")
+    assert payload(text)["caption"] == "topology, policy.tau"
+
+
 @pytest.fixture
 def sweep_of_20(tmp_path):
     """Twenty runs; runs that send more are better, except every second one, which is worst."""
