@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import loading
 from p2pfl.node.federation.revocation import check_member
 from p2pfl.node.folder import config
 from p2pfl.node.folder.config import BROKERS, NodeConfig
 from p2pfl.node.runtime.connectivity import check_connectivity, own_addresses
+from p2pfl.node.status import reader
 from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.broker_address import BrokerAddress
 from p2pfl.protocols.errors import AddressError
@@ -35,7 +38,7 @@ def addresses(folder: Path, given: Sequence[str]) -> list[str]:
         ConfigurationError: no other node could reach this one there, an address is malformed, or this machine cannot
             verify the certificate of a broker.
     """
-    own = config.load(folder)
+    own = _as_running(folder, config.load(folder))
     try:
         if given:
             return [_for_newcomer(address, own) for address in given]
@@ -55,6 +58,18 @@ def describe_addresses(addresses: Sequence[str]) -> str:
     brokers = [address for address in addresses if BROKERS.match(address)]
     ways = [("at", direct), ("through the broker at", brokers)]
     return " or ".join(f"{how} {', '.join(named)}" for how, named in ways if named)
+
+
+def _as_running(folder: Path, own: NodeConfig) -> NodeConfig:
+    """Return a configuration with the address at which the node listens now, which an option of `run` can have set."""
+    try:
+        state = reader.current(folder) or {}
+    except ConfigurationError:  # a damaged status
+        return own
+    network = state.get("network") or {}
+    if state.get("state") not in reader.RUNNING or not network.get("listen"):
+        return own
+    return msgspec.structs.replace(own, listen=network["listen"])
 
 
 def _direct_addresses(own: NodeConfig) -> list[str]:

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import json
+import os
 import ssl
 import threading
 from contextlib import AsyncExitStack, contextmanager
@@ -18,6 +20,7 @@ from p2pfl.node.runtime.inviter_client import InviterClient, ways_to
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.membership.invitation import Invitation
 from p2pfl.protocols.transports import tls
+from p2pfl.system.atomic_files import lock_folder
 from tests.support.brokers import free_port, make_certificate
 from tests.support.fortress import folders, honest, somebody
 
@@ -64,6 +67,16 @@ def tls_server(folder):
         serving = threading.Thread(target=serve, daemon=True)
         serving.start()
         yield server.getsockname()[1], sha256(ssl.PEM_cert_to_DER_cert(files["cert.pem"])).hexdigest()
+
+
+def test_addresses_of_running_node_are_those_where_it_listens(alice):
+    folder = alice(listen="10.0.0.1:4100")
+    network = {"listen": "10.0.0.1:4731", "broker": "", "mdns": False}
+    status = {"state": "running", "pid": os.getpid(), "history": [], "network": network}
+    (folder / config.STATUS).write_text(json.dumps(status))
+    with lock_folder(folder):
+        assert addresses(folder, ()) == ["10.0.0.1:4731"]
+    assert addresses(folder, ()) == ["10.0.0.1:4100"]  # the next run listens there
 
 
 def test_addresses_include_broker_without_account(alice):
