@@ -276,6 +276,7 @@ class StatusObserver:
             count = f"{1 + len(self._exchange.contacts.introduced_peers())} of {1 + len(self._exchange.peers)}"
             following = f"round {describe_progress(node.round + 1, node.settings.rounds)}"
             self._log.info(f"connected members: {count}; starting {following}", kind="connected")
+        self._log_links()
         self.write()
 
     def _peers_changed(self) -> None:

@@ -62,6 +62,13 @@ def check_schedule(optimizer: object, rounds: int) -> None:
         at_round(optimizer, rounds)
 
 
+def check_optimizer(optimizer: object) -> None:
+    """Raise ConfigurationError for an object without the methods of an optimiser, such as a table or one of torch."""
+    if isinstance(optimizer, type) or not callable(getattr(optimizer, "start", None)):
+        kind = type(optimizer).__name__
+        raise ConfigurationError(f"optimizer must be an object such as p2pfl.SGD(lr=0.1) or p2pfl.AdamW(), got a {kind}")
+
+
 def _check(**values: float) -> None:
     for name, value in values.items():
         if not 0 <= value < inf:

@@ -14,7 +14,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning.losses import PerSample, accuracy, cross_entropy
 from p2pfl.learning.metrics import Metric
 from p2pfl.learning.modules import flatten, layout_of, new_module
-from p2pfl.learning.optimizers import SGD, Optimizer
+from p2pfl.learning.optimizers import SGD, Optimizer, check_optimizer
 from p2pfl.learning.samples.node_samples import first_not_finite
 from p2pfl.multiobjective.preferences import Preference, validate_preference
 from p2pfl.multiobjective.scalarisation import Objectives
@@ -56,7 +56,8 @@ class TorchProblem:
             p2pfl.parameters.Layout.
 
     Raises:
-        ConfigurationError: the module has unsupported parameters, or there is no training data. `layout` raises it if a
+        ConfigurationError: the module has unsupported parameters, the optimiser is of another kind, or there is no
+            training data. `layout` raises it if a
             private part does not exist, or nothing would be shared.
     """
 
@@ -82,6 +83,7 @@ class TorchProblem:
                 f"module must be a function that makes a new module, got a {type(self.module).__name__}; each node needs"
                 " a module of its own"
             )
+        check_optimizer(self.optimizer)
         if self.batch_size < 1:
             raise ConfigurationError(f"batch_size must be 1 or more, got {self.batch_size}")
         if "train" not in self.data or not len(self.data["train"].x):

@@ -425,6 +425,13 @@ def test_module_instead_of_its_maker_is_refused():
         p2pfl.classification(nn.Linear(3, 2), train=(X, Y))
 
 
+@pytest.mark.parametrize("optimizer", [{"name": "adamw"}, p2pfl.SGD, torch.optim.SGD([torch.zeros(1)])])
+def test_optimizer_of_another_kind_is_refused(optimizer):
+    with pytest.raises(ConfigurationError, match=r"optimizer must be an object such as p2pfl\.SGD\(lr=0\.1\)") as caught:
+        p2pfl.classification(lambda: nn.Linear(3, 2), train=(X, Y), optimizer=optimizer)
+    assert "\n" not in str(caught.value)
+
+
 def test_unknown_column_is_refused():
     with pytest.raises(ConfigurationError, match="there is no column 'image'; the columns are pixels, label"):
         samples(table(), columns=("image", "label"))
