@@ -71,7 +71,7 @@ def test_details_of_a_scenario(capsys, monkeypatch):
     assert "needs:   Bank" in lines
     assert "command: p2pfl-sim run praffl-bank" in lines
     assert "differences from the paper:" in lines
-    assert "full   11    3      10      0 to 2  -" in lines
+    assert "full   13    3      1 to 10  0 to 2  -" in lines
     assert "  praffl                0.889" in lines
     assert "  - local praffl, praffl, praffl gossip above fedavg" in lines
 
@@ -79,7 +79,7 @@ def test_details_of_a_scenario(capsys, monkeypatch):
 def test_details_of_a_search_name_its_command(capsys):
     out = listing(capsys, "mofld-dst")[1]
     assert "command: p2pfl-sim pareto mofld-dst\n" in out
-    assert "20, for each of 100 candidates" in out
+    assert "10 to 50, for each of 100 candidates" in out
 
 
 def test_details_as_json(capsys):
