@@ -22,6 +22,9 @@ complete graph, with set-up, evaluation and results: its time, its processor tim
 
     python benchmarks/sim_speed.py --scale 100000 --rounds 3
     python benchmarks/sim_speed.py --scale 4000 --topology complete
+
+With --growth instead: the processor time per node and round of gossip, of each policy and of the bare stacked program,
+with 100 and with 10,000 nodes on 10-regular graphs. The stacked program trains parts that fit into the cache.
 """
 
 from __future__ import annotations
@@ -197,8 +200,8 @@ class Stack:
         return functional.embedding_bag(picks, flat, mode="mean")
 
 
-@torch.no_grad()
-def stacked_mlp(stack: Stack, hidden: int = 64) -> float:
+def train_mlp(stack: Stack, flat: torch.Tensor, grad: torch.Tensor, hidden: int = 64) -> None:
+    """Train MLPs for an epoch: their parameters `flat` are changed, and `grad` is memory of the same shape; [K, P]."""
     n, d, h, c = stack.nodes, 64, hidden, 10
     edges = np.cumsum([0, h * d, h, c * h, c])
 
@@ -206,24 +209,29 @@ def stacked_mlp(stack: Stack, hidden: int = 64) -> float:
         shapes = [(n, h, d), (n, 1, h), (n, c, h), (n, 1, c)]
         return [flat[:, a:b].view(shape) for a, b, shape in zip(edges[:-1], edges[1:], shapes, strict=True)]
 
-    flat = stack.initial.repeat(n, 1)
-    grad = torch.empty_like(flat)
     g1, gb1, g2, gb2 = views(grad)
+    velocity = None
+    for x, y in stack.batches():
+        w1, b1, w2, b2 = views(flat)
+        z = torch.baddbmm(b1, x, w1.mT).relu_()
+        delta = torch.baddbmm(b2, z, w2.mT).softmax(-1)
+        delta = delta.sub_(functional.one_hot(y, c)).div_(x.shape[1])
+        torch.bmm(delta.mT, z, out=g2)
+        torch.sum(delta, 1, keepdim=True, out=gb2)
+        back = torch.bmm(delta, w2).mul_(z > 0)
+        torch.bmm(back.mT, x, out=g1)
+        torch.sum(back, 1, keepdim=True, out=gb1)
+        velocity = grad.clone() if velocity is None else velocity.mul_(stack.momentum).add_(grad)
+        flat.sub_(velocity, alpha=stack.lr)
+
+
+@torch.no_grad()
+def stacked_mlp(stack: Stack) -> float:
+    flat = stack.initial.repeat(stack.nodes, 1)
+    grad = torch.empty_like(flat)
     begun = time.perf_counter()
     for _ in range(stack.rounds):
-        velocity = None
-        for x, y in stack.batches():
-            w1, b1, w2, b2 = views(flat)
-            z = torch.baddbmm(b1, x, w1.mT).relu_()
-            delta = torch.baddbmm(b2, z, w2.mT).softmax(-1)
-            delta = delta.sub_(functional.one_hot(y, c)).div_(x.shape[1])
-            torch.bmm(delta.mT, z, out=g2)
-            torch.sum(delta, 1, keepdim=True, out=gb2)
-            back = torch.bmm(delta, w2).mul_(z > 0)
-            torch.bmm(back.mT, x, out=g1)
-            torch.sum(back, 1, keepdim=True, out=gb1)
-            velocity = grad.clone() if velocity is None else velocity.mul_(stack.momentum).add_(grad)
-            flat.sub_(velocity, alpha=stack.lr)
+        train_mlp(stack, flat, grad)
         flat = stack.mix(flat)
     return time.perf_counter() - begun
 
@@ -317,6 +325,64 @@ def scale(nodes: int, rounds: int, topology: str) -> dict[str, float]:
     }
 
 
+SIZES = (100, 10_000)
+CACHED = 200  # models that fit into the cache together
+GROWTH = {
+    "name": "growth",
+    "rounds": 4,
+    "task": WORKLOADS["digits"]["task"] | {"samples": 16, "shared": True},
+    "topology": {"name": "k-regular", "degree": 10},
+    "evaluate_every": 0,
+}
+
+
+@torch.no_grad()
+def stacked_in_parts(scenario: Scenario) -> float:
+    """Return the processor time of the bare stacked program that trains parts of the nodes, and averages all together."""
+    stack = Stack(replace(scenario, nodes=min(scenario.nodes, CACHED)))
+    flat = stack.initial.repeat(scenario.nodes, 1)
+    grad = torch.empty_like(flat[: stack.nodes])
+    begun = time.process_time()
+    for _ in range(scenario.rounds):
+        for part in flat.split(stack.nodes):
+            train_mlp(stack, part, grad)
+        peers = stack.rng.integers(0, len(flat), (len(flat), PEERS))
+        picks = torch.from_numpy(np.column_stack([np.arange(len(flat)), peers]))
+        flat = functional.embedding_bag(picks, flat, mode="mean")
+    return time.process_time() - begun
+
+
+def in_simulation(scenario: Scenario) -> float:
+    """Return the processor time of a simulation after its set-up."""
+    simulation = Simulation(scenario)
+    begun = time.process_time()
+    simulation.run()
+    return time.process_time() - begun
+
+
+def growth(repeat: int) -> dict[str, dict[int, list[float]]]:
+    """Return microseconds of processor time per node and round of each system, by the number of nodes."""
+    systems = {"stacked": stacked_in_parts, "gossip": in_simulation} | dict.fromkeys(POLICIES, in_simulation)
+    found: dict[str, dict[int, list[float]]] = {system: {nodes: [] for nodes in SIZES} for system in systems}
+    for _ in range(repeat):
+        for nodes in SIZES:
+            for system, run in systems.items():
+                policy = POLICIES.get(system, {"policy": WORKLOADS["digits"]["policy"]})
+                (scenario,) = resolve(GROWTH | policy | {"nodes": nodes}, [], "growth", ".").runs
+                times = [run(scenario) for _ in range(5 if nodes == SIZES[0] else 1)]
+                found[system][nodes].append(statistics.median(times) / nodes / scenario.rounds * 1e6)
+    return found
+
+
+def show_growth(found: dict[str, dict[int, list[float]]]) -> None:
+    print(f"microseconds of processor time per node and round: {SIZES[0]:,} nodes, {SIZES[1]:,} nodes, growth")
+    few, many = ({system: statistics.median(times[nodes]) for system, times in found.items()} for nodes in SIZES)
+    for system in found:
+        factor = many[system] / few[system]
+        relative = factor / (many["stacked"] / few["stacked"])
+        print(f"  {system:8s} {few[system]:6.0f} {many[system]:6.0f}   {factor:.2f}, {relative:.2f} x that of stacked")
+
+
 def show(name: str, speeds: dict[str, list[float]]) -> None:
     print(f"{name}: node-rounds per second")
     for system, own in speeds.items():
@@ -360,6 +426,9 @@ def main() -> None:
     parser.add_argument(
         "--topology", choices=TOPOLOGIES, default="k-regular", help="topology with --scale (default: k-regular of degree 10)"
     )
+    parser.add_argument(
+        "--growth", action="store_true", help="measure only the processor time per node with 100 and with 10,000 nodes"
+    )
     options = parser.parse_args()
     if options.scale is not None:
         figures = scale(options.scale, options.rounds, options.topology)
@@ -371,6 +440,12 @@ def main() -> None:
             options.json.write_text(json.dumps({"scale": figures}, indent=1) + "\n")
         return
     prepare_process([str(Path(__file__).parent)])
+    if options.growth:
+        grown = growth(options.repeat)
+        show_growth(grown)
+        if options.json:
+            options.json.write_text(json.dumps({"growth": grown}, indent=1) + "\n")
+        return
     repeat, rounds = (1, 3) if options.quick else (options.repeat, 0)
     measured = {}
     for name in options.only or WORKLOADS:
