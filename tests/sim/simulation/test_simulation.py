@@ -18,6 +18,7 @@ from p2pfl.policies.random import Random
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.network import Links, Network
 from p2pfl.sim.scenario.scenario import load, resolve
+from p2pfl.sim.simulation import recorder
 from p2pfl.sim.simulation.plan import names, plan
 from p2pfl.sim.simulation.simulation import Simulation, run
 from p2pfl.task import make_task
@@ -59,6 +60,25 @@ def test_complete_topology_is_planned_without_edges():
 
 def test_complete_topology_gives_the_results_of_its_graph():
     assert trace(run(scenario(topology={"name": "complete"}))) == trace(run(scenario(), graph=nx.complete_graph(12)))
+
+
+@pytest.mark.slow
+def test_records_are_the_same_in_parts_of_any_size(monkeypatch):
+    slow = {"compute": {"slowdown": [1.0, 30.0]}, "network": {"latency": 0.3}, "topology": {"name": "ring"}}
+    options = slow | {"rounds": 8, "deadline": 2.0, "task": {"name": "digits"}}  # some nodes repeat rounds
+    whole = run(scenario(**options)).recorder
+    monkeypatch.setattr(recorder, "PACKED", 7)
+    parts = run(scenario(**options)).recorder
+    for table in ("rounds_table", "edges_table"):
+        expected, found = (getattr(each, table)() for each in (whole, parts))
+        assert list(expected) == list(found)
+        for name, column in expected.items():
+            np.testing.assert_array_equal(column, found[name])
+    entire, counts = parts.after((0, 0, 0)), tuple(count // 2 for count in parts.counts)
+    for first, all_rows, later in zip(counts, entire[:2], parts.after(counts)[:2], strict=False):
+        assert all((column[first:] == later[name]).all() for name, column in all_rows.items())
+    assert [round for round, _ in entire[2]]
+    assert {len(stages["merged"]) for _, stages in entire[2]} == {4}  # loss and accuracy on two splits
 
 
 # Modelled exchange and exchange with messages
