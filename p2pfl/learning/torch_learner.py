@@ -89,7 +89,7 @@ class TorchLearner(Learner):
         rest = None if still is None else weights[still]
         self._module.train()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(module_seed(self.draws, query))
+            _seed_layers(module_seed(self.draws, query), self.device)
             order = orders(self.draws, query.round, query.purpose, n=len(x), batch_size=batch_size, epochs=epochs)
             for index in islice(batches(order, batch_size), steps):
                 grad = gradient(x[index], y[index])
@@ -298,6 +298,18 @@ class TorchLearner(Learner):
 def module_seed(draws: RandomStreams, query: Train) -> int:
     """Return the seed of the numbers that a module's random layers draw in a training."""
     return draws.torch_seed(query.round, f"{query.purpose} module")
+
+
+def _seed_layers(seed: int, device: torch.device) -> None:
+    """Seed the numbers that random layers draw on a device.
+
+    `torch.manual_seed` formats the stack of its caller for each kind of accelerator that is not in use. On a CPU, that
+    can take longer than a step of training.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def batches(order: list[np.ndarray] | list[None], batch_size: int) -> Iterator[slice | Tensor]:
