@@ -11,7 +11,7 @@ import pytest
 
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.folder import config
-from tests.support import readme
+from tests.support import forked, readme
 from tests.support.namespaces import PATH, machines, until
 from tests.support.pages import block
 
@@ -67,7 +67,7 @@ class Homes:
     def __init__(self, net, root):
         self.net, self.root = net, root
         self.running = {}
-        path = f"{Path(sys.executable).parent}:{PATH}"
+        path = f"{forked.commands()}:{PATH}"
         self._here = {"cwd": root, "env": os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}}
 
     def do(self, i, commands):

@@ -4,13 +4,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 from math import isfinite
 from pathlib import Path
 
 import pytest
 
 from p2pfl.robust.registry import RULES
+from tests.support import forked
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"  (\w+) +([\d,]+) +([\d.]+) x loop \(([\d.]+) to ([\d.]+)\)(?:, +([\d.]+) x stacked)?(?:; time .*)?")
@@ -29,7 +29,7 @@ def printed(text):
 
 def benchmark(folder, *options, program="sim_speed.py"):
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / program), *options, "--json", "figures.json"],
+        [forked.executable(), str(ROOT / "benchmarks" / program), *options, "--json", "figures.json"],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -92,7 +92,7 @@ def test_robust_benchmark_writes_ratio_of_each_rule(tmp_path):
 @pytest.mark.slow
 def test_preference_benchmark_writes_times(tmp_path):
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "preferences.py"), "--repetitions", "3", "--json", "figures.json"],
+        [forked.executable(), str(ROOT / "benchmarks" / "preferences.py"), "--repetitions", "3", "--json", "figures.json"],
         cwd=tmp_path,
         env={key: value for key, value in os.environ.items() if key != "P2PFL_DATA"} | {"PYTHONPATH": str(ROOT)},
         capture_output=True,

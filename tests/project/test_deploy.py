@@ -16,6 +16,7 @@ import pytest
 
 from p2pfl.node.doctor.network_checks import check_broker
 from p2pfl.system.console import INTERRUPTED, WRONG_USAGE
+from tests.support import forked
 from tests.support.mosquitto import PATIENCE, mosquitto, program
 from tests.support.processes import free_ports
 
@@ -158,7 +159,8 @@ class Containers:
                 for word in words
             ]
         words = [word.replace("broker:1883", changed.get("broker", "broker:1883")) for word in words]
-        paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"])
+        programs = [str(forked.commands())] if forked.POSSIBLE else []
+        paths = os.pathsep.join([*programs, str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"])
         environment = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT)}
         return subprocess.Popen(
             words, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -3,11 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 from math import isfinite
 from pathlib import Path
 
 import pytest
+
+from tests.support import forked
 
 ROOT = Path(__file__).parents[2]
 SYSTEMS = {"p2pfl", "p2pfl-new", "tls-loop", "tls-blocking", "grpc", "grpc-tls", "pickle"}
@@ -17,7 +18,7 @@ SYSTEMS = {"p2pfl", "p2pfl-new", "tls-loop", "tls-blocking", "grpc", "grpc-tls",
 def test_wire_benchmark_writes_figures(tmp_path):
     pytest.importorskip("grpc", reason="grpcio is not installed")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "wire.py"), "--quick", "--json", "figures.json"],
+        [forked.executable(), str(ROOT / "benchmarks" / "wire.py"), "--quick", "--json", "figures.json"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -1,15 +1,18 @@
 """Python commands as real processes, forked from one process that has already imported torch.
 
 A fork takes milliseconds, an import of torch takes seconds. Only third-party packages are imported beforehand. Each
-process imports the project's own packages itself, with its own environment, as `python -m` does.
+process imports the project's own packages itself, with its own environment, as `python -m` does. It is in the namespaces
+of its client, and is killed when its client ends. It is not in the process group of its client.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import json
+import multiprocessing
 import os
 import runpy
 import select
@@ -17,17 +20,24 @@ import shlex
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 if __name__ != "__main__":
     from tests.support import forked_client
 
 POSSIBLE = sys.platform == "linux"  # elsewhere a copy of a process with these libraries may not work
-LATEST = 1 << 16  # bytes of a request
+LARGEST = 1 << 17  # bytes of a request
+MOST = 64  # files of a request
 
 
 class ForkedProcess:
@@ -90,21 +100,26 @@ def python(command, *, stdout, stderr, cwd=None, env=None, text=False):
         err = out if stderr == subprocess.STDOUT else stderr.fileno()
         null = stack.enter_context(open(os.devnull, "rb"))  # noqa: PTH123 (not a path)
         environment = os.environ if env is None else env
-        files = [null.fileno(), out, err]
+        files = {0: null.fileno(), 1: out, 2: err}
         return ForkedProcess(
-            command, reading, forked_client.ask(_address(), command[2:], cwd or Path.cwd(), environment, files)
+            command, reading, forked_client.ask(_address(), command[1:], cwd or Path.cwd(), environment, files, [])
         )
+
+
+def executable():
+    """Return a program that takes the place of `sys.executable`: it forks the commands that would import torch."""
+    return str(commands() / "python") if POSSIBLE else sys.executable
 
 
 @cache
 def commands():
-    """Return a folder with `p2pfl-node` and `p2pfl-sim` as forked commands, for PATH."""
+    """Return a folder with `p2pfl-node`, `p2pfl-sim` and `python` as forked commands, for PATH."""
     folder = Path(_address()).parent
-    for name in ("node", "sim"):
-        script = folder / f"p2pfl-{name}"
-        client = [sys.executable, "-I", "-S", forked_client.__file__, _address(), "-P", f"p2pfl.{name}"]
-        script.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n')
-        script.chmod(0o755)
+    fixed = {"python": [], **{f"p2pfl-{name}": ["-P", "-m", f"p2pfl.{name}"] for name in ("node", "sim")}}
+    for name, arguments in fixed.items():
+        client = [sys.executable, "-I", "-S", forked_client.__file__, _address(), sys.executable, *arguments]
+        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n')
+        (folder / name).chmod(0o755)
     return folder
 
 
@@ -118,7 +133,7 @@ def _address():
         listener.bind(path)
         listener.listen(64)
         process = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(listener.fileno())],
+            [sys.executable, "-P", __file__, str(listener.fileno()), folder],
             stdin=subprocess.PIPE,
             env=environment,
             pass_fds=[listener.fileno()],
@@ -137,25 +152,74 @@ def _serve(listener):
     """Copy this process for each request. Return in a copy, with its command; None when standard input is closed."""
     while listener in select.select([0, listener], [], [])[0]:
         talk, _ = listener.accept()
-        message, fds, _, _ = socket.recv_fds(talk, LATEST, 3)
+        message, fds, _, _ = socket.recv_fds(talk, LARGEST, MOST)
         if message and os.fork() == 0:
             listener.close()
-            return *json.loads(message), fds, talk.detach()
+            client, _, _ = struct.unpack("3i", talk.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            return *json.loads(message), fds, client, talk.detach()
         for fd in fds:
             os.close(fd)
         talk.close()
     return None
 
 
+def _place(fds, numbers, talk):
+    """Give file descriptors the numbers that they have in the client; return the new one of `talk`."""
+    came, free = [*fds, talk], max(numbers) + 1
+    *moved, talk = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, free) for fd in came]  # out of the way
+    for fd in came:
+        os.close(fd)
+    for fd, number in zip(moved, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    return talk
+
+
+def _join_namespaces(client):
+    """Enter the namespaces of the client."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    paths = [Path(f"/proc/{client}/ns/{kind}") for kind in ("user", "mnt", "net")]
+    opened = [
+        os.open(path, os.O_RDONLY) for path in paths if path.readlink() != Path(f"/proc/self/ns/{path.name}").readlink()
+    ]
+    for fd in opened:
+        if libc.setns(fd, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(fd)
+
+
 def _hand_over(talk):
-    """Continue in another copy; this one reports its exit status."""
+    """Continue in another copy; this one reports its exit status, and kills it when the client ends."""
     if pid := os.fork():
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])  # the other copy receives them, too
-        os.closerange(0, 3)
+        os.closerange(0, talk)
         os.write(talk, b"%d" % pid)
-        os.write(talk, b"%d" % os.waitpid(pid, 0)[1])
+        if talk in select.select([talk, os.pidfd_open(pid)], [], [])[0]:
+            os.kill(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+        with contextlib.suppress(OSError):  # the client has ended
+            os.write(talk, b"%d" % status)
         os._exit(0)
     os.close(talk)
+
+
+def _run(arguments, safe):
+    """Do what `python` with these arguments does; `safe` is its option -P."""
+    if arguments[0] == "-P":
+        del arguments[0]
+        safe = True
+    if (kind := arguments[0]).startswith("-"):
+        del arguments[0]
+    if not safe:
+        folder = {"-m": str(Path.cwd()), "-c": ""}.get(kind, str(Path(kind).resolve().parent))
+        sys.path.insert(0, folder)
+    sys.argv = arguments if kind != "-c" else ["-c", *arguments[1:]]
+    if kind == "-m":
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        exec(arguments[0], {"__name__": "__main__"})
+    else:
+        runpy.run_path(kind, run_name="__main__")
 
 
 def _main():
@@ -176,23 +240,20 @@ def _main():
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
     if (wanted := _serve(socket.socket(fileno=int(sys.argv[1])))) is None:
         return
-    arguments, cwd, environment, files, talk = wanted
+    arguments, cwd, environment, numbers, mask, fds, client, talk = wanted
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number, fd in enumerate(files):
-        os.dup2(fd, number)
-        os.close(fd)
+    talk = _place(fds, numbers, talk)
+    _join_namespaces(client)
     _hand_over(talk)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    sys.executable = str(Path(sys.argv[2], "python"))
+    multiprocessing.set_executable(sys.executable)
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
-    if arguments[0] == "-P":
-        del arguments[0]
-    else:
-        sys.path.insert(0, cwd)
-    sys.argv = arguments
-    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    _run(arguments, bool(environment.get("PYTHONSAFEPATH")))
 
 
 if __name__ == "__main__":

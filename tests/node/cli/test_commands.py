@@ -27,6 +27,7 @@ from p2pfl.sim.scenario.scenario import shipped_scenarios
 from p2pfl.sim.simulation.workers import WorkerLostError
 from p2pfl.system.atomic_files import lock_folder
 from p2pfl.task import TASKS
+from tests.support import forked
 from tests.support.logs import messages
 from tests.support.processes import PATIENCE
 
@@ -305,10 +306,10 @@ def test_errors_that_end_a_run_are_run_errors():
     assert all(issubclass(kind, RunError) for kind in (DivergenceError, BudgetExceededError, WorkerLostError))
 
 
-def start_long_run(folder, *options):
+def start_long_run(folder, *options, python=sys.executable):
     """Start a run of several minutes; its standard error closes when all of its processes have ended."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "p2pfl.sim", "run", "dac-synthetic", "--seeds", "0:200", "--out", "runs/here", *options],
+        [python, "-m", "p2pfl.sim", "run", "dac-synthetic", "--seeds", "0:200", "--out", "runs/here", *options],
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
@@ -322,16 +323,16 @@ def start_long_run(folder, *options):
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
 @pytest.mark.parametrize(
-    ("engine", "interrupt"),
+    ("engine", "interrupt", "forks"),
     [
-        ("local", lambda process: process.send_signal(signal.SIGINT)),
-        ("local", lambda process: process.send_signal(signal.SIGTERM)),
-        ("process", lambda process: process.send_signal(signal.SIGTERM)),
-        ("process", lambda process: os.killpg(process.pid, signal.SIGINT)),  # as a terminal does
+        ("local", lambda process: process.send_signal(signal.SIGINT), True),
+        ("local", lambda process: process.send_signal(signal.SIGTERM), True),
+        ("process", lambda process: process.send_signal(signal.SIGTERM), True),
+        ("process", lambda process: os.killpg(process.pid, signal.SIGINT), False),  # as a terminal does
     ],
 )
-def test_interrupted_run_exits_with_code_130_and_resume_hint(tmp_path, engine, interrupt):
-    process = start_long_run(tmp_path, "--engine", engine)
+def test_interrupted_run_exits_with_code_130_and_resume_hint(tmp_path, engine, interrupt, forks):
+    process = start_long_run(tmp_path, "--engine", engine, python=forked.executable() if forks else sys.executable)
     try:
         interrupt(process)
         err = process.communicate(timeout=PATIENCE)[1]

@@ -15,6 +15,7 @@ import pytest
 from p2pfl.node.cli import demo as node_demo
 from p2pfl.node.cli import local_broker
 from p2pfl.policies import POLICIES
+from tests.support import forked
 from tests.support.processes import PATIENCE
 
 pytestmark = [
@@ -24,10 +25,10 @@ pytestmark = [
 
 
 @contextmanager
-def demo(folder, *options):
+def demo(folder, *options, python=sys.executable):
     """Run a demo in its own process group; its temporary files are in `folder`."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "p2pfl.node", "demo", *options],
+        [python, "-m", "p2pfl.node", "demo", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -90,7 +91,9 @@ def test_demo_compares_three_nodes_together_and_alone(tmp_path):
 
 
 def test_demo_with_json_prints_one_object(tmp_path):
-    with demo(tmp_path, "--nodes", "2", "--rounds", "2", "--policy", "random", "--json") as process:
+    with demo(
+        tmp_path, "--nodes", "2", "--rounds", "2", "--policy", "random", "--json", python=forked.executable()
+    ) as process:
         out, err = wait_for_end(process, tmp_path)
     assert (process.returncode, err) == (0, "")
     found = json.loads(out)
@@ -118,6 +121,7 @@ def test_demo_through_broker_finishes(tmp_path, monkeypatch, capsys, restored_si
         pytest.skip("Mosquitto is not installed")
     if installed == "amqtt":
         monkeypatch.setattr(local_broker.shutil, "which", lambda name: None)
+    monkeypatch.setattr(sys, "executable", forked.executable())
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     assert node_demo.demo(2, 2, "random", as_json=True, through_broker=True) == 0

@@ -12,6 +12,7 @@ import pytest
 
 from p2pfl.sim.cli import main as cli
 from p2pfl.sim.results.artifacts import PARTS
+from tests.support import forked
 from tests.support.processes import PATIENCE
 
 POLICY = """
@@ -213,7 +214,7 @@ def test_interrupted_run_without_finished_part_leaves_nothing(capsys):
 
 def long_run(*options):
     return subprocess.Popen(
-        [sys.executable, "-m", "p2pfl.sim", "run", *options],
+        [forked.executable(), "-m", "p2pfl.sim", "run", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

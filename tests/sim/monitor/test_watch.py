@@ -5,7 +5,6 @@ import io
 import json
 import socket
 import subprocess
-import sys
 import threading
 import tomllib
 import urllib.error
@@ -29,6 +28,7 @@ from p2pfl.sim.results.results import result_of
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.web.http_server import in_thread
+from tests.support import forked
 from tests.support.browser import PHONE, browser, needs_chromium
 from tests.support.browser import page as new_page
 
@@ -400,7 +400,7 @@ def test_page_follows_real_run_to_its_end(tmp_path, chromium):
     environment = {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
     with (
         subprocess.Popen(
-            [sys.executable, *command],
+            [forked.executable(), *command],
             cwd=tmp_path,
             env=environment,
             stderr=subprocess.PIPE,

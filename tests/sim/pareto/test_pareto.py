@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import duckdb
@@ -23,6 +22,7 @@ from p2pfl.sim.pareto.search import search_all
 from p2pfl.sim.scenario.scenario import jobs_of, load, resolve
 from p2pfl.sim.scenario.search import Search
 from p2pfl.task import Part, make_task
+from tests.support import forked
 from tests.support.browser import CHROMIUM, browser, opened_report
 from tests.support.processes import PATIENCE
 
@@ -210,7 +210,7 @@ def test_search_ignores_order_of_solutions():
 
 def begun(*options):
     return subprocess.Popen(
-        [sys.executable, "-m", "p2pfl.sim", "pareto", "study.toml", *options],
+        [forked.executable(), "-m", "p2pfl.sim", "pareto", "study.toml", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

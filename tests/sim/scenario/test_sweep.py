@@ -19,6 +19,7 @@ from p2pfl.sim.results.pareto import on_front
 from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.scenario.sweep import parse, sweep
 from tests.sim.execution.test_resume import left_behind
+from tests.support import forked
 from tests.support.processes import PATIENCE
 
 TWO = {
@@ -320,7 +321,7 @@ def test_sweep_of_shipped_scenario_varies_its_rows():
 
 def process(*options):
     return subprocess.Popen(
-        [sys.executable, "-m", "p2pfl.sim", "sweep", *options, "--no-report"],
+        [forked.executable(), "-m", "p2pfl.sim", "sweep", *options, "--no-report"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
