@@ -96,7 +96,8 @@ def _federation(state: Mapping[str, Any]) -> Iterator[Row]:
     peers = state.get("peers", [])
     connected = 1 + sum(bool(peer["link"]) for peer in peers)
     label = "neighbours" if state.get("topology") == "sparse" else "members"
-    yield label, f"{connected} of {1 + len(peers)} connected, this node included"
+    expected = max(1 + len(peers), (state.get("waiting") or {}).get("needed", 0))
+    yield label, f"{connected} of {expected} connected, this node included"
 
 
 def _election(state: Mapping[str, Any]) -> Iterator[Row]:

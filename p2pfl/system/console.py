@@ -59,6 +59,14 @@ class Parser(argparse.ArgumentParser):
             self._intermixed = False
         return self._complete(parsed)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is not among the choices of its argument, and name the nearest one."""
+        near = get_close_matches(str(value), [str(choice) for choice in action.choices or ()], n=1)
+        if not near or value in (action.choices or ()):
+            super()._check_value(action, value)
+            return
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r}; did you mean {near[0]!r}?")
+
     def _complete(self, parsed: tuple[Any, list[str]]) -> tuple[Any, list[str]]:
         """Report unknown arguments; reported here, the error names the command and its help."""
         if rest := parsed[1]:

@@ -665,6 +665,11 @@ FULL = STATE | {
 }
 
 
+def test_members_count_those_that_a_new_federation_waits_for():
+    state = FULL | {"peers": [], "waiting": {"present": 1, "needed": 3, "seconds": None}}
+    assert "  members     1 of 3 connected, this node included" in describe(state)
+
+
 def test_status_text_has_aligned_columns_and_units():
     assert describe(FULL) == [
         "alice: running, round 7 of 9",
