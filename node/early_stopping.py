@@ -15,7 +15,7 @@ class EarlyStopping:
 
     Args:
         patience: rounds without a better model after which a node stops; 0 never stops.
-        by: what makes a model the best: the least validation `loss`, the first of equal ones, or the best validation
+        by: what makes a model the best: the lowest validation `loss`, the first of equal ones, or the best validation
             `metric`, the last of equal ones (as in the program of DPFL's authors, Kharrat et al. 2024).
 
     Attributes:
@@ -23,7 +23,7 @@ class EarlyStopping:
         round: its round.
         stage: its stage; "" before the first one.
         loss: its validation loss or, by the metric, the negative of a metric whose higher values are better.
-        by_stage: by stage, the least validation loss so far and its round.
+        by_stage: by stage, the lowest validation loss so far and its round.
         stopped: whether the node has stopped early. It stays stopped even if the last evaluation is the best.
     """
 

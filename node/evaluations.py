@@ -98,7 +98,7 @@ def counted_stage(reported: ReportedStage, metrics: Mapping[Stage, Mapping[str, 
     """Return the stage of a round whose model counts.
 
     Args:
-        reported: the stage that the policy reports. `auto` takes the model with the least validation loss and, if both
+        reported: the stage that the policy reports. `auto` takes the model with the lowest validation loss and, if both
             are equal or there is no validation data, the merged one.
         metrics: metrics by stage; `merged` is always among them, and counts if the reported stage is not.
     """

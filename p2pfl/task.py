@@ -55,7 +55,10 @@ class Part:
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
-            raise ConfigurationError(f"part {self.index}/{self.count} does not exist; the first of 3 is 0/3")
+            last = (
+                f"the last of {self.count} is {self.count - 1}/{self.count}" if self.count > 0 else "the first of 3 is 0/3"
+            )
+            raise ConfigurationError(f"part {self.index}/{self.count} does not exist; {last}")
 
     @classmethod
     def parse(cls, text: str) -> Part:

@@ -38,7 +38,7 @@ def read(word: str, kinds: Sequence[str]) -> str:
     needed = " or ".join(_KINDS[each] for each in kinds)
     if not text.strip():
         raise ConfigurationError(f"{source} is empty; expected {needed}")
-    found = f"has {_KINDS[kind]}" if kind else "has no text of p2pfl"
+    found = f"has {_KINDS[kind]}" if kind else "contains nothing that p2pfl-node has written"
     raise ConfigurationError(f"{source} {found}; expected {needed}")
 
 

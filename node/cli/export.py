@@ -26,7 +26,7 @@ class Exported(NamedTuple):
 
     Attributes:
         stage: the point of the round at which the node had it, trained or merged; "" if it was not evaluated.
-        by_stage: by stage, the least validation loss and its round.
+        by_stage: by stage, the lowest validation loss and its round.
     """
 
     round: int
@@ -40,7 +40,7 @@ class Exported(NamedTuple):
         losses = (f"{stage} {loss:.4g} in round {round}" for stage, (loss, round) in self.by_stage.items())
         least = min(self.by_stage, key=lambda stage: self.by_stage[stage][0])
         policy = "" if self.stage == least else f"the policy reports {self.stage} models; "
-        return f"the {self.stage} model of round {self.round} ({policy}least validation loss: {', '.join(losses)})"
+        return f"the {self.stage} model of round {self.round} ({policy}lowest validation loss: {', '.join(losses)})"
 
 
 def export(folder: Path, target: Path, force: bool = False, format: str = "", preference: Sequence[float] = ()) -> Exported:

@@ -142,7 +142,7 @@ def check_layout(make: Callable[[], Layout], agreed: str | None, data: str = "")
         layout = make()
     except ConfigurationError as error:
         of_file = data and str(Path(data).expanduser()) in str(error)
-        remedy = "correct this file, or name another one in node.toml" if of_file else "correct it in node.toml"
+        remedy = "put the right file there, or name another one in node.toml" if of_file else "correct it in node.toml"
         return Finding("task", False, str(error), remedy)
     size, own = f"{plural(layout.size, 'value')} in {plural(len(layout.shapes), 'tensor')}", layout.fingerprint.hex()
     if agreed is None:

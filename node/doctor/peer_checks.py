@@ -58,11 +58,14 @@ def check_peers(state: Mapping[str, Any]) -> list[Finding]:
     Args:
         state: status of a running node.
     """
-    return [_check_peer(peer) for peer in state.get("peers", [])]
+    broker_fails = bool(state.get("broker"))
+    return [_check_peer(peer, broker_fails) for peer in state.get("peers", [])]
 
 
-def _check_peer(peer: Mapping[str, Any]) -> Finding:
+def _check_peer(peer: Mapping[str, Any], broker_fails: bool) -> Finding:
     check, link, reason = f"peer {peer['name']}", peer["link"], peer["reason"]
+    if link == "broker" and broker_fails:
+        return Finding(check, None, "was connected through the broker, which does not work now")
     if link:
         way = "through the broker" if link == "broker" else f"directly, at {peer['remote']}"
         problems = {"behind": f", but it is {reason}", "suspected": f", but it is suspected ({reason})"}

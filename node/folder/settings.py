@@ -33,7 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         max_staleness: maximum age in seconds of the models that an asynchronous node uses.
         patience: rounds without a better model on the validation data before a node stops learning (it continues to
             serve its model); 0 never stops.
-        best_by: what makes a round's model the best, which is the node's result: the least validation `loss`, or the
+        best_by: what makes a round's model the best, which is the node's result: the lowest validation `loss`, or the
             best validation `metric` of the task (the last of equal ones). The policy's `reported_stage` selects the
             model of a round; DPFL's option `snapshot = "trained"` counts it after local training.
         evaluate_every: rounds between evaluations on the validation and test data; 0 evaluates the last model only.

@@ -59,7 +59,7 @@ status_port = -1           # port of the status page and of Prometheus metrics, 
 status_host = "127.0.0.1"  # address of the status page; on other addresses than loopback, other machines can read it
 distrust = 0               # score from which a peer is left out, from 1 to 100; 0: none is (see p2pfl-node status)
 evaluate_every = 1         # rounds between evaluations on validation and test data; 0: evaluate the last model only
-best_by = "loss"           # the model that counts has the least validation "loss", or the best validation "metric"
+best_by = "loss"           # the model that counts has the lowest validation "loss", or the best validation "metric"
 
 # All members share the settings from here to the codec. `federation create` reads them from this file. For a node that has
 # joined, those of the federation replace them. The names of task and policy must be the same here.

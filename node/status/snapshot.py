@@ -183,7 +183,7 @@ def evaluation(node: Node, stages: Mapping[Stage, Mapping[str, float]]) -> dict[
 
 
 def best_by_stage(node: Node, history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return for each stage the round with the least validation loss, that loss, and the metrics of that round.
+    """Return for each stage the round with the lowest validation loss, that loss, and the metrics of that round.
 
     Args:
         history: rows of the rounds.

@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         if rest := parsed[1]:
             known = [each[2:] for action in self._actions for each in action.option_strings if each.startswith("--")]
             option = next((word[2:].partition("=")[0] for word in rest if word.startswith("--")), "")
-            near = get_close_matches(option, known, n=1, cutoff=0.7)
+            near = get_close_matches(option, known, n=1, cutoff=0.8)
             hint = f"; did you mean --{near[0]}?" if near else ""
             self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         return parsed

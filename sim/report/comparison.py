@@ -97,7 +97,7 @@ def _sentence(each: Comparison, second: str) -> str:
     before, after = (one.mean(entry.test.mean for entry in one.entries) for one in (each.first, each.second))
     figures = f"{number(after)} instead of {number(before)}"
     if each.spread is None:
-        doubt = "one seed shows no spread"
+        doubt = "a single seed has no spread"
     else:
         words = "above" if each.decided else "within"
         doubt = f"{words} the spread of {number(each.spread)} over {count(len(each.seeds), 'seed')}"

@@ -100,9 +100,7 @@ def _answer(question: _Question, summary: Mapping[str, Any]) -> str:
         return f"{question.words}: {said[first]}; no other run has this figure with every seed."
     margins = {name: sign * (values[name] - values[first]) for name in others}
     if len(summary["seeds"]) < 2:
-        return (
-            f"{question.words}: not decided, because one seed shows no spread; first {said[first]}, next {said[others[0]]}."
-        )
+        return f"{question.words}: not decided, because a single seed has no spread; first {said[first]}, next {said[others[0]]}."
     spreads = {name: float(margin.std(ddof=1)) for name, margin in margins.items()}
     close = [name for name in others if margins[name].mean() <= spreads[name]]
     rival = (close or others)[0]
@@ -110,9 +108,9 @@ def _answer(question: _Question, summary: Mapping[str, Any]) -> str:
     if close:
         more = f" and {len(close) - 1} more" if len(close) > 1 else ""
         rivals = f"{said[first]} and {said[rival]}" if not more else f"{said[first]}, {said[rival]}{more}"
-        within = f"the margin of {margin} is within the spread of {spread} over seeds"
+        within = f"the margin of {margin} is within its standard deviation over seeds, {spread}"
         return f"{question.words}: not decided between {rivals}; {within}."
-    above = f"the margin of {margin} over {said[rival]} exceeds the spread of {spread} over seeds"
+    above = f"the margin of {margin} over {said[rival]} exceeds its standard deviation over seeds, {spread}"
     return f"{question.words}: {said[first]}; {above}."
 
 

@@ -339,6 +339,8 @@ def load(name: str, changes: Sequence[str] = (), trust: bool = False) -> Scenari
     if path.suffix != ".toml" or not path.is_file():
         if path.suffix == ".toml":
             raise ConfigurationError(f"the scenario file {name} does not exist")
+        if (path / "scenario.toml").is_file():
+            raise ConfigurationError(f"{name} is a folder; name its file {path / 'scenario.toml'}")
         raise unknown_scenario(name)
     return resolve(toml_reader.read(path), changes, name=path.stem, folder=str(path.resolve().parent), trust=trust)
 

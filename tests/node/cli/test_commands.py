@@ -202,7 +202,11 @@ def test_sim_run_with_wrong_configuration_exits_with_code_2(capsys, arguments, m
     ("main", "arguments", "message"),
     [
         (sim_cli.main, ["walk"], "invalid choice: 'walk'"),
-        (node_cli.main, ["statsu"], "argument COMMAND: invalid choice: 'statsu'; did you mean 'status'? (see p2pfl-node --help)"),
+        (
+            node_cli.main,
+            ["statsu"],
+            "argument COMMAND: invalid choice: 'statsu'; did you mean 'status'? (see p2pfl-node --help)",
+        ),
         (sim_cli.main, ["run", "x", "--zoom"], "p2pfl-sim run: unrecognized arguments: --zoom (see p2pfl-sim run --help)"),
         (sim_cli.main, ["run", "x", "--workers", "two"], "invalid int value: 'two'"),
         (
@@ -389,7 +393,7 @@ def test_init_creates_node_folder(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--part", "5/3", "part 5/3 does not exist; the first of 3 is 0/3"),
+        ("--part", "5/3", "part 5/3 does not exist; the last of 3 is 2/3"),
         ("--part", '1"', "part '1\"' is not of the form 0/3"),
         ("--policy", "dax", "unknown policy 'dax'; did you mean 'dac'?"),
         ("--task", 'a"b', f"unknown task 'a\"b'; known: {', '.join(sorted(TASKS))}"),
@@ -568,7 +572,7 @@ def test_status_shows_running_only_while_lock_is_held(capsys):
         ("task.label=3", "command line: unknown key 'task.label'; did you mean 'task.labels'?"),
         ("task.lr=nan", "command line: task: lr must be 0 or more, and finite, got nan"),
         ("part=3", "command line: part must be a string, got 3"),
-        ('part="3/3"', "command line: part 3/3 does not exist; the first of 3 is 0/3"),
+        ('part="3/3"', "command line: part 3/3 does not exist; the last of 3 is 2/3"),
         ('listen="4100"', "command line: address '4100' is not of the form 192.168.1.5:4100"),
         ("device=tpu", "command line: unknown device 'tpu'; known: auto, cpu, cuda, mps"),
         ("device=cpu:abc", "command line: device 'cpu:abc' is not of the form cpu or cpu:0"),

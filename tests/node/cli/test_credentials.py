@@ -57,7 +57,10 @@ def test_read_names_foreign_text_without_quoting_it(sources):
     for source in ("bob.request", "standard input"):
         with pytest.raises(ConfigurationError) as error:
             read(offered[source], (REQUEST,))
-        assert str(error.value) == f"{source} has no text of p2pfl; expected a request of `p2pfl-node request`"
+        assert (
+            str(error.value)
+            == f"{source} contains nothing that p2pfl-node has written; expected a request of `p2pfl-node request`"
+        )
 
 
 def test_read_names_file_that_cannot_be_read(sources, tmp_path):

@@ -63,11 +63,11 @@ def test_write_exports_best_model_by_tensor(tmp_path):
 def test_export_describes_model_and_losses_of_both_stages():
     losses = {"trained": (0.634, 9), "merged": (0.512, 7)}
     assert Exported(7, "merged", losses).describe() == (
-        "the merged model of round 7 (least validation loss: trained 0.634 in round 9, merged 0.512 in round 7)"
+        "the merged model of round 7 (lowest validation loss: trained 0.634 in round 9, merged 0.512 in round 7)"
     )
     assert Exported(9, "trained", losses).describe() == (
         "the trained model of round 9 (the policy reports trained models; "
-        "least validation loss: trained 0.634 in round 9, merged 0.512 in round 7)"
+        "lowest validation loss: trained 0.634 in round 9, merged 0.512 in round 7)"
     )
     assert Exported(7, "merged", {"merged": (0.512, 7)}).describe() == "the model of round 7"
     alone = {"trained": (0.512, 7), "merged": (0.512, 7)}  # a node that trains alone merges nothing

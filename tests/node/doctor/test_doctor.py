@@ -115,7 +115,7 @@ def test_doctor_checks_data_of_node_without_federation(tmp_path, monkeypatch):
     *_, task = doctor.run_checks(tmp_path / "bob")
     assert (task.check, task.ok) == ("task", False)
     assert "line 3: b must be a number, got 'x'" in task.result
-    assert task.remedy == "correct this file, or name another one in node.toml"
+    assert task.remedy == "put the right file there, or name another one in node.toml"
     assert check_layout(lambda: LAYOUT, None) == Finding("task", True, "6 values in 1 tensor")
 
 
@@ -360,6 +360,12 @@ def test_doctor_checks_options_of_the_running_node(alice, monkeypatch):
     found = network_findings(alice, running | problem, monkeypatch)
     assert found["port"] == (True, "not used: this node connects through the broker only")
     assert found["broker"] == (False, "the broker at host does not answer")
+
+
+def test_peer_behind_failing_broker_is_not_reported_as_connected():
+    peer = {"name": "bob", "state": "connected", "reason": "", "link": "broker", "remote": "", "addresses": {}}
+    (found,) = check_peers({"peers": [peer], "broker": "the broker at host does not answer"})
+    assert (found.ok, found.result) == (None, "was connected through the broker, which does not work now")
 
 
 def test_doctor_of_stopped_or_starting_node_checks_no_peer(alice, monkeypatch):

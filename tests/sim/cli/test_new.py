@@ -64,7 +64,7 @@ def test_ruff_accepts_new_project(project, command):
     [
         ("my-study", "the name 'my-study' must begin with a letter, .*, such as my_study"),
         ("1st", "the name '1st' must begin with a letter"),
-        ("class", "the name 'class' must .* be no word of Python"),
+        ("class", "the name 'class' must .* not be a Python keyword"),
         (".", "the name '' must begin with a letter"),
         ("json", "json is a module of Python's standard library; choose another name"),
         ("numpy", "a module numpy is installed, in .*numpy.*; choose another name"),

@@ -48,12 +48,14 @@ def test_comparison_pairs_runs_by_name_and_seed(two):
 
 def test_comparison_of_one_seed_shows_no_spread(tmp_path):
     folders = [make(tmp_path / name, {"a": means}) for name, means in (("x", (0.5, 0.6)), ("y", (0.4,)))]
-    assert compare(folders) == ["a: y lowers the test accuracy by 0.100 (0.400 instead of 0.550); one seed shows no spread."]
+    assert compare(folders) == [
+        "a: y lowers the test accuracy by 0.100 (0.400 instead of 0.550); a single seed has no spread."
+    ]
 
 
 def test_comparison_of_equal_figures_says_so(tmp_path):
     folders = [make(tmp_path / name, {"a": (mean,)}) for name, mean in (("x", 0.5), ("y", 0.5001))]
-    assert compare(folders) == ["a: y has the same test accuracy (0.500); one seed shows no spread."]
+    assert compare(folders) == ["a: y has the same test accuracy (0.500); a single seed has no spread."]
 
 
 def test_comparison_of_many_runs_is_a_count_and_the_extremes(tmp_path):

@@ -31,14 +31,14 @@ RUNS = [
 def test_recommendations_answer_each_question_in_one_sentence():
     assert recommendations(summary(RUNS, target=0.75)) == [
         "Fastest to a mean test accuracy of 0.750: torus, budget 4 (4.5 virtual s); the margin of 1 virtual s over"
-        " torus, no budget (5.5 virtual s) exceeds the spread of 0 virtual s over seeds.",
+        " torus, no budget (5.5 virtual s) exceeds its standard deviation over seeds, 0 virtual s.",
         "Fewest bytes to a mean test accuracy of 0.750: not decided between ring, budget 1 (450 B) and"
-        " torus, budget 4 (450 B); the margin of 0 B is within the spread of 71 B over seeds.",
-        "Most accurate: torus, no budget (0.935); the margin of 0.025 over torus, budget 4 (0.910) exceeds the spread"
-        " of 0.007 over seeds.",
+        " torus, budget 4 (450 B); the margin of 0 B is within its standard deviation over seeds, 71 B.",
+        "Most accurate: torus, no budget (0.935); the margin of 0.025 over torus, budget 4 (0.910) exceeds its"
+        " standard deviation over seeds, 0.007.",
         "Best with at most 1 model a round: ring, budget 1 (0.810); no other run has this figure with every seed.",
         "Best with at most 4 models a round: torus, budget 4 (0.910); the margin of 0.100 over ring, budget 1 (0.810)"
-        " exceeds the spread of 0.000 over seeds.",
+        " exceeds its standard deviation over seeds, 0.000.",
     ]
 
 
@@ -55,7 +55,7 @@ def test_recommendation_counts_all_runs_within_the_spread():
 def test_recommendation_of_one_seed_is_not_decided():
     said = recommendations(summary([each for each in RUNS if each["seed"] == 0]))
     assert said[0] == (
-        "Most accurate: not decided, because one seed shows no spread; first torus, no budget (0.930),"
+        "Most accurate: not decided, because a single seed has no spread; first torus, no budget (0.930),"
         " next torus, budget 4 (0.900)."
     )
 

@@ -337,6 +337,8 @@ def test_invalid_scenario_file_is_refused(tmp_path, toml, message):
 def test_unknown_scenario_suggests_the_nearest(tmp_path):
     assert "unknown scenario 'dac-synthetc'; did you mean 'dac-synthetic'," in refusal("dac-synthetc")
     assert "does not exist" in refusal(str(tmp_path / "none.toml"))
+    (tmp_path / "scenario.toml").write_text("")
+    assert refusal(str(tmp_path)) == f"{tmp_path} is a folder; name its file {tmp_path / 'scenario.toml'}"
 
 
 def test_scenario_without_runs_has_one_run():
