@@ -77,7 +77,8 @@ def _check_name(name: str, folder: Path) -> None:
         near = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
         hint = f", such as {near}" if _NAME.fullmatch(near) and not keyword.iskeyword(near) else ""
         raise ConfigurationError(
-            f"the name {name!r} must begin with a letter, have only letters, digits and '_', and not be a Python keyword{hint}"
+            f"the name {name!r} must begin with a letter, have only letters, digits and '_',"
+            f" and not be a Python keyword{hint}"
         )
     if name in sys.stdlib_module_names:
         raise ConfigurationError(f"{name} is a module of Python's standard library; choose another name")

@@ -100,7 +100,8 @@ def _answer(question: _Question, summary: Mapping[str, Any]) -> str:
         return f"{question.words}: {said[first]}; no other run has this figure with every seed."
     margins = {name: sign * (values[name] - values[first]) for name in others}
     if len(summary["seeds"]) < 2:
-        return f"{question.words}: not decided, because a single seed has no spread; first {said[first]}, next {said[others[0]]}."
+        rest = f"first {said[first]}, next {said[others[0]]}"
+        return f"{question.words}: not decided, because a single seed has no spread; {rest}."
     spreads = {name: float(margin.std(ddof=1)) for name, margin in margins.items()}
     close = [name for name in others if margins[name].mean() <= spreads[name]]
     rival = (close or others)[0]
