@@ -145,6 +145,11 @@ class Node:
         return self.me.round
 
     @property
+    def extended(self) -> bool:
+        """Return whether the node had finished all rounds, and has received more of them since."""
+        return self._ended and not self.done
+
+    @property
     def done(self) -> bool:
         """Return whether the node has finished, because all rounds are done or it has stopped early."""
         return self.me.round >= self.settings.rounds or self.early_stopping.stop

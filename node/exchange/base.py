@@ -22,6 +22,10 @@ from p2pfl.policy import Assignment, Extras, Stage, Submission, Update
 class ExchangeHost(Protocol):
     """Node that an exchange serves."""
 
+    @property
+    def extended(self) -> bool:
+        """Return whether its next round is the first after the end of earlier ones."""
+
     def complete(self, params: Parameters) -> Parameters:
         """Return a peer's model, float32 [S], with the private part of this node added, [P]."""
 
@@ -34,6 +38,8 @@ class ExchangeHost(Protocol):
 
 class Detached:
     """Host of an exchange without a node. No values are private, and nothing is saved."""
+
+    extended = False
 
     def complete(self, params: Parameters) -> Parameters:
         return params

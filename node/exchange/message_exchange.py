@@ -145,7 +145,7 @@ class MessageExchange:
     # Lifecycle
 
     async def start(self, tasks: TaskGroup, host: ExchangeHost) -> None:
-        """Accept connections, and wait for the neighbours for at most one deadline.
+        """Accept connections, and wait for the neighbours; see p2pfl.node.exchange.rounds.start_wait.
 
         Raises:
             ConfigurationError: every peer is excluded because its settings differ.
@@ -157,7 +157,7 @@ class MessageExchange:
         await contacts.start(tasks)
         if self.electing is not None:
             contacts.begin(self.electing.run(), f"{self.name}: elections")
-        await self.start_wait.run(self._settings.members, self._settings.deadline)
+        await self.start_wait.run(self._settings.members, self._settings.deadline, host.extended)
         for peer in self.peers.values():
             if not (peer.introduced or self.pacer.leaving):
                 reason = peer.problem or self.roster.suspected.get(peer.name) or peer.dial_problem

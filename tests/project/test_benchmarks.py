@@ -74,7 +74,7 @@ def test_scale_benchmark_writes_time_and_memory(tmp_path):
     assert figures["scale"]["nodes"] == 60
     assert 0 < figures["scale"]["peak_gib"] < 4
     assert figures["scale"]["processor_s"] > 0
-    assert re.fullmatch(r"60 nodes: [\d.]+ s, [\d.]+ s of one core, at most [\d.]+ GiB\n", out)
+    assert re.fullmatch(r"60 nodes, 5 rounds: [\d.]+ s, [\d.]+ s of one core, at most [\d.]+ GiB\n", out)
 
 
 @pytest.mark.slow

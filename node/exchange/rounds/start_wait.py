@@ -43,15 +43,20 @@ class StartWait:
         self._contacts = contacts
         self._leaving = leaving
 
-    async def run(self, members: int, deadline: float) -> None:
-        """Wait before round 1 until enough members are connected; then wait for all neighbours, up to a deadline.
+    async def run(self, members: int, deadline: float, extended: bool = False) -> None:
+        """Wait until enough members are connected; then wait for all neighbours, up to a deadline.
+
+        The first wait is only for round 1, and for the first additional round of a node that had finished.
 
         Args:
-            members: number of members that must be present before round 1, this node included.
+            members: number of members that must be present, this node included.
             deadline: seconds to wait for the other neighbours.
+            extended: whether the next round is the first additional one.
         """
         contacts = self._contacts
-        if contacts.round == 0:
+        if extended:
+            await contacts.until(lambda: self._is_enough_again(members), inf)
+        elif contacts.round == 0:
             await contacts.until(lambda: self._is_enough(members, inf), inf)
         await contacts.until(lambda: self._is_enough(self._possible(), deadline), deadline)
         self._report(None, over=True)
@@ -64,14 +69,13 @@ class StartWait:
         Args:
             members: see `run`.
         """
-        contacts = self._contacts
-
-        def enough() -> bool:
-            ahead = any(peer.round > contacts.round and not peer.stopped for peer in contacts.introduced_peers())
-            return ahead or self._is_enough(min(members, self._possible()), inf)
-
-        await contacts.until(enough, inf)
+        await self._contacts.until(lambda: self._is_enough_again(members), inf)
         self._report(None, over=True)
+
+    def _is_enough_again(self, members: int) -> bool:
+        contacts = self._contacts
+        ahead = any(peer.round > contacts.round and not peer.stopped for peer in contacts.introduced_peers())
+        return ahead or self._is_enough(min(members, self._possible()), inf)
 
     def _possible(self) -> int:
         """Return the number of members that can be connected: those with other settings than this node's cannot."""
