@@ -145,11 +145,6 @@ class Node:
         return self.me.round
 
     @property
-    def extended(self) -> bool:
-        """Return whether the node had finished all rounds, and has received more of them since."""
-        return self._ended and not self.done
-
-    @property
     def done(self) -> bool:
         """Return whether the node has finished, because all rounds are done or it has stopped early."""
         return self.me.round >= self.settings.rounds or self.early_stopping.stop
@@ -190,7 +185,7 @@ class Node:
         try:
             async with asyncio.TaskGroup() as tasks:
                 try:
-                    await self.exchange.start(tasks, self)
+                    await self.exchange.start(tasks, self, extended=self._ended and not self.done)
                     await self._rounds()
                     while linger is not None and not self._stopping:
                         if self.done:  # otherwise an extension came while the result was computed

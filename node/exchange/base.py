@@ -22,10 +22,6 @@ from p2pfl.policy import Assignment, Extras, Stage, Submission, Update
 class ExchangeHost(Protocol):
     """Node that an exchange serves."""
 
-    @property
-    def extended(self) -> bool:
-        """Return whether its next round is the first after the end of earlier ones."""
-
     def complete(self, params: Parameters) -> Parameters:
         """Return a peer's model, float32 [S], with the private part of this node added, [P]."""
 
@@ -38,8 +34,6 @@ class ExchangeHost(Protocol):
 
 class Detached:
     """Host of an exchange without a node. No values are private, and nothing is saved."""
-
-    extended = False
 
     def complete(self, params: Parameters) -> Parameters:
         return params
@@ -71,8 +65,12 @@ class Exchange(Protocol):
     @property
     def traffic(self) -> Traffic: ...
 
-    async def start(self, tasks: TaskGroup, host: ExchangeHost) -> None:
-        """Accept connections, and wait for the neighbours for at most one deadline."""
+    async def start(self, tasks: TaskGroup, host: ExchangeHost, extended: bool = False) -> None:
+        """Accept connections, and wait for the neighbours.
+
+        Args:
+            extended: whether the next round is the first additional one of a node that had finished.
+        """
 
     async def gather(self) -> None:
         """Wait until as many members are present as before the first round, or until one of them is ahead."""

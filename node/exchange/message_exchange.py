@@ -144,7 +144,7 @@ class MessageExchange:
 
     # Lifecycle
 
-    async def start(self, tasks: TaskGroup, host: ExchangeHost) -> None:
+    async def start(self, tasks: TaskGroup, host: ExchangeHost, extended: bool = False) -> None:
         """Accept connections, and wait for the neighbours; see p2pfl.node.exchange.rounds.start_wait.
 
         Raises:
@@ -157,7 +157,7 @@ class MessageExchange:
         await contacts.start(tasks)
         if self.electing is not None:
             contacts.begin(self.electing.run(), f"{self.name}: elections")
-        await self.start_wait.run(self._settings.members, self._settings.deadline, host.extended)
+        await self.start_wait.run(self._settings.members, self._settings.deadline, extended)
         for peer in self.peers.values():
             if not (peer.introduced or self.pacer.leaving):
                 reason = peer.problem or self.roster.suspected.get(peer.name) or peer.dial_problem

@@ -82,7 +82,7 @@ class ModelledExchange:
         """Number of deadlines that have passed."""
         return self._expired + (0 if self.participant is None else self.participant.expired)
 
-    async def start(self, tasks: TaskGroup, host: ExchangeHost) -> None:
+    async def start(self, tasks: TaskGroup, host: ExchangeHost, extended: bool = False) -> None:
         """Begin; all nodes of a network are present from the start."""
         self._host = host
 

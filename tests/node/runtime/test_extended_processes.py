@@ -26,7 +26,7 @@ def test_ended_processes_match_simulation_of_all_rounds(tmp_path):
         printed = federation.wait()
         assert [process.returncode for process in federation.running.values()] == [0, 0, 0]
         assert "the federation has 7 rounds now; continuing after round 4" in printed["node-1"]
-        assert "for at most" not in printed["node-0"], "it waits for all three members, as before round 1"
+        assert "waiting for members: 1 of 3 (for at most" not in printed["node-0"], "it waits as before round 1"
         params = {name: federation.checkpoint(name).params for name in NAMES}
         statuses = {name: federation.status(name) for name in NAMES}
     toml = f'nodes = 3\ntrainer = "one-by-one"\nrounds = 7\n{RULES}'
