@@ -1,13 +1,13 @@
 """Cost of the protection against malicious models, relative to the mean that it protects.
 
-On a live node: prints the time that `median-clip` takes to clip the models of a round, as a multiple of the time of
-their weighted mean, for several model sizes. In one case no model is too far away, in the other half of them are. Then
-it prints the time that each robust rule adds to the mean, in the same unit.
+On a live node: prints the time that `median-clip` adds to the weighted mean of a round, as a multiple of the time of the
+mean, for several model sizes. In one case no model is too far away, in the other half of them are. Then it prints the
+time that each robust rule adds to the mean, in the same unit.
 
 In the simulator: prints the processor time that each rule adds to the merges of all nodes at one instant, as a multiple
 of the time of their means. `computed` is the time of the computation alone, `merged` includes the requests of the nodes.
-For the rules with their own merge both are the whole time, because they replace the mean. `median-clip` is the time of
-the clipping, before the mean. There are 100 nodes, and 20 with 2,499,990 values.
+For the rules with their own merge both are the whole time, because they replace the mean. There are 100 nodes, and 20
+with 2,499,990 values.
 
 All are measured in one run. Each figure is a ratio to the mean of the same repetition; the median is printed.
 """
@@ -20,13 +20,15 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import networkx as nx
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from p2pfl.learning.batched_learner import BatchedLearner
@@ -34,11 +36,11 @@ from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_task import classification
 from p2pfl.node.policy_api import Me
 from p2pfl.parameters import Parameters, weighted_mean
-from p2pfl.policy import Budget, Update, merge
+from p2pfl.policy import Budget, Merge, Update, merge
 from p2pfl.queries import Clip, Combine, Mean, NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.robust.candidates import OwnMerge, combine
-from p2pfl.robust.median_clip import MedianClip
+from p2pfl.robust.median_clip import clip_models, without_clipping
 from p2pfl.robust.registry import MEDIAN_CLIP, NONE, RULES, make_rule
 from p2pfl.sim.simulation import clock
 from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher
@@ -78,21 +80,24 @@ def in_turn(mean: Callable[[], object], works: dict[str, Callable[[], object]], 
 
 
 def measure(size: int, times: int) -> dict[str, float]:
-    """Return the times of clipping as multiples of the time of the mean, for models with `size` values."""
+    """Return the time that clipping adds to the mean, as a multiple of it, for models with `size` values."""
     rng = np.random.default_rng(0)
     initial = np.zeros(size, np.float32)
     own = rng.standard_normal(size).astype(np.float32)
     models = [own + rng.standard_normal(size).astype(np.float32) * np.float32(0.1) for _ in range(PEERS)]
     far = [*models[: PEERS // 2 + 1], *(model * np.float32(900) for model in models[PEERS // 2 + 1 :])]
-    senders = [f"peer-{k}" for k in range(PEERS)]
     weights = [1 / (PEERS + 1)] * (PEERS + 1)
 
     def clip(received: list[Parameters]) -> Callable[[], object]:
-        rule = MedianClip()
-        return lambda: rule.clip(own, initial, senders, received)
+        def work() -> Parameters:
+            clipped = clip_models([own, *received], initial, ())
+            return weighted_mean(*without_clipping([own, *clipped.models(own, received)], weights))
+
+        return work
 
     works = {"honest": clip(models), "half of them far": clip(far)}
-    return in_turn(lambda: weighted_mean([own, *models], weights), works, times)
+    found = in_turn(lambda: weighted_mean([own, *models], weights), works, times)
+    return {name: ratio - 1 for name, ratio in found.items()}
 
 
 def measure_rules(size: int, times: int) -> dict[str, float]:
@@ -153,9 +158,19 @@ class Simulated:
         return Clip([self.models[k], *(self.models[j] for j in self.around[k])], start)
 
     def clip_all(self) -> Callable[[], object]:
-        """Return the clipping of all received models by `median-clip`."""
-        jobs = [NodeQuery(k, self.clipping(k)) for k in range(len(self.around))]
-        return lambda: self.backend.compute(jobs)
+        """Return the computation of all merges under `median-clip`."""
+        jobs: list[NodeQuery[Any]] = [NodeQuery(k, self.clipping(k)) for k in range(len(self.around))]
+        weights = [1 / (self.degree + 1)] * (self.degree + 1)
+
+        def work() -> object:
+            means: list[NodeQuery[Any]] = []
+            for job, clipped in zip(jobs, self.backend.compute(jobs), strict=True):
+                own, *received = job.query.models
+                models = [own, *clipped.models(own, received)]
+                means.append(NodeQuery(job.node, Mean(*without_clipping(models, weights))))
+            return self.backend.compute(means)
+
+        return work
 
     def merged(self, names: Sequence[str], times: int) -> dict[str, list[float]]:
         """Return the seconds of all merges under each rule, in which each node asks for its merge."""
@@ -177,15 +192,20 @@ class Simulated:
                     rounds=1,
                     robust=name,
                 )
-                if name == MEDIAN_CLIP:
-                    asked.append(lambda me=me, k=k: me.compute(self.clipping(k)))
-                    continue
                 updates = [Update(f"n{j:02}", 1, "trained", self.models[j], 8) for j in around]
                 weights = dict.fromkeys([me.id, *(update.sender for update in updates)], 1 / (self.degree + 1))
-                asked.append(
-                    lambda me=me, k=k, updates=updates, weights=weights: merge(me, self.models[k], updates, weights)
-                )
+                ask = clip_and_merge if name == MEDIAN_CLIP else merge_at
+                asked.append(partial(ask, me, k, updates, weights))
             return asked
+
+        def merge_at(me: Me, k: int, updates: list[Update], weights: dict[str, float]) -> Awaitable[Merge]:
+            return merge(me, self.models[k], updates, weights)
+
+        async def clip_and_merge(me: Me, k: int, updates: list[Update], weights: dict[str, float]) -> Merge:
+            clipped = await me.compute(self.clipping(k))
+            kept = clipped.models(self.models[k], [update.params for update in updates])
+            clipped_updates = [replace(update, model=model) for update, model in zip(updates, kept, strict=True)]
+            return await merge(me, self.models[k], clipped_updates, weights)
 
         async def once(asked: Sequence[Callable[[], Any]]) -> float:
             begun = time.process_time()
@@ -214,7 +234,7 @@ def measure_simulated(world: Simulated, times: int) -> dict[str, dict[str, float
     """Return what each rule adds to the means of all nodes, as a multiple of their time; see above."""
 
     def added(name: str, seconds: Sequence[float], means: Sequence[float]) -> float:
-        replaces = name == MEDIAN_CLIP or isinstance(make_rule(name), OwnMerge)
+        replaces = isinstance(make_rule(name), OwnMerge)
         return statistics.median(taken / mean for taken, mean in zip(seconds, means, strict=True)) - (not replaces)
 
     works = {name: world.computed(name) for name in (NONE, *RULES)} | {MEDIAN_CLIP: world.clip_all()}

@@ -22,7 +22,7 @@ from p2pfl.protocols.wire.payload import encode_extras
 from p2pfl.queries import Clip, Query, R, Train
 from p2pfl.random_streams import RandomStreams, common_order
 from p2pfl.robust.guards import cap_samples
-from p2pfl.robust.median_clip import MedianClip
+from p2pfl.robust.median_clip import MedianClip, move_towards
 from p2pfl.robust.registry import MEDIAN_CLIP, NONE, Robust, make_rule, split_robust
 
 DIVERGED_IN_A_ROW = 3  # failed trainings in a row after which the node ends
@@ -291,13 +291,14 @@ class NodePeers:
         return [replace(u, n_samples=capped[u.sender]) if u.sender in too_many else u for u in updates]
 
     async def _clip_updates(self, clip: MedianClip, updates: Sequence[Update]) -> list[Update]:
-        """Return the updates with clipped models."""
+        """Return the updates with clipped models, whose values are computed only if the policy reads them."""
         me, own = self._me, self.own
         senders, models, samples = zip(*((u.sender, u.params, u.n_samples) for u in updates), strict=True)
         clip.forget(self._exchange.roster.neighbours)
         clipped = await me.compute(Clip([own, *models], me.initial, clip.distances_of_others(senders), samples))
-        kept = clip.record(senders, clipped)
-        return [u if params is u.params else replace(u, params=params) for u, params in zip(updates, kept, strict=True)]
+        clip.record(senders, clipped)
+        kept = clipped.models(own, models)
+        return [u if model is u.model else replace(u, model=model) for u, model in zip(updates, kept, strict=True)]
 
     def within_budget(self, ids: Sequence[str]) -> Sequence[str]:
         return self.budget_tracker.within_budget(self._me.rng, ids, self._expected_bytes)
@@ -332,8 +333,8 @@ class NodePeers:
                 given, name = assignment.params, str(me.round % ASSIGNMENTS)
                 known = self._assigned.distances_of_others([name])
                 clipped = await me.compute(Clip([params, given], me.initial, known))
-                (kept,) = self._assigned.record([name], clipped)
-                assignment = replace(assignment, params=kept)
+                self._assigned.record([name], clipped)
+                assignment = replace(assignment, params=move_towards(given, params, *clipped.factors))
             self.budget_tracker.charge(assignment.size)
             if self.observer is not None:
                 self.observer.assigned(me.id, me.round, assignment)

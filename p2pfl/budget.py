@@ -201,7 +201,7 @@ class BudgetTracker:
             params = update.params.view()
             lease = ref(params, release)
             held[id(lease)] = lease
-            leased.append(replace(update, params=params))
+            leased.append(replace(update, model=params))
         self.most_held = max(self.most_held, len(held))
         return leased
 

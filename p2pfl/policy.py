@@ -34,6 +34,7 @@ from p2pfl.parameters import Layout, Parameters
 from p2pfl.prediction_mixing import PredictionMixer
 from p2pfl.queries import Combine, Loss, Mean, Query, R, Split, Train
 from p2pfl.robust.candidates import Combined, MergeRule
+from p2pfl.robust.median_clip import ClippedModel, without_clipping
 from p2pfl.update_rules import Rule
 
 Stage = Literal["prepared", "trained", "merged"]
@@ -56,7 +57,7 @@ class Update(msgspec.Struct, frozen=True, gc=False):
         sender: the id of the node that trained it.
         round: the round in which it was published.
         stage: the stage at which it was published.
-        params: float32, shape [P].
+        model: its values, float32 [P], or the model that the robust rule has clipped; `params` has the values of both.
         n_samples: number of training samples of the sender.
         extras: small arrays by name that the sender's policy published with it (DAC: its similarities).
         final: whether the sender has stopped, so that its model no longer changes.
@@ -67,12 +68,18 @@ class Update(msgspec.Struct, frozen=True, gc=False):
     sender: str
     round: int
     stage: Stage
-    params: Parameters
+    model: Parameters | ClippedModel
     n_samples: int
     extras: Extras = {}
     final: bool = False
     age: float = 0.0
     size: int = 0
+
+    @property
+    def params(self) -> Parameters:
+        """The model; float32, shape [P]."""
+        model = self.model
+        return model.values if isinstance(model, ClippedModel) else model
 
 
 class Merge(NamedTuple):
@@ -384,12 +391,12 @@ async def merge(me: Me, own: Parameters, updates: Sequence[Update], weights: Map
         own: the node's own model, shape [P].
         weights: by id, including the own id; they sum to 1.
     """
-    models = {update.sender: update.params for update in updates}
-    models[me.id] = own
-    ids = sorted(models)
-    if me.rule is not None and any(weights[id] for id in models if id != me.id):
-        return await _merge_by_rule(me, me.rule, {id: models[id] for id in ids}, weights)
-    return Merge(await me.mean([*map(models.__getitem__, ids)], [*map(weights.__getitem__, ids)]), weights)
+    given = {update.sender: update for update in updates}
+    ids = sorted({*given, me.id})
+    if me.rule is not None and any(weights[id] for id in given):
+        return await _merge_by_rule(me, me.rule, {id: own if id == me.id else given[id].params for id in ids}, weights)
+    models = [own if id == me.id else given[id].model for id in ids]
+    return Merge(await me.mean(*without_clipping(models, [*map(weights.__getitem__, ids)])), weights)
 
 
 async def _merge_by_rule(me: Me, rule: MergeRule, models: Mapping[str, Parameters], weights: Mapping[str, float]) -> Merge:

@@ -147,7 +147,7 @@ class Combine(Query[Combined], frozen=True, gc=False):
 
 
 class Clip(Query[Clipped], frozen=True, gc=False):
-    """Return received models, clipped to the median distance; see `p2pfl.robust.median_clip.clip_models`.
+    """Return how received models are clipped to the median distance; see `p2pfl.robust.median_clip.clip_models`.
 
     Attributes:
         models: the own model, then the received ones; float32, [P] each.

@@ -11,7 +11,7 @@ from p2pfl.parameters import weighted_mean
 from p2pfl.policy import Submission
 from p2pfl.robust.candidates import Candidates, MergeRule, Reweighting, distances_from
 from p2pfl.robust.guards import cap_samples
-from p2pfl.robust.median_clip import clip_towards, lower_median, radii_of
+from p2pfl.robust.median_clip import factor_of, lower_median, move_towards, radii_of
 
 BLOCK = 2**22  # values of models that are compared at once
 
@@ -63,9 +63,10 @@ def _clip(submissions: Sequence[Submission], centre: Submission, capped: dict[st
     others = {**_distances(centre, submissions), centre.sender: 0.0}
     radius = lower_median([far for id, far in others.items() if id != centre.sender])
     radii = radii_of(radius, [capped[s.sender] for s in submissions])
+    factors = [factor_of(others[s.sender], most) for s, most in zip(submissions, radii, strict=True)]
     return [
-        replace(s, params=clip_towards(s.params, centre.params, others[s.sender], most), n_samples=capped[s.sender])
-        for s, most in zip(submissions, radii, strict=True)
+        replace(s, params=move_towards(s.params, centre.params, factor), n_samples=capped[s.sender])
+        for s, factor in zip(submissions, factors, strict=True)
     ]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -17,17 +18,42 @@ BLOCK = 2**14  # values that are clipped at once; they fit into the cache
 
 
 class Clipped(NamedTuple):
-    """Received models after clipping.
+    """Result of the clipping of received models: model k becomes own + factors[k] (model - own).
 
     Attributes:
-        models: float32, [P] each.
+        factors: from 0 to 1; 1 for a model that is not too far away.
         distances: of each model from the own one before clipping.
         radius: the median distance, to which models are clipped.
     """
 
-    models: list[Parameters]
+    factors: list[float]
     distances: list[float]
     radius: float
+
+    def models(self, own: Parameters, received: Sequence[Parameters]) -> list[Parameters | ClippedModel]:
+        """Return the models, each clipped if it is too far away."""
+        given = zip(received, self.factors, strict=True)
+        return [model if factor == 1.0 else ClippedModel(model, own, factor) for model, factor in given]
+
+
+class ClippedModel:
+    """Clipped model whose values are computed when they are first read. A weighted mean does not read them.
+
+    Attributes:
+        received: the model before clipping, float32 [P].
+        own: the model towards which it is moved, [P].
+        factor: the part of the distance that remains, from 0 to 1.
+    """
+
+    def __init__(self, received: Parameters, own: Parameters, factor: float) -> None:
+        self.received = received
+        self.own = own
+        self.factor = factor
+
+    @cached_property
+    def values(self) -> Parameters:
+        """The values after clipping, [P]."""
+        return move_towards(self.received, self.own, self.factor)
 
 
 class MedianClip:
@@ -67,14 +93,16 @@ class MedianClip:
             models: float32, each [P].
             samples: the number of samples of each sender, if models are weighted by them.
         """
-        return self.record(senders, clip_models([own, *models], initial, self.distances_of_others(senders), samples))
+        clipped = clip_models([own, *models], initial, self.distances_of_others(senders), samples)
+        self.record(senders, clipped)
+        return [move_towards(model, own, factor) for model, factor in zip(models, clipped.factors, strict=True)]
 
     def distances_of_others(self, senders: Sequence[str]) -> list[float]:
         """Return the latest known distances of all peers that are not in `senders`."""
         return [far for id, far in self.distances.items() if id not in senders]
 
-    def record(self, senders: Sequence[str], clipped: Clipped) -> list[Parameters]:
-        """Record the distances of models, and return the clipped models.
+    def record(self, senders: Sequence[str], clipped: Clipped) -> None:
+        """Record the distances of models.
 
         Args:
             senders: the sender of each model.
@@ -82,7 +110,6 @@ class MedianClip:
         distances = list(zip(senders, clipped.distances, strict=True))
         self.distances.update(distances)
         self.outliers.update([id for id, far in distances if far > FAR * clipped.radius])
-        return clipped.models
 
     def forget(self, known: Sequence[str]) -> None:
         """Forget the distances of all peers that are not in `known`."""
@@ -96,7 +123,7 @@ def clip_models(
     samples: Sequence[int] = (),
     distances: list[float] | None = None,
 ) -> Clipped:
-    """Return received models, each clipped if it is too far away; see MedianClip.
+    """Return how received models are clipped if they are too far away; see MedianClip.
 
     Args:
         models: the own model, then the received ones; float32, [P] each.
@@ -112,8 +139,29 @@ def clip_models(
         limits += [moved for moved in distances_from(own, [initial]) if moved]
     radius = lower_median(limits)
     radii = radii_of(radius, samples or [1] * len(received))
-    clipped = [clip_towards(model, own, far, most) for model, far, most in zip(received, distances, radii, strict=True)]
-    return Clipped(clipped, distances, radius)
+    return Clipped([factor_of(far, most) for far, most in zip(distances, radii, strict=True)], distances, radius)
+
+
+def without_clipping(
+    models: Sequence[Parameters | ClippedModel], weights: Sequence[float]
+) -> tuple[Sequence[Parameters], Sequence[float]]:
+    """Return models of which none is clipped, and weights, with the same weighted sum.
+
+    The part of the weight of a clipped model that its factor takes belongs to the model towards which it is moved.
+    """
+    if not any(isinstance(model, ClippedModel) for model in models):
+        return cast("Sequence[Parameters]", models), weights
+    shares: defaultdict[int, float] = defaultdict(float)  # by the identity of the model
+    different: dict[int, Parameters] = {}
+    for model, weight in zip(models, weights, strict=True):
+        if isinstance(model, ClippedModel):
+            parts = [(model.received, weight * model.factor), (model.own, weight * (1.0 - model.factor))]
+        else:
+            parts = [(model, weight)]
+        for params, share in parts:
+            different[id(params)] = params
+            shares[id(params)] += share
+    return list(different.values()), list(shares.values())
 
 
 def radii_of(radius: float, samples: Sequence[int]) -> list[float]:
@@ -122,23 +170,29 @@ def radii_of(radius: float, samples: Sequence[int]) -> list[float]:
     return [radius * min(1.0, usual / n) if n else radius for n in samples]
 
 
-def clip_towards(model: Parameters, own: Parameters, far: float, radius: float) -> Parameters:
-    """Return a model at the distance `far` from the own model, moved towards it to a distance of at most `radius`.
+def factor_of(far: float, radius: float) -> float:
+    """Return the part of its distance that a model at the distance `far` from the own model keeps.
 
-    An outlier, beyond three times the radius, is moved nearer: to three times the square of the radius divided by
-    `far`.
+    A model is moved to a distance of at most `radius`, and an outlier, beyond three times the radius, nearer: to three
+    times the square of the radius divided by `far`.
     """
     if far <= radius:
-        return model
+        return 1.0
     share = radius / far
-    factor = np.float32(share * min(1.0, FAR * share))
-    clipped = np.empty_like(model)
+    return share * min(1.0, FAR * share)
+
+
+def move_towards(model: Parameters, own: Parameters, factor: float) -> Parameters:
+    """Return own + factor (model - own); for the factor 1 the model itself."""
+    if factor == 1.0:
+        return model
+    moved, part_of_it = np.empty_like(model), np.float32(factor)
     for start in range(0, len(model), BLOCK):
         part = slice(start, start + BLOCK)
-        block = np.subtract(model[part], own[part], out=clipped[part])
-        block *= factor
+        block = np.subtract(model[part], own[part], out=moved[part])
+        block *= part_of_it
         block += own[part]
-    return clipped
+    return moved
 
 
 def lower_median(values: Sequence[float]) -> float:

@@ -133,7 +133,7 @@ def forge_for_victims(attack: AttackPlan, view: HonestView, exchanges: Sequence[
             return update
         with np.errstate(over="ignore", invalid="ignore"):
             forged = attack.attack.forge_for(victim, update.params, view)
-        return replace(update, params=as_accepted(forged, update.params))
+        return replace(update, model=as_accepted(forged, update.params))
 
     for k in attack.nodes:
         exchange = exchanges[k]

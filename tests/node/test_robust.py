@@ -10,6 +10,7 @@ from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.coordination.submission_protection import protect_submissions
 from p2pfl.node.folder.settings import Settings, check_coordinated
+from p2pfl.parameters import weighted_mean
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.dac import Dac, similarity_extras
 from p2pfl.policies.fedavg import FedAvg
@@ -19,7 +20,7 @@ from p2pfl.policy import Merge, Submission, Update
 from p2pfl.protocols.wire import messages as m
 from p2pfl.robust.candidates import combine, distances_from
 from p2pfl.robust.guards import cap_samples, coarse
-from p2pfl.robust.median_clip import MedianClip
+from p2pfl.robust.median_clip import ClippedModel, MedianClip, factor_of, without_clipping
 from p2pfl.robust.registry import make_rule
 from tests.support.federation import play
 from tests.support.liars import Liar
@@ -85,6 +86,51 @@ def test_clip_counts_outliers_by_sender():
     clip = MedianClip()
     clip.clip(ZERO, ZERO, "bcd", [at(1.0), at(2.0), at(6.1)])
     assert clip.outliers == {"d": 1}
+
+
+def test_mean_without_clipping_equals_mean_of_clipped_models():
+    rng = np.random.default_rng(5)
+    owns = rng.normal(3.0, 1.0, (2, 50)).astype(np.float32)
+    received = [(rng.normal(3.0, 1.0, 50) * scale).astype(np.float32) for scale in (1.0, 3.0, 1e3, 1e30)]
+    clipped = [ClippedModel(model, owns[0], factor_of(distance(model, owns[0]), 8.0)) for model in received]
+    models = [owns[0], *clipped, ClippedModel(received[1], owns[1], 0.25), received[0]]
+    weights = [0.3, 0.2, 0.1, 0.1, 0.1, 0.15, 0.05]
+    expected = weighted_mean([owns[0], *(model.values for model in models[1:-1]), received[0]], weights)
+    found = weighted_mean(*without_clipping(models, weights))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+class Remembering(FedAvg):
+    """FedAvg that remembers the models that it has received."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.models = []
+
+    async def round(self, me, peers):
+        fetch = peers.models
+
+        async def remember(ids, stage="trained"):
+            updates = await fetch(ids, stage)
+            self.models += [update.model for update in updates]
+            return updates
+
+        peers.models = remember
+        try:
+            return await super().round(me, peers)
+        finally:
+            del peers.models
+
+
+def test_merge_does_not_read_values_of_clipped_models():
+    federation = play(
+        to_the_end, ("a", "b", "c", "d"), Settings(rounds=2, deadline=10.0, robust="median-clip"), policy=Remembering
+    )
+    models = federation.nodes["a"].policy.models
+    clipped = [model for model in models if isinstance(model, ClippedModel)]
+    assert len(models) == 6
+    assert len(clipped) == 2  # the furthest of three in each round
+    assert not any("values" in vars(model) for model in clipped)
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=8), st.lists(st.floats(-1e30, 1e30), max_size=7))

@@ -39,7 +39,7 @@ def equivocate(exchange):
             return found
         exchange.models.payloads.clear()
         params = found.update.params + np.float32(1e-3 * next(numbers))
-        return replace(found, update=replace(found.update, params=params))
+        return replace(found, update=replace(found.update, model=params))
 
     exchange.outbox.find = find
 
