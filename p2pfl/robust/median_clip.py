@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -144,24 +144,24 @@ def clip_models(
 
 def without_clipping(
     models: Sequence[Parameters | ClippedModel], weights: Sequence[float]
-) -> tuple[Sequence[Parameters], Sequence[float]]:
+) -> tuple[list[Parameters], list[float]]:
     """Return models of which none is clipped, and weights, with the same weighted sum.
 
-    The part of the weight of a clipped model that its factor takes belongs to the model towards which it is moved.
+    The model towards which clipped models are moved is added, with the part of their weights that their factors take.
     """
-    if not any(isinstance(model, ClippedModel) for model in models):
-        return cast("Sequence[Parameters]", models), weights
-    shares: defaultdict[int, float] = defaultdict(float)  # by the identity of the model
-    different: dict[int, Parameters] = {}
+    given: list[Parameters] = []
+    shares: list[float] = []
+    owns: dict[int, Parameters] = {}  # by identity
+    moved: dict[int, float] = {}
     for model, weight in zip(models, weights, strict=True):
         if isinstance(model, ClippedModel):
-            parts = [(model.received, weight * model.factor), (model.own, weight * (1.0 - model.factor))]
-        else:
-            parts = [(model, weight)]
-        for params, share in parts:
-            different[id(params)] = params
-            shares[id(params)] += share
-    return list(different.values()), list(shares.values())
+            own, kept = model.own, weight * model.factor
+            owns[id(own)] = own
+            moved[id(own)] = moved.get(id(own), 0.0) + weight - kept
+            model, weight = model.received, kept
+        given.append(model)
+        shares.append(weight)
+    return [*given, *owns.values()], [*shares, *moved.values()]
 
 
 def radii_of(radius: float, samples: Sequence[int]) -> list[float]:
