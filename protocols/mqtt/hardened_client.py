@@ -1,8 +1,9 @@
 """aiomqtt's client, hardened so that a broker that goes away does not crash the node.
 
-aiomqtt asks the event loop with a short delay to watch its socket for writing. During this delay the socket may be
-closed. Then the loop raises, or watches an unrelated file that has the same number by now. After an error on a socket,
-uvloop gives the socket up, reports this to at most one packet's reader, and raises when it is asked again.
+aiomqtt asks the event loop with a short delay to watch its socket. During this delay the socket may be closed. Then the
+loop raises, or watches an unrelated file that has the same number by now. After an error on a socket, uvloop gives the
+socket up, reports this to at most one packet's reader, and raises when it is asked again. A thread opens the socket, and
+may do so after the connection was abandoned.
 
 The errors of a connection are in two futures. aiomqtt replaces them, or leaves before they are done. The event loop
 then treats an error that was never retrieved as an error of the program. aiomqtt also keeps the socket of a connection
@@ -33,6 +34,7 @@ class Client(aiomqtt.Client):
             return receive(min(size, PIECE))
 
         client._sock_recv = receive_piece  # type: ignore[method-assign, assignment]
+        self._abandoned = False
 
     @property
     def _connected(self) -> Future[None]:
@@ -53,7 +55,8 @@ class Client(aiomqtt.Client):
         self.__disconnected = future
 
     def abandon(self) -> None:
-        """Close the socket, in any state of the connection."""
+        """Close the socket, in any state of the connection; also one that a thread opens later."""
+        self._abandoned = True
         if self._misc_task is not None:
             self._misc_task.cancel()
         with suppress(Exception):  # an error here is useless and would hide the first one
@@ -68,6 +71,24 @@ class Client(aiomqtt.Client):
             await super()._misc_loop()
         except Exception as error:  # no task waits for this one
             self._lost(error)
+
+    def _on_socket_open(self, client: Any, userdata: Any, sock: Any) -> None:
+        def read() -> None:
+            try:
+                client.loop_read()
+                while hasattr(client._sock, "pending") and client._sock.pending():  # decrypted bytes wake no loop
+                    client.loop_read()
+            except Exception as error:
+                self._lost(error)
+
+        def watch() -> None:
+            if self._abandoned or sock.fileno() < 0:
+                self.abandon()
+                return
+            self._loop.add_reader(sock.fileno(), read)
+            self._misc_task = self._loop.create_task(self._misc_loop())
+
+        self._loop.call_soon_threadsafe(watch)  # called from another thread while connecting
 
     def _on_socket_register_write(self, client: Any, userdata: Any, sock: Any) -> None:
         def write() -> None:

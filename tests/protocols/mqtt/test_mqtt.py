@@ -10,7 +10,9 @@ import random
 import socket
 import ssl
 import struct
+import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -33,7 +35,9 @@ from p2pfl.protocols.rate_limit import Shares
 from p2pfl.protocols.transports.multi import MultiTransport
 from p2pfl.sim.simulation.clock import run
 from tests.support import brokers
+from tests.support.brokers import PATIENCE
 from tests.support.handshakes import dialler
+from tests.support.loops import LOOPS, run_on
 from tests.support.members import ALICE, BOB, CAROL, EVE, FEDERATION, KnownMembers
 
 MAX = 3_000_000
@@ -928,6 +932,46 @@ def test_bus_reads_password_and_never_shows_it(tmp_path):
 def test_describe_failure_distinguishes_login_from_silence():
     assert describe_failure(OSError("Not authorized"), stood=False).startswith("refuses this node")
     assert describe_failure(OSError("Connection refused"), stood=False) == "does not answer: connection refused"
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("opened", ["before the end", "after the end"])
+def test_cancelled_connection_closes_socket_without_error(loop, opened, monkeypatch):
+    connect, came, release = socket.create_connection, threading.Event(), threading.Event()
+
+    def connect_slowly(*args, **options):
+        found = connect(*args, **options)
+        came.set()
+        release.wait()
+        return found
+
+    async def test():
+        here, errors, closed = asyncio.get_running_loop(), [], asyncio.Event()
+        here.set_exception_handler(lambda _, context: errors.append(context))
+        here.set_default_executor(thread := ThreadPoolExecutor(1))
+
+        async def read_all(reader, writer):
+            await reader.read()
+            closed.set()
+            writer.close()
+
+        async with await asyncio.start_server(read_all, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            bus = AiomqttBus(f"mqtt://127.0.0.1:{port}")
+            running = asyncio.create_task(bus.run(Message("will", b""), (), None))
+            while not came.is_set():
+                await asyncio.sleep(0)
+            running.cancel()
+            if opened == "after the end":
+                await asyncio.wait([running])
+            release.set()
+            thread.submit(int).result()  # the thread has opened the socket
+            await asyncio.wait([running])
+            await closed.wait()
+        assert errors == []
+
+    monkeypatch.setattr(socket, "create_connection", connect_slowly)
+    run_on(loop, asyncio.wait_for(test(), PATIENCE))
 
 
 @pytest.fixture(params=["mosquitto", "amqtt"])
