@@ -64,19 +64,27 @@ class Supervisor:
         except Exception as error:
             self.fault(part, error)
 
-    def fault(self, part: str, error: BaseException) -> None:
-        """Count an error that escaped a part; log it if it is the first of its kind."""
+    def fault(self, part: str, error: BaseException, origin: str = "") -> None:
+        """Count an error that escaped a part; log it if it is the first of its kind.
+
+        Args:
+            origin: describes where the error was found, if that is not its place in the code.
+        """
         self.faults[part] += 1
         error = first_error(error)
         kind = type(error).__name__
         if (part, kind) not in self._logged:
             self._logged.add((part, kind))
-            event = f"error in {part}, the node continues: {kind}: {printable(str(error))}{_place(error)}"
+            found = f"; {printable(origin)}" if origin else ""
+            event = f"error in {part}, the node continues: {kind}: {printable(str(error))}{_place(error)}{found}"
             self._log.error(event, kind="fault", part=part, error=kind)
 
     def stray(self, loop: AbstractEventLoop, context: dict[str, Any]) -> None:
         """Count an error that the event loop would only log (see asyncio's set_exception_handler)."""
-        self.fault(STRAY, context.get("exception") or RuntimeError(context["message"]))
+        origin = context["message"]
+        if (pending := context.get("task") or context.get("future")) is not None:
+            origin += f": {pending!r}"
+        self.fault(STRAY, context.get("exception") or RuntimeError("an error without exception"), origin)
 
 
 def _place(error: BaseException) -> str:

@@ -37,15 +37,19 @@ def check(federation):
         ):
             if found > most:
                 raise Violation(f"{name} has {found:.0f} {what}, at most {most}")
-        check_status(name, federation.status(name))
-    for name in federation.leaving:
-        check_status(name, federation.status(name))
+    for name in (*federation.running, *federation.leaving):
+        check_status(name, federation.status(name), federation.output(name))
 
 
-def check_status(name, status):
-    """Raise Violation if a status shows an error, a proof against a member, or a figure that is not finite."""
+def check_status(name, status, output=""):
+    """Raise Violation if a status shows an error, a proof against a member, or a figure that is not finite.
+
+    Args:
+        output: what the node has printed, with the first error of each kind.
+    """
     if status.get("faults"):
-        raise Violation(f"{name} counts faults: {status['faults']}")
+        errors = [line for line in output.splitlines() if "error in " in line]
+        raise Violation("; ".join([f"{name} counts faults: {status['faults']}", *errors]))
     if status.get("proofs"):
         raise Violation(f"{name} holds {status['proofs']} proofs of two models of one round, but all are honest")
     for row in status["history"]:

@@ -44,8 +44,8 @@ def test_faults_proofs_and_nan_are_violations():
         check_status("a", {"history": [row | {"test": nan}]})
     with pytest.raises(Violation, match="a round of -93598"):
         check_status("a", {"history": [row | {"seconds": -93598}]})
-    with pytest.raises(Violation, match="faults"):
-        check_status("a", {"history": [], "faults": {"broker": 1}})
+    with pytest.raises(Violation, match=r"counts faults: \{'broker': 1\}; error in broker: OSError$"):
+        check_status("a", {"history": [], "faults": {"broker": 1}}, "round 1\nerror in broker: OSError\nround 2")
 
 
 def test_process_that_ended_is_a_violation():

@@ -63,6 +63,18 @@ def test_supervisor_restarts_failed_part_after_growing_pauses():
     assert said[0].isprintable()
 
 
+def test_supervisor_names_origin_of_stray_error():
+    said = []
+    watched, loop = Supervisor(log_to(said)), asyncio.new_event_loop()
+    loop.close()
+    watched.stray(loop, {"message": "Task was destroyed but it is pending!", "task": "<Task dial>"})
+    watched.stray(loop, {"message": "Exception in callback close()", "exception": KeyError("chaos")})
+    assert watched.faults == {STRAY: 2}
+    lost, raised = said
+    assert lost.endswith("an error without exception; Task was destroyed but it is pending!: '<Task dial>'")
+    assert raised.endswith("KeyError: 'chaos'; Exception in callback close()")
+
+
 def test_supervisor_ends_part_that_fails_during_cancellation():
     async def main():
         async def work():
