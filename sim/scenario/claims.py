@@ -36,7 +36,7 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
         figure: the compared figure; by default the scenario's `figure`.
         holds: false marks a claim, for example of a paper, that was measured not to hold here.
         paper: whether the paper makes the claim; its printed figures agree with it. Otherwise it is the project's own.
-        reason: why a claim does not hold here, in one line.
+        reason: why a claim does not hold here, in one line; with `holds = false` only, and then required.
     """
 
     run: str | list[str]
@@ -107,6 +107,9 @@ def claims_of(where: str, entries: Sequence[Mapping[str, Any]], rows: Sequence[s
                 raise ConfigurationError(f"{where}: claim: {unknown('run', name, rows)}")
         if not isfinite(claim.by) or claim.by < 0:
             raise ConfigurationError(f"{where}: claim: by must be 0 or more, got {claim.by}")
+        if claim.holds == bool(claim.reason):
+            said = "needs a `reason`" if not claim.holds else "has a `reason`, which is for claims with `holds = false`"
+            raise ConfigurationError(f"{where}: the claim of {claim.run!r} {said}")
     return claims
 
 

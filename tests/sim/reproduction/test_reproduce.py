@@ -116,7 +116,7 @@ def test_reproduce_with_unexpected_claim_exits_with_1(study, capsys):
     (found,) = json.loads(out)["scenarios"]
     assert code == 1
     assert [(claim["held"], claim["stated"]) for claim in found["claims"]] == [(False, False)]
-    study("study", old="above = 0.05", new="above = 1.05\nholds = false")
+    study("study", old="above = 0.05", new='above = 1.05\nholds = false\nreason = "few rounds"')
     code, out, _ = describe(capsys, "--short", "--out", "again")
     assert code == 0
     assert ">= 1.050: not held\n" in out

@@ -54,9 +54,9 @@ def test_claim_compares_named_figure():
 
 
 def test_claim_may_state_that_it_does_not_hold():
-    claim = {"run": "alone", "above": "fedavg", "holds": False}
+    claim = {"run": "alone", "above": "fedavg", "holds": False, "reason": "few rounds"}
     assert [(each.held, each.stated) for each in check(claimed(claim).claims, "mean", TABLE)] == [(False, True)]
-    claim = {"run": "fedavg", "above": "alone", "holds": False}
+    claim = {"run": "fedavg", "above": "alone", "holds": False, "reason": "few rounds"}
     assert [(each.held, each.stated) for each in check(claimed(claim).claims, "mean", TABLE)] == [(True, False)]
 
 
@@ -64,8 +64,9 @@ def test_claim_text_is_a_sentence():
     claim = {"run": ["with peers", "fedavg"], "above": ["alone"], "by": 0.25}
     (first,) = claimed(claim).claims
     assert str(first) == "with peers, fedavg above alone by 0.25"
-    (second,) = claimed({"run": "alone", "below": 0.5, "figure": "clusters.best", "holds": False}).claims
-    assert str(second) == "measured not to hold: clusters best of alone below 0.5"
+    false = {"holds": False, "reason": "few rounds"}
+    (second,) = claimed({"run": "alone", "below": 0.5, "figure": "clusters.best"} | false).claims
+    assert str(second) == "measured not to hold: clusters best of alone below 0.5 (few rounds)"
 
 
 def test_claim_text_separates_names_with_commas_by_semicolons():
@@ -133,6 +134,11 @@ def test_claim_skips_rows_missing_in_the_form():
         ({"run": "alone", "above": "fedavg", "by": -1.0}, "study: claim: by must be 0 or more, got -1.0"),
         ({"run": "alone", "over": "fedavg"}, "study: claim: unknown key 'over'; did you mean 'above'?"),
         ({"run": "alone", "above": True}, "study: claim: "),
+        ({"run": "alone", "above": "fedavg", "holds": False}, "study: the claim of 'alone' needs a `reason`"),
+        (
+            {"run": "alone", "above": "fedavg", "reason": "few rounds"},
+            "study: the claim of 'alone' has a `reason`, which is for claims with `holds = false`",
+        ),
     ],
 )
 def test_invalid_claim_reports_one_line(claim, message):
