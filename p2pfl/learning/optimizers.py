@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
@@ -71,6 +72,8 @@ def check_optimizer(optimizer: object) -> None:
 
 def _check(**values: float) -> None:
     for name, value in values.items():
+        if not isinstance(value, Real):
+            raise ValueError(f"{name} must be a number, got {value!r:.60}")
         if not 0 <= value < inf:
             raise ValueError(f"{name} must be 0 or more, and finite, got {value}")
 
@@ -81,7 +84,9 @@ def _read_schedule(optimizer: SGD | Adam) -> None:
     if isinstance(given, Mapping):
         force_setattr(optimizer, "schedule", schedule_of("optimizer.schedule", given))
     elif given is not None and not callable(given):
-        raise ValueError(f"schedule must be a table, or a function of the round, got {given!r}")
+        raise ValueError(
+            f'schedule must be one such as p2pfl.schedule("cosine", rounds=10), or a function of the round, got {given!r:.60}'
+        )
 
 
 class SGD(msgspec.Struct, frozen=True):

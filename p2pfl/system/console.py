@@ -15,6 +15,7 @@ from p2pfl.system.printable import printable
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 EXAMPLES = "examples:\n"
+NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}  # types of arguments, in words
 
 
 class Help(argparse.HelpFormatter):
@@ -58,6 +59,15 @@ class Parser(argparse.ArgumentParser):
         finally:
             self._intermixed = False
         return self._complete(parsed)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Return the value of an argument; see argparse. A value that is not a number is an error in plain words."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            if action.type not in NUMBERS:
+                raise
+            raise argparse.ArgumentError(action, f"must be {NUMBERS[action.type]}, got {arg_string!r}") from error
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a value that is not among the choices of its argument, and name the nearest one."""

@@ -203,7 +203,7 @@ def _read_csv(path: Path, target: str, labels: ClassLabels, features: int | None
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(lines_of(path, file), strict=True)
             header = next(lines, [])
-            column = _label_column(path, header, target, features)
+            column = _label_column(path, header, target, labels, features)
             for row in lines:
                 if row:  # skip empty lines
                     where = f"{path}, line {lines.line_num}"
@@ -223,8 +223,8 @@ def _read_csv(path: Path, target: str, labels: ClassLabels, features: int | None
     return np.array(x, np.float32).reshape(len(y), len(header) - 1), np.array(y, np.int64)
 
 
-def _label_column(path: Path, header: Sequence[str], target: str, features: int | None) -> int:
-    if header and all(map(_is_number, header)) and list(header) != [str(k) for k in range(len(header))]:
+def _label_column(path: Path, header: Sequence[str], target: str, labels: ClassLabels, features: int | None) -> int:
+    if _is_data(header, labels) and list(header) != [str(k) for k in range(len(header))]:
         raise ConfigurationError(f"{path}, line 1: it has numbers, but the first line must name the columns")
     if target and target not in header:
         raise ConfigurationError(f"{path} has no column {target!r}; its first line must name the columns")
@@ -234,6 +234,13 @@ def _label_column(path: Path, header: Sequence[str], target: str, features: int 
     if not found:
         raise ConfigurationError(f"{path} has no features: it must have two columns or more, separated by commas")
     return header.index(target) if target else found
+
+
+def _is_data(line: Sequence[str], labels: ClassLabels) -> bool:
+    """Return whether a first line has numbers and a label, not the names of columns."""
+    if not all(map(_is_number, line[:-1])):
+        return False
+    return bool(line) and (_is_number(line[-1]) or labels.class_of(line[-1]) is not None)
 
 
 def _is_number(text: str) -> bool:
@@ -254,7 +261,8 @@ def _numbers(where: str, header: Sequence[str], row: Sequence[str], label: int) 
         try:
             value = float(text)
         except ValueError:
-            raise ConfigurationError(f"{where}: {name} must be a number, got {text[:40]!r}") from None
+            remedy = "" if text.strip() else "; fill in the missing value, or remove the line"
+            raise ConfigurationError(f"{where}: {name} must be a number, got {text[:40]!r}{remedy}") from None
         if not abs(value) <= float(np.finfo(np.float32).max):
             raise ConfigurationError(f"{where}: {name} must be a finite float32, got {text[:40]!r}")
         yield value

@@ -11,6 +11,7 @@ import numpy as np
 
 from p2pfl.sim.formatting import count, difference, number
 from p2pfl.sim.report.folder import Folder
+from p2pfl.sim.report.recommendations import label
 from p2pfl.sim.report.series import Series, folder_names, gather
 
 MOST = 7  # sentences on runs; of more runs only the greatest gain and the greatest loss are mentioned
@@ -32,6 +33,11 @@ class Comparison:
     second: Series
     seeds: tuple[int, ...]
     differences: np.ndarray
+
+    @property
+    def label(self) -> str:
+        """Return the name in words, such as "ring, no budget"."""
+        return label(self.name, self.first.shown.varied)
 
     @property
     def mean(self) -> float:
@@ -102,11 +108,11 @@ def _sentence(each: Comparison, second: str) -> str:
         words = "above" if each.decided else "within"
         doubt = f"{words} the spread of {number(each.spread)} over {count(len(each.seeds), 'seed')}"
     if each.spread is not None and not each.decided:
-        return f"{each.name}: not decided ({figures}); the margin of {difference(each.mean)} is {doubt}."
+        return f"{each.label}: not decided ({figures}); the margin of {difference(each.mean)} is {doubt}."
     if number(before) == number(after):
-        return f"{each.name}: {second} has the same test {each.first.metric} ({number(after)}); {doubt}."
+        return f"{each.label}: {second} has the same test {each.first.metric} ({number(after)}); {doubt}."
     way = "raises" if each.mean > 0 else "lowers"
-    return f"{each.name}: {second} {way} the test {each.first.metric} by {number(abs(each.mean))} ({figures}); {doubt}."
+    return f"{each.label}: {second} {way} the test {each.first.metric} by {number(abs(each.mean))} ({figures}); {doubt}."
 
 
 def compare(paths: Sequence[Path]) -> list[str]:

@@ -114,6 +114,8 @@ def _check_whole(split: Split, y: Array) -> None:
 
 def _divide(pairs: Pairs, partition: Partition, part: Part | None, seed: int, kind: torch.dtype) -> dict[Split, _Chosen]:
     """Return the training and test samples of one node, out of those of all nodes."""
+    if not isinstance(partition, Partition):
+        raise ConfigurationError(f'partition must be a rule such as p2pfl.partition("iid"), got {partition!r:.60}')
     if part is None:
         raise ConfigurationError("partition needs the part and the seed of the task function: part=part, seed=seed")
     classes = kind == torch.int64

@@ -11,6 +11,7 @@ from p2pfl.sim.markup import bullets, table, terms
 from p2pfl.sim.report.comparison import comparisons
 from p2pfl.sim.report.factors import caption, labels
 from p2pfl.sim.report.folder import Folder
+from p2pfl.sim.report.recommendations import label
 from p2pfl.sim.report.series import Series
 from p2pfl.sim.report.summary import Row
 
@@ -19,12 +20,13 @@ def facts(folders: Sequence[Folder], series: Sequence[Series]) -> str:
     """Return the head: the scenarios, their size, and their descriptions."""
     entries = [entry for one in series for entry in one.entries]
     metrics = {entry.metric: entry.better_is_higher for entry in entries}
+    seeds = sorted({entry.seed for entry in entries})
     pairs = {
         "Scenario": ", ".join(dict.fromkeys(folder.summary.scenario for folder in folders)),
         "Runs": str(sum(len({entry.name for entry in one.entries}) for one in series)),
         "Nodes": _range([entry.nodes for entry in entries]),
         "Rounds": _range([entry.rounds for entry in entries]),
-        "Seeds": _seeds(sorted({entry.seed for entry in entries})),
+        "Seed" if len(seeds) == 1 else "Seeds": _seeds(seeds),
         "Topology": some(dict.fromkeys(entry.topology for entry in entries if entry.topology), 8),
         "Metric": "; ".join(f"{metric}, {'higher' if up else 'lower'} is better" for metric, up in metrics.items()),
         "Run time": f"{sum(entry.time.wall_s or 0 for entry in entries):,.1f} s",
@@ -89,8 +91,8 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
     cells = []
     for one in series:
         row = rows.get(one.row, Row(one.row))
-        label = short.get(one.name, one.name)[len(one.name) - len(one.row) :]  # without the folder, if there is one
-        line = [label, number(one.mean(entry.test.mean for entry in one.entries))]
+        words = short.get(one.name, one.name)[len(one.name) - len(one.row) :]  # without the folder, if there is one
+        line = [words, number(one.mean(entry.test.mean for entry in one.entries))]
         line += [number(row.std) if len(one.seeds) > 1 else ""] if seeds > 1 else []
         line += _against(row)[: 1 + times] if reference is not None else []
         line += [number(row.extra_metrics.get(name)) for name in also]
@@ -149,10 +151,10 @@ def side_by_side(folders: Sequence[Folder], series: Sequence[Series]) -> str:
     compared = {(each.name, each.first.metric): each for each in comparisons(series)}
     rows = []
     for name, metric in shared:
-        line, means = [name], []
+        alike = {one.folder: one for one in series if (one.row, one.metric) == (name, metric)}
+        line, means = [label(name, next(iter(alike.values())).shown.varied)], []
         for folder in folders:
-            own = (one for one in series if one.folder is folder)
-            found = next((one for one in own if (one.row, one.metric) == (name, metric)), None)
+            found = alike.get(folder)
             row = next((row for row in folder.summary.table if row.name == name), Row(name))
             if found is None:
                 line += [""] * (2 + several)

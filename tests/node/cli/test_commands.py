@@ -208,7 +208,7 @@ def test_sim_run_with_wrong_configuration_exits_with_code_2(capsys, arguments, m
             "argument COMMAND: invalid choice: 'statsu'; did you mean 'status'? (see p2pfl-node --help)",
         ),
         (sim_cli.main, ["run", "x", "--zoom"], "p2pfl-sim run: unrecognized arguments: --zoom (see p2pfl-sim run --help)"),
-        (sim_cli.main, ["run", "x", "--workers", "two"], "invalid int value: 'two'"),
+        (sim_cli.main, ["run", "x", "--workers", "two"], "--workers: must be a whole number, got 'two'"),
         (
             sim_cli.main,
             ["run", "x", "--sed", "3"],

@@ -330,6 +330,7 @@ def test_regression_is_divided_without_classes():
             lambda: p2pfl.classification(three, (MANY_X, MANY_Y), partition=p2pfl.partition("iid")),
             "partition needs the part and the seed",
         ),
+        (lambda: divided("dirichlet"), "partition must be a rule such as p2pfl.partition"),
     ],
 )
 def test_invalid_partition_is_refused_in_one_line(make, message):

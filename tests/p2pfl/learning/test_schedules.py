@@ -79,7 +79,7 @@ def test_invalid_schedule_is_refused_in_one_line(table, message):
 
 
 def test_schedule_of_another_type_is_refused():
-    with pytest.raises(ValueError, match="schedule must be a table, or a function of the round, got 3"):
+    with pytest.raises(ValueError, match="schedule must be one such as p2pfl.schedule.*, or a function of the round, got 3"):
         SGD(schedule=3)
 
 
@@ -109,3 +109,15 @@ def test_adamw_equals_pytorch_adamw():
         optimizer.step()
         own.step(ours, gradient, state, ours)
     assert torch.allclose(ours, theirs.detach(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: p2pfl.AdamW("fast"), "lr must be a number, got 'fast'"),
+        (lambda: p2pfl.SGD(0.1, schedule="cosine"), "schedule must be one such as p2pfl.schedule"),
+    ],
+)
+def test_optimizer_with_a_wrong_type_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

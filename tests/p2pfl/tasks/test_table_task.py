@@ -166,12 +166,21 @@ def test_invalid_list_of_labels_is_refused(tmp_path, options, message):
         ("kind\n1\n", "has no features: it must have two columns or more"),
         ("a;b;kind\n1;2;0\n", "has no features: it must have two columns or more, separated by commas"),
         ("a,b,kind\n", "no row is left to train on"),
+        ("a,b,kind\n1,,1\n", "line 2: b must be a number, got ''; fill in the missing value, or remove the line"),
         ("0.5,1e3,0\n1,2,1\n", "line 1: it has numbers, but the first line must name the columns"),
     ],
 )
 def test_file_without_usable_sizes_is_refused(tmp_path, text, message):
     with pytest.raises(ConfigurationError, match=message):
         make_plain(write_csv(tmp_path, text))
+
+
+def test_first_line_with_a_label_as_text_is_refused(tmp_path):
+    path = write_csv(tmp_path, "34,1200,yes\n45,900,no\n")
+    with pytest.raises(ConfigurationError, match="line 1: it has numbers, but the first line must name the columns"):
+        make_plain(path, labels=["no", "yes"])
+    years = write_csv(tmp_path, "2024,2025,paid\n1,2,yes\n3,4,no\n")
+    assert len(make_plain(years, labels=["no", "yes"], validation=0.0, test=0.0).data["train"].y) == 2
 
 
 def test_partition_divides_the_rows_among_the_nodes(tmp_path):

@@ -9,7 +9,7 @@ from p2pfl.sim.cli.main import main
 from p2pfl.sim.report.comparison import compare
 from p2pfl.sim.report.write import report
 from tests.support.report_folders import edges_of, entry, leave, rounds_of
-from tests.support.report_pages import figures, texts
+from tests.support.report_pages import figures, rows, texts
 
 MEANS = {  # by folder, run and seed
     "before": {"steady": (0.50, 0.60), "same": (0.70, 0.80), "gone": (0.1, 0.1)},
@@ -72,6 +72,21 @@ def test_comparison_of_many_equal_runs_says_so(tmp_path):
     assert compare(folders) == ["Of 9 runs, after is better than before in 0, and worse in 0; 9 are equal."]
     mixed = make(tmp_path / "mixed", runs | {"run 1": (0.4, 0.7), "run 2": (0.6, 0.5)})
     assert compare([folders[0], mixed])[0].endswith("; 7 are equal; 2 are not decided.")
+
+
+def test_comparison_of_a_sweep_names_runs_in_words(tmp_path):
+    def made(path, mean):
+        name = "ring, budget.models=0"
+        runs = [
+            (entry(name, 3, 2, 1, varied={"budget.models": 0}, test={"mean": mean}), rounds_of(2, 1), edges_of((1, 0, 1)))
+        ]
+        return leave(path, runs, {"seeds": [3], "run": [{"name": name}]})
+
+    folders = [made(tmp_path / name, mean) for name, mean in (("x", 0.5), ("y", 0.4))]
+    assert compare(folders)[0].startswith("ring, no budget: y lowers the test accuracy")
+    text = report(folders)
+    assert list(rows(text)) == ["ring, no budget"]
+    assert "<dt>Seed</dt><dd>3</dd>" in text
 
 
 def test_report_of_two_folders_shows_differences(two):
