@@ -75,6 +75,8 @@ def _check_peer(peer: Mapping[str, Any], broker_fails: bool) -> Finding:
         return Finding(check, True, "not connected, because it has finished its rounds and left")
     reason = reason or "no address known yet"
     result = f"not connected ({reason}){_addresses(peer['addresses'])}"
+    if reason.startswith("the broker at"):
+        return Finding(check, None, result, "correct the problem of the broker first")
     remedy = next((remedy for part, remedy in REMEDIES.items() if part in reason.lower()), OTHERWISE)
     return Finding(check, False if any(part in reason for part in FATAL) else None, result, remedy)
 

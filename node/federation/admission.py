@@ -26,6 +26,7 @@ from p2pfl.node.federation.membership_file import (
     member_of,
     write_federation,
 )
+from p2pfl.node.federation.revocation import check_member
 from p2pfl.node.folder import config
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.folder.earlier_training import STOP_FIRST, set_checkpoints_aside
@@ -43,12 +44,16 @@ from p2pfl.system.disk import PRIVATE
 def adding(folder: Path) -> Iterator[Membership]:
     """Yield the log for additions while no other process adds to it; the new entries are on disk afterwards.
 
+    A former member can add nothing: no member would receive its entries, and another log could begin.
+
     Raises:
-        ConfigurationError: the node belongs to no federation, or a file is damaged or cannot be written.
+        ConfigurationError: the node belongs to no federation, its membership was revoked, or a file is damaged or cannot
+            be written.
     """
     with as_configuration():
         membership = member_of(folder)
         with MembershipFile(folder).adding(membership):
+            check_member(membership, config.own_key(folder), folder)
             yield membership
 
 
@@ -296,9 +301,10 @@ def describe_loss(folder: Path, name: str) -> str:
     """Return what a federation would lose with a member, in one sentence; "" if that is only the member.
 
     Raises:
-        ConfigurationError: the node belongs to no federation, or a file is damaged.
+        ConfigurationError: the node belongs to no federation, its membership was revoked, or a file is damaged.
     """
     membership, own = member_of(folder), config.own_key(folder)
+    check_member(membership, own, folder)
     member, title = membership.member(name), f"the federation {membership.file.name}"
     if member is None:
         return ""

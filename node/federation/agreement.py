@@ -145,7 +145,8 @@ def apply_agreement(config: NodeConfig, agreement: Agreement) -> NodeConfig:
         own, theirs = getattr(config, kind)["name"], getattr(agreement, kind)["name"]
         if own != theirs:
             raise ConfigurationError(
-                f"{kind}.name is {own!r} in this node's node.toml, but {theirs!r} in the federation {agreement.name}"
+                f"{kind}.name is {own!r} in this node's node.toml, but {theirs!r} in the federation {agreement.name};"
+                " change it in node.toml, and run the command again"
             )
     values = {key: getattr(agreement, key) for key in (*AGREED, "task", "policy")}
     return msgspec.structs.replace(config, **values)

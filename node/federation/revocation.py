@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.federation.admission_key import ADMISSION, may_admit
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.system.printable import key_name
 
@@ -15,6 +16,11 @@ class RevokedError(ConfigurationError):
 
 def way_back(folder: Path) -> str:
     """Return how a node whose membership was revoked returns."""
+    if may_admit(folder):  # no other node can admit it
+        return (
+            f"to return, copy {folder / ADMISSION} to the folder of another member, and admit the output of"
+            f" `p2pfl-node request {folder} --new-key` there with --reuse-name"
+        )
     return (
         f"to return, send the output of `p2pfl-node request {folder} --new-key` to the owner of the admission key,"
         " who admits it with --reuse-name"

@@ -61,15 +61,16 @@ def describe_addresses(addresses: Sequence[str]) -> str:
 
 
 def _as_running(folder: Path, own: NodeConfig) -> NodeConfig:
-    """Return a configuration with the address at which the node listens now, which an option of `run` can have set."""
+    """Return a configuration with the ways to the node while it runs, which options of `run` can have set."""
     try:
         state = reader.current(folder) or {}
     except ConfigurationError:  # a damaged status
         return own
     network = state.get("network") or {}
-    if state.get("state") not in reader.RUNNING or not network.get("listen"):
+    if state.get("state") not in reader.RUNNING or not network:
         return own
-    return msgspec.structs.replace(own, listen=network["listen"])
+    direct, broker = bool(network.get("listen")), network.get("broker", own.broker)
+    return msgspec.structs.replace(own, listen=network.get("listen") or own.listen, direct=direct, broker=broker)
 
 
 def _direct_addresses(own: NodeConfig) -> list[str]:

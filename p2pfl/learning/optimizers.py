@@ -84,9 +84,8 @@ def _read_schedule(optimizer: SGD | Adam) -> None:
     if isinstance(given, Mapping):
         force_setattr(optimizer, "schedule", schedule_of("optimizer.schedule", given))
     elif given is not None and not callable(given):
-        raise ValueError(
-            f'schedule must be one such as p2pfl.schedule("cosine", rounds=10), or a function of the round, got {given!r:.60}'
-        )
+        form = 'one such as p2pfl.schedule("cosine", rounds=10), or a function of the round'
+        raise ValueError(f"schedule must be {form}, got {given!r:.60}")
 
 
 class SGD(msgspec.Struct, frozen=True):

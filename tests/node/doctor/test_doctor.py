@@ -156,7 +156,7 @@ def test_check_federation_distinguishes_member_and_stranger(tmp_path):
 def test_check_federation_tells_how_a_revoked_node_returns(tmp_path):
     folder = create_node(tmp_path)
     admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
-    assert "who admits it with --reuse-name" in check_federation(folder, ["bob"]).remedy
+    assert check_federation(folder, ["bob"]).remedy.endswith(" there with --reuse-name")
 
 
 def test_doctor_of_revoked_node_proposes_its_return_only(tmp_path, monkeypatch):
@@ -366,6 +366,12 @@ def test_peer_behind_failing_broker_is_not_reported_as_connected():
     peer = {"name": "bob", "state": "connected", "reason": "", "link": "broker", "remote": "", "addresses": {}}
     (found,) = check_peers({"peers": [peer], "broker": "the broker at host does not answer"})
     assert (found.ok, found.result) == (None, "was connected through the broker, which does not work now")
+
+
+def test_peer_lost_with_the_broker_has_no_remedy_of_its_own():
+    problem = "the broker at 10.0.0.9:1883 does not answer: connection refused"
+    (found,) = check_peers({"peers": [peer(link="", state="suspected", reason=problem)], "broker": problem})
+    assert found.remedy == "correct the problem of the broker first"
 
 
 def test_doctor_of_stopped_or_starting_node_checks_no_peer(alice, monkeypatch):

@@ -891,7 +891,10 @@ def test_accept_imports_no_module_that_owner_did_not_name(home, tmp_path, monkey
     with pytest.raises(ConfigurationError) as caught:
         home.accept(bob, (home.root / "bundle").read_text())
     own = {"task": "digits", "policy": "dac"}[kind]
-    assert str(caught.value) == f"{kind}.name is {own!r} in this node's node.toml, but 'evil:make' in the federation home"
+    assert str(caught.value) == (
+        f"{kind}.name is {own!r} in this node's node.toml, but 'evil:make' in the federation home; change it in node.toml,"
+        " and run the command again"
+    )
     assert "evil" not in sys.modules
     assert load_federation(bob) is None
 

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -177,11 +178,32 @@ def test_revoking_own_node_needs_consent(members, capsys, monkeypatch):
         code, _, err = command(capsys, "revoke", alice, "alice")
         assert err.startswith(f"{loss}; revoke it? [y/N] ")
         assert list(load_federation(alice).members) == left
+
+
+def test_former_member_with_the_admission_key_can_change_nothing(members, capsys):
+    alice, bob = members["alice"], members["bob"]
+    admission.revoke(alice, "alice")
+    for line in (("revoke", alice, "bob"), ("federation", "extend", alice, "--rounds", "99")):
+        code, out, err = command(capsys, *line)
+        assert (code, out) == (2, "")
+        assert f"to return, copy {alice / 'admission.pem'} to the folder of another member, and admit the output of" in err
+    assert list(load_federation(alice).members) == ["bob"]
+    for name in ("membership", "admission.pem"):
+        shutil.copy(alice / name, bob / name)
+    _, line, _ = command(capsys, "request", alice, "--new-key")
+    assert command(capsys, "admit", bob, line.strip(), "--out", alice / "back", "--reuse-name")[0] == 0
+    assert command(capsys, "join", alice, alice / "back", "--yes")[0] == 0
+    assert set(load_federation(alice).members) == {"alice", "bob"}
+
+
+def test_revoking_the_last_member_needs_consent(members, capsys, monkeypatch):
+    alice = members["alice"]
+    assert command(capsys, "revoke", alice, "bob")[0] == 0
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    code, _, err = command(capsys, "revoke", alice, "bob")
+    code, _, err = command(capsys, "revoke", alice, "alice")
     assert code == 2
-    assert err.startswith("not revoked: bob is the last member of the federation test; ")
-    assert command(capsys, "revoke", alice, "bob", "--yes")[0] == 0
+    assert err.startswith("not revoked: alice is the last member of the federation test; ")
+    assert command(capsys, "revoke", alice, "alice", "--yes")[0] == 0
     assert list(load_federation(alice).members) == []
 
 

@@ -79,6 +79,15 @@ def test_addresses_of_running_node_are_those_where_it_listens(alice):
     assert addresses(folder, ()) == ["10.0.0.1:4100"]  # the next run listens there
 
 
+def test_addresses_of_running_node_follow_the_options_of_run(alice):
+    folder = alice(listen="10.0.0.1:4100")
+    network = {"listen": "", "broker": "mqtt://alice@broker.example", "mdns": False}  # --set direct=false --set broker=...
+    status = {"state": "running", "pid": os.getpid(), "history": [], "network": network}
+    (folder / config.STATUS).write_text(json.dumps(status))
+    with lock_folder(folder):
+        assert addresses(folder, ()) == ["mqtt://broker.example:1883"]
+
+
 def test_addresses_include_broker_without_account(alice):
     assert addresses(alice("mqtt://alice:geheim@broker.example"), ()) == ["10.0.0.1:4100", "mqtt://broker.example:1883"]
 

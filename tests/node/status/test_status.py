@@ -418,7 +418,10 @@ def test_connected_peer_in_earlier_round_is_behind_not_suspected():
     bob.link = SimpleNamespace(direct=True, dialled=True, remote="10.0.0.2:4100")
     assert peer_state(bob, "behind, in round 3")["state"] == "behind"
     assert peer_state(bob, "no answer")["state"] == "suspected"
-    bob.link = None
+    bob.stopped = True
+    done = peer_state(bob, "the broker at 10.0.0.9:1883 does not answer")
+    assert (done["state"], done["reason"]) == ("done", "")
+    bob.stopped, bob.link = False, None
     assert peer_state(bob, "behind, in round 3")["state"] == "not connected"
 
 

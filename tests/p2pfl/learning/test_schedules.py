@@ -79,7 +79,7 @@ def test_invalid_schedule_is_refused_in_one_line(table, message):
 
 
 def test_schedule_of_another_type_is_refused():
-    with pytest.raises(ValueError, match="schedule must be one such as p2pfl.schedule.*, or a function of the round, got 3"):
+    with pytest.raises(ValueError, match=r"schedule must be one such as .*, or a function of the round, got 3"):
         SGD(schedule=3)
 
 
