@@ -75,14 +75,14 @@ def test_comparison_of_many_equal_runs_says_so(tmp_path):
 
 
 def test_comparison_of_a_sweep_names_runs_in_words(tmp_path):
-    def made(path, mean):
+    def draw(path, mean):
         name = "ring, budget.models=0"
         runs = [
             (entry(name, 3, 2, 1, varied={"budget.models": 0}, test={"mean": mean}), rounds_of(2, 1), edges_of((1, 0, 1)))
         ]
         return leave(path, runs, {"seeds": [3], "run": [{"name": name}]})
 
-    folders = [made(tmp_path / name, mean) for name, mean in (("x", 0.5), ("y", 0.4))]
+    folders = [draw(tmp_path / name, mean) for name, mean in (("x", 0.5), ("y", 0.4))]
     assert compare(folders)[0].startswith("ring, no budget: y lowers the test accuracy")
     text = report(folders)
     assert list(rows(text)) == ["ring, no budget"]
