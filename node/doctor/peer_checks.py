@@ -71,11 +71,12 @@ def _check_peer(peer: Mapping[str, Any], broker_fails: bool) -> Finding:
         problems = {"behind": f", but it is {reason}", "suspected": f", but it is suspected ({reason})"}
         problem = problems.get(peer["state"], "")
         return Finding(check, None if problem else True, f"connected {way}{problem}")
-    if peer["state"] == "done":
+    lost = reason.startswith("the broker at")
+    if peer["state"] == "done" and not lost:
         return Finding(check, True, "not connected, because it has finished its rounds and left")
     reason = reason or "no address known yet"
     result = f"not connected ({reason}){_addresses(peer['addresses'])}"
-    if reason.startswith("the broker at"):
+    if lost:
         return Finding(check, None, result, "correct the problem of the broker first")
     remedy = next((remedy for part, remedy in REMEDIES.items() if part in reason.lower()), OTHERWISE)
     return Finding(check, False if any(part in reason for part in FATAL) else None, result, remedy)

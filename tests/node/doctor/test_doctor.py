@@ -368,9 +368,10 @@ def test_peer_behind_failing_broker_is_not_reported_as_connected():
     assert (found.ok, found.result) == (None, "was connected through the broker, which does not work now")
 
 
-def test_peer_lost_with_the_broker_has_no_remedy_of_its_own():
+@pytest.mark.parametrize("state", ["suspected", "done"])
+def test_peer_lost_with_the_broker_has_no_remedy_of_its_own(state):
     problem = "the broker at 10.0.0.9:1883 does not answer: connection refused"
-    (found,) = check_peers({"peers": [peer(link="", state="suspected", reason=problem)], "broker": problem})
+    (found,) = check_peers({"peers": [peer(link="", state=state, reason=problem)], "broker": problem})
     assert found.remedy == "correct the problem of the broker first"
 
 
