@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from math import nan
 
-from p2pfl.compression.codecs import TopK, make_codec
+from p2pfl.compression.codecs import Differential, make_codec
 from p2pfl.config.binding import split_name
 from p2pfl.node.coordination.factory import Coordination
 from p2pfl.node.exchange.exchange_config import ExchangeConfig, NeighbourRoles
@@ -88,7 +88,7 @@ def message_exchange(
 def coding_of(task: Task, settings: Settings) -> ModelEncoder:
     """Return the model encoder that the settings select."""
     codec = make_codec(*split_name("codec", settings.codec))
-    initial = task.layout.shared_of(task.initial(settings.seed)) if isinstance(codec, TopK) else None
+    initial = task.layout.shared_of(task.initial(settings.seed)) if isinstance(codec, Differential) else None
     return ModelEncoder(codec, task.layout.shared, initial)
 
 

@@ -1,8 +1,7 @@
 """Encoding of a node's models: its codec, the versions that peers know, and the node's copies of peers' models.
 
-With every codec except `top-k`, all peers receive the same bytes. With `top-k`, a request names the earlier model of
-which the requesting node still has a copy. The answer is the difference from that model if it is smaller than the whole
-model.
+With most codecs, all peers receive the same bytes. With `top-k` and `sparse`, a request names the earlier model of which
+the requesting node still has a copy. The answer is the difference from that model if it is smaller than the whole model.
 """
 
 from __future__ import annotations
@@ -11,18 +10,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from p2pfl.compression.codecs import Codec, Decoded, DecodeError, Float32, TopK, decoded
-from p2pfl.compression.sparse_updates import (
-    REMEMBERED,
-    Copies,
-    Copy,
-    Public,
-    Step,
-    decode_entries,
-    encode_entries,
-    entries_size,
-    tag,
-)
+from p2pfl.compression.codecs import Codec, Decoded, DecodeError, Differential, Float32, Sparse, decoded
+from p2pfl.compression.quantised_updates import QuantisedPublic
+from p2pfl.compression.sparse_updates import Copies, Copy, Public, PublicModel, Step, tag
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.node.exchange.published_models import Published
 from p2pfl.parameters import Layout, Parameters
@@ -36,19 +26,20 @@ class ModelEncoder:
     """Encoder and decoder of models.
 
     Args:
-        initial: the model with which all nodes start; only `top-k` needs it.
+        initial: the model with which all nodes start; only `top-k` and `sparse` need it.
     """
 
     def __init__(self, codec: Codec, layout: Layout, initial: Parameters | None = None) -> None:
         self.codec = codec
         self.layout = layout
         self.whole = codec.size(layout)
-        self._public: Public | None = None
+        self._public: PublicModel | None = None
         self._copies: Copies | None = None
-        if isinstance(codec, TopK):
+        if isinstance(codec, Differential):
             if initial is None:
-                raise ConfigurationError("the codec top-k needs a common initial model")
-            self._public = Public(codec.count(layout), initial)
+                raise ConfigurationError("a codec that sends differences needs a common initial model")
+            k = codec.count(layout)
+            self._public = QuantisedPublic(codec, k, initial) if isinstance(codec, Sparse) else Public(k, initial)
             self._copies = Copies(codec.copies, initial)
 
     @property
@@ -79,14 +70,15 @@ class ModelEncoder:
 
     def size(self, model: Published, known: bytes) -> int:
         """Return the encoded size in bytes of the parameters of `model` for a peer that knows `known`."""
-        changed = None if self._public is None else self._public.between(known, model.tag)
-        return self.whole if changed is None else min(self.whole, entries_size(len(changed), self.layout.size))
+        size = None if self._public is None else self._public.size(known, model.tag)
+        return self.whole if size is None else min(self.whole, size)
 
     def encode(self, model: Published, base: bytes) -> bytes | memoryview:
-        """Return the encoded parameters, as a difference from `base`."""
+        """Return the encoded parameters, as a difference from `base`, which `base` has returned; or whole."""
         params = model.update.params
-        changed = None if self._public is None or base == WHOLE else self._public.between(base, model.tag)
-        return self.codec.encode(params, self.layout) if changed is None else encode_entries(params, changed)
+        if self._public is None or self._public.size(base, model.tag) is None:
+            return self.codec.encode(params, self.layout)
+        return self._public.encode(params, base, model.tag)
 
     def state(self) -> list[Step]:
         return [] if self._public is None else self._public.steps
@@ -120,9 +112,9 @@ class ModelEncoder:
         try:
             if base == WHOLE:
                 return self.codec.decode(payload[: self.whole], self.layout), payload[self.whole :]
-            if copy is None or base != copy.tag:
+            if self._public is None or copy is None or base != copy.tag:
                 raise ProtocolError("not asked for", "a difference from an unknown model")
-            params, end = decode_entries(payload, copy.params)
+            params, end = self._public.decode(payload, copy.params)
             return decoded(params), payload[end:]
         except DecodeError as error:
             raise ProtocolError(error.cause, str(error)) from error
@@ -135,12 +127,9 @@ class ModelEncoder:
     def expected_bytes(self, id: str, round: int) -> int:
         """Return the size in bytes of the frame that will contain a peer's model of a round, without extras.
 
-        With `top-k` this is an upper bound if peers publish once per round, and usually correct otherwise.
+        With `top-k` and `sparse` this is an upper bound if peers publish once per round, and usually correct otherwise.
         """
-        if self._copies is None or not isinstance(self.codec, TopK):
+        if self._public is None or self._copies is None:
             return OVERHEAD + self.whole
-        publications = max(1, round - self._copies.of(id).round)
-        count = self.codec.count(self.layout) * publications
-        small = publications <= REMEMBERED and count < self.layout.size
-        size = entries_size(count, self.layout.size) if small else self.whole
-        return OVERHEAD + min(self.whole, size)
+        size = self._public.bound(max(1, round - self._copies.of(id).round))
+        return OVERHEAD + (self.whole if size is None else min(self.whole, size))

@@ -81,7 +81,7 @@ name = "digits"            # digits, images, ... (see p2pfl-node init --help), o
 name = "dac"               # dac, dpfl, fedpref, ... (see p2pfl-node init --help), or your own "package.module:factory"
 
 [codec]                    # format of the models on the network
-name = "float32"           # float32, float16, bfloat16, int8, or top-k
+name = "float32"           # float32, float16, bfloat16, int8, top-k, or sparse
 
 # The rest is not shared.
 

@@ -174,7 +174,30 @@ class Int8:
 
 
 @dataclass(frozen=True)
-class TopK(Float32):
+class Differential(Float32):
+    """Codec that sends differences from a model that the receiver has, and otherwise the whole model as float32.
+
+    Attributes:
+        share: maximum fraction of the entries that one publication changes.
+        copies: number of peers' models that are kept as a base for updates.
+    """
+
+    share: float
+    copies: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be more than 0 and at most 1, got {self.share}")
+        if self.copies < 0:
+            raise ValueError(f"copies must be 0 or more, got {self.copies}")
+
+    def count(self, layout: Layout) -> int:
+        """Return k, the maximum number of entries that one publication changes."""
+        return ceil(self.share * layout.size)
+
+
+@dataclass(frozen=True)
+class TopK(Differential):
     """The values that changed most; the others follow when their change is large enough. These are q and w^ of
     CHOCO-SGD (Koloskova et al., 2019, "Decentralized stochastic optimization and gossip algorithms with compressed
     communication", algorithm 2, lines 4 to 6).
@@ -199,19 +222,65 @@ class TopK(Float32):
     share: float = 0.1
     copies: int = 32
 
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share must be more than 0 and at most 1, got {self.share}")
-        if self.copies < 0:
-            raise ValueError(f"copies must be 0 or more, got {self.copies}")
-
     @property
     def words(self) -> str:
         return f"the {self.share:g} of the parameters that have changed most, float32"
 
-    def count(self, layout: Layout) -> int:
-        """Return k, the maximum number of entries that one publication changes."""
-        return ceil(self.share * layout.size)
+
+@dataclass(frozen=True)
+class Sparse(Differential):
+    """The values that changed most, as differences of few bits; the others follow. This is CHOCO-SGD (Koloskova et al.,
+    2019, algorithm 2, lines 4 to 6), with a quantised top-k operator as Q.
+
+    Nodes of a federation start from the same model. Each has a public copy w^ of its model w, first the common one. In
+    each publication t it computes
+
+        e_t  = w_t - w^_(t-1)                  what peers lack, including the errors of all earlier publications
+        q_t  = Q(e_t)                          sent
+        w^_t = w^_(t-1) + q_t                  the model that peers receive
+
+    Q(e) has the k = ceil(share * P) entries of largest magnitude, rounded to multiples of a unit u from -L u to L u, with
+    L = 2**(bits - 1). L u is twice the median of the k magnitudes, but at least max|e| / 4 and at most max|e|. Entries that
+    round to 0 are left out. No entry is then further from e than 0 is, and the greatest is cut by a quarter or more. So Q
+    is a contraction, ||Q(e) - e||^2 <= (1 - 7 / (16 P)) ||e||^2, as the error feedback of Stich et al. (2018, "Sparsified
+    SGD with memory", m = e - Q(e)) and Karimireddy et al. (2019, "Error feedback fixes SignSGD") requires. The memory m
+    needs no vector of its own: e_(t+1) = (w_(t+1) - w_t) + (e_t - q_t).
+
+    The memory belongs to the sender, not to each pair of nodes: a model is published once and served to many, so all peers
+    follow the same sequence q_1, q_2, ... A peer that missed publications receives the q_t that it lacks, in order, and
+    then has the same bits as all others. No peer can have an unknown state: a request names the model that the peer has
+    by its hash (p2pfl.compression.sparse_updates.tag). A peer with a model that is not remembered, because it is new, was
+    restarted, or missed too much, receives all of w^ as float32. A sender restores w^ and the messages from its
+    checkpoint. A lost message changes nothing: the next request names the older model.
+    The policy averages w^; the consensus step of the paper (line 9) is not used.
+
+    A message of k entries has 8 bytes, bits * k / 8 bytes of values, and the indices in the smaller of two forms: a bit for
+    each of the P entries, or an Elias-Fano code of about k * (2 + log2(1 / share)) / 8 bytes (see
+    p2pfl.compression.quantised_updates). A difference has at most 64 messages and fewer bytes than the whole model.
+
+    Loss: unbounded in one publication; if w does not change, w^ converges to it.
+
+    Memory: a node keeps a model of each of the `copies` peers that it requested last (4 P bytes each), and messages of its
+    own of at most 4 P bytes. `budget.held` does not count them.
+
+    Attributes:
+        share: maximum fraction of the entries that one publication changes.
+        bits: bits of each value, 2 to 8, including the sign.
+        copies: number of peers' models that are kept as a base for updates.
+    """
+
+    share: float = 0.03
+    bits: int = 3
+    copies: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 2 <= self.bits <= 8:
+            raise ValueError(f"bits must be from 2 to 8, got {self.bits}")
+
+    @property
+    def words(self) -> str:
+        return f"differences of the {self.share:g} of the parameters that have changed most, {self.bits} bits"
 
 
 CODECS: Mapping[str, Callable[..., Codec]] = {
@@ -220,6 +289,7 @@ CODECS: Mapping[str, Callable[..., Codec]] = {
     "bfloat16": BFloat16,
     "int8": Int8,
     "top-k": TopK,
+    "sparse": Sparse,
 }
 
 

@@ -11,7 +11,7 @@ sender never had (for example because it lost its disk), the peer is treated as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from blake3 import blake3
@@ -43,10 +43,45 @@ def largest(difference: Parameters, k: int) -> Indices:
 
 
 class Step(NamedTuple):
-    """A publication: the resulting model, and its entries that differ from the previous model."""
+    """A publication: the tag of the resulting model, and the change from the previous model.
+
+    Attributes:
+        changed: the indices of the changed entries, uint32; with quantised values the whole message, see
+            p2pfl.compression.quantised_updates.
+    """
 
     tag: bytes
-    changed: Indices
+    changed: bytes
+
+
+class PublicModel(Protocol):
+    """Public copy of a node's model, of which peers receive differences.
+
+    Attributes:
+        params: the copy, float32 [P].
+        steps: the latest publications.
+    """
+
+    params: Parameters
+    steps: list[Step]
+
+    def publish(self, params: Parameters) -> Step:
+        """Move the copy towards `params`, float32 [P]."""
+
+    def size(self, one: bytes, other: bytes) -> int | None:
+        """Return the bytes of the difference between two published models; None if it is not known."""
+
+    def encode(self, params: Parameters, one: bytes, other: bytes) -> bytes:
+        """Return the difference of `params`, whose tag is `other`, from the model `one`."""
+
+    def decode(self, data: Data, base: Parameters) -> tuple[Parameters, int]:
+        """Return a peer's model, from its difference from `base`, and the number of bytes read."""
+
+    def bound(self, publications: int) -> int | None:
+        """Return the maximum bytes of the difference over some publications; None if it is not known."""
+
+    def restore(self, steps: Sequence[Step], params: Parameters) -> None:
+        """Restore the steps of an earlier run; `params` is the last model."""
 
 
 class Public:
@@ -64,7 +99,7 @@ class Public:
     def __init__(self, k: int, start: Parameters) -> None:
         self.k = k
         self.params = start
-        self.steps = [Step(tag(start), np.zeros(0, np.uint32))]
+        self.steps = [Step(tag(start), b"")]
         self._between: dict[tuple[bytes, bytes], Indices] = {}  # cache: many peers request the same
 
     def publish(self, params: Parameters) -> Step:
@@ -74,7 +109,7 @@ class Public:
         public = self.params.copy()
         public[changed] = params[changed]
         self.params = public
-        self.steps = [*self.steps[-REMEMBERED:], Step(tag(public), changed)]
+        self.steps = [*self.steps[-REMEMBERED:], Step(tag(public), changed.tobytes())]
         self._between = {}
         return self.steps[-1]
 
@@ -86,9 +121,34 @@ class Public:
         if one not in places or other not in places:
             return None  # not cached: peers can send any number of tags
         first, last = sorted((places[one], places[other]))
-        changed = [step.changed for step in self.steps[first + 1 : last + 1]]
+        changed = [np.frombuffer(step.changed, np.uint32) for step in self.steps[first + 1 : last + 1]]
         self._between[one, other] = np.unique(np.concatenate(changed)) if changed else np.zeros(0, np.uint32)
         return self._between[one, other]
+
+    def size(self, one: bytes, other: bytes) -> int | None:
+        """Return the bytes of the difference between two published models; None if it is not known."""
+        changed = self.between(one, other)
+        return None if changed is None else entries_size(len(changed), len(self.params))
+
+    def encode(self, params: Parameters, one: bytes, other: bytes) -> bytes:
+        """Return the difference of `params`, whose tag is `other`, from the model `one`.
+
+        Raises:
+            KeyError: `size` returns None for these.
+        """
+        changed = self.between(one, other)
+        if changed is None:
+            raise KeyError(one)
+        return encode_entries(params, changed)
+
+    def decode(self, data: Data, base: Parameters) -> tuple[Parameters, int]:
+        """Return a peer's model, from its difference from `base`; see decode_entries."""
+        return decode_entries(data, base)
+
+    def bound(self, publications: int) -> int | None:
+        """Return the maximum bytes of the difference over some publications; None if it is not known."""
+        count, size = self.k * publications, len(self.params)
+        return entries_size(count, size) if publications <= REMEMBERED and count < size else None
 
     def restore(self, steps: Sequence[Step], params: Parameters) -> None:
         """Restore the steps of an earlier run; `params` is the last model."""

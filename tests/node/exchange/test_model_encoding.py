@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from p2pfl.algorithms.selection import fitting
-from p2pfl.compression.codecs import CODECS, TopK, make_codec
+from p2pfl.compression.codecs import CODECS, Differential, Sparse, TopK, make_codec
 from p2pfl.compression.sparse_updates import Copy, Step, encode_entries, tag
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.node.exchange.model_encoding import WHOLE, ModelEncoder
@@ -32,7 +32,10 @@ from tests.support.federation import play
 NAMES = ("a", "b", "c", "d")
 P = 11  # values of the concept-shift task's model
 TOP_K = {"name": "top-k", "share": 0.2}  # 3 of them
-CODEC_TABLES = [{"name": name} for name in CODECS if name != "top-k"] + [TOP_K]
+SPARSE = {"name": "sparse", "share": 0.2, "bits": 4}
+DIFFERENTIAL = [TOP_K, SPARSE]
+DENSE = [name for name, make in CODECS.items() if not issubclass(make, Differential)]
+CODEC_TABLES = [{"name": name} for name in DENSE] + DIFFERENTIAL
 
 
 def settings(codec, **options):
@@ -136,7 +139,7 @@ def test_node_serves_same_bytes_after_crash(tmp_path, table):
             await asyncio.sleep(0.01)
         known = [WHOLE, b"12345678", *(step.tag for step in d.exchange.coding.state())]
         before = served(d, known)
-        assert (len(set(map(len, before.values()))) > 1) == (table is TOP_K)
+        assert (len(set(map(len, before.values()))) > 1) == (table in DIFFERENTIAL)
         await federation.kill("d")
         federation.start("d")
         await asyncio.sleep(0.5)  # it has started round 4 again and trains
@@ -148,7 +151,8 @@ def test_node_serves_same_bytes_after_crash(tmp_path, table):
 
 
 @pytest.mark.slow
-def test_node_that_lost_its_disk_exchanges_valid_models(tmp_path):
+@pytest.mark.parametrize("table", DIFFERENTIAL, ids=lambda table: table["name"])
+def test_node_that_lost_its_disk_exchanges_valid_models(tmp_path, table):
     async def test(federation):
         federation.start()
         await federation.round("a", 4)
@@ -158,7 +162,7 @@ def test_node_that_lost_its_disk_exchanges_valid_models(tmp_path):
         federation.start("d")
         await federation.done()
 
-    federation = play(test, NAMES, settings(TOP_K, rounds=30), folder=tmp_path)
+    federation = play(test, NAMES, settings(table, rounds=30), folder=tmp_path)
     assert "d" in federation.partners("a", 29)
     assert not any(node.exchange.rejected for node in federation.nodes.values())
 
@@ -253,6 +257,25 @@ def test_difference_with_dense_codec_is_counted_and_dropped():
     assert federation.nodes["a"].exchange.rejected["not asked for"] >= 4
 
 
+@pytest.mark.parametrize(
+    ("payload", "cause"),
+    [
+        (b"", "wrong length"),
+        (b"\1\0" + bytes(7), "wrong length"),
+        (b"\0\0more", "wrong length"),
+        (b"\xff\xff" + bytes(50), "malformed"),
+        (b"\1\0\1\0\0\0" + np.array([np.inf], np.float32).tobytes() + b"\1\0\0", "not finite"),
+        (b"\1\0\1\0\0\0" + np.array([1e38], np.float32).tobytes() + b"\1\0\0", "too large"),
+        (b"\1\0\1\0\0\0" + np.array([1], np.float32).tobytes() + b"\0\x80\0", "malformed"),
+    ],
+)
+def test_invalid_sparse_differences_are_counted_and_dropped(payload, cause):
+    federation = hostile(lambda get: (get.known, payload), SPARSE)
+    exchange = federation.nodes["a"].exchange
+    assert exchange.rejected == {cause: exchange.rejected[cause]}
+    assert exchange.rejected[cause] >= 4
+
+
 def test_next_difference_starts_from_last_received_model():
     known, expected = [], []
 
@@ -281,11 +304,7 @@ def published(coding, params):
 
 
 def test_expected_bytes_follow_codec_and_missed_rounds():
-    dense = {
-        name: ModelEncoder(make_codec(name, {}), LAYOUT).expected_bytes("x", 7) - OVERHEAD
-        for name in CODECS
-        if name != "top-k"
-    }
+    dense = {name: ModelEncoder(make_codec(name, {}), LAYOUT).expected_bytes("x", 7) - OVERHEAD for name in DENSE}
     assert dense == {"float32": 400, "float16": 200, "bfloat16": 200, "int8": 104}
     coding = ModelEncoder(TopK(0.1), LAYOUT, START)
     # The count, then per round 13 bytes of bitmap and 4 for each of 10 values; the whole model after 8 rounds.
@@ -296,9 +315,10 @@ def test_expected_bytes_follow_codec_and_missed_rounds():
     assert ModelEncoder(TopK(1.0), LAYOUT, START).expected_bytes("x", 1) - OVERHEAD == 400
 
 
-def test_expected_bytes_bound_received_bytes():
+@pytest.mark.parametrize("codec", [TopK(0.1), Sparse(0.1), Sparse(0.02, bits=8)], ids=str)
+def test_expected_bytes_bound_received_bytes(codec):
     rng = np.random.default_rng(0)
-    sender, receiver = ModelEncoder(TopK(0.1), LAYOUT, START), ModelEncoder(TopK(0.1), LAYOUT, START)
+    sender, receiver = ModelEncoder(codec, LAYOUT, START), ModelEncoder(codec, LAYOUT, START)
     for round in range(1, 40):
         model = published(sender, rng.standard_normal(100).astype(np.float32))
         if rng.random() < 0.4:
@@ -313,8 +333,27 @@ def test_expected_bytes_bound_received_bytes():
             receiver.keep("me", round, params)
 
 
-def test_decode_rejects_difference_from_unknown_model():
-    coding = ModelEncoder(TopK(0.1), LAYOUT, START)
+@pytest.mark.parametrize("codec", [TopK(0.1), Sparse(0.1)], ids=str)
+def test_peer_with_unknown_model_receives_whole_model(codec):
+    sender, receiver = ModelEncoder(codec, LAYOUT, START), ModelEncoder(codec, LAYOUT, START + 1)
+    model = published(sender, np.linspace(0, 1, 100, dtype=np.float32))
+    copy = receiver.ask(["me"])["me"]
+    base = sender.base(model, copy.tag)
+    assert base == WHOLE
+    (params, _), _ = receiver.decode(memoryview(bytes(sender.encode(model, base))), base, copy)
+    assert params.tobytes() == model.update.params.tobytes()
+    receiver.keep("me", 1, params)
+    later = published(sender, np.linspace(0, 2, 100, dtype=np.float32))
+    copy = receiver.ask(["me"])["me"]
+    base = sender.base(later, copy.tag)
+    assert base == copy.tag
+    (params, _), _ = receiver.decode(memoryview(bytes(sender.encode(later, base))), base, copy)
+    assert params.tobytes() == later.update.params.tobytes()
+
+
+@pytest.mark.parametrize("codec", [TopK(0.1), Sparse(0.1)], ids=str)
+def test_decode_rejects_difference_from_unknown_model(codec):
+    coding = ModelEncoder(codec, LAYOUT, START)
     for copy in (None, Copy(b"87654321", START, 0)):
         with pytest.raises(ProtocolError, match="a difference from an unknown model"):
             coding.decode(memoryview(bytes(4)), b"12345678", copy)
@@ -323,12 +362,12 @@ def test_decode_rejects_difference_from_unknown_model():
 def test_restore_ignores_steps_without_their_model():
     coding = ModelEncoder(TopK(0.1), LAYOUT, START)
     before = coding.state()
-    coding.restore([Step(b"12345678", np.zeros(0, np.uint32))], [])
+    coding.restore([Step(b"12345678", b"")], [])
     assert coding.state() == before
     assert published(coding, START + 1).tag == tag(np.repeat(np.float32([1, 0]), [10, 90]))
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "top-k"])
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "top-k", "sparse"])
 def test_publish_refuses_model_that_is_not_finite(name):
     coding = ModelEncoder(make_codec(name, {}), LAYOUT, START)
     with pytest.raises(RunError, match="values are not finite"):
@@ -360,7 +399,8 @@ def test_smaller_models_allow_more_peers_within_byte_budget():
     heard = {name: wire for name, (_, wire) in models.items()}
     assert list(heard.values())[:4] == [2, 3, 3, 3]
     assert 2 < heard[str(TOP_K)] <= 3
-    assert list(heard.values())[5] == 2
+    assert 2 < heard[str(SPARSE)] <= 3
+    assert list(heard.values())[-1] == 2
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from p2pfl.compression.codecs import BFloat16, DecodeError, Float16, Float32, Int8, TopK, make_codec
+from p2pfl.compression.codecs import BFloat16, DecodeError, Float16, Float32, Int8, Sparse, TopK, make_codec
 from p2pfl.compression.sparse_updates import (
     REMEMBERED,
     Copies,
@@ -24,7 +24,8 @@ from p2pfl.compression.sparse_updates import (
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout
 
-DENSE = {"float32": Float32(), "float16": Float16(), "bfloat16": BFloat16(), "int8": Int8(), "top-k": TopK()}
+DENSE = {"float32": Float32(), "float16": Float16(), "bfloat16": BFloat16(), "int8": Int8()}
+DENSE |= {"top-k": TopK(), "sparse": Sparse()}
 LOSSY = ("float16", "bfloat16", "int8")
 GREATEST = float(np.finfo(np.float32).max)
 values = st.floats(-GREATEST, GREATEST, width=32) | st.floats(-1, 1, width=32)
@@ -137,7 +138,7 @@ def test_codec_size_equals_length_of_encoding(name, sizes):
 def test_codec_sizes_of_1000_values_in_two_tensors():
     shapes = layout(900, 100)
     sizes = {name: codec.size(shapes) for name, codec in DENSE.items()}
-    assert sizes == {"float32": 4000, "float16": 2000, "bfloat16": 2000, "int8": 1008, "top-k": 4000}
+    assert sizes == {"float32": 4000, "float16": 2000, "bfloat16": 2000, "int8": 1008, "top-k": 4000, "sparse": 4000}
     assert entries_size(100, 1000) == 4 + 125 + 400  # a bit for each
     assert entries_size(10, 1000) == 4 + 40 + 40  # an index for each
 
@@ -201,6 +202,9 @@ def test_codec_decodes_any_bytes_to_finite_model_or_refuses(name, data):
         ({"name": "top-k", "share": 0.0}, "codec: share must be more than 0 and at most 1, got 0.0"),
         ({"name": "top-k", "share": 1.5}, "codec: share must be more than 0 and at most 1, got 1.5"),
         ({"name": "top-k", "copies": -1}, "codec: copies must be 0 or more, got -1"),
+        ({"name": "sparse", "share": 2.0}, "codec: share must be more than 0 and at most 1, got 2.0"),
+        ({"name": "sparse", "bits": 1}, "codec: bits must be from 2 to 8, got 1"),
+        ({"name": "sparse", "bits": 9}, "codec: bits must be from 2 to 8, got 9"),
         ({"name": "int8", "share": 0.1}, "unknown key 'codec.share'; known: none"),
     ],
 )
