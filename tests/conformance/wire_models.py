@@ -40,10 +40,12 @@ def bits(value):
 def parameters(codec, sizes, data):
     """Return the values of a model, and the rest."""
     count = sum(sizes)
-    size = {"float32": 4 * count, "top-k": 4 * count, "int8": 4 * len(sizes) + count}.get(codec, 2 * count)
+    size = {"float32": 4 * count, "top-k": 4 * count, "sparse": 4 * count, "int8": 4 * len(sizes) + count}.get(
+        codec, 2 * count
+    )
     expect(len(data) >= size, "wrong length")
     data, rest = data[:size], data[size:]
-    if codec in ("float32", "top-k"):
+    if codec in ("float32", "top-k", "sparse"):
         return floats(data), rest
     if codec == "float16":
         values = list(struct.unpack(f"<{count}e", data))
@@ -76,6 +78,55 @@ def difference(known, data):
     for place, value in zip(places, values, strict=True):
         model[place] = value
     return model, data[end:]
+
+
+BITS = 3  # of a value of the codec sparse in the vectors
+
+
+def quantised_difference(known, data):
+    expect(len(data) >= 2, "wrong length")
+    count, end, values = int.from_bytes(data[:2], "little"), 2, list(known)
+    expect(count <= 64, "malformed")
+    for _ in range(count):
+        end += message(values, data[end:])
+    expect(all(map(isfinite, values)), "not finite")
+    return values, data[end:]
+
+
+def message(values, data):
+    """Change the values in place; return the length of the message."""
+    size, count = len(values), int.from_bytes(data[:4], "little")
+    expect(len(data) >= 8 and count <= size, "wrong length")
+    low = (size // count).bit_length() - 1 if count else 0
+    parts = [ceil(low * count / 8), ceil((count + ((size - 1) >> low)) / 8) if count else 0]
+    coded = sum(parts) < ceil(size / 8)
+    parts = [8, *(parts if coded else [ceil(size / 8)]), ceil(BITS * count / 8)]
+    expect(len(data) >= sum(parts), "wrong length")
+    pieces, start = [], 0
+    for length in parts:
+        pieces.append(data[start : start + length])
+        start += length
+    (unit,) = floats(pieces[0][4:])
+    expect((unit > 0) == (count > 0), "malformed")
+    places = [k for k in range(8 * len(pieces[-2])) if pieces[-2][k // 8] >> (k % 8) & 1]
+    expect(len(places) == count, "malformed")
+    if coded:
+        places = [((h - k) << low) + n for k, (h, n) in enumerate(zip(places, unpacked(pieces[1], count, low), strict=True))]
+    expect(all(a < b for a, b in pairwise(places)) and all(place < size for place in places), "malformed")
+    for place, code in zip(places, unpacked(pieces[-1], count, BITS), strict=True):
+        level = (code & (2 ** (BITS - 1) - 1)) + 1
+        values[place] = rounded(values[place] + rounded((-level if code >> (BITS - 1) else level) * unit))
+    return sum(parts)
+
+
+def rounded(value):
+    return to_float32(value) if abs(value) < 3.4028235677973366e38 else float("inf")
+
+
+def unpacked(data, count, width):
+    whole = int.from_bytes(data, "little")
+    expect(whole >> (count * width) == 0, "malformed")
+    return [whole >> (k * width) & (2**width - 1) for k in range(count)]
 
 
 EXTRA = structure(
@@ -123,7 +174,7 @@ def model(given, base, data):
     sizes, known = [prod(shape) for shape in given["tensors"]], given["known"]
     if base:
         expect(known is not None and base == tag(known), "not asked for")
-        values, rest = difference(known, data)
+        values, rest = (quantised_difference if given["codec"] == "sparse" else difference)(known, data)
     else:
         values, rest = parameters(given["codec"], sizes, data)
     return values, extras(rest)

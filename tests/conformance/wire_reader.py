@@ -125,7 +125,9 @@ def check_agreed(given):
         "rounds": str(file["rounds"]),
         "round mode": file["mode"],
         "local submission trigger": "the end of a round's training, and a peer's request",
-        "local submission format": CODEC_WORDS[codec["name"]].format(share=codec.get("share", 0.1)),
+        "local submission format": CODEC_WORDS[codec["name"]].format(
+            **{"share": {"sparse": 0.03}.get(codec["name"], 0.1), "bits": 3} | codec
+        ),
         "local aggregation behaviour": "waits for models of its round" if synchronous else "takes the newest models",
         "joint aggregation behaviour": "none; every node aggregates for itself",
         "integration of a received model": "as the policy says, in place of the local model",
@@ -820,6 +822,7 @@ CODEC_WORDS = {
     "bfloat16": "all parameters, bfloat16",
     "int8": "all parameters, int8 with a scale for each tensor",
     "top-k": "the {share:g} of the parameters that have changed most, float32",
+    "sparse": "differences of the {share:g} of the parameters that have changed most, {bits} bits",
 }
 
 

@@ -61,7 +61,13 @@ from tests.conformance.wire_making import (
     signed_file,
 )
 from tests.conformance.wire_vectors_coordination import WRONG_MESSAGES, coordination_messages, coordination_vectors
-from tests.conformance.wire_vectors_models import codec_vectors, difference_vectors, extras_vectors, update_vectors
+from tests.conformance.wire_vectors_models import (
+    codec_vectors,
+    difference_vectors,
+    extras_vectors,
+    quantised_vectors,
+    update_vectors,
+)
 from tests.support.weak_keys import NOT_CANONICAL, SMALL_ORDER, TWINS, forged
 
 FOLDER = Path(__file__).parents[2] / "docs" / "vectors"
@@ -1191,6 +1197,7 @@ def payload_vectors() -> Vectors:
     terms_vectors(v)
     codec_vectors(v)
     difference_vectors(v)
+    quantised_vectors(v)
     extras_vectors(v)
     update_vectors(v)
     return v

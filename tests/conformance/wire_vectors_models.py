@@ -2,13 +2,14 @@
 
 import numpy as np
 
+from p2pfl.compression.quantised_updates import Change, encode_change
 from p2pfl.compression.sparse_updates import encode_entries, tag
 from p2pfl.protocols.wire.payload import encode_extras
 from tests.conformance.wire_making import SHAPES, exact, pack
 from tests.conformance.wire_project import run
 
 VALUES = [1.0, -2.5, 0.1, 3e-5, -0.0, 100.0, 65504.0, 1e6]
-ALL = ("float32", "float16", "bfloat16", "int8", "top-k")
+ALL = ("float32", "float16", "bfloat16", "int8", "top-k", "sparse")
 
 
 def codec_vectors(v):
@@ -103,6 +104,54 @@ def difference_vectors(v):
     wrong = np.array([np.nan] * 8, np.float32)
     bad("a value that is no number", "not finite", "NaN", entries_of([3], values=wrong))
     bad("an infinite value, listed", "not finite", "inf", entries_of([3], 100, np.full(100, np.inf, np.float32)), wide)
+
+
+def quantised_vectors(v):
+    def message(places, levels, unit, size=8):
+        change = Change(np.array(places, np.uint32), np.array(levels, np.int16), np.float32(unit))
+        return encode_change(change, size, 3)
+
+    def difference(*messages):
+        return len(messages).to_bytes(2, "little") + b"".join(messages)
+
+    known = exact([0.5] * 8)
+    base = {"codec": "sparse", "tensors": SHAPES, "known": known, "base": tag(np.array(known, np.float32)).hex()}
+    v.good("sparse, no publication", "model", **base, bytes=difference().hex())
+    v.good("sparse, an empty publication", "model", **base, bytes=difference(message([], [], 0)).hex())
+    v.good("sparse, marked", "model", **base, bytes=difference(message([1, 2, 5], [1, -4, 3], 0.1)).hex())
+    v.good("sparse, all entries", "model", **base, bytes=difference(message(range(8), [4, -4] * 4, 1e-3)).hex())
+    extra = encode_extras({"a": np.array([], np.int64)})
+    v.good("sparse, and extras", "model", **base, bytes=(difference(message([7], [2], 3e7)) + extra).hex())
+    many = exact([0.1] * 100)
+    wide = {"codec": "sparse", "tensors": [[100]], "known": many, "base": tag(np.array(many, np.float32)).hex()}
+    coded = message([3, 40, 99], [1, -4, 3], 0.1, 100)
+    v.good("sparse, coded", "model", **wide, bytes=difference(coded).hex())
+    three = difference(coded, message([40], [-1], 1e9, 100), message(range(0, 100, 2), [1] * 50, 0.3, 100))
+    v.good("sparse, three publications in order", "model", **wide, bytes=three.hex())
+
+    def bad(name, cause, why, data, **changes):
+        v.bad(f"sparse, {name}", "model", cause, why, **wide | changes, bytes=data.hex())
+
+    one = difference(coded)
+    bad("another model", "not asked for", "its tag differs", one, base="00" * 8)
+    bad("nothing known", "not asked for", "no model was named", one, known=None)
+    bad("no count of publications", "wrong length", "1 byte", b"\0")
+    bad("a byte less", "wrong length", "the last one is missing", one[:-1])
+    bad("a byte more", "wrong length", "what follows is no extras", one + b"\0")
+    bad("one publication missing", "wrong length", "2 were announced", b"\2\0" + coded)
+    bad("65 publications", "malformed", "at most 64", difference(*[message([], [], 0)] * 65))
+    bad("more entries than there are", "wrong length", "101 of 100", b"\1\0" + (101).to_bytes(4, "little") + bytes(999))
+    bad("a unit that is infinite", "not finite", "inf", one[:6] + np.array([np.inf], "<f4").tobytes() + one[10:])
+    bad("a negative unit", "malformed", "-1", one[:6] + np.array([-1], "<f4").tobytes() + one[10:])
+    bad("a unit of 0", "malformed", "with 3 entries", one[:6] + bytes(4) + one[10:])
+    bad("a unit without entries", "malformed", "must be 0", b"\1\0" + bytes(4) + np.array([1], "<f4").tobytes())
+    bad("the same index twice", "malformed", "3, 3", difference(coded[:8] + b"\x63\x0c\x0d" + coded[11:]))
+    bad("too many marks", "malformed", "4 of 3", one[:12] + b"\x2d" + one[13:])
+    bad("an index beyond the model", "malformed", "103 of 100", one[:10] + b"\x03\x1d" + one[12:])
+    bad("an unused bit of the indices", "malformed", "must be 0", one[:11] + b"\x8d" + one[12:])
+    bad("an unused bit of the values", "malformed", "must be 0", one[:-1] + b"\x80")
+    large = message([0], [4], 8e37, 100)
+    bad("a value that overflows", "not finite", "twice 3.2e38", difference(large, large))
 
 
 def extras_vectors(v):

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from p2pfl.compression.codecs import Int8, TopK
+from p2pfl.compression.codecs import Int8, Sparse, TopK
 from p2pfl.compression.sparse_updates import Copy
 from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.parameters import Layout
@@ -68,6 +68,12 @@ def take_difference(data):
     ModelEncoder(TopK(), SHAPES, start).decode(memoryview(data), known.tag, known)
 
 
+def take_quantised(data):
+    start = np.zeros(P, np.float32)
+    known = Copy(b"12345678", start, 0)
+    ModelEncoder(Sparse(), SHAPES, start).decode(memoryview(b"\1\0" + data), known.tag, known)
+
+
 def take_entries(data):
     Membership(FILE, LOG.encode()).extend(data)
 
@@ -109,6 +115,8 @@ BOMBS = {  # by name: the decoder, the input, and the limit of its memory in byt
     "a difference of 2**28 entries": (take_difference, b"\0\0\0\x10" + bytes(8 * P), SMALL),
     "a difference of one entry beyond the model": (take_difference, b"\1\0\0\0" + b"\xff" * 4 + bytes(4), 8 * P + SMALL),
     "a difference of more entries than are marked": (take_difference, b"\0\2\0\0" + bytes(P // 8 + 4 * 512), 8 * P + SMALL),
+    "a message of 2**32 entries": (take_quantised, b"\xff\xff\xff\xff" + bytes(P), SMALL),
+    "a message of more entries than are marked": (take_quantised, b"\0\2\0\0\0\0\x80\x3f" + bytes(P), 16 * P + SMALL),
     "entries that are empty arrays": (take_entries, EMPTY[: 1 << 22], 3 * LOG_LIMIT),
     "2**32 entries": (take_entries, HUGE, 3 * LOG_LIMIT),
     "60,000 entries": (take_entries, minimal_entries(60_000), 3 * LOG_LIMIT),
