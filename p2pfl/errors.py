@@ -46,6 +46,8 @@ IN_EXTRAS = {
     "torch": ("PyTorch", "torch"),
     "duckdb": ("DuckDB", "sim"),
     "networkx": ("NetworkX", "sim"),
+    "peft": ("PEFT", "adapters"),
+    "transformers": ("Transformers", "adapters"),
     "xxhash": ("xxhash", "sim"),
 }
 """Modules of libraries that a node without extras lacks: the name of the library, and the extra with it."""

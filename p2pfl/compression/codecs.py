@@ -254,9 +254,9 @@ class Sparse(Differential):
     checkpoint. A lost message changes nothing: the next request names the older model.
     The policy averages w^; the consensus step of the paper (line 9) is not used.
 
-    A message of k entries has 8 bytes, bits * k / 8 bytes of values, and the indices in the smaller of two forms: a bit for
-    each of the P entries, or an Elias-Fano code of about k * (2 + log2(1 / share)) / 8 bytes (see
-    p2pfl.compression.quantised_updates). A difference has at most 64 messages and fewer bytes than the whole model.
+    A message of k entries has 8 bytes, bits * k / 8 bytes of values, and the indices. These take the smaller of two forms:
+    a bit for each of the P entries, or an Elias-Fano code of about k * (2 + log2(1 / share)) / 8 bytes. See
+    p2pfl.compression.quantised_updates. A difference has at most 64 messages and fewer bytes than the whole model.
 
     Loss: unbounded in one publication; if w does not change, w^ converges to it.
 

@@ -46,7 +46,7 @@ class Change(NamedTuple):
     levels: NDArray[np.int16]
     unit: np.float32
 
-    def applied(self, params: Parameters) -> Parameters:
+    def apply(self, params: Parameters) -> Parameters:
         """Return a changed copy of a model: each entry plus level * unit, both operations in float32."""
         changed = params.copy()
         with np.errstate(over="ignore"):
@@ -222,7 +222,7 @@ def decode_changes(data: Data, base: Parameters, bits: int) -> tuple[Parameters,
     params = base
     for _ in range(messages):
         change, length = decode_change(data[end:], len(base), bits)
-        params, end = change.applied(params), end + length
+        params, end = change.apply(params), end + length
     return decoded(params).params, end
 
 
@@ -249,11 +249,11 @@ class QuantisedPublic:
         with np.errstate(over="ignore"):
             difference = np.clip(params - self.params, -GREATEST, GREATEST)
         change = quantise(difference, self._k, self._bits)
-        public = change.applied(self.params)
+        public = change.apply(self.params)
         fits = np.isfinite(public[change.indices])
         if not fits.all():  # rounded beyond the greatest float32
             change = change.part(fits)
-            public = change.applied(self.params)
+            public = change.apply(self.params)
         self.params = public
         self.steps.append(Step(tag(public), encode_change(change, len(public), self._bits)))
         while len(self.steps) > MESSAGES + 1 or self._length(0, len(self.steps) - 1) >= 4 * len(public):

@@ -67,6 +67,8 @@ def kernel_for(task: TorchProblem, dense: bool = True) -> BatchedGradient:
     Raises:
         ConfigurationError: the module cannot be stacked (it couples the samples of a batch, or torch cannot stack it).
     """
+    if not getattr(task.template, "stackable", True):
+        raise ConfigurationError(f"module {type(task.template).__name__} shares values with those of other nodes")
     chain = _chain(task) if dense else None
     return DenseKernel(task, chain) if chain is not None else VmapKernel(task)
 

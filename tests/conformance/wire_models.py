@@ -111,19 +111,19 @@ def message(values, data):
     places = [k for k in range(8 * len(pieces[-2])) if pieces[-2][k // 8] >> (k % 8) & 1]
     expect(len(places) == count, "malformed")
     if coded:
-        places = [((h - k) << low) + n for k, (h, n) in enumerate(zip(places, unpacked(pieces[1], count, low), strict=True))]
+        places = [((h - k) << low) + n for k, (h, n) in enumerate(zip(places, unpack(pieces[1], count, low), strict=True))]
     expect(all(a < b for a, b in pairwise(places)) and all(place < size for place in places), "malformed")
-    for place, code in zip(places, unpacked(pieces[-1], count, BITS), strict=True):
+    for place, code in zip(places, unpack(pieces[-1], count, BITS), strict=True):
         level = (code & (2 ** (BITS - 1) - 1)) + 1
-        values[place] = rounded(values[place] + rounded((-level if code >> (BITS - 1) else level) * unit))
+        values[place] = round_to_float32(values[place] + round_to_float32((-level if code >> (BITS - 1) else level) * unit))
     return sum(parts)
 
 
-def rounded(value):
+def round_to_float32(value):
     return to_float32(value) if abs(value) < 3.4028235677973366e38 else float("inf")
 
 
-def unpacked(data, count, width):
+def unpack(data, count, width):
     whole = int.from_bytes(data, "little")
     expect(whole >> (count * width) == 0, "malformed")
     return [whole >> (k * width) & (2**width - 1) for k in range(count)]

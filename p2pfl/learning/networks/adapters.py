@@ -25,15 +25,20 @@ class AdaptedModel(nn.Module):
     They are not tensors of this module, so they are neither in its layout nor sent. An empty buffer whose name has their
     hash is in the layout instead; so nodes with different frozen values refuse each other.
 
+    The modules of several nodes cannot be stacked, because torch's vmap does not suit the models of `transformers`.
+
     Args:
         whole: the model of peft, with any values for the adapters and the head.
         digest: the hash of the frozen values.
         pad: the token that fills up short texts; None if there is none.
     """
 
+    stackable = False
+    whole: nn.Module
+
     def __init__(self, whole: nn.Module, digest: str, pad: int | None) -> None:
         super().__init__()
-        object.__setattr__(self, "_whole", whole)  # an attribute that torch does not take for a submodule
+        object.__setattr__(self, "whole", whole)  # an attribute that torch does not take for a submodule
         self._pad = pad
         _draw(whole)
         for name, parameter in whole.named_parameters():
@@ -43,32 +48,37 @@ class AdaptedModel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits, [n, classes], for token numbers, int64 [n, length]."""
-        whole: nn.Module = self._whole.to(tokens.device)
+        whole = self.whole.to(tokens.device)
         whole.train(self.training)
-        values = {f"{PREFIX}{name}": parameter for name, parameter in self.named_parameters()}
+        values: dict[str, Tensor] = {f"{PREFIX}{name}": parameter for name, parameter in self.named_parameters()}
         inputs = {"input_ids": tokens} | ({} if self._pad is None else {"attention_mask": (tokens != self._pad).long()})
         logits: Tensor = functional_call(whole, values, (), inputs).logits
         return logits
 
 
 class AdaptedModelFactory:
-    """Factory of the modules of nodes; see `with_adapters`."""
+    """Factory of the modules of nodes; see `with_adapters`.
+
+    Attributes:
+        config: configuration of peft.
+    """
 
     def __init__(self, base: Callable[[], Any], config: Any) -> None:
         self._base = base
-        self._config = config
+        self.config = config
 
     def __call__(self) -> AdaptedModel:
-        return AdaptedModel(self._whole, self._digest, self._whole.config.pad_token_id)
+        return AdaptedModel(self.whole, self._digest, self.whole.config.pad_token_id)
 
     @cached_property
-    def _whole(self) -> Any:
+    def whole(self) -> Any:
+        """The model of peft, whose frozen values all modules share."""
         with needs_extra("a task with adapters", "adapters"):
             from peft import get_peft_model
 
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # a base that reads no file is then the same on all nodes
-            whole = get_peft_model(self._base(), self._config)
+            whole = get_peft_model(self._base(), self.config)
         if not any(parameter.requires_grad for parameter in whole.parameters()):
             raise ConfigurationError("the configuration of peft leaves nothing to train")
         return whole
@@ -76,7 +86,7 @@ class AdaptedModelFactory:
     @cached_property
     def _digest(self) -> str:
         hash = blake3()
-        for name, parameter in self._whole.named_parameters():
+        for name, parameter in self.whole.named_parameters():
             if not parameter.requires_grad:
                 hash.update(f"{name} {list(parameter.shape)} {parameter.dtype}\n".encode())
                 hash.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -101,11 +111,11 @@ def with_adapters(base: Callable[[], Any], config: Any) -> AdaptedModelFactory:
 
 def _draw(whole: nn.Module) -> None:
     """Draw initial values for everything that is trained, from torch's generator."""
-    for module in whole.modules():
-        reset = getattr(module, "reset_parameters", None)
-        if reset is not None and any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
-            reset()
-    for module in whole.modules():
+    modules: list[Any] = list(whole.modules())
+    for module in modules:
+        if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+            module.reset_parameters()
+    for module in modules:
         if hasattr(module, "reset_lora_parameters"):  # the second factor is 0
             for name in module.active_adapters:
                 module.reset_lora_parameters(name, True)
@@ -115,7 +125,7 @@ def _place(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     """Register a parameter under a name with dots, in submodules."""
     *parts, last = name.split(".")
     for part in parts:
-        if part not in module._modules:
+        if not hasattr(module, part):
             module.add_module(part, nn.Module())
         module = module.get_submodule(part)
     module.register_parameter(last, parameter)
