@@ -11,7 +11,7 @@ from math import inf
 
 import numpy as np
 
-from p2pfl.compression.codecs import Float32
+from p2pfl.compression.codecs import Codec, Differential, Float32
 from p2pfl.node.exchange.exchange_config import ExchangeConfig
 from p2pfl.node.exchange.factory import max_frame
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
@@ -27,6 +27,7 @@ from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened
 
 HOST = "127.0.0.1"
 FEDERATION, LAYOUT = bytes(16), bytes(16)
+FLOAT32 = Float32()
 _BYTES_ACKED, _BYTES_RECEIVED = 120, 128  # offsets in Linux's struct tcp_info
 
 
@@ -68,10 +69,18 @@ class BenchNode:
         others: numbers and addresses of its peers; "" for a peer that will dial.
         size: bytes of a model.
         hashing: whether the model is hashed for every request, instead of once when it is published.
+        codec: codec of the models.
     """
 
     def __init__(
-        self, number: int, others: dict[int, str], size: int, period: float = inf, *, hashing: bool = False
+        self,
+        number: int,
+        others: dict[int, str],
+        size: int,
+        period: float = inf,
+        *,
+        hashing: bool = False,
+        codec: Codec = FLOAT32,
     ) -> None:
         own, keys = identity(number), {other: identity(other).public for other in others}
         self.transport = TlsTransport(f"{HOST}:0", own, Club(keys.values()), max_frame(size // 4), rate=inf)
@@ -93,7 +102,8 @@ class BenchNode:
             settings=Settings(mode="asynchronous", members=1 + len(others), deadline=60.0),
             n_samples=1,
         )
-        coding = ModelEncoder(Float32(), Layout((("model", (size // 4,)),), size // 4))
+        initial = np.zeros(size // 4, np.float32) if isinstance(codec, Differential) else None
+        coding = ModelEncoder(codec, Layout((("model", (size // 4,)),), size // 4), initial)
         self.exchange = (HashingExchange if hashing else MessageExchange)(config, coding, self._no_loss)
         self.tasks = asyncio.TaskGroup()
 

@@ -44,6 +44,7 @@ from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, Opened
 from p2pfl.protocols.wire.payload import EXTRAS_LIMIT
 
+LARGEST_FRAME = 2**32 - 1  # bytes; a frame's length and its payload's have 4 bytes
 GONE_AFTER = 3  # unanswered probes after which a node that has finished no longer waits for a peer
 
 
@@ -320,5 +321,15 @@ def payload_limit(size: int, coordinated: bool = False) -> int:
 
     Args:
         coordinated: whether the policy has a coordinator; a submission to it contains two models.
+
+    Raises:
+        ConfigurationError: the models are too large for messages.
     """
-    return max(4 * size * (1 + coordinated) + EXTRAS_LIMIT, m.HelloParameters.LIMIT)
+    limit = max(4 * size * (1 + coordinated) + EXTRAS_LIMIT, m.HelloParameters.LIMIT)
+    if OVERHEAD + limit > LARGEST_FRAME:
+        raise ConfigurationError(
+            f"the model shares {size:,} values, but a message has at most 4 GiB"
+            f" ({(LARGEST_FRAME - OVERHEAD - EXTRAS_LIMIT) // (4 * (1 + coordinated)):,} values with this policy); keep a"
+            " part of the model private"
+        )
+    return limit

@@ -6,7 +6,7 @@ result again gives the same bytes, so nothing is lost twice. Results are bit-ide
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, isfinite
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +18,7 @@ from p2pfl.errors import P2pflError, unknown
 from p2pfl.parameters import Layout, Parameters, norm
 
 Data = bytes | memoryview
+_BLOCK = 1 << 16  # values
 
 
 class DecodeError(P2pflError, ValueError):
@@ -155,9 +156,10 @@ class Int8:
         numbers = np.zeros(layout.size, np.int8)
         for k, (_, start, stop, _) in enumerate(layout.places):
             tensor = params[start:stop]
-            greatest[k] = np.abs(tensor).max(initial=0.0)
+            greatest[k] = max(abs(tensor.max(initial=0.0)), abs(tensor.min(initial=0.0)))
             if greatest[k] > 0:
-                numbers[start:stop] = np.rint(tensor.astype(np.float64) * 127 / np.float64(greatest[k]))
+                for part in blocks(start, stop):
+                    numbers[part] = np.rint(params[part].astype(np.float64) * 127 / np.float64(greatest[k]))
         return greatest.tobytes() + numbers.tobytes()
 
     def decode(self, data: Data, layout: Layout) -> Decoded:
@@ -169,7 +171,8 @@ class Int8:
             raise DecodeError("malformed", "a scale below 0, or a number below -127")
         params = np.empty(layout.size, np.float32)
         for k, (_, start, stop, _) in enumerate(layout.places):
-            params[start:stop] = numbers[start:stop].astype(np.float64) * np.float64(greatest[k]) / 127
+            for part in blocks(start, stop):
+                params[part] = numbers[part].astype(np.float64) * np.float64(greatest[k]) / 127
         return decoded(params)
 
 
@@ -315,6 +318,11 @@ def decoded(params: Parameters) -> Decoded:
     if not isfinite(size):
         raise DecodeError("not finite", "the model has values that are not finite")
     return Decoded(params, size)
+
+
+def blocks(start: int, stop: int) -> Iterator[slice]:
+    """Yield slices of at most 2**16 values from `start` to `stop`, so that float64 copies of large models stay small."""
+    return (slice(at, min(at + _BLOCK, stop)) for at in range(start, stop, _BLOCK))
 
 
 def _check_length(data: Data, size: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.robust.registry import RULES
 from tests.support import forked
 
@@ -112,3 +113,10 @@ def test_cluster_benchmark_writes_efficiency(tmp_path):
     ((process,), (ray,), (efficiency,)) = (figures[name] for name in ("process", "ray", "efficiency"))
     assert efficiency == process / ray
     assert f"efficiency {efficiency:.2f}" in out
+
+
+@pytest.mark.slow
+def test_large_model_benchmark_sends_a_model(tmp_path):
+    _, figures = benchmark(tmp_path, "--size", "2", program="large_model.py")
+    assert figures["equal"] is True
+    assert figures["bytes"] == 2_000_000 + OVERHEAD

@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 
 from p2pfl.compression.codecs import Float32, TopK
+from p2pfl.errors import ConfigurationError
 from p2pfl.node.exchange.base import Detached
+from p2pfl.node.exchange.message_exchange import payload_limit
 from p2pfl.node.exchange.model_encoding import WHOLE, ModelEncoder
 from p2pfl.node.exchange.model_server import LARGE, ModelServer
 from p2pfl.node.exchange.published_models import Outbox
 from p2pfl.node.exchange.publisher import Publisher
 from p2pfl.node.folder.settings import Settings
 from p2pfl.parameters import Layout
-from p2pfl.protocols.wire.envelope import Payload
+from p2pfl.protocols.wire.envelope import OVERHEAD, Payload
+from p2pfl.protocols.wire.payload import EXTRAS_LIMIT
 from tests.support.federation import play
 
 
@@ -75,3 +78,11 @@ def test_model_of_repeated_round_replaces_the_encoded_one():
 
     play(test, ("a", "b"), Settings(rounds=5, deadline=10.0))
     assert [(update.round, update.params[0]) for update in received] == [(1, 1), (2, 2), (3, 3), (2, 2), (3, 30)]
+
+
+@pytest.mark.parametrize("coordinated", [False, True])
+def test_model_beyond_a_message_of_4_gib_is_refused(coordinated):
+    most = (2**32 - 1 - OVERHEAD - EXTRAS_LIMIT) // (8 if coordinated else 4)
+    assert OVERHEAD + payload_limit(most, coordinated) < 2**32
+    with pytest.raises(ConfigurationError, match=f"at most 4 GiB \\({most:,} values"):
+        payload_limit(most + 1, coordinated)

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 from p2pfl.compression.codecs import BFloat16, DecodeError, Float16, Int8, TopK
+from p2pfl.compression.quantised_updates import decode_changes, encode_change, quantise
 from p2pfl.compression.sparse_updates import Copy, decode_entries, encode_entries, tag
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes
 from p2pfl.node.coordination.factory import Coordination
@@ -78,6 +79,7 @@ LOG = make_log()
 SHAPES = Layout((("weights", (2, 3)), ("bias", (2,))), P)
 START = np.zeros(P, np.float32)
 ENTRIES = Payload.of(encode_entries(np.ones(P, np.float32), np.array([1, 2, 5], np.uint32)))
+QUANTISED = b"\1\0" + encode_change(quantise(np.ones(P, np.float32), 3, 3), P, 3)
 MODEL = Payload.of(np.ones(P, np.float32).tobytes(), payload.encode_extras({"x": np.arange(6.0).reshape(2, 3)}))
 TERMS = Payload.of(m.HelloParameters({"size": "8"}, {"n_samples": 50, "group": "x", "share": 0.5}, 1, False, 3).encode())
 CLUSTER = {"cluster": np.array([0, 1]), "figures": np.array([1, 0, 0.5, 2.0])}
@@ -374,6 +376,7 @@ class InputFuzzer:
             "bfloat16": ([b"\x80\x3f" * P], lambda data: BFloat16().decode(data, SHAPES), DecodeError),
             "int8": ([b"\0\0\x80\x3f" * 2 + bytes(P)], lambda data: Int8().decode(data, SHAPES), DecodeError),
             "entries": ([ENTRIES.parts[0]], lambda data: decode_entries(memoryview(data), START), DecodeError),
+            "quantised": ([QUANTISED], lambda data: decode_changes(memoryview(data), START, 3), DecodeError),
             "join": ([pack_value(Join(bytes(16), "dave"))], invitation.decode_join, ProtocolError),
             "joined": (
                 [pack_value(Joined(FILE.data, LOG.encode())), pack_value(JoinRefused("no"))],
