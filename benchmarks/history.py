@@ -1,18 +1,25 @@
 """Ratios of the benchmarks by commit, and a comparison of new ones with the last entry.
 
-    python benchmarks/sim_speed.py --quick --json sim.json
-    python benchmarks/wire.py --quick --json wire.json
-    python benchmarks/history.py sim.json wire.json
-    python benchmarks/history.py sim.json wire.json --record "two cores, AMD EPYC"
+    python benchmarks/history.py --measure --quick
+    python benchmarks/history.py --measure --record "two cores, AMD EPYC"
+    python benchmarks/history.py sim.json wire.json rules.json
 
-A ratio compares two systems of one interleaved run. Other work on the machine changes ratios of elapsed time (sim) much
-more than those of core time (wire), so record the former on a machine without other work:
+`--measure` runs `sim_speed.py`, `wire.py` and `robust.py`, first in full and then with `--quick`, and `--record` appends
+an entry for each of the two. Continuous integration measures only with `--quick`. Files are the JSON figures of earlier
+calls of these programs.
 
-    sim WORKLOAD    node-rounds per second, relative to the stacked program, or to the plain loop where there is none
-    wire SIZE       core time of both ends of bare TLS, relative to that of p2pfl
+A ratio compares two systems of one interleaved run, and more is better. Other work on the machine changes ratios of
+elapsed time (sim) much more than those of processor time (wire, rule), so record on a machine without other work:
 
-A ratio that has fallen by a quarter gives a warning. The exit status is 1 if one has fallen below half. Entries in
-benchmarks/history.json are measured with `--quick`, as in continuous integration.
+    sim WORKLOAD          node-rounds per second, relative to the stacked program, or to the plain loop where there is none
+    module WORKLOAD       the same with a module of one's own
+    dac, dpfl WORKLOAD    node-rounds per second of these policies, relative to those of gossip
+    evaluated WORKLOAD    node-rounds per second with an evaluation in every round, relative to those without
+    wire SIZE             core time of both ends of bare TLS, relative to that of p2pfl
+    rule NAME             core time of the means of 100 simulated nodes, relative to that of the means and the rule together
+
+A ratio that has fallen by a quarter gives a warning. The exit status is 1 if one has fallen below half. A ratio is
+compared with the last entry of the same kind, quick or in full; where there is none, with the last entry that has it.
 """
 
 from __future__ import annotations
@@ -22,7 +29,8 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +38,15 @@ from typing import Any
 import msgspec
 
 ROOT = Path(__file__).parent.parent
+BENCHMARKS = (("sim_speed.py", "--policy", "dac", "--policy", "dpfl"), ("wire.py",), ("robust.py",))
+SYSTEMS = {
+    "sim": "stacked",
+    "module": "stacked",
+    "dac": "sim",
+    "dpfl": "sim",
+    "evaluated": "sim",
+}  # and what they are compared with
+RULES = "4810 merged by 100 nodes with 10 peers"
 WARNING, FAILURE = 0.75, 0.5  # of the last entry's ratio
 
 
@@ -40,12 +57,24 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         date: day of the measurement, as YYYY-MM-DD.
         machine: short description.
         ratios: ratios by name.
+        quick: whether they were measured with `--quick`.
     """
 
     commit: str
     date: str
     machine: str
     ratios: dict[str, float]
+    quick: bool = False
+
+
+def measure(quick: bool, folder: Path) -> list[Path]:
+    """Run the benchmarks, and return the files of their figures."""
+    files = []
+    for number, command in enumerate(BENCHMARKS):
+        files.append(folder / f"{number}.json")
+        options = ["--json", str(files[-1]), *(["--quick"] if quick else [])]
+        subprocess.run([sys.executable, str(ROOT / "benchmarks" / command[0]), *command[1:], *options], check=True)
+    return files
 
 
 def ratios_of(figures: Mapping[str, Any]) -> dict[str, float]:
@@ -55,22 +84,36 @@ def ratios_of(figures: Mapping[str, Any]) -> dict[str, float]:
             f"wire {size}": seconds["tls-loop"] / seconds["p2pfl"]
             for size, seconds in figures["both ends, CPU s/GB"].items()
         }
-    return {f"sim {name}": _median_ratio(speeds) for name, speeds in figures.items()}
+    if RULES in figures:
+        return {f"rule {name}": 1 / (1 + max(cost, 0.0)) for name, cost in figures[RULES].items()}
+    return {
+        f"{system} {name}": _median_ratio(speeds, system, base)
+        for system, base in SYSTEMS.items()
+        for name, speeds in figures.items()
+        if system in speeds
+    }
 
 
-def _median_ratio(speeds: Mapping[str, list[float]]) -> float:
-    base = speeds.get("stacked", speeds["loop"])
-    return statistics.median(own / other for own, other in zip(speeds["sim"], base, strict=True))
+def _median_ratio(speeds: Mapping[str, list[float]], system: str, base: str) -> float:
+    other = speeds.get(base, speeds["loop"])
+    return statistics.median(own / other for own, other in zip(speeds[system], other, strict=True))
 
 
-def compare(ratios: Mapping[str, float], last: Entry | None) -> bool:
-    """Print each ratio with that of the last entry; return whether one has fallen below half of it."""
+def last_entry(entries: Sequence[Entry], name: str, quick: bool) -> Entry | None:
+    """Return the last entry with a ratio: one of the same kind, else any."""
+    having = [entry for entry in entries if name in entry.ratios]
+    return next((entry for entry in reversed(having) if entry.quick == quick), having[-1] if having else None)
+
+
+def compare(ratios: Mapping[str, float], entries: Sequence[Entry], quick: bool) -> bool:
+    """Print each ratio beside that of the last entry; return whether one has fallen below half of it."""
     failed = False
     for name, ratio in ratios.items():
-        before = None if last is None else last.ratios.get(name)
-        if last is None or before is None:
+        last = last_entry(entries, name, quick)
+        if last is None:
             print(f"{name:20s} {ratio:6.2f}   no earlier ratio")
             continue
+        before = last.ratios[name]
         print(f"{name:20s} {ratio:6.2f}   {before:6.2f} at {last.commit} ({last.date}, {last.machine})")
         if ratio < WARNING * before:
             mark = "::warning::" if "GITHUB_ACTIONS" in os.environ else "warning: "
@@ -79,10 +122,22 @@ def compare(ratios: Mapping[str, float], last: Entry | None) -> bool:
     return failed
 
 
+def new_entry(ratios: Mapping[str, float], machine: str, quick: bool) -> Entry:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    rounded = {name: round(ratio, 3) for name, ratio in ratios.items()}
+    return Entry(commit, datetime.now(UTC).date().isoformat(), machine, rounded, quick)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("figures", type=Path, nargs="+", metavar="FILE", help="JSON figures of sim_speed.py or wire.py")
-    parser.add_argument("--record", metavar="MACHINE", help="append the ratios as an entry, with this description")
+    parser.add_argument("figures", type=Path, nargs="*", metavar="FILE", help="JSON figures of the benchmarks")
+    parser.add_argument("--measure", action="store_true", help="run the benchmarks, in place of FILE")
+    parser.add_argument(
+        "--quick", action="store_true", help="measure only with --quick; with FILE, the figures were measured so"
+    )
+    parser.add_argument("--record", metavar="MACHINE", help="append the ratios as entries, with this description")
     parser.add_argument(
         "--history",
         type=Path,
@@ -91,17 +146,20 @@ def main() -> int:
         help="file of the entries (default: benchmarks/history.json)",
     )
     options = parser.parse_args()
+    if options.measure == bool(options.figures):
+        parser.error("name files of figures, or --measure")
     entries = msgspec.json.decode(options.history.read_bytes(), type=list[Entry]) if options.history.exists() else []
-    ratios = {
-        name: ratio for file in options.figures for name, ratio in ratios_of(msgspec.json.decode(file.read_bytes())).items()
-    }
-    failed = compare(ratios, entries[-1] if entries else None)
+    found, failed = [], False
+    with tempfile.TemporaryDirectory() as folder:
+        for quick in (True,) if options.quick else (False, True) if options.measure else (False,):
+            files = measure(quick, Path(folder)) if options.measure else options.figures
+            figures = [ratios_of(msgspec.json.decode(file.read_bytes())) for file in files]
+            ratios = {name: ratio for each in figures for name, ratio in each.items()}
+            print(f"ratios, {'quick' if quick else 'in full'}, and those of the last entry")
+            failed = compare(ratios, entries, quick) or failed
+            found.append((ratios, quick))
     if options.record:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
-        ).stdout.strip()
-        rounded = {name: round(ratio, 3) for name, ratio in ratios.items()}
-        entries.append(Entry(commit, datetime.now(UTC).date().isoformat(), options.record, rounded))
+        entries += [new_entry(ratios, options.record, quick) for ratios, quick in found]
         options.history.write_bytes(msgspec.json.format(msgspec.json.encode(entries), indent=1) + b"\n")
     return int(failed)
 
