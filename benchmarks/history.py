@@ -38,7 +38,12 @@ from typing import Any
 import msgspec
 
 ROOT = Path(__file__).parent.parent
-BENCHMARKS = (("sim_speed.py", "--policy", "dac", "--policy", "dpfl"), ("wire.py",), ("robust.py",))
+BENCHMARKS = (
+    ("sim_speed.py", "--only", "digits", "--policy", "dac", "--policy", "dpfl"),
+    ("sim_speed.py", "--only", "linear", "--only", "cnn"),
+    ("wire.py",),
+    ("robust.py",),
+)
 SYSTEMS = {
     "sim": "stacked",
     "module": "stacked",

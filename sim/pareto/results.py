@@ -14,12 +14,13 @@ import numpy as np
 from p2pfl._version import __version__
 from p2pfl.errors import RunError
 from p2pfl.pareto_metrics import hypervolume
+from p2pfl.sim.columns import Table
 from p2pfl.sim.pareto.evaluation import front_of_search
 from p2pfl.sim.pareto.search import FrontSearch
 from p2pfl.sim.results import objectives
 from p2pfl.sim.results.artifacts import MODELS, SUMMARY
 from p2pfl.sim.results.results import versions
-from p2pfl.sim.results.tables import Table, write_parquet
+from p2pfl.sim.results.tables import write_parquet
 from p2pfl.sim.scenario.claims import MEAN
 from p2pfl.sim.scenario.scenario import ScenarioFile
 from p2pfl.sim.simulation.sharding import task_of

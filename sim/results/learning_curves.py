@@ -16,9 +16,10 @@ Columns = Mapping[str, np.ndarray]
 def grid(rounds: Columns, values: np.ndarray) -> np.ndarray:
     """Return values by round and node; shape [rounds, nodes], NaN if there is none."""
     last = int(rounds["round"].max(initial=0))
-    nodes, place = np.unique(rounds["node"], return_inverse=True)
-    table = np.full((last, len(nodes)), np.nan)
-    table[rounds["round"] - 1, place] = values
+    there = np.bincount(rounds["node"]) > 0
+    place = np.cumsum(there) - 1
+    table = np.full((last, np.count_nonzero(there)), np.nan)
+    table[rounds["round"] - 1, place[rounds["node"]]] = values
     return table
 
 

@@ -21,6 +21,7 @@ from p2pfl.node.node import Node
 from p2pfl.policy import ReportedStage
 from p2pfl.queries import Split
 from p2pfl.sim import markup
+from p2pfl.sim.columns import Table
 from p2pfl.sim.formatting import STAGES, count, number, size
 from p2pfl.sim.results import learning_curves, objectives, preference_fronts
 from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
@@ -30,7 +31,7 @@ from p2pfl.sim.results.models import write_models
 from p2pfl.sim.results.pareto import on_front
 from p2pfl.sim.results.plots import draw_curves
 from p2pfl.sim.results.summary_metrics import by_snapshot, collaboration, late_figures, preselections, traffic
-from p2pfl.sim.results.tables import Library, Table, data_frame, stack_tables, write_parquet
+from p2pfl.sim.results.tables import Library, data_frame, stack_tables, write_parquet
 from p2pfl.sim.results.time_to_target import mean_reached, time_to_target
 from p2pfl.sim.scenario.claims import MEAN, figure_of, figures_in, has_figure
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile

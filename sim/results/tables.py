@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from p2pfl.errors import MissingRequirementError, none_of
+from p2pfl.sim.columns import PART, Table
 
 if TYPE_CHECKING:
     import pandas
     import polars
 
-Table = dict[str, np.ndarray]
 Library = Literal["pandas", "polars"]
 EXTRAS = {"pandas": "notebook", "polars": "polars"}
 
@@ -38,21 +39,51 @@ def stack_tables(tables: Sequence[tuple[Mapping[str, Any], Table]]) -> Table:
 
 
 def write_parquet(path: Path, tables: Sequence[tuple[Mapping[str, Any], Table]]) -> None:
-    """Write the stacked tables of runs; see `stack_tables`.
+    """Write the tables of runs, one below the other as in `stack_tables`, without copies of long tables.
 
     Raises:
         OSError: the file cannot be written.
     """
     import duckdb
 
+    names = list(dict.fromkeys(name for _, table in tables for name in table))
     with duckdb.connect() as connection:
-        connection.register("stacked", stack_tables(tables))
-        target = str(path).replace("'", "''")
-        columns = '"run"::VARCHAR AS run, * EXCLUDE (run)'  # without rows its type would be unknown
+        selections = []
+        for k, (about, table) in enumerate(_sources(tables)):
+            objects = {name: column.astype(object) for name, column in table.items() if column.dtype.kind == "U"}
+            connection.register(f"table_{k}", table | objects)
+            columns = (_quoted(name) if name in table else f"NULL::DOUBLE AS {_quoted(name)}" for name in names)
+            selections.append(f"SELECT {about}, {', '.join(columns)} FROM table_{k}")
         try:
-            connection.execute(f"COPY (SELECT {columns} FROM stacked) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
+            connection.execute(f"COPY ({_union(selections)}) TO {_text(str(path))} (FORMAT parquet, COMPRESSION zstd)")
         except duckdb.IOException as error:
             raise OSError(str(error)) from error
+
+
+def _sources(tables: Sequence[tuple[Mapping[str, Any], Table]]) -> Iterator[tuple[str, Table]]:
+    """Yield tables with an expression for the run and the seed: each long table as it is, adjacent short ones stacked."""
+    for long, group in groupby(tables, lambda each: len(next(iter(each[1].values()))) > PART):
+        if long:
+            for summary, table in group:
+                yield f"{_text(str(summary['name']))} AS run, {int(summary['seed'])}::BIGINT AS seed", table
+        else:
+            yield '"run"::VARCHAR AS run, seed', stack_tables(list(group))  # without rows its type would be unknown
+
+
+def _union(selections: Sequence[str]) -> str:
+    """Return a query for the rows of all selections, in a tree: the parser limits the depth."""
+    if len(selections) == 1:
+        return selections[0]
+    middle = len(selections) // 2
+    return f"({_union(selections[:middle])}) UNION ALL ({_union(selections[middle:])})"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
 
 
 def data_frame(columns: Mapping[str, Any], library: Library) -> pandas.DataFrame | polars.DataFrame:

@@ -13,8 +13,8 @@ import numpy as np
 from p2pfl.parameters import Layout
 from p2pfl.policies.clusters import read
 from p2pfl.policy import Assignment, Coordinated, Step, Submission, SupportsSimilarities
+from p2pfl.sim.columns import Columns, Table
 
-Table = dict[str, np.ndarray]
 _Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]  # the numbers of two nodes, and their similarity
 
 # number of equal parts of a run after which matrices are recorded, in addition to rounds in which a cluster splits
@@ -34,14 +34,21 @@ class ClusterNotes:
     def __init__(self, place: Mapping[str, int], rounds: int) -> None:
         self._place = place
         self._every = max(1, rounds // TIMES)
-        self._clusters: dict[tuple[int, int], str] = {}  # by round and node
+        self._clusters = Columns(round=np.int32, node=np.int32, cluster=np.int32)
+        self._names: dict[str, int] = {}  # number of each cluster
         self._similarities: dict[int, list[_Pairs]] = {}  # by round, one for each cluster
         self._pairs = 0
 
     def assigned(self, id: str, round: int, assignment: Assignment) -> None:
         """Record the cluster of a node, if the policy has clusters."""
         if "cluster" in assignment.extras and (said := read(assignment.extras)) is not None:
-            self._clusters[round, self._place[id]] = said[0]
+            cluster = self._names.setdefault(said[0], len(self._names))
+            self._clusters.append((round, self._place[id], cluster))
+
+    @property
+    def held(self) -> int:
+        """Return the number of rows of the table `clusters` that are in memory."""
+        return self._clusters.held
 
     def watching(self, policy: Coordinated) -> Step:
         """Return the policy's step, wrapped to record the similarities of the models that it receives."""
@@ -80,13 +87,8 @@ class ClusterNotes:
             similarity.
         """
         found: dict[str, Table] = {}
-        if self._clusters:
-            keys = sorted(self._clusters)
-            found["clusters"] = {
-                "round": np.array([round for round, _ in keys], np.int32),
-                "node": np.array([node for _, node in keys], np.int32),
-                "cluster": np.array([self._clusters[key] for key in keys], np.str_),
-            }
+        if len(self._clusters):
+            found["clusters"] = self._clusters_table()
         if self._pairs:
             rounds = sorted(self._similarities)
             lengths = [sum(len(part[0]) for part in self._similarities[round]) for round in rounds]
@@ -96,6 +98,14 @@ class ClusterNotes:
             round = np.repeat(np.array(rounds, np.int32), lengths)
             found["similarities"] = {"round": round, "node": node, "other": other, "similarity": similarity}
         return found
+
+    def _clusters_table(self) -> Table:
+        table = self._clusters.table()
+        keys = table["round"].astype(np.int64) * len(self._place) + table["node"]
+        order = np.argsort(keys, kind="stable")
+        last = np.diff(keys[order], append=-1) != 0  # of a round that a node repeats, the last cluster counts
+        table = {name: column[order[last]] for name, column in table.items()}
+        return table | {"cluster": np.array(list(self._names), np.str_)[table["cluster"]]}
 
 
 def adjusted_rand(one: Sequence[Any], other: Sequence[Any]) -> float:

@@ -1,9 +1,8 @@
-"""Recorder of a run: rounds, edges and metrics, as columns."""
+"""Recorder of a run: rounds, edges and metrics, as columns that lie on disk in long runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,57 +11,14 @@ from p2pfl.node.coordination.election_runner import Elected
 from p2pfl.node.node import Node
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Merge, Stage, Update
+from p2pfl.sim.columns import Columns, Table
 from p2pfl.sim.simulation.clock import VirtualLoop
 from p2pfl.sim.simulation.cluster_log import ClusterNotes
 from p2pfl.sim.simulation.trace import Trace
 
-PACKED = 2**14  # rows that become columns together
-
 _Got = tuple[list[str], list[int]]
 _NOTHING: _Got = ([], [])
-Table = dict[str, np.ndarray]
 Evaluation = tuple[int, dict[Stage, dict[str, float]]]
-
-
-class Columns:
-    """Rows that are tuples only until there are `PACKED` of them. As columns they take a tenth of the memory.
-
-    Args:
-        kinds: the dtype of each column by name, in the order of the values of a row.
-    """
-
-    def __init__(self, **kinds: Any) -> None:
-        self._kinds = kinds
-        self._rows: list[tuple[Any, ...]] = []
-        self._parts: list[list[np.ndarray]] = []
-        self._packed = 0
-
-    def __len__(self) -> int:
-        return self._packed + len(self._rows)
-
-    def append(self, row: tuple[Any, ...]) -> None:
-        self._rows.append(row)
-        if len(self._rows) >= PACKED:
-            self._pack()
-
-    def table(self, first: int = 0) -> dict[str, np.ndarray]:
-        """Return the rows from number `first` on as columns, [K] each."""
-        if self._rows:
-            self._pack()
-        end, parts = self._packed, []
-        for part in reversed(self._parts):
-            if end <= first:
-                break
-            end -= len(part[0])
-            parts.append([column[max(0, first - end) :] for column in part])
-        empty = [[np.empty(0, kind) for kind in self._kinds.values()]]
-        return dict(zip(self._kinds, map(np.concatenate, zip(*(parts[::-1] or empty), strict=True)), strict=True))
-
-    def _pack(self) -> None:
-        columns = zip(zip(*self._rows, strict=True), self._kinds.values(), strict=True)
-        self._parts.append([np.array(column, kind) for column, kind in columns])
-        self._packed += len(self._rows)
-        self._rows.clear()
 
 
 class Recorder:
@@ -177,6 +133,11 @@ class Recorder:
             self._sent_last[self._place[name]] = traffic.received_in_rounds, traffic.sent_in_rounds
 
     @property
+    def held(self) -> int:
+        """Return the greatest number of rows of one table that are in memory."""
+        return max(self._rounds.held, self._edges.held, self._metrics.held, self.clusters.held)
+
+    @property
     def counts(self) -> tuple[int, int, int]:
         """Return the numbers of node-rounds, of aggregated models and of metrics so far; see `after`."""
         return len(self._rounds), len(self._edges), len(self._metrics)
@@ -213,24 +174,26 @@ class Recorder:
         """
         table = self._rounds.table()
         self._count_last(table)
-        kept = self._valid_rows(table)
-        table = {name: column[kept] for name, column in table.items()}
+        table = _rows_of(table, self._valid_rows(table))
         order = np.argsort(table["node"], kind="stable")  # each node's rows together, in their order
         begins = np.diff(table["node"][order], prepend=-1) != 0
         for name in ("bytes_in", "bytes_out"):  # recorded as sums since the start
-            sums = table[name][order]
+            sums, table[name] = table[name][order], np.empty_like(table[name])
             table[name][order] = np.where(begins, sums, np.diff(sums, prepend=0))
         return table | self._metrics_table(table)
 
     def _count_last(self, table: Table) -> None:
         """Write the bytes after the last rounds into the last row of each node."""
-        last = dict(zip(table["node"].tolist(), range(len(table["node"])), strict=True))
+        last = np.full(len(self._place), -1)
+        last[table["node"]] = np.arange(len(table["node"]))
         for node, (received, sent) in self._sent_last.items():
-            if (row := last.get(node)) is not None:
-                table["bytes_in"][row], table["bytes_out"][row] = received, sent
+            if last[node] >= 0:
+                table["bytes_in"][last[node]], table["bytes_out"][last[node]] = received, sent
 
-    def _valid_rows(self, table: Table) -> np.ndarray:
-        """Return whether each row of all rounds is of a round that was not repeated, bool [K]."""
+    def _valid_rows(self, table: Table) -> np.ndarray | None:
+        """Return whether each row of all rounds is of a round that was not repeated, bool [K]; None if all are."""
+        if not self._repeated:
+            return None
         kept = np.ones(len(table["round"]), bool)
         for before, node, round in self._repeated:
             kept[:before] &= (table["node"][:before] != node) | (table["round"][:before] < round)
@@ -257,8 +220,8 @@ class Recorder:
     def edges_table(self) -> Table:
         """Return one row for each aggregated model: round, src, dst (node numbers), weight, bytes."""
         table = self._edges.table()
-        kept = self._valid_rows(self._rounds.table())[table.pop("row")]
-        return {name: column[kept] for name, column in table.items()}
+        valid, row = self._valid_rows(self._rounds.table()), table.pop("row")
+        return _rows_of(table, None if valid is None else valid[row])
 
     def elections(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the table `elections`: one row for each change of the coordinator as a node sees it.
@@ -274,3 +237,8 @@ class Recorder:
         kinds = (np.float64, np.int32, np.int64, np.int64, np.int32, np.str_)
         columns = zip(names, zip(*self._elections, strict=True), kinds, strict=True)
         return {"elections": {name: np.array(column, kind) for name, column, kind in columns}}
+
+
+def _rows_of(table: Table, kept: np.ndarray | None) -> Table:
+    """Return the rows of a table where `kept` is true; None keeps all, without a copy."""
+    return table if kept is None else {name: column[kept] for name, column in table.items()}

@@ -19,7 +19,7 @@ from p2pfl.policies.random import Random
 from p2pfl.policy import Merge, merge, samples
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.execution.runner import run_all
-from p2pfl.sim.results import learning_curves, results, summary_metrics
+from p2pfl.sim.results import learning_curves, results, summary_metrics, tables
 from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.simulation.simulation import run
 from p2pfl.sim.simulation.trace import Trace
@@ -850,3 +850,17 @@ def test_trace_digest_has_no_side_effect():
             trace.digest()
         trace.published(1.0, "b", "trained", 1, MODEL_A)
     assert looked.digest() == plain.digest()
+
+
+def test_long_and_short_tables_are_written_below_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "PART", 2)
+    written = []
+    for number, rows in enumerate((1, 2, 5, 0, 3, 4)):
+        extra = {} if number % 2 else {"loss": np.linspace(0, 1, rows, dtype=np.float32)}
+        written.append(({"name": f"it's {number}", "seed": number}, {"round": np.arange(rows)} | extra))
+    tables.write_parquet(tmp_path / "t.parquet", written)
+    stacked = tables.stack_tables(written)
+    found = duckdb.sql(f"SELECT * FROM '{tmp_path}/t.parquet'").fetchnumpy()
+    assert list(found) == ["run", "seed", "round", "loss"]
+    for name, column in stacked.items():
+        np.testing.assert_array_equal(np.ma.filled(found[name], np.nan) if name == "loss" else found[name], column)

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 import p2pfl
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.policies.random import Random
+from p2pfl.sim import columns
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.network import Links, Network
 from p2pfl.sim.scenario.scenario import load, resolve
-from p2pfl.sim.simulation import recorder
 from p2pfl.sim.simulation.plan import names, plan
 from p2pfl.sim.simulation.simulation import Simulation, run
 from p2pfl.task import make_task
@@ -63,12 +63,18 @@ def test_complete_topology_gives_the_results_of_its_graph():
 
 
 @pytest.mark.slow
-def test_records_are_the_same_in_parts_of_any_size(monkeypatch):
+@pytest.mark.parametrize("mapped", [1, 2**25])
+def test_records_are_the_same_in_parts_of_any_size(monkeypatch, mapped):
     slow = {"compute": {"slowdown": [1.0, 30.0]}, "network": {"latency": 0.3}, "topology": {"name": "ring"}}
     options = slow | {"rounds": 8, "deadline": 2.0, "task": {"name": "digits"}}  # some nodes repeat rounds
     whole = run(scenario(**options)).recorder
-    monkeypatch.setattr(recorder, "PACKED", 7)
-    parts = run(scenario(**options)).recorder
+    monkeypatch.setattr(columns, "PART", 7)
+    monkeypatch.setattr(columns, "MAPPED", mapped)
+    held: list[int] = []
+    simulation = Simulation(scenario(**options))
+    parts = simulation.run(lambda rounds: held.append(simulation.recorder.held)).recorder
+    assert parts.counts[0] > 7
+    assert max(held) < 7
     for table in ("rounds_table", "edges_table"):
         expected, found = (getattr(each, table)() for each in (whole, parts))
         assert list(expected) == list(found)

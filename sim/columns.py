@@ -1,0 +1,100 @@
+"""Tables that grow by rows, and lie on disk once they are long."""
+
+from __future__ import annotations
+
+from os import SEEK_END
+from tempfile import TemporaryFile, gettempdir
+from typing import IO, Any
+from weakref import finalize
+
+import numpy as np
+
+from p2pfl.errors import RunError
+from p2pfl.system.atomic_files import reason
+
+Table = dict[str, np.ndarray]
+
+PART = 2**14  # rows that are written together
+MAPPED = 2**25  # bytes of a table from which it is mapped into memory, not read
+
+
+class Columns:
+    """Table that holds at most `PART` rows in memory. Full parts are in a temporary file without a name.
+
+    The file is in the folder of temporary files (the variable TMPDIR), and disappears with the table, however the
+    process ends.
+
+    Args:
+        kinds: the dtype of each column by name, in the order of the values of a row.
+
+    Attributes:
+        held: number of rows in memory.
+    """
+
+    def __init__(self, **kinds: Any) -> None:
+        self._kind = np.dtype(list(kinds.items()))
+        self._rows: list[tuple[Any, ...]] = []
+        self._file: IO[bytes] | None = None
+        self._written = 0
+
+    def __len__(self) -> int:
+        return self._written + len(self._rows)
+
+    @property
+    def held(self) -> int:
+        return len(self._rows)
+
+    def append(self, row: tuple[Any, ...]) -> None:
+        """Add a row.
+
+        Raises:
+            RunError: the temporary file cannot be written.
+        """
+        self._rows.append(row)
+        if len(self._rows) >= PART:
+            self._write()
+
+    def table(self, first: int = 0) -> Table:
+        """Return the rows from number `first` on as columns, [K] each.
+
+        Changes of the columns do not affect this table. A long table is not read: its columns are views of the file.
+
+        Raises:
+            RunError: the temporary file cannot be written.
+        """
+        if self._file is None:
+            rows = self._packed()[first:]
+        else:
+            self._write()
+            rows = self._read(self._file, first)
+        return {name: rows[name] for name in rows.dtype.names or ()}
+
+    def _packed(self) -> np.ndarray:
+        """Return the rows in memory as one structured array."""
+        packed = np.empty(len(self._rows), self._kind)
+        for name, column in zip(self._kind.names or (), zip(*self._rows, strict=True), strict=False):
+            packed[name] = column
+        return packed
+
+    def _write(self) -> None:
+        try:
+            if self._file is None:
+                self._file = TemporaryFile()  # noqa: SIM115 - it lives as long as the table
+                finalize(self, self._file.close)
+            self._file.seek(0, SEEK_END)
+            self._file.write(self._packed().tobytes())
+            self._file.flush()
+        except OSError as error:
+            raise RunError(
+                f"cannot write the rows of the run to {gettempdir()}: {reason(error)}; name another folder in TMPDIR"
+            ) from error
+        self._written += len(self._rows)
+        self._rows.clear()
+
+    def _read(self, file: IO[bytes], first: int) -> np.ndarray:
+        size, place = self._kind.itemsize, min(first, self._written)
+        count = self._written - place
+        if count * size >= MAPPED:
+            return np.memmap(file, self._kind, "c", place * size, (count,)).view(np.ndarray)
+        file.seek(place * size)
+        return np.frombuffer(bytearray(file.read(count * size)), self._kind)
