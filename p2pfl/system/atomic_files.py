@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -68,7 +69,7 @@ def sync_folder(folder: Path) -> None:
 def write_sealed(
     path: Path,
     magic: bytes,
-    content: bytes,
+    content: bytes | Callable[[], Iterable[bytes]],
     mode: int = PRIVATE,
     before: Callable[[], None] = lambda: None,
     *,
@@ -78,12 +79,14 @@ def write_sealed(
 
     Args:
         magic: identifies the type and version of the file; the reader must use the same.
+        content: the content, or a function that yields it in parts; it is called twice.
         before, mode, disk: see `replace_file`.
 
     Raises:
         OSError: see `replace_file`.
     """
-    replace_file(path, [magic, _digest(magic, content), content], before=before, mode=mode, disk=disk)
+    parts = content if callable(content) else lambda: [content]
+    replace_file(path, chain([magic, _digest(magic, parts())], parts()), before=before, mode=mode, disk=disk)
 
 
 def read_sealed(path: Path, magic: bytes, disk: Disk = SYSTEM) -> bytes:
@@ -96,7 +99,7 @@ def read_sealed(path: Path, magic: bytes, disk: Disk = SYSTEM) -> bytes:
     data = disk.read(path)
     head = len(magic) + _DIGEST_SIZE
     content = data[head:]
-    if data[:head] != magic + _digest(magic, content):
+    if data[:head] != magic + _digest(magic, [content]):
         raise DamagedFileError(f"{path} is damaged: its checksum is wrong")
     return content
 
@@ -183,7 +186,8 @@ def reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-def _digest(magic: bytes, content: bytes) -> bytes:
+def _digest(magic: bytes, content: Iterable[bytes]) -> bytes:
     digest = sha256(magic)
-    digest.update(content)
+    for part in content:
+        digest.update(part)
     return digest.digest()

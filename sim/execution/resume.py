@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -21,22 +21,28 @@ import numpy as np
 
 from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError, RunError
+from p2pfl.sim.columns import Table
 from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
 from p2pfl.sim.results.results import Result
-from p2pfl.sim.results.tables import Table
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
 from p2pfl.system.atomic_files import DamagedFileError, lock_folder, read_sealed, reason, replace_file, write_sealed
 
-_MAGIC = b"p2pfl-sim part 1\n"
+_MAGIC = b"p2pfl-sim part 2\n"
+_LENGTH = 8  # bytes of the length of the head
 _MODE = 0o666  # as for the other files of a run
 
-Kind = TypeVar("Kind", bound=msgspec.Struct)
+Kind = TypeVar("Kind")
 
-_Columns = dict[str, tuple[str, bytes]]  # by name: the dtype, and the values
+ROWS = 2**16  # that are written together
+
+_Columns = dict[str, tuple[str, int]]  # by name: the dtype, and the number of rows
 
 
-class _Part(msgspec.Struct):
-    """A result on disk; `job` is the digest of its job, and `summary` is JSON."""
+class _Head(msgspec.Struct):
+    """Head of a result on disk: its length, little endian, comes before it, and the values of all columns follow it.
+
+    `job` is the digest of its job, and `summary` is JSON.
+    """
 
     job: bytes
     summary: str
@@ -75,31 +81,34 @@ class Unfinished:
         except OSError as error:
             raise ConfigurationError(f"cannot create the folder {path}: {reason(error)}") from error
 
-    def write(self, number: int, magic: bytes, part: msgspec.Struct) -> None:
+    def write(self, number: int, magic: bytes, content: bytes | Callable[[], Iterable[bytes]]) -> None:
         """Write a file so that it survives the end of this process or of the machine.
+
+        Args:
+            content: see p2pfl.system.atomic_files.write_sealed.
 
         Raises:
             RunError: the file cannot be written.
         """
         path = self._folder / str(number)
         try:
-            write_sealed(path, magic, msgspec.msgpack.encode(part), mode=_MODE)
+            write_sealed(path, magic, content, mode=_MODE)
         except OSError as error:
             raise RunError(f"cannot write {path}: {reason(error)}") from error
         self.done += 1
 
-    def read(self, number: int, magic: bytes, kind: type[Kind]) -> Kind | None:
-        """Return the contents of a file; None if it does not exist.
+    def read(self, number: int, magic: bytes, decode: Callable[[bytes], Kind]) -> Kind | None:
+        """Return the decoded content of a file; None if it does not exist.
 
         Raises:
             DamagedFileError: the file's contents are not as written.
         """
         path = self._folder / str(number)
         try:
-            return msgspec.msgpack.decode(read_sealed(path, magic), type=kind)
+            return decode(read_sealed(path, magic))
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError) as error:  # msgspec.DecodeError is a ValueError
             raise DamagedFileError(f"{path} cannot be read") from error
 
     def remove(self) -> None:
@@ -131,33 +140,42 @@ class Parts(Unfinished):
         Raises:
             RunError: the result cannot be written.
         """
-        part = _Part(
+        tables = [result.rounds, result.edges, *result.more.values()]
+        head = _Head(
             digest(self._jobs[number]),
             json.dumps(result.summary),
             result.notes,
-            _pack(result.rounds),
-            _pack(result.edges),
-            {name: _pack(table) for name, table in result.more.items()},
+            _describe(result.rounds),
+            _describe(result.edges),
+            {name: _describe(table) for name, table in result.more.items()},
         )
-        self.write(number, _MAGIC, part)
+        encoded = msgspec.msgpack.encode(head)
+        columns = [column for table in tables for column in table.values()]
+
+        def content() -> Iterator[bytes]:
+            yield len(encoded).to_bytes(_LENGTH, "little") + encoded
+            for column in columns:
+                for first in range(0, len(column), ROWS):
+                    yield column[first : first + ROWS].tobytes()
+
+        self.write(number, _MAGIC, content)
 
     def load(self) -> tuple[dict[int, Result], list[str]]:
         """Return the results on disk by the number of their job, and a line for each that must be computed again."""
         results, notes = {}, []
         for number, job in enumerate(self._jobs):
             try:
-                part = self.read(number, _MAGIC, _Part)
+                part = self.read(number, _MAGIC, _decode)
             except DamagedFileError:
                 notes.append(f"{job.name}, seed {job.seed} was computed again: its file of partial results is damaged")
                 continue
             if part is None:
                 continue
-            if part.job != digest(job):
+            head, found = part
+            if head.job != digest(job):
                 notes.append(f"{job.name}, seed {job.seed} was computed again: the scenario or the program has changed")
                 continue
-            more = {name: _unpack(table) for name, table in part.more.items()}
-            rounds, edges = _unpack(part.rounds), _unpack(part.edges)
-            results[number] = Result(json.loads(part.summary), rounds, edges, part.notes, more)
+            results[number] = found
         self.done = len(results)
         return results, notes
 
@@ -217,9 +235,27 @@ def digest(job: Scenario) -> bytes:
     return sha256(__version__.encode() + b"\0" + msgspec.msgpack.encode(job, order="deterministic")).digest()
 
 
-def _pack(table: Table) -> _Columns:
-    return {name: (column.dtype.str, column.tobytes()) for name, column in table.items()}
+def _describe(table: Table) -> _Columns:
+    return {name: (column.dtype.str, len(column)) for name, column in table.items()}
 
 
-def _unpack(columns: Mapping[str, tuple[str, bytes]]) -> Table:
-    return {name: np.frombuffer(data, kind) for name, (kind, data) in columns.items()}
+def _decode(content: bytes) -> tuple[_Head, Result]:
+    """Return the head of a result on disk, and the result..
+
+    Raises:
+        ValueError: the content is not as `Parts.save` writes it.
+    """
+    place = _LENGTH + int.from_bytes(content[:_LENGTH], "little")
+    head = msgspec.msgpack.decode(content[_LENGTH:place], type=_Head)
+
+    def read(columns: _Columns) -> Table:
+        nonlocal place
+        table = {}
+        for name, (kind, count) in columns.items():
+            table[name] = np.frombuffer(content, kind, count, place).copy() if count else np.empty(0, kind)
+            place += table[name].nbytes
+        return table
+
+    rounds, edges = read(head.rounds), read(head.edges)
+    more = {name: read(table) for name, table in head.more.items()}
+    return head, Result(json.loads(head.summary), rounds, edges, head.notes, more)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -139,13 +140,13 @@ class Candidates(Unfinished):
             RunError: the file cannot be written.
         """
         part = _Kept(job.digest(), solved.values.tolist(), solved.params.tobytes(), solved.seconds)
-        self.write(job.number, _MAGIC, part)
+        self.write(job.number, _MAGIC, msgspec.msgpack.encode(part))
 
     def load(self, job: Job) -> Solved | None:
         """Return a candidate from disk; None if it must be solved."""
         called = f"candidate {job.number} ({job.scenario.name}, seed {job.scenario.seed}) was trained again"
         try:
-            part = self.read(job.number, _MAGIC, _Kept)
+            part = self.read(job.number, _MAGIC, partial(msgspec.msgpack.decode, type=_Kept))
         except DamagedFileError:
             self.notes.append(f"{called}: its file of partial results is damaged")
             self.done -= 1
