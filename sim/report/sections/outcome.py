@@ -8,6 +8,8 @@ import numpy as np
 
 from p2pfl.sim.report.series import Figure, Section, Series, by_key
 
+MOST_MARKS = 40_000  # of all runs of a distribution
+LEAST_MARKS = 200  # of a run
 MOST_GROUPS = 8  # a figure with more bars would be less readable than the table
 
 
@@ -21,18 +23,24 @@ def section(series: Sequence[Series]) -> Section:
 
 
 def distribution(id: str, metric: str, series: Sequence[Series]) -> Figure:
-    """Return each node's test metric for one seed, with a mark on the worst tenth of the nodes, at least one."""
+    """Return each node's test metric for one seed, with a mark on the worst tenth of the nodes, at least one.
+
+    With too many nodes in all runs together, each run shows a part of its nodes: their values have equal distances in the
+    order of all values, from the least to the greatest.
+    """
     runs = {}
+    marks = max(MOST_MARKS // max(len(series), 1), LEAST_MARKS)
+    thinned = sum(len(one.shown.test.nodes) for one in series) > MOST_MARKS
     for one in series:
         values = np.array([np.nan if value is None else value for value in one.shown.test.nodes], float)
         if not np.isfinite(values).any():
             continue
-        runs[one.name] = {
-            "values": values,
-            "worst": worst(values, one.shown.better_is_higher),
-            "mean": float(np.nanmean(values)),
-        }
+        marked = worst(values, one.shown.better_is_higher)
+        kept = spread(values, marks) if thinned else slice(None)
+        runs[one.name] = {"values": values[kept], "worst": marked[kept], "mean": float(np.nanmean(values))}
     note = f"One mark per node, {_seeds(series)}; the worst tenth of the nodes is highlighted."
+    if thinned:
+        note += f" A run has at most {marks:,} marks, from the least to the greatest value, at equal distances in order."
     if not runs:
         note = "The summary has no results of single nodes."
     labels = next((one.shown.labels for one in series if one.shown.labels), [])
@@ -45,7 +53,16 @@ def distribution(id: str, metric: str, series: Sequence[Series]) -> Figure:
         "x_label": f"test {metric}",
         "runs": runs,
     }
+    if thinned:
+        return figure | {"of": "value", "labels": [f"value {k + 1}" for k in range(marks)]}
     return figure | ({"labels": labels} if labels and alike else {})
+
+
+def spread(values: np.ndarray, most: int) -> np.ndarray:
+    """Return the places of at most `most` values, from the least to the greatest at equal distances in their order."""
+    there = np.flatnonzero(np.isfinite(values))
+    order = there[np.argsort(values[there], kind="stable")]
+    return order[np.linspace(0, len(order) - 1, min(most, len(order))).round().astype(int)]
 
 
 def worst(values: np.ndarray, higher_is_better: bool) -> np.ndarray:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.formatting import difference, number, size
+from p2pfl.sim.report.sections import outcome
 from p2pfl.sim.report.sections.collaboration import count_links, order_nodes, windows
 from p2pfl.sim.report.sections.curves import worst_tenth
 from p2pfl.sim.report.sections.differences import flat
@@ -182,6 +183,15 @@ def test_distribution_shows_one_seed_and_marks_worst_nodes(by_hand, text):
     other = figures(report([by_hand], seed=1))["nodes"]
     assert other["runs"]["a"]["values"] == pytest.approx([0.1, 0.9, 0.7])
     assert "seed 1" in other["note"]
+
+
+def test_distribution_of_many_nodes_shows_a_part_of_them_and_says_so(by_hand, monkeypatch):
+    monkeypatch.setattr(outcome, "MOST_MARKS", 4)
+    monkeypatch.setattr(outcome, "LEAST_MARKS", 2)
+    found = figures(report([by_hand]))["nodes"]
+    assert found["runs"]["a"] == {"values": pytest.approx([0.1, 0.9]), "worst": [1, 0], "mean": pytest.approx(0.5)}
+    assert found["labels"] == ["value 1", "value 2"]
+    assert "at most 2 marks" in found["note"]
 
 
 def test_worst_selects_least_or_greatest_values():
