@@ -137,11 +137,12 @@ def collaboration(edges: Table, rounds: Table, groups: Sequence[Any]) -> dict[st
     last, n = int(rounds["round"].max()), len(groups)
     done = int((rounds["round"] > last / 2).sum())  # total over all nodes in these rounds
     late = edges["round"] > last / 2
-    when, src, dst = (edges[name][late].astype(np.int64) for name in ("round", "src", "dst"))
-    # a model that was fetched twice is one link
-    links, first = np.unique((when * n + src) * n + dst, return_index=True)
-    reversed_too = np.isin(links, (when * n + dst) * n + src)
-    src, dst = src[first], dst[first]
+    src, dst = edges["src"][late], edges["dst"][late]
+    links = np.unique((edges["round"][late].astype(np.int64) * n + src) * n + dst)  # a model that was fetched twice is one
+    pairs, dst = np.divmod(links, n)
+    when, src = np.divmod(pairs, n)
+    reverse = (when * n + dst) * n + src
+    reversed_too = links[np.minimum(np.searchsorted(links, reverse), len(links) - 1)] == reverse
     figures: dict[str, Any] = {
         "edges": int((edges["round"] == last).sum()),
         "within_group": None,
