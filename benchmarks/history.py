@@ -111,7 +111,7 @@ def last_entry(entries: Sequence[Entry], name: str, quick: bool) -> Entry | None
 
 
 def compare(ratios: Mapping[str, float], entries: Sequence[Entry], quick: bool) -> bool:
-    """Print each ratio beside that of the last entry; return whether one has fallen below half of it."""
+    """Print each ratio with that of the last entry; return whether one has fallen below half of it."""
     failed = False
     for name, ratio in ratios.items():
         last = last_entry(entries, name, quick)

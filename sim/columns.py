@@ -63,18 +63,18 @@ class Columns:
             RunError: the temporary file cannot be written.
         """
         if self._file is None:
-            rows = self._packed()[first:]
+            rows = self._to_array()[first:]
         else:
             self._write()
             rows = self._read(self._file, first)
         return {name: rows[name] for name in rows.dtype.names or ()}
 
-    def _packed(self) -> np.ndarray:
+    def _to_array(self) -> np.ndarray:
         """Return the rows in memory as one structured array."""
-        packed = np.empty(len(self._rows), self._kind)
+        array = np.empty(len(self._rows), self._kind)
         for name, column in zip(self._kind.names or (), zip(*self._rows, strict=True), strict=False):
-            packed[name] = column
-        return packed
+            array[name] = column
+        return array
 
     def _write(self) -> None:
         try:
@@ -82,7 +82,7 @@ class Columns:
                 self._file = TemporaryFile()  # noqa: SIM115 - it lives as long as the table
                 finalize(self, self._file.close)
             self._file.seek(0, SEEK_END)
-            self._file.write(self._packed().tobytes())
+            self._file.write(self._to_array().tobytes())
             self._file.flush()
         except OSError as error:
             raise RunError(

@@ -62,7 +62,8 @@ def spread(values: np.ndarray, most: int) -> np.ndarray:
     """Return the places of at most `most` values, from the least to the greatest at equal distances in their order."""
     there = np.flatnonzero(np.isfinite(values))
     order = there[np.argsort(values[there], kind="stable")]
-    return order[np.linspace(0, len(order) - 1, min(most, len(order))).round().astype(int)]
+    kept: np.ndarray = order[np.linspace(0, len(order) - 1, min(most, len(order))).round().astype(int)]
+    return kept
 
 
 def worst(values: np.ndarray, higher_is_better: bool) -> np.ndarray:

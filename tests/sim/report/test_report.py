@@ -185,7 +185,7 @@ def test_distribution_shows_one_seed_and_marks_worst_nodes(by_hand, text):
     assert "seed 1" in other["note"]
 
 
-def test_distribution_of_many_nodes_shows_a_part_of_them_and_says_so(by_hand, monkeypatch):
+def test_distribution_of_many_nodes_shows_part_of_them(by_hand, monkeypatch):
     monkeypatch.setattr(outcome, "MOST_MARKS", 4)
     monkeypatch.setattr(outcome, "LEAST_MARKS", 2)
     found = figures(report([by_hand]))["nodes"]
