@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from p2pfl.protocols.transports.listener import accept_from
 from p2pfl.system.disk import PRIVATE
 
 NAME = "status.sock"
@@ -32,7 +33,7 @@ async def answer(folder: Path, make: Callable[[], bytes]) -> None:
         with listening:
             while True:
                 try:
-                    link, _ = await loop.sock_accept(listening)
+                    link, _ = await accept_from(listening)
                     with link:
                         async with asyncio.timeout(PATIENCE / 2):  # so that a client that does not read blocks no other
                             await loop.sock_sendall(link, make())

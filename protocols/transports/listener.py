@@ -14,6 +14,7 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from p2pfl.protocols.addresses import join_address, network
 from p2pfl.protocols.rate_limit import TokenBucket
@@ -61,10 +62,9 @@ class Listener:
 
     async def accept(self, listening: socket.socket) -> None:
         """Accept connections until the socket is closed."""
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, address = await loop.sock_accept(listening)
+                connection, address = await accept_from(listening)
             except OSError as error:
                 if error.errno == errno.EBADF or listening.fileno() < 0:
                     return  # closed
@@ -105,6 +105,33 @@ class Listener:
         connection.close()
         self._dropped(join_address(address[0], address[1]))
         return True
+
+
+async def accept_from(listening: socket.socket) -> tuple[socket.socket, Any]:
+    """Return the next connection of a listening socket, and its address.
+
+    This may be cancelled while a connection arrives. In asyncio's `sock_accept` that raises an error in a callback.
+
+    Raises:
+        OSError: there is no more room for a connection, or the socket is closed.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        readable = asyncio.Event()
+        try:
+            loop.add_reader(listening, readable.set)
+        except NotImplementedError:  # Windows
+            return await loop.sock_accept(listening)
+        except ValueError as error:
+            raise OSError(errno.EBADF, "closed") from error
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(listening)
+        with suppress(BlockingIOError, InterruptedError):  # the dialler is gone already
+            connection, address = listening.accept()
+            connection.setblocking(False)
+            return connection, address
 
 
 async def _bind(host: str, port: int) -> list[socket.socket]:

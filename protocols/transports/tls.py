@@ -140,13 +140,13 @@ class TlsTransport:
         self._receptions.pop(key, None)
 
     async def close(self) -> None:
-        self._listener.close()
         self._look.cancel()
         for link in [*self.links, *self.strangers]:
             link.close()
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.sleep(0)  # let the connections notice that they are closed
+        await asyncio.sleep(0)  # let the tasks end, and the connections notice that they are closed
+        self._listener.close()  # after its tasks, because a new socket could get its number
         if self.connected:
             await asyncio.wait([link.ended for link in self.connected], timeout=CLOSING)
         for link in list(self.connected):

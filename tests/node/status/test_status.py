@@ -37,6 +37,7 @@ from p2pfl.system.atomic_files import lock_folder
 from tests.support.federation import play
 from tests.support.limits import limited
 from tests.support.logs import log_records_to, log_to
+from tests.support.loops import LOOPS, run_on
 
 NAMES = ("a", "b", "c")
 SETTINGS = Settings(rounds=6, deadline=10.0)
@@ -615,6 +616,23 @@ def test_folder_path_too_long_for_socket_falls_back_to_file(tmp_path):
     with lock_folder(long):
         asyncio.run(status_socket.answer(long, lambda: b""))  # returns
         assert current(long, wall=lambda: 101.0)["age"] == 1.0
+
+
+@posix
+@pytest.mark.parametrize("loop", LOOPS)
+def test_socket_closes_without_error_as_client_connects(folder, loop):
+    async def main():
+        here, errors = asyncio.get_running_loop(), []
+        here.set_exception_handler(lambda _, context: errors.append(context))
+        task = asyncio.create_task(status_socket.answer(folder, lambda: b"{}"))
+        await asyncio.sleep(0)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(folder / status_socket.NAME))
+            here.call_soon(task.cancel)  # the loop then finds the client in the same turn
+            await asyncio.wait([task])
+        assert errors == []
+
+    run_on(loop, main())
 
 
 @pytest.mark.slow

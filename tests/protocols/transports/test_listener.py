@@ -9,7 +9,8 @@ import pytest
 
 from p2pfl.protocols.addresses import network
 from p2pfl.protocols.transports import listener
-from p2pfl.protocols.transports.listener import HOST_BURST, HOST_RATE, Listener
+from p2pfl.protocols.transports.listener import HOST_BURST, HOST_RATE, Listener, accept_from
+from tests.support.loops import LOOPS, run_on
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="all of 127.0.0.0/8 is this machine")
 
@@ -153,3 +154,21 @@ def test_listener_counts_ipv6_hosts_by_network(on_loop):
 )
 def test_network_is_ipv4_address_or_ipv6_prefix_of_64_bits(host, same, other):
     assert network(host) == network(same) != network(other)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_accept_cancelled_as_connection_arrives_raises_nothing(loop):
+    async def test():
+        here, errors = asyncio.get_running_loop(), []
+        here.set_exception_handler(lambda _, context: errors.append(context))
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.setblocking(False)
+            accepting = asyncio.create_task(accept_from(listening))
+            await asyncio.sleep(0)
+            with socket.create_connection(listening.getsockname()):
+                here.call_soon(accepting.cancel)  # the loop then finds the connection in the same turn
+                await asyncio.wait([accepting])
+        assert accepting.cancelled()
+        assert errors == []
+
+    run_on(loop, test())
