@@ -1,6 +1,7 @@
 """Files for contributors: links, names of files and scripts, checklists, and the changelog."""
 
 import re
+import tomllib
 
 import pytest
 from packaging.version import Version
@@ -48,6 +49,34 @@ def test_checklists_of_contributing_and_pull_requests_agree():
         return [" ".join(entry.split()) for entry in found]
 
     assert entries("CONTRIBUTING.md") == entries(".github/PULL_REQUEST_TEMPLATE.md") != []
+
+
+def table(name, heading):
+    """Return the rows of the first table of a page's section, as lists of cells."""
+    text = (ROOT / name).read_text(encoding="utf-8").partition(f"\n{heading}\n")[2].lstrip().split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[0] == "|"][2:]
+
+
+def test_architecture_gives_a_reason_for_each_dependency():
+    def names(requirements):
+        return {re.match(r"[\w-]+(\[torch\])?", text)[0].replace("p2pfl-node[torch]", "torch") for text in requirements}
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    plain = table("docs/architecture.md", "A plain install has the libraries that every node needs:")
+    assert {name for name, reason in plain if reason} == names(project["dependencies"])
+    extras = table("docs/architecture.md", "Every other library is in an extra:")
+    listed = {name.strip("`"): set(libraries.split(", ")) for name, libraries, reason in extras if reason}
+    assert listed.pop("dev")
+    needed = {name: names(texts) for name, texts in project["optional-dependencies"].items() if name != "dev"}
+    assert listed == needed
+
+
+def test_package_names_the_authors_of_the_citation():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert [author["name"] for author in project["authors"]] == re.findall(r"^  - name: (.*)$", citation, re.M)
+    assert f"license: {project['license']}\n" in citation
+    assert project["keywords"] == sorted(project["keywords"]) != []
 
 
 def test_changelog_begins_with_unreleased_and_is_in_order():
