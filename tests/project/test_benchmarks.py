@@ -113,6 +113,9 @@ def test_cluster_benchmark_writes_efficiency(tmp_path):
     ((process,), (ray,), (efficiency,)) = (figures[name] for name in ("process", "ray", "efficiency"))
     assert efficiency == process / ray
     assert f"efficiency {efficiency:.2f}" in out
+    used = figures["processors"]  # a worker of Ray imports torch, which takes more than a second
+    assert used["efficiency"] == [used["process"][0] / used["ray"][0]]
+    assert min(used["process"][0], used["ray"][0]) > 1
 
 
 @pytest.mark.slow
