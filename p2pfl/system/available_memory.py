@@ -64,12 +64,12 @@ def _cgroup_headroom() -> Iterator[int]:
 
 
 def _ulimit_headroom() -> list[int]:
-    if sys.platform == "win32":
-        return []
-    from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
+    if sys.platform != "win32":
+        from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
 
-    limit = getrlimit(RLIMIT_AS)[0]
-    return [] if limit == RLIM_INFINITY else [max(0, limit - status("VmSize:"))]
+        limit = getrlimit(RLIMIT_AS)[0]
+        return [] if limit == RLIM_INFINITY else [max(0, limit - status("VmSize:"))]
+    return []
 
 
 def _numbers(path: str, key: str) -> list[int]:
