@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
+from math import inf
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -60,6 +61,7 @@ class Memory:
 
     Attributes:
         replaced: whether its folder was replaced by an older copy since the last start.
+        replaced_at: the last time at which that happened.
         acknowledged: the last checkpoint that was on disk when the node continued.
         attempted: checkpoints that it has begun to write since.
         membership_version: the newest version of the membership log that was on its disk.
@@ -69,15 +71,16 @@ class Memory:
 
     def __init__(self) -> None:
         self.replaced = False
+        self.replaced_at = -inf
         self.acknowledged: Checkpoint | None = None
         self.attempted: list[Checkpoint] = []
         self.membership_version = 0
         self.incarnation = 0
         self.repeatable = 0
 
-    def forget(self) -> None:
+    def forget(self, now: float) -> None:
         """Expect nothing of the disk, because it was replaced by an older copy."""
-        self.replaced, self.membership_version = True, 0
+        self.replaced, self.replaced_at, self.membership_version = True, now, 0
         self.repeatable = self.incarnation
 
 
@@ -109,7 +112,7 @@ class Invariants:
         self._report = report
         self._membership_of = membership_of
         self._numbers: dict[tuple[str, int, int], bytes] = {}
-        self._coordinators: dict[Term, str] = {}
+        self._coordinators: dict[Term, tuple[str, float]] = {}
 
     def fail(self, invariant: Invariant, node: str, text: str) -> None:
         """Report a violation."""
@@ -136,11 +139,20 @@ class Invariants:
             self.leads(sender, Term(header.body.membership_version, header.body.term))
 
     def leads(self, name: str, term: Term) -> None:
-        """Check a claim that a node is the coordinator of a term."""
-        first = self._coordinators.setdefault(term, name)
-        if first != name:
+        """Check a claim that a node is the coordinator of a term.
+
+        No vote on a disk survives if half of the members or more are restored from older copies after the first claim.
+        """
+        first, since = self._coordinators.setdefault(term, (name, self.now()))
+        if first != name and not self._votes_are_lost(name, since):
             text = f"coordinates term {term.number} of membership version {term.membership_version}, as {first} did"
             self.fail("two coordinators", name, text)
+
+    def _votes_are_lost(self, name: str, since: float) -> bool:
+        """Return whether half of the members that a node knows, or more, were restored after a time."""
+        membership = self._membership_of(name)
+        members = self.memories if membership is None else membership.members
+        return 2 * sum(self.memories[member].replaced_at >= since for member in members) >= len(members)
 
     def starts(self, name: str, membership: Membership) -> None:
         """Check the membership log with which a process starts."""

@@ -104,7 +104,7 @@ class Machine:
         self.kill(silently=False)
         older = [files for at, files in self._backups if at <= before] or [self._backups[0][1]]
         self.disk.restore(older[-1])
-        self._invariants.memories[self.name].forget()
+        self._invariants.memories[self.name].forget(self._loop.time())
 
     # Processes
 

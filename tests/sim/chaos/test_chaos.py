@@ -6,7 +6,9 @@ from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.node import checkpoint
 from p2pfl.node.peering.guard import Guard
 from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.protocols.election.types import Term
 from p2pfl.sim.chaos import process
+from p2pfl.sim.chaos.invariants import Invariants
 from p2pfl.sim.chaos.schedule import Fault, draw_schedule
 from p2pfl.sim.chaos.schedule_file import Schedule, read_schedule, schedule_of, write_schedule
 from p2pfl.sim.chaos.search import Trials, search
@@ -101,6 +103,28 @@ def test_node_restored_to_before_its_first_vote_does_not_vote(trials):
         Fault(at=25.11, kind="restore", node="node-3", seconds=0.024, amount=18.207),
     ]
     assert trials.replay(Schedule("coordinated", 7717, faults)).violation is None
+
+
+@pytest.mark.slow
+def test_lost_votes_of_half_of_the_members_are_no_violation(trials):
+    faults = [
+        Fault(at=15.504, kind="restore", node="node-2", seconds=7.112, amount=10.244),
+        Fault(at=20.63, kind="restore", node="node-1", seconds=11.685, amount=28.676),
+        Fault(at=23.207, kind="power-failure", node="node-0", seconds=14.502),
+        Fault(at=25.11, kind="restore", node="node-3", seconds=0.024, amount=18.207),
+    ]
+    assert trials.replay(Schedule("coordinated", 7717, faults)).violation is None
+
+
+@pytest.mark.parametrize(("restored", "found"), [(MEMBERS[:1], ["two coordinators"]), (MEMBERS[:2], [])])
+def test_second_coordinator_violates_unless_votes_are_lost(restored, found):
+    violations = []
+    invariants = Invariants(dict.fromkeys(MEMBERS, b""), lambda: 5.0, violations.append, lambda name: None)
+    invariants.leads("node-0", Term(4, 2))
+    for name in restored:
+        invariants.memories[name].forget(5.0)
+    invariants.leads("node-3", Term(4, 2))
+    assert [violation.invariant for violation in violations] == found
 
 
 def test_replay_rejects_unknown_run_and_node(trials):
