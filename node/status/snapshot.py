@@ -74,10 +74,10 @@ def peer_state(peer: Peer, reason: str, left_out: str = "") -> dict[str, Any]:
         state, reason = "left out", left_out
     elif peer.revoked and not peer.introduced:
         state = "not connected"
-    elif peer.stopped and peer.introduced:
-        state, reason = "done", ""
     elif reason:
-        if is_only_behind(peer, reason):
+        if peer.stopped and peer.introduced:
+            state, reason = "done", ""  # it is not waited for, so the reason is an old one
+        elif is_only_behind(peer, reason):
             state = "behind"
         else:
             state = "done" if peer.stopped else "suspected" if peer.introduced or peer.known else "not connected"

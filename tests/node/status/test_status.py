@@ -422,6 +422,7 @@ def test_connected_peer_in_earlier_round_is_behind_not_suspected():
     bob.stopped = True
     done = peer_state(bob, "the broker at 10.0.0.9:1883 does not answer")
     assert (done["state"], done["reason"]) == ("done", "")
+    assert peer_state(bob, "")["state"] == "connected"
     bob.stopped, bob.link = False, None
     assert peer_state(bob, "behind, in round 3")["state"] == "not connected"
 
