@@ -163,9 +163,9 @@ class Adversary:
         return link
 
     async def _hello(self, name: str, link: Link, terms: bytes) -> None:
-        told = self._terms[name] = asyncio.get_running_loop().create_future()
+        answer = self._terms[name] = asyncio.get_running_loop().create_future()
         self.send(link, m.Hello(), terms)
-        await asyncio.wait_for(told, 10)
+        await asyncio.wait_for(answer, 10)
 
     async def stay(self, name: str, address: str) -> None:
         """Dial a node, and dial it again whenever the link is lost."""

@@ -61,9 +61,9 @@ class Federation:
         tables = agreement.draft("benchmark", ready.config, loading.task_of(ready))
         admission.create_federation(first, tables, root / "backup.pem")
         for name in names[1:]:
-            told = root / f"{name}.admission"
-            admission.admit(first, admission.request(self.folders[name]), hostile.get(name, "participant"), told)
-            joining.join(self.folders[name], told.read_text())
+            token = root / f"{name}.admission"
+            admission.admit(first, admission.request(self.folders[name]), hostile.get(name, "participant"), token)
+            joining.join(self.folders[name], token.read_text())
         for name in names[1:]:
             (self.folders[name] / MEMBERSHIP).write_bytes((first / MEMBERSHIP).read_bytes())
 

@@ -353,14 +353,14 @@ def ecdsa_certificate() -> tuple[bytes, bytes]:
 
 
 class Grpc:
-    def __init__(self, told: Any) -> None:
-        if isinstance(told, tuple):
-            port, certificate = told
+    def __init__(self, address: Any) -> None:
+        if isinstance(address, tuple):
+            port, certificate = address
             name = ("grpc.ssl_target_name_override", "localhost")
             credentials = grpc.ssl_channel_credentials(certificate)
             self.channel = grpc.secure_channel(f"{HOST}:{port}", credentials, options=[*UNLIMITED, name])
         else:
-            self.channel = grpc.insecure_channel(f"{HOST}:{told}", options=UNLIMITED)
+            self.channel = grpc.insecure_channel(f"{HOST}:{address}", options=UNLIMITED)
         self.get = self.channel.unary_unary(METHOD)
 
     def exchange(self, size: int) -> np.ndarray:

@@ -109,12 +109,12 @@ def _answer(
     from safetensors.numpy import save
 
     module = task.model_for(params, preference)
-    told = {**about, "preference": ",".join(map(str, preference))}
+    metadata = {**about, "preference": ",".join(map(str, preference))}
     if onnx:
         from p2pfl.learning.onnx_export import to_onnx_bytes
 
-        return to_onnx_bytes(module, task.data["train"][0][:1], told)
-    return save({name: tensor.numpy() for name, tensor in module.state_dict().items()}, told)
+        return to_onnx_bytes(module, task.data["train"][0][:1], metadata)
+    return save({name: tensor.numpy() for name, tensor in module.state_dict().items()}, metadata)
 
 
 def newest(folder: Path) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""Signed models that a node has fetched or been told of, for comparison with others of the same round."""
+"""Signed models that a node has fetched or that peers reported, for comparison with others of the same round."""
 
 from __future__ import annotations
 

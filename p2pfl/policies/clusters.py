@@ -108,10 +108,10 @@ def read(previous: Extras) -> tuple[str, Figures] | None:
 def credible(extras: Extras, round: int) -> bool:
     """Return whether a step of this round can have assigned these extras."""
     try:
-        told = read(extras)
+        known = read(extras)
     except ValueError:
         return False
-    return told is None or told[1].round <= round
+    return known is None or known[1].round <= round
 
 
 def gather(
@@ -140,10 +140,10 @@ def gather(
         if s.sender in known:
             claims[s.sender] = known[s.sender].cluster
         else:
-            claims[s.sender], told = said or ("", Figures())
-            if told.round >= s.round:
-                raise ValueError(f"the submission of {s.sender} in round {s.round} has figures of round {told.round}")
-            figures[claims[s.sender]] = max(told, figures.get(claims[s.sender], told))
+            claims[s.sender], claimed = said or ("", Figures())
+            if claimed.round >= s.round:
+                raise ValueError(f"the submission of {s.sender} in round {s.round} has figures of round {claimed.round}")
+            figures[claims[s.sender]] = max(claimed, figures.get(claims[s.sender], claimed))
         if s.start is None and s.sender not in known:
             raise ValueError(f"the submission of {s.sender} lacks the model that the round began with")
         starts[s.sender] = known[s.sender].start if s.start is None else s.start

@@ -94,8 +94,8 @@ class Voter:
 
     def _on_request(self, sender: str, term: Term, trial: bool, now: float) -> None:
         granted = self._would_grant(sender, term, now) if trial else self._grant(sender, term, now)
-        told = term if granted else self.term
-        self._send.append((sender, m.Voted(told.membership_version, told.number, trial, granted)))
+        answered = term if granted else self.term
+        self._send.append((sender, m.Voted(answered.membership_version, answered.number, trial, granted)))
         if trial and granted and self.role == "standing":  # the preferred candidate goes first
             self.role = "follower"
             self._timer = now + self._pause()

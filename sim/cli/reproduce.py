@@ -256,8 +256,8 @@ def _take_recorded(outcome: Outcome, book: Path) -> None:
     """Fill in the outcome of a form whose rows are all recorded."""
     from p2pfl.sim.reproduction import measured
 
-    told = measured.load(book)[outcome.scenario][outcome.form]
-    outcome.origin, outcome.seeds, outcome.figures = "recorded before", told.seeds, told.figures
+    recorded = measured.load(book)[outcome.scenario][outcome.form]
+    outcome.origin, outcome.seeds, outcome.figures = "recorded before", recorded.seeds, recorded.figures
 
 
 def _record_options(file: ScenarioFile, recording: Recording | None, begun: bool) -> list[str]:
@@ -342,5 +342,5 @@ def _record(outcome: Outcome, file: ScenarioFile, book: Path) -> None:
         known = load(book).get(outcome.scenario, {}).get(outcome.form, Measured())
         cores = processes_of("process", None)
         seconds = round(outcome.seconds, 1) or (known.seconds if known.seeds == outcome.seeds else None)
-        told = Measured(seconds, cores, outcome.seeds, __version__, outcome.figures, outcome.by_seed)
-        record(book, outcome.scenario, outcome.form, told)
+        measurement = Measured(seconds, cores, outcome.seeds, __version__, outcome.figures, outcome.by_seed)
+        record(book, outcome.scenario, outcome.form, measurement)

@@ -40,7 +40,7 @@ class Watch:
         """Show the end, with `words` about it; wait until an open page has received it."""
         self._status_observer.ended(words)
         if self._status_observer.open():
-            self._status_observer.told.wait(FAREWELL)
+            self._status_observer.end_received.wait(FAREWELL)
 
 
 @contextmanager

@@ -61,7 +61,7 @@ class RunMonitor:
 
     def __init__(self, file: ScenarioFile, done: Mapping[int, Result] = {}) -> None:
         self.rows = [Row(job) for job in jobs_of(file)]
-        self.told = threading.Event()  # a page has received the end
+        self.end_received = threading.Event()  # a page has received the end
         self.asked = -LOOKING  # time of a page's last request
         self._about = {"scenario": file.name, "description": " ".join(file.description.split())}
         self._lock = threading.Lock()
@@ -116,7 +116,7 @@ class RunMonitor:
         with self._lock:
             self.asked = time.monotonic()
             if self._end:
-                self.told.set()
+                self.end_received.set()
             rate, left = self.pace()
             about = {"elapsed": self.asked - self._begun, "left": left, "node_rounds_per_s": rate, "end": self._end}
             matrix = self._matrix(self._newest() if number is None else number)

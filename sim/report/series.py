@@ -31,7 +31,7 @@ class Front(NamedTuple):
 
     seed: int
     of: str
-    told: Objectives
+    objectives: Objectives
     labels: list[str]
 
 
@@ -88,8 +88,10 @@ class Series:
         if self.shown.pool:
             pools = [pool for pool in self.folder.summary.pools if pool.name == self.row]
             return [Front(pool.seed, pool.of, pool.objectives, pool.labels) for pool in pools]
-        told = [(entry, entry.objectives) for entry in self.entries]
-        return [Front(entry.seed, "nodes", objectives, entry.labels) for entry, objectives in told if objectives is not None]
+        pairs = [(entry, entry.objectives) for entry in self.entries]
+        return [
+            Front(entry.seed, "nodes", objectives, entry.labels) for entry, objectives in pairs if objectives is not None
+        ]
 
     def stage(self) -> str:
         """Return the judged snapshot, or else the evaluated one; older summaries lack it."""

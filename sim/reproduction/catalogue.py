@@ -66,7 +66,11 @@ class CatalogueEntry:
 
     def figures(self, row: str) -> dict[str, float]:
         """Return the measured figures of a row, by form."""
-        return {form: told.figures[row] for form in FORMS if (told := self.measured.get(form)) and row in told.figures}
+        return {
+            form: measured.figures[row]
+            for form in FORMS
+            if (measured := self.measured.get(form)) and row in measured.figures
+        }
 
     def written(self, row: str) -> tuple[str, ...]:
         """Return the printed figure of a row and the measured ones of FORMS, formatted for the table."""
@@ -208,7 +212,7 @@ def _counts(found: Sequence[CatalogueEntry]) -> str:
 
 def _section(entry: CatalogueEntry) -> Iterator[str]:
     yield f"### `{entry.file.name}`" + (f": {entry.file.table}" if entry.file.table else "")
-    about = [f"{form.capitalize()} form: {told}." for form in FORMS if (told := _about(entry.measured.get(form)))]
+    about = [f"{form.capitalize()} form: {text}." for form in FORMS if (text := _about(entry.measured.get(form)))]
     if entry.figure:
         about.append(f"Figure: {entry.figure}.")
     if about:

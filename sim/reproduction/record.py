@@ -127,10 +127,10 @@ def _add(book: Path, form: Form, run: ScenarioFile, summary: Mapping[str, Any], 
     found = by_seed(row for row in summary["table"] if row["name"] in complete)
     if known.seeds == summary["seeds"]:
         found = {figure: known.by_seed.get(figure, {}) | rows for figure, rows in found.items()}
-        told = replace(known, figures=known.figures | figures, version=summary["version"], by_seed=known.by_seed | found)
+        updated = replace(known, figures=known.figures | figures, version=summary["version"], by_seed=known.by_seed | found)
     else:
-        told = Measured(None, known.cores, summary["seeds"], summary["version"], figures, found)
-    measured.record(book, whole.name, name, told)
+        updated = Measured(None, known.cores, summary["seeds"], summary["version"], figures, found)
+    measured.record(book, whole.name, name, updated)
     return figures
 
 

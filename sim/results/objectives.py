@@ -92,16 +92,16 @@ def pool_results(name: str, of: str, members: Sequence[Mapping[str, Any]]) -> li
         solutions: list[list[float]] = []
         left_out: list[int] = []
         for run in runs:
-            told = run["objectives"]
+            objectives = run["objectives"]
             called = str(run["name"]).removeprefix(name).removeprefix(", ") or str(run["name"])
             if of == "means":
-                left_out += [len(solutions)] if told.get("mean_left_out") else []
+                left_out += [len(solutions)] if objectives.get("mean_left_out") else []
                 labels.append(called)
-                solutions.append(told["mean"])
+                solutions.append(objectives["mean"])
             else:
-                left_out += [len(solutions) + node for node in told.get("left_out", ())]
-                labels += [f"{called}, node {node}" for node in range(len(told["nodes"]))]
-                solutions += told["nodes"]
+                left_out += [len(solutions) + node for node in objectives.get("left_out", ())]
+                labels += [f"{called}, node {node}" for node in range(len(objectives["nodes"]))]
+                solutions += objectives["nodes"]
         figures = {"higher_is_better": first["higher_is_better"], "nodes": solutions}
         figures |= {"left_out": left_out} if left_out else {}
         signs = _signs(first["higher_is_better"])

@@ -23,7 +23,7 @@ def of_run(run: Run) -> dict[str, Any] | None:
     there = [each for each in found if each is not None]
     if not there:
         return None
-    told = [
+    answers = [
         {"preferences": [], "points": []}
         if each is None
         else {"preferences": each.preferences.tolist(), "points": each.points.tolist()}
@@ -32,7 +32,7 @@ def of_run(run: Run) -> dict[str, Any] | None:
     dead = sum(figures.get("test_dead", 0.0) > 0 for figures in run.recorder.results.values())
     return {
         "higher_is_better": dict(there[0].higher_is_better),
-        "nodes": told,
+        "nodes": answers,
         **({"dead": dead} if dead else {}),
     }
 

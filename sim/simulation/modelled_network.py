@@ -182,10 +182,10 @@ class ModelledReceipts:
         if not (models and around):
             return
         rng = self._draws.generator(round, "receipts")
-        told = around[int(rng.integers(len(around)))].receipts
-        assert told is not None
+        receipts = around[int(rng.integers(len(around)))].receipts
+        assert receipts is not None
         for k in rng.permutation(len(models))[: Receipts.MOST]:
-            told.compare(models[k])
+            receipts.compare(models[k])
 
     def compare(self, model: SignedModel) -> None:
         """Compare a model with the known one of the same round; keep it if there is none."""

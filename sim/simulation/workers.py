@@ -152,10 +152,10 @@ def _fit_to_travel(error: Exception) -> Exception:
     try:
         ForkingPickler.loads(ForkingPickler.dumps(error))  # as a pipe does
     except Exception:
-        told = RunError(str(error)) if isinstance(error, RunError) else RuntimeError(f"{type(error).__name__}: {error}")
+        reported = RunError(str(error)) if isinstance(error, RunError) else RuntimeError(f"{type(error).__name__}: {error}")
         for note in error.__notes__:
-            told.add_note(note)
-        return told
+            reported.add_note(note)
+        return reported
     return error
 
 

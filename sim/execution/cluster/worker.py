@@ -50,9 +50,9 @@ def _compute(message: bytes, queue: SimpleQueue[Any]) -> None:
         assert isinstance(job, Job)
         queue.put(_run(job, queue))
     except BaseException as error:
-        told = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
-        told.add_note(traceback.format_exc())  # a traceback does not travel
-        queue.put(told)
+        reported = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+        reported.add_note(traceback.format_exc())  # a traceback does not travel
+        queue.put(reported)
 
 
 def _run(job: Job, queue: SimpleQueue[Any]) -> Result:

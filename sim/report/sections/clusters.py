@@ -272,20 +272,20 @@ class _Became(NamedTuple):
 
 
 def _became(series: Series) -> _Became | None:
-    told = [found for entry in series.entries if (found := entry.clusters) is not None and found.count]
-    if not told:
+    clusterings = [found for entry in series.entries if (found := entry.clusters) is not None and found.count]
+    if not clusterings:
         return None
-    indices = [found.adjusted_rand for found in told if found.adjusted_rand]
-    known = len(indices) == len(told)
+    indices = [found.adjusted_rand for found in clusterings if found.adjusted_rand]
+    known = len(indices) == len(clusterings)
     exact = [
         found.rounds[next(k for k, value in enumerate(index) if value > SAME)]
-        for found, index in zip(told, indices, strict=known)
+        for found, index in zip(clusterings, indices, strict=known)
         if max(index) > SAME
     ]
     best = float(np.mean([max(index) for index in indices])) if known else None
     final = float(np.mean([index[-1] for index in indices])) if known else None
-    most, ends = max(max(found.count) for found in told), [found.count[-1] for found in told]
-    return _Became(series.name, series.shown.nodes, len(told), most, ends, exact, best, final)
+    most, ends = max(max(found.count) for found in clusterings), [found.count[-1] for found in clusterings]
+    return _Became(series.name, series.shown.nodes, len(clusterings), most, ends, exact, best, final)
 
 
 def _sentence(found: _Became) -> str:

@@ -29,10 +29,10 @@ def findings(folders: Sequence[Folder], series: Sequence[Series]) -> list[str]:
     for folder, name in zip(folders, names, strict=True):
         runs = folder.scenario.get("run")
         try:
-            told = of_summary(folder.raw, runs if isinstance(runs, list) else [])
+            insights = of_summary(folder.raw, runs if isinstance(runs, list) else [])
         except (KeyError, TypeError, ValueError, AttributeError):
             continue  # a summary of an older version lacks some figures for sentences
-        found += told if len(folders) == 1 else [f"{name}: {sentence}" for sentence in told]
+        found += insights if len(folders) == 1 else [f"{name}: {sentence}" for sentence in insights]
     return found
 
 

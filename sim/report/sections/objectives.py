@@ -54,7 +54,7 @@ def spaces(series: Sequence[Series]) -> list[tuple[Space, list[Series]]]:
     """Return runs with the same objectives, and the space in which their fronts are measured."""
     several = [one for one in series if len(one.fronts()) == len(one.seeds)]
     alike = by_key(several, _terms).values()
-    return [(space_of([(front.seed, front.told) for one in runs for front in one.fronts()]), runs) for runs in alike]
+    return [(space_of([(front.seed, front.objectives) for one in runs for front in one.fronts()]), runs) for runs in alike]
 
 
 def shown_front(series: Series) -> Front:
@@ -64,9 +64,14 @@ def shown_front(series: Series) -> Front:
 
 def _terms(series: Series) -> tuple[Any, ...]:
     front = shown_front(series)
-    told = front.told
+    objectives = front.objectives
     of = front.of if series.shown.pool else ""  # different kinds of pools get separate figures
-    return of, tuple(told.higher_is_better.items()), tuple(told.reference or ()), tuple(map(tuple, told.front))
+    return (
+        of,
+        tuple(objectives.higher_is_better.items()),
+        tuple(objectives.reference or ()),
+        tuple(map(tuple, objectives.front)),
+    )
 
 
 def fronts(id: str, space: Space, series: Sequence[Series], several: bool = False) -> Figure:
@@ -75,7 +80,7 @@ def fronts(id: str, space: Space, series: Sequence[Series], several: bool = Fals
     Args:
         several: whether there are other runs with other objectives.
     """
-    names = list(shown_front(series[0]).told.higher_is_better)
+    names = list(shown_front(series[0]).objectives.higher_is_better)
     pairs = list(combinations(range(len(names)), 2))[:MOST_VIEWS]
     models = {one.name: (one, solutions(one, space)) for one in series}
     known = [] if space.known is None else space.with_reported_signs(space.known)
@@ -88,7 +93,9 @@ def fronts(id: str, space: Space, series: Sequence[Series], several: bool = Fals
         views.append(view | {"known": [[values[a], values[b]] for values in known]})
     pool = series[0].shown.pool
     means = pool and shown_front(series[0]).of == "means"
-    title = "Mean objectives of each run" if means else f"Objectives of the {shown_front(series[0]).told.each}s' models"
+    title = (
+        "Mean objectives of each run" if means else f"Objectives of the {shown_front(series[0]).objectives.each}s' models"
+    )
     title += f", and the front of each {'pool' if pool else 'run'}"
     title += f": {some(names)}" if several else ""
     figure: Figure = {"id": id, "kind": "scatter", "title": title, "note": _note(series, len(names) > 2)}
@@ -98,9 +105,9 @@ def fronts(id: str, space: Space, series: Sequence[Series], several: bool = Fals
 def point(series: Series, model: Solution, names: Sequence[str], a: int, b: int) -> dict[str, Any]:
     """Return a point in the view of objectives a and b; its tooltip has the others."""
     of = shown_front(series)
-    labels = of.labels if len(of.labels) == len(of.told.nodes) else []
+    labels = of.labels if len(of.labels) == len(of.objectives.nodes) else []
     called = some((labels[place] if labels else str(place) for place in model.places), MOST_NAMED)
-    called = called if series.shown.pool else f"{of.told.each}{'s' * (len(model.places) > 1)} {called}"
+    called = called if series.shown.pool else f"{of.objectives.each}{'s' * (len(model.places) > 1)} {called}"
     called += "" if model.counts else " (excluded: not converged)"
     found = {"run": series.name, "x": model.values[a], "y": model.values[b], "on_front": model.on_front}
     found |= {"label": called, "size": len(model.places)}
@@ -115,7 +122,7 @@ def meant(name: str, higher: bool) -> str:
 
 def solutions(series: Series, space: Space) -> list[Solution]:
     """Return the different solutions of a run's models, for the seed that is shown."""
-    of = shown_front(series).told
+    of = shown_front(series).objectives
     rows = np.array(of.nodes, np.float64).reshape(len(of.nodes), len(space.signs))
     there = np.flatnonzero(np.isfinite(rows).all(1))
     points, which = np.unique(rows[there], axis=0, return_inverse=True)
@@ -139,7 +146,7 @@ def _note(series: Sequence[Series], several: bool) -> str:
     words += f" Filled marks are on the front of their {run}: no other {model} of the {run} is at least as good in every"
     words += " objective, and better in one."
     words += " Each view shows two objectives; the front is that of all objectives." if several else ""
-    owners = "solutions" if pool else f"{shown_front(series[0]).told.each}s"
+    owners = "solutions" if pool else f"{shown_front(series[0]).objectives.each}s"
     return (
         words + f" Larger marks stand for several {owners} with the same objectives; marks at the same place are spread out."
     )
@@ -161,15 +168,19 @@ def measure_tables(series: Sequence[Series]) -> str:
         rows = []
         for one, mean, paper in zip(alike, means, papers, strict=True):
             row = [one.name, *([number(mean)] if weighed else [])]
-            found = [space.measures(front.seed, front.told) for front in one.fronts()]
+            found = [space.measures(front.seed, front.objectives) for front in one.fronts()]
             for key, _ in MEASURES:
                 values = [each[key] for each in found]
                 row.append(f"{np.mean(values):.1f}" if key == "cardinality" else number(float(np.mean(values))))
                 row += [number(float(np.std(values, ddof=1))) if len(values) > 1 else ""] if seeds > 1 else []
                 row += [number(paper.get(key))] if any(key in each for each in papers) else []
             rows.append(row)
-        of = "all solutions of a pool" if alike[0].shown.pool else f"the models of all {shown_front(alike[0]).told.each}s"
-        meaning = _meaning(space, of, any(front.told.left_out for one in alike for front in one.fronts()))
+        of = (
+            "all solutions of a pool"
+            if alike[0].shown.pool
+            else f"the models of all {shown_front(alike[0]).objectives.each}s"
+        )
+        meaning = _meaning(space, of, any(front.objectives.left_out for one in alike for front in one.fronts()))
         html += (said if meaning != said else "") + table(heads, rows)
         said = meaning
     return f"<h3>Fronts</h3>\n{html}{said}" if html else ""

@@ -31,10 +31,10 @@ class Space:
     known: Points | None
     found: Mapping[int, Points]
 
-    def measures(self, seed: int, told: Objectives) -> dict[str, float]:
+    def measures(self, seed: int, objectives: Objectives) -> dict[str, float]:
         """Return hypervolume, sparsity, cardinality and igd of a run's models."""
         front = self.found[seed] if self.known is None else self.known
-        return measures(points_of(told), self.reference.tolist(), front)
+        return measures(points_of(objectives), self.reference.tolist(), front)
 
     def with_reported_signs(self, points: Points) -> list[list[float]]:
         """Return points with the signs that nodes report."""
@@ -53,9 +53,9 @@ def space_of(runs: Sequence[tuple[int, Objectives]]) -> Space:
     first = runs[0][1]
     signs = signs_of(first)
     by_seed: dict[int, list[Points]] = {}
-    for seed, told in runs:
-        by_seed.setdefault(seed, []).append(non_dominated(points_of(told)))  # all at once would need too much memory
-    models = np.concatenate([points_of(told) for _, told in runs])
+    for seed, objectives in runs:
+        by_seed.setdefault(seed, []).append(non_dominated(points_of(objectives)))  # all at once would need too much memory
+    models = np.concatenate([points_of(objectives) for _, objectives in runs])
     return Space(
         signs,
         np.array(first.reference) * signs if first.reference else beyond(models),
@@ -74,17 +74,17 @@ def beyond(points: Points) -> Points:
     return found
 
 
-def points_of(told: Objectives) -> Points:
+def points_of(objectives: Objectives) -> Points:
     """Return the objectives of a run's valid models, [n, m], so that more is better.
 
     Models with NaN values, and models that the task has left out, are omitted.
     """
-    signs = signs_of(told)
-    rows = np.array(told.nodes, np.float64).reshape(len(told.nodes), len(signs))
-    rows[told.left_out] = np.nan
+    signs = signs_of(objectives)
+    rows = np.array(objectives.nodes, np.float64).reshape(len(objectives.nodes), len(signs))
+    rows[objectives.left_out] = np.nan
     kept: Points = rows[np.isfinite(rows).all(1)] * signs
     return kept
 
 
-def signs_of(told: Objectives) -> np.ndarray:
-    return np.array([1.0 if higher else -1.0 for higher in told.higher_is_better.values()])
+def signs_of(objectives: Objectives) -> np.ndarray:
+    return np.array([1.0 if higher else -1.0 for higher in objectives.higher_is_better.values()])

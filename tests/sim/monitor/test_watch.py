@@ -162,10 +162,10 @@ def test_monitor_tracks_state_of_each_run():
     assert shown["runs"][0]["result"] == kept.summary["test"]["mean"]
     assert shown["left"] / (3 * 72 - 24) == pytest.approx(1 / shown["node_rounds_per_s"])
     assert shown["end"] == ""
-    assert not status_observer.told.is_set()
+    assert not status_observer.end_received.is_set()
     status_observer.ended("results: here")
     assert overview(status_observer)["end"] == "results: here"
-    assert status_observer.told.is_set()
+    assert status_observer.end_received.is_set()
 
 
 def test_monitor_returns_matrix_of_each_run():
@@ -309,13 +309,13 @@ def test_watch_end_waits_only_for_open_pages(monkeypatch):
     monkeypatch.setattr(monitor, "FAREWELL", 60.0)
     status_observer = RunMonitor(scenario())
     monitor.Watch(status_observer, []).ended("written")  # no page is open
-    assert not status_observer.told.is_set()
+    assert not status_observer.end_received.is_set()
     status_observer = RunMonitor(scenario())
     status_observer.state()
     asker = threading.Timer(0.05, status_observer.state)
     asker.start()
     monitor.Watch(status_observer, []).ended("written")
-    assert status_observer.told.is_set()
+    assert status_observer.end_received.is_set()
     asker.join()
 
 
