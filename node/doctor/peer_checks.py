@@ -58,11 +58,11 @@ def check_peers(state: Mapping[str, Any]) -> list[Finding]:
     Args:
         state: status of a running node.
     """
-    broker_fails = bool(state.get("broker"))
-    return [_check_peer(peer, broker_fails) for peer in state.get("peers", [])]
+    broker_fails, rounds = bool(state.get("broker")), state.get("rounds", 0)
+    return [_check_peer(peer, broker_fails, rounds) for peer in state.get("peers", [])]
 
 
-def _check_peer(peer: Mapping[str, Any], broker_fails: bool) -> Finding:
+def _check_peer(peer: Mapping[str, Any], broker_fails: bool, rounds: int) -> Finding:
     check, link, reason = f"peer {peer['name']}", peer["link"], peer["reason"]
     if link == "broker" and broker_fails:
         return Finding(check, None, "was connected through the broker, which does not work now")
@@ -73,6 +73,9 @@ def _check_peer(peer: Mapping[str, Any], broker_fails: bool) -> Finding:
         return Finding(check, None if problem else True, f"connected {way}{problem}")
     lost = reason.startswith("the broker at")
     if peer["state"] == "done" and not lost:
+        if peer.get("round", rounds) < rounds:  # it stopped early, or does not know of an extension
+            result = f"not connected, because it has finished and left, in round {peer['round']} of {rounds}"
+            return Finding(check, None, result, "if the federation was extended, run the peer: it then continues")
         return Finding(check, True, "not connected, because it has finished its rounds and left")
     reason = reason or "no address known yet"
     result = f"not connected ({reason}){_addresses(peer['addresses'])}"

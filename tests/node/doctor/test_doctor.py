@@ -362,6 +362,18 @@ def test_doctor_checks_options_of_the_running_node(alice, monkeypatch):
     assert found["broker"] == (False, "the broker at host does not answer")
 
 
+@pytest.mark.parametrize(
+    ("round", "ok", "result"),
+    [
+        (20, True, "not connected, because it has finished its rounds and left"),
+        (10, None, "not connected, because it has finished and left, in round 10 of 20"),
+    ],
+)
+def test_peer_that_left_before_an_extension_has_a_remedy(round, ok, result):
+    (found,) = check_peers({"rounds": 20, "peers": [peer(link="", state="done", round=round)]})
+    assert (found.ok, found.result, bool(found.remedy)) == (ok, result, ok is None)
+
+
 def test_peer_behind_failing_broker_is_not_reported_as_connected():
     peer = {"name": "bob", "state": "connected", "reason": "", "link": "broker", "remote": "", "addresses": {}}
     (found,) = check_peers({"peers": [peer], "broker": "the broker at host does not answer"})
