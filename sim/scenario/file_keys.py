@@ -93,6 +93,7 @@ class Form:
     """Values of one form of a scenario file.
 
     Attributes:
+        name: "full" for the file as it stands.
         duration: rough run time in seconds; None if the form does not state it.
         seeds: seeds with which every run is repeated; None leaves them to the runs.
         target: of the test metric.
@@ -100,11 +101,18 @@ class Form:
         base: changes to all runs.
     """
 
+    name: str
     duration: float | None
     seeds: list[int] | None
     target: float | None
     runs: Any
     base: Mapping[str, Any]
+
+    def describe(self, description: str) -> str:
+        """Return the description of the scenario, with a sentence if its figures are not those of this form."""
+        if self.name == "full" or not description:
+            return description
+        return f"{description.rstrip()}\nThis is the form `{self.name}`: its settings differ from those of the description."
 
 
 def select_form(where: str, keys: FileKeys, changes: Changes, folder: str) -> Form:
@@ -130,7 +138,7 @@ def select_form(where: str, keys: FileKeys, changes: Changes, folder: str) -> Fo
         check_seeds(f"{where}: seeds", seeds)
     if target is not None and (type(target) not in (int, float) or not isfinite(target)):
         raise ConfigurationError(f"{where}: target must be a number, got {target!r}")
-    return Form(duration, seeds, target, base.pop("runs", None), base)
+    return Form(str(name), duration, seeds, target, base.pop("runs", None), base)
 
 
 def last(changes: Changes, key: str, default: Any) -> Any:

@@ -373,7 +373,7 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     )
     return ScenarioFile(
         name=called,
-        description=keys.description,
+        description=form.describe(keys.description),
         runs=runs,
         seeds=tuple(seeds or [runs[0].seed]),
         folder=path[0] if path else modules,

@@ -147,6 +147,15 @@ def test_seed_change_replaces_seeds_of_the_file(file):
     assert load(file, ["seed=9"]).seeds == (9,)
 
 
+def test_description_names_a_form_with_other_settings():
+    raw = {"nodes": 8, "task": "concept-shift", "policy": "local", "forms": {"smoke": {"nodes": 3}}}
+    assert resolve(raw, ["form=smoke"], "study", ".").description == ""
+    raw["description"] = "Eight nodes learn."
+    assert resolve(raw, [], "study", ".").description == "Eight nodes learn."
+    lines = resolve(raw, ["form=smoke"], "study", ".").description.splitlines()
+    assert lines == ["Eight nodes learn.", "This is the form `smoke`: its settings differ from those of the description."]
+
+
 def test_only_selects_runs_by_name(file):
     assert [run.name for run in load(file).only("a").runs] == ["alone", "as it is"]
     assert [run.name for run in load(file).only("alone", "hot").runs] == ["alone", "hot"]
