@@ -72,7 +72,7 @@ def needs_extra(what: str, extra: str = "") -> Iterator[None]:
 
 
 class RunError(P2pflError):
-    """End of a run for a reason other than its configuration.
+    """Failure of a run or a command for a reason other than the configuration.
 
     Attributes:
         run: the name of the run if there are several; otherwise "".

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.node.federation import admission
 from p2pfl.node.federation.agreement import Approve, approve_all
 from p2pfl.node.federation.membership_file import load_federation
@@ -35,9 +35,10 @@ def join(
         notify: called with sentences about waiting for the inviting node, the broker, and earlier training.
 
     Raises:
-        ConfigurationError: the node runs, the token is wrong or for a node of another name, no node answers, or the
-            inviting node refuses. Also if the federation names another task or policy than this node's configuration,
-            sets options that are the node's own, or is not approved.
+        ConfigurationError: the node runs, the token is wrong or for a node of another name, or the inviting node
+            refuses. Also if the federation names another task or policy than this node's configuration, sets options
+            that are the node's own, or is not approved.
+        RunError: the inviting node cannot be reached.
     """
     own = config.load(folder)
     if load_federation(folder) is not None:
@@ -63,7 +64,9 @@ def _join(folder: Path, own: NodeConfig, token: str, approve: Approve, notify: C
         client = InviterClient(invitation, identity, own.name, notify=notify)
         joined, way = asyncio.run(client.ask(*ways_to(invitation, own.broker, notify=notify)))
         name = admission.accept(folder, joined, invitation, own, identity.public, approve=approve)
-    except (FederationError, IdentityError, TransportError, AddressError) as error:
+    except TransportError as error:
+        raise RunError(f"cannot join: {error}") from error
+    except (FederationError, IdentityError, AddressError) as error:
         raise ConfigurationError(f"cannot join: {error}") from error
     say_earlier()
     if way.broker is not None:

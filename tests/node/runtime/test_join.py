@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.node.cli.main import main
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
@@ -91,7 +91,7 @@ def create_bob(root):
 def test_join_succeeds_after_inviter_was_killed(tmp_path, capsys, alice, point, member):
     folder, token = create_bob(tmp_path), alice.token(capsys)
     alice.start(crash=point)
-    with pytest.raises(ConfigurationError, match="cannot join"):
+    with pytest.raises(RunError, match="cannot join: the inviting node is not reachable"):
         joining.join(folder, token)
     alice.process.wait(PATIENCE)
     assert alice.process.returncode == -signal.SIGKILL
@@ -112,7 +112,7 @@ def test_join_reads_token_from_stdin_and_needs_running_inviter(tmp_path, capsys,
     folder, token = create_bob(tmp_path), alice.token(capsys)
     monkeypatch.setattr(inviter_client, "PAUSES", ())
     monkeypatch.setattr("sys.stdin", io.StringIO(token))
-    assert main(["join", str(folder)]) == 2
+    assert main(["join", str(folder)]) == 1
     said = capsys.readouterr().err
     assert "the inviting node is not reachable" in said
     assert said.count("\n") == 1

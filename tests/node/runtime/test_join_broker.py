@@ -199,7 +199,7 @@ def test_join_names_reason_if_inviter_is_not_at_the_broker(tmp_path, monkeypatch
     with brokers.mosquitto() as broker:
         set_text(alice, "broker", broker.url)
         code, err = join(bob, invite(alice, capsys), monkeypatch, capsys)
-    assert code == 2
+    assert code == 1
     assert err.count("\n") == 1
     assert "the inviting node is not reachable; it must run when you join" in err
     assert f"is not present at the broker at 127.0.0.1:{broker.port}" in err
