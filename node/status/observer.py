@@ -265,6 +265,8 @@ class StatusObserver:
             self.state |= snapshot.budget_state(node.peers.budget_tracker)
             self.state |= snapshot.suspicious_state(self._exchange, node.peers, self._discarded)
         self.state |= {"updated": self._wall(), **snapshot.exchange_state(self._exchange), "faults": dict(self._faults)}
+        if self.state["state"] in ("waiting", "running"):
+            self.state["state"] = "waiting" if self.state["waiting"] else "running"
 
     def _start_changed(self) -> None:
         """Log the number of members for which the node waits at its start, and the end of the wait."""

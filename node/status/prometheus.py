@@ -20,7 +20,7 @@ PEER_STATES = (
     "done",
     "left out",
 )  # shown even if no peer is in them
-NODE_STATES = ("starting", "running", "serving", "finished", "stopped", "failed", "revoked")
+NODE_STATES = ("starting", "waiting", "running", "serving", "finished", "stopped", "failed", "revoked")
 
 
 def text(state: Mapping[str, Any]) -> bytes:
@@ -70,7 +70,7 @@ def _of_node(state: Mapping[str, Any]) -> Iterator[Metric]:
     if election := state.get("election"):
         there = [((str(election["coordinator"]),), 1)] if election["coordinator"] else []
         yield _gauge("p2pfl_coordinator", "1 for the member that is the coordinator.", ("name",), there)
-        alone = bool(election["problem"]) and now == "running"  # a finished node needs no coordinator
+        alone = bool(election["problem"]) and now in ("waiting", "running")  # a finished node needs no coordinator
         yield _value("p2pfl_coordinator_problem", "1 while there is no coordinator.", alone)
         yield _value(
             "p2pfl_election_term",

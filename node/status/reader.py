@@ -19,7 +19,7 @@ from p2pfl.node.status import status_socket
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.system.atomic_files import is_folder_locked
 
-RUNNING = ("starting", "running", "serving")  # states of a node whose process runs
+RUNNING = ("starting", "waiting", "running", "serving")  # states of a node whose process runs
 OF_RUN = ("peers", "traffic", "suspicious", "election", "network", "broker", "rejected", "revoked_by")
 OF_FEDERATION = ("federation", "rounds", *OF_RUN)
 ENDED = ("finished", "stopped", "gone")  # states of a node whose process has ended without an error of its own

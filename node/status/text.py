@@ -29,9 +29,9 @@ def describe(state: Mapping[str, Any]) -> list[str]:
 
 def describe_state(state: Mapping[str, Any]) -> str:
     """Return a node's state, with the reason why it does not learn with peers yet."""
-    now, waiting = str(state["state"]), state.get("waiting")
-    if now == "running" and waiting:
-        return f"waiting for members: {waiting['present']} of {waiting['needed']}"
+    now = str(state["state"])
+    if now == "waiting":
+        return f"waiting for members: {state['waiting']['present']} of {state['waiting']['needed']}"
     return "training alone" if now == "running" and not state.get("federation") else now
 
 

@@ -110,7 +110,7 @@ class Terminals:
             if run:
                 left -= 1
                 self.leave_running(options.split())
-                self.wait_until("running" if left else "serving")
+                self.wait_until("waiting" if left else "serving")
 
     def leave_running(self, options):
         with (self.folder / f"{options[0]}.log").open("w") as log:

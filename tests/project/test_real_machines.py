@@ -85,7 +85,7 @@ def test_three_machines_learn_through_a_broker(tmp_path):
         try:
             homes.type(1, without_run(block(PAGE, "federation create laptop")))
             homes.leave_running(1, through.replace("pi-1", "laptop"))
-            until(lambda: homes.status("laptop")["state"] == "running", homes.logs, LONG)
+            until(lambda: homes.status("laptop")["state"] == "waiting", homes.logs, LONG)
             homes.type(1, block(PAGE, "invite laptop"))
             for i, name in ((2, "pi-1"), (3, "pi-2")):
                 homes.type(i, without_run(block(PAGE, f"join {name}")))

@@ -12,7 +12,7 @@ const STATES = { // of a peer: the kind of its mark, and what it means
   "left out": ["bad", "its score is too high; this node neither learns from it nor serves it"],
   done: ["done", "has finished its rounds and left"],
 };
-const NODE_STATES = { starting: "starting", running: "learning", serving: "finished, serving its model", finished: "finished", stopped: "stopped", failed: "failed", revoked: "revoked" };
+const NODE_STATES = { starting: "starting", waiting: "waiting", running: "learning", serving: "finished, serving its model", finished: "finished", stopped: "stopped", failed: "failed", revoked: "revoked" };
 
 const $ = (id) => document.getElementById(id);
 const history = new Map(); // the rows of the rounds, by round
@@ -83,7 +83,7 @@ function showBanners() {
     state.state !== "revoked" && state.revoked_by?.length && ["bad", `The membership of this node was revoked, according to ${state.revoked_by.join(", ")}.`],
     state.disk && ["bad", `Disk: cannot write checkpoints (${state.disk}). The node continues in memory.`],
     state.broker && ["warn", `Broker: ${state.broker}`],
-    state.state === "running" && state.election?.problem && ["warn", `Degraded: ${state.election.problem}. Until there is one, the node learns alone.`],
+    ["waiting", "running"].includes(state.state) && state.election?.problem && ["warn", `Degraded: ${state.election.problem}. Until there is one, the node learns alone.`],
     Object.keys(state.faults ?? {}).length && ["warn", `Errors, please report them: ${Object.entries(state.faults).map(([part, n]) => `${part} ${n}`).join(", ")}. The log has the details.`],
     state.refused_by_budget && ["info", `${count(state.refused_by_budget, "model")} left out because of the budget so far.`],
   ].filter(Boolean);

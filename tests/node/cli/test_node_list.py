@@ -47,13 +47,13 @@ def test_list_compares_no_round_with_total_of_left_federation(capsys):
 
 
 def test_list_tells_why_running_node_does_not_learn_with_peers(capsys, monkeypatch):
-    status = {"state": "running", "pid": 1, "history": [], "round": 0, "rounds": 3, "federation": "home"}
+    status = {"state": "waiting", "pid": 1, "history": [], "round": 0, "rounds": 3, "federation": "home"}
     monkeypatch.setattr("p2pfl.node.status.reader.current", lambda folder: status | {"waiting": {"present": 1, "needed": 3}})
     assert main(["list", "alice"]) == 0
     assert "alice  waiting for members: 1 of 3  0 of 3" in capsys.readouterr().out
     assert main(["list", "alice", "--json"]) == 0
     (alice,) = json.loads(capsys.readouterr().out)["nodes"]
-    assert (alice["state"], alice["waiting"]) == ("running", {"present": 1, "needed": 3})
+    assert (alice["state"], alice["waiting"]) == ("waiting", {"present": 1, "needed": 3})
 
 
 def test_request_with_new_key_tells_that_node_has_left(capsys):

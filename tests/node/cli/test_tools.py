@@ -226,6 +226,7 @@ def test_metrics_match_status():
     assert read(STATE) == {
         ("p2pfl_info", ("home", "alice", "dac", "digits", "1.0")): 1,
         ("p2pfl_state", ("starting",)): 0,
+        ("p2pfl_state", ("waiting",)): 0,
         ("p2pfl_state", ("running",)): 1,
         ("p2pfl_state", ("serving",)): 0,
         ("p2pfl_state", ("finished",)): 0,

@@ -201,28 +201,32 @@ def test_member_removed_while_missing_is_not_logged_as_back(tmp_path):
 
 
 def test_start_logs_each_change_of_the_wait_for_members(tmp_path):
-    said, shown = [], []
+    said, shown, states = [], [], []
 
     async def test(federation):
         status_observer = start_watched(federation, "a", tmp_path / "status.json", said)
         await asyncio.sleep(1)
         shown.append(describe(status_observer.fresh()))
+        states.append(status_observer.fresh()["state"])
         federation.start("b")
         await asyncio.sleep(1)
         shown.append(describe(status_observer.fresh()))
         federation.start("c")
+        await federation.round("b", 1)
+        states.append(status_observer.fresh()["state"])
         await federation.done()
 
-    play(test, NAMES, Settings(rounds=1, members=3, deadline=10.0))
+    play(test, NAMES, Settings(rounds=2, members=3, deadline=10.0))
     assert said[:3] == [
         "waiting for members: 1 of 3",
         "waiting for members: 2 of 3",
-        "connected members: 3 of 3; starting round 1 of 1",
+        "connected members: 3 of 3; starting round 1 of 2",
     ]
     assert [lines[0] for lines in shown] == [
-        "a: waiting for members: 1 of 3, round 0 of 1",
-        "a: waiting for members: 2 of 3, round 0 of 1",
+        "a: waiting for members: 1 of 3, round 0 of 2",
+        "a: waiting for members: 2 of 3, round 0 of 2",
     ]
+    assert states == ["waiting", "running"]
 
 
 def test_start_logs_the_limited_wait_for_neighbours(tmp_path):
@@ -688,7 +692,7 @@ FULL = STATE | {
 
 
 def test_members_count_those_that_a_new_federation_waits_for():
-    state = FULL | {"peers": [], "waiting": {"present": 1, "needed": 3, "seconds": None}}
+    state = FULL | {"peers": [], "state": "waiting", "waiting": {"present": 1, "needed": 3, "seconds": None}}
     assert "  members     1 of 3 connected, this node included" in describe(state)
 
 

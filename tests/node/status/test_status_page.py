@@ -391,7 +391,7 @@ def test_page_shows_foreign_text_as_text(chromium):
 @pytest.mark.slow
 @needs_chromium
 def test_page_shows_wait_for_members_and_revocation(chromium):
-    state = state_of(["bob"]) | {"state": "running", "waiting": {"present": 1, "needed": 3, "seconds": None}}
+    state = state_of(["bob"]) | {"state": "waiting", "waiting": {"present": 1, "needed": 3, "seconds": None}}
     with shown_to_browsers(state | {"revoked_by": ["bob"]}) as shown, new_page(chromium) as (opened, _):
         opened.goto(shown.address)
         opened.get_by_text("waiting for members: 1 of 3").wait_for(timeout=TIMEOUT)
