@@ -13,20 +13,22 @@ def split_address(address: str) -> tuple[str, int]:
     An IPv6 host is in brackets; no host means all addresses.
 
     Raises:
-        AddressError: the address has another form.
+        AddressError: the address has another form, or a port out of range.
     """
     host, colon, port = address.removeprefix("tcp://").rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if bracketed:
         host = host[1:-1]
     if (
-        not (colon and port.isdecimal() and int(port) < 65536)
+        not (colon and port.isdecimal())
         or "[" in host
         or "]" in host
         or (":" in host and not bracketed)
         or not host.isprintable()  # it may come from a peer, and users see it
     ):
         raise AddressError(f"address {address!r} is not of the form 192.168.1.5:4100 or [fe80::1]:4100")
+    if int(port) > 65535:
+        raise AddressError(f"the port of address {address!r} must be from 0 to 65535")
     return host, int(port)
 
 

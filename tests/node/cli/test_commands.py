@@ -574,6 +574,7 @@ def test_status_shows_running_only_while_lock_is_held(capsys):
         ("part=3", "command line: part must be a string, got 3"),
         ('part="3/3"', "command line: part 3/3 does not exist; the last of 3 is 2/3"),
         ('listen="4100"', "command line: address '4100' is not of the form 192.168.1.5:4100"),
+        ('listen=":99999"', "command line: the port of address ':99999' must be from 0 to 65535"),
         ("device=tpu", "command line: unknown device 'tpu'; known: auto, cpu, cuda, mps"),
         ("device=cpu:abc", "command line: device 'cpu:abc' is not of the form cpu or cpu:0"),
         ("name=../x", "command line: name '../x' must have at most 64 letters"),
