@@ -98,4 +98,6 @@ def _notebook_bar(total: int, line: Callable[[T], str]) -> Iterator[Progress[T]]
 
 def line_of(result: Result) -> str:
     run = result.summary
-    return f"{run['name']}, seed {run['seed']}: {number(run['test']['mean'])} ({run['time']['wall_s']:.1f} s)"
+    return (
+        f"{run['name']}, seed {run['seed']}: {number(run['test']['mean']) or 'not computed'} ({run['time']['wall_s']:.1f} s)"
+    )

@@ -30,7 +30,7 @@ from p2pfl.sim.results.mean_model import of_mean_model
 from p2pfl.sim.results.models import write_models
 from p2pfl.sim.results.pareto import on_front
 from p2pfl.sim.results.plots import draw_curves
-from p2pfl.sim.results.summary_metrics import by_snapshot, collaboration, late_figures, preselections, traffic
+from p2pfl.sim.results.summary_metrics import by_snapshot, collaboration, describe_test, late_figures, preselections, traffic
 from p2pfl.sim.results.tables import Library, data_frame, stack_tables, write_parquet
 from p2pfl.sim.results.time_to_target import mean_reached, time_to_target
 from p2pfl.sim.scenario.claims import MEAN, figure_of, figures_in, has_figure
@@ -153,9 +153,7 @@ class Result(Views):
 
     def __repr__(self) -> str:
         run = self.summary
-        return (
-            f"Result({run['name']!r}, seed {run['seed']}: {run['metric']} {number(run['test']['mean']) or 'not computed'})"
-        )
+        return f"Result({run['name']!r}, seed {run['seed']}: {describe_test(run)})"
 
     def _repr_html_(self) -> str:
         """Return the facts of the run as a table, for notebooks."""
@@ -302,7 +300,7 @@ def result_of(run: Run, models: bool = False) -> Result:
     nodes = list(run.nodes.values())
     metric = nodes[0].task.metric
     groups = [group_of(node.task) for node in nodes]
-    summary = {
+    summary: dict[str, Any] = {
         "name": scenario.name,
         "seed": scenario.seed,
         "nodes": scenario.nodes,
@@ -341,6 +339,8 @@ def result_of(run: Run, models: bool = False) -> Result:
         summary["answers"] = answers
     if run.labels:
         summary["labels"] = run.labels
+    if "without_data" in summary["test"]:
+        run.notes.append(f"{scenario.name}: {describe_test(summary)}")
     if chosen := preselections(run):
         summary["chosen_before"] = chosen
     if any(group is not None for group in groups):
@@ -370,7 +370,10 @@ def _reported_stage(run: Run, rounds: Table, metric: str) -> ReportedStage:
 def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
     """Return the test metric of each node's result and statistics over the honest nodes."""
     every = _values(run, metric)
-    values = every if run.recorder.view is None else every[[name not in run.recorder.view.attackers for name in run.nodes]]
+    attackers = run.recorder.view.attackers if run.recorder.view is not None else ()
+    honest_nodes = {k: name for k, name in enumerate(run.nodes) if name not in attackers}
+    without_data = [k for k, name in honest_nodes.items() if f"test_{metric}" not in run.recorder.results[name]]
+    values = every[[*honest_nodes]]
     worst_first = np.sort(values) if next(iter(run.nodes.values())).task.higher_is_better else -np.sort(-values)
     by_group: dict[str, float] = {}
     for group in sorted({group for group in groups if group is not None}, key=lambda g: (type(g).__name__, g)):
@@ -384,6 +387,7 @@ def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
         "worst_decile": float(worst_first[: max(1, len(values) // 10)].mean()),
         "nodes": every.tolist(),
         "per_group": by_group,
+        **({"without_data": without_data} if without_data else {}),
     }
 
 

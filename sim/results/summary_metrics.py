@@ -10,6 +10,7 @@ import numpy as np
 
 from p2pfl.node.node import Node
 from p2pfl.policy import BestBy, SupportsPreselection
+from p2pfl.sim.formatting import number
 from p2pfl.sim.simulation.simulation import Run
 
 Table = Mapping[str, np.ndarray]
@@ -32,6 +33,21 @@ def traffic(run: Run) -> dict[str, Any]:
     if budget:
         figures["budget"] = budget
     return figures
+
+
+def describe_test(run: Mapping[str, Any]) -> str:
+    """Return the test metric of a run in words, with the reason if it was not computed.
+
+    Args:
+        run: its entry in summary.json.
+    """
+    metric, test = run["metric"], run["test"]
+    if "without_data" not in test:
+        return f"{metric} {number(test['mean']) or 'not computed'}"
+    lacking = len(test["without_data"])
+    return (
+        f"{metric} not computed, because {lacking} of {run['nodes']} nodes {'has' if lacking == 1 else 'have'} no test data"
+    )
 
 
 def _most_held(run: Run) -> int:

@@ -68,7 +68,8 @@ rounds = 1
 topology = { file = "cities.txt" }
 task = { name = "digits", samples = 20 }
 """
-PLACED = {"figure", "left_out", "mean_left_out", "answers.dead"}  # keys that need data sets, or appear only sometimes
+# keys that need data sets, or appear only sometimes
+PLACED = {"figure", "left_out", "mean_left_out", "answers.dead", "test.without_data"}
 
 
 def described(section):

@@ -11,6 +11,7 @@ import torch
 
 import p2pfl
 from p2pfl.errors import ConfigurationError
+from p2pfl.sim.monitor.progress import line_of
 from p2pfl.sim.results.plots import draw_curves
 from p2pfl.sim.results.results import Result
 
@@ -122,6 +123,19 @@ def test_repr_is_short_and_html_is_escaped(results):
     for html in (results._repr_html_(), results[3]._repr_html_()):
         assert "with &lt;peers&gt;" in html
         assert "<peers>" not in html
+
+
+def test_result_without_metric_names_the_reason():
+    rng = np.random.default_rng(3)
+    samples = rng.normal(size=(60, 4)), rng.integers(0, 2, 60)
+    tasks = [
+        p2pfl.classification(lambda: torch.nn.Linear(4, 2), train=samples, validation=0.2, test=part) for part in (0.1, 0)
+    ]
+    (found,) = p2pfl.simulate({"nodes": 2, "rounds": 1, "policy": "random", "task": tasks})
+    reason = "1 of 2 nodes has no test data"
+    assert repr(found) == f"Result('scenario', seed 0: accuracy not computed, because {reason})"
+    assert f"scenario: accuracy not computed, because {reason}" in found.notes
+    assert line_of(found).startswith("scenario, seed 0: not computed (")
 
 
 def test_views_show_further_metrics():
