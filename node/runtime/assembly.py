@@ -61,7 +61,7 @@ class Parts(NamedTuple):
     status_observer: StatusObserver
     connectivity: Connectivity | None
     members: MembershipSync | None
-    about: dict[str, str]
+    about: dict[str, Any]
 
 
 class _Connected(NamedTuple):
@@ -126,11 +126,13 @@ class Assembly:
         )
         if ready.membership is not None:
             follow_extensions(ready.membership, node, exchange, status_observer)
-        about = {"task": config.task["name"], "policy": config.policy["name"]}
+        about: dict[str, Any] = {"task": config.task["name"], "policy": config.policy["name"]}
         if ready.agreement is not None and ready.membership is not None:
             sparse = ready.agreement.edges != "all" and not self._coordinated
             about["federation"], about["federation_id"] = ready.agreement.name, ready.membership.federation.hex()
             about["topology"] = "sparse" if sparse else "complete"
+        if connectivity is not None:
+            about["configured_network"] = connectivity.describe()
         return Parts(node, exchange, status_observer, connectivity, members, about)
 
     def _open_trackers(self, close: ExitStack) -> Tracking | None:

@@ -104,12 +104,7 @@ class Connectivity:
 
         Call this once the transports listen. Without `direct`, the node listens at no address.
         """
-        config = self._config
-        return {
-            "listen": self._tls.address if config.direct else "",
-            "broker": without_password(config.broker),
-            "mdns": config.mdns and config.direct,
-        }
+        return network_of(self._config, self._tls.address)
 
     async def search(self, contacts: PeerManager) -> None:
         """Search for peers on the local network without end; return at once if the configuration disables this."""
@@ -152,6 +147,19 @@ def through_broker(url: str, identity: Identity, access: AccessControl, most: in
     except ImportError as error:
         raise ConfigurationError("a broker needs the package aiomqtt: pip install 'p2pfl-node[mqtt]'") from error
     return MqttTransport(AiomqttBus(url), identity, access, most, **options)
+
+
+def network_of(config: NodeConfig, listening: str) -> dict[str, Any]:
+    """Return how a node with this configuration can be reached; see `Connectivity.describe`.
+
+    Args:
+        listening: the address at which it listens, or will listen.
+    """
+    return {
+        "listen": listening if config.direct else "",
+        "broker": without_password(config.broker),
+        "mdns": config.mdns and config.direct,
+    }
 
 
 def check_connectivity(config: NodeConfig) -> None:

@@ -61,12 +61,12 @@ def describe_addresses(addresses: Sequence[str]) -> str:
 
 
 def _as_running(folder: Path, own: NodeConfig) -> NodeConfig:
-    """Return a configuration with the ways to the node while it runs, which options of `run` can have set."""
+    """Return a configuration with the ways to the node while it runs or starts, which options of `run` can have set."""
     try:
         state = reader.current(folder) or {}
     except ConfigurationError:  # a damaged status
         return own
-    network = state.get("network") or {}
+    network = state.get("network") or state.get("configured_network") or {}
     if state.get("state") not in reader.RUNNING or not network:
         return own
     direct, broker = bool(network.get("listen")), network.get("broker", own.broker)

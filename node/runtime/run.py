@@ -23,7 +23,7 @@ from p2pfl.node.log import LOG
 from p2pfl.node.node import Node, first_error
 from p2pfl.node.peering.links.incarnations import IncarnationConflictError
 from p2pfl.node.runtime.assembly import Assembly, Parts
-from p2pfl.node.runtime.connectivity import without_password
+from p2pfl.node.runtime.connectivity import network_of, without_password
 from p2pfl.node.runtime.renumber import renumber
 from p2pfl.node.runtime.supervisor import Supervisor
 from p2pfl.node.status.endpoints import open_to_others, status_page
@@ -54,8 +54,9 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
     ready = loading.load(folder, changes)  # report its errors before the lock
     if ready.membership is not None:
         check_member(ready.membership, folders.own_key(folder), folder)
+    configured = {} if ready.membership is None else network_of(ready.config, ready.config.listen)
     with lock_folder(folder):
-        write_state(folder / folders.STATUS, "starting")
+        write_state(folder / folders.STATUS, "starting", facts={"configured_network": configured})
         _log_start(ready, log)
         try:
             return _run_once(folder, changes, log, until_done)

@@ -80,11 +80,12 @@ class StatusObserver:
         exchange.start_wait.on_change.append(self._start_changed)
         exchange.conduct.on_penalty.append(partial(log_penalty, log, exchange.conduct))
 
-    def begin(self, node: Node, about: Mapping[str, str] = MappingProxyType({})) -> None:
+    def begin(self, node: Node, about: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Show a node from now on.
 
         Args:
-            about: names of its task, its policy and similar facts, by key.
+            about: names of its task, its policy and similar facts, by key; until it listens, also `configured_network`,
+                which is how it will be reached.
         """
         self._node = node
         self._ended = self._clock()
@@ -114,6 +115,7 @@ class StatusObserver:
             network: see p2pfl.node.runtime.connectivity.Connectivity.describe.
         """
         self.state["network"] = dict(network)
+        self.state.pop("configured_network", None)
         self._log.info(describe_network(network), kind="listening", address=network["listen"], broker=network["broker"])
         self.write()
 

@@ -9,6 +9,7 @@ from asyncio import TimerHandle
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -83,13 +84,21 @@ def encode(state: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(state, enc_hook=float)
 
 
-def write_state(path: Path, state: str, reason: str = "", wall: Callable[[], float] = time.time) -> None:
+def write_state(
+    path: Path,
+    state: str,
+    reason: str = "",
+    *,
+    facts: Mapping[str, Any] = MappingProxyType({}),
+    wall: Callable[[], float] = time.time,
+) -> None:
     """Write the state of a node that has no observer yet; keep the rounds of its last run.
 
     Nothing is written if the disk is full: this state is for display only.
 
     Args:
         reason: why the node is in this state.
+        facts: further entries of the status, by key.
         wall: returns seconds since 1970.
     """
     try:
@@ -97,7 +106,7 @@ def write_state(path: Path, state: str, reason: str = "", wall: Callable[[], flo
     except ConfigurationError:  # damaged
         earlier = {}
     kept = {key: earlier[key] for key in KEPT if key in earlier}
-    status = {**EMPTY, **kept, "state": state, "reason": reason, "pid": os.getpid(), "updated": wall()}
+    status = {**EMPTY, **kept, **facts, "state": state, "reason": reason, "pid": os.getpid(), "updated": wall()}
     with suppress(OSError):
         replace_file(path, [encode(status)], durable=False, mode=PRIVATE)
 

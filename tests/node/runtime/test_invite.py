@@ -13,16 +13,18 @@ from socket import create_server
 import pytest
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.federation import invitations
+from p2pfl.node.federation import invitations, loading
 from p2pfl.node.folder import config
 from p2pfl.node.runtime.invite import addresses, describe_addresses
 from p2pfl.node.runtime.inviter_client import InviterClient, ways_to
+from p2pfl.node.runtime.run import run
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.membership.invitation import Invitation
 from p2pfl.protocols.transports import tls
 from p2pfl.system.atomic_files import lock_folder
 from tests.support.brokers import free_port, make_certificate
 from tests.support.fortress import folders, honest, somebody
+from tests.support.processes import federate
 
 PIN = "ab" * 32
 
@@ -86,6 +88,20 @@ def test_addresses_of_running_node_follow_the_options_of_run(alice):
     (folder / config.STATUS).write_text(json.dumps(status))
     with lock_folder(folder):
         assert addresses(folder, ()) == ["mqtt://broker.example:1883"]
+
+
+def test_addresses_of_starting_node_follow_the_options_of_run(alice, monkeypatch):
+    folder, found = alice(listen="10.0.0.1:4100"), []
+
+    def load_task(ready):
+        found.extend(addresses(folder, ()))
+        raise ConfigurationError("not needed")
+
+    federate(folder.parent, ["alice"])
+    monkeypatch.setattr(loading, "task_of", load_task)  # a task takes seconds to load
+    with pytest.raises(ConfigurationError, match="not needed"):
+        run(folder, ['listen="10.0.0.1:4731"', "mdns=false"])
+    assert found == ["10.0.0.1:4731"]
 
 
 def test_addresses_include_broker_without_account(alice):
