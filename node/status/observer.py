@@ -26,7 +26,7 @@ from p2pfl.node.status.event_text import (
     round_fields,
 )
 from p2pfl.node.status.peer_changes import PeerChanges, log_penalty
-from p2pfl.node.status.reader import read_earlier
+from p2pfl.node.status.reader import RUNNING, read_earlier
 from p2pfl.node.status.status_file import StatusFile, encode
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Merge, Stage, Update
@@ -269,6 +269,10 @@ class StatusObserver:
         self.state |= {"updated": self._wall(), **snapshot.exchange_state(self._exchange), "faults": dict(self._faults)}
         if self.state["state"] in ("waiting", "running"):
             self.state["state"] = "waiting" if self.state["waiting"] else "running"
+        if self.state["state"] not in RUNNING:
+            for peer in self.state["peers"]:
+                if peer["state"] == "connecting":
+                    peer["state"] = "not connected"
 
     def _start_changed(self) -> None:
         """Log the number of members for which the node waits at its start, and the end of the wait."""

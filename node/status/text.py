@@ -166,9 +166,9 @@ def _format_counts(counts: Mapping[str, int]) -> str:
 
 
 def _peers(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a table of the peers, after an empty line; nothing for a node that has ended as intended."""
+    """Yield a table of the peers, after an empty line; nothing for a node that has ended, unless it was killed."""
     peers = state.get("peers", [])
-    if peers and state["state"] not in ("finished", "stopped", "revoked"):
+    if peers and state["state"] in (*RUNNING, "gone"):
         yield ""
         yield from columns([PEER_COLUMNS, *map(_peer, peers)])
 

@@ -385,6 +385,18 @@ def test_status_file_holds_final_state(tmp_path):
     assert (state["state"], state["round"]) == ("finished", 6)
 
 
+def test_failed_node_connects_to_no_peer(tmp_path):
+    async def test(federation):
+        status_observer = start_watched(federation, "a", tmp_path / "status.json", [])
+        status_observer.ended("failed", "cannot listen")
+        federation.running["a"].cancel()
+
+    play(test, NAMES, SETTINGS)
+    state = json.loads((tmp_path / "status.json").read_text())
+    assert [peer["state"] for peer in state["peers"]] == ["not connected", "not connected"]
+    assert describe(state) == ["a: failed, round 0 of 6", "  reason  cannot listen"]
+
+
 # Clocks
 
 
