@@ -7,6 +7,7 @@ from typing import Any
 
 from p2pfl.node.doctor.checks import Finding
 from p2pfl.node.status.reader import RUNNING
+from p2pfl.node.status.snapshot import is_of_broker
 from p2pfl.node.status.text import STALE, duration, headline
 
 REMEDIES = {  # by a part of the reason why a peer is not connected; the first match applies
@@ -71,7 +72,7 @@ def _check_peer(peer: Mapping[str, Any], broker_fails: bool, rounds: int) -> Fin
         problems = {"behind": f", but it is {reason}", "suspected": f", but it is suspected ({reason})"}
         problem = problems.get(peer["state"], "")
         return Finding(check, None if problem else True, f"connected {way}{problem}")
-    lost = reason.startswith("the broker at")
+    lost = is_of_broker(reason)
     if peer["state"] == "done" and not lost:
         if peer.get("round", rounds) < rounds:  # it stopped early, or does not know of an extension
             result = f"not connected, because it has finished and left, in round {peer['round']} of {rounds}"

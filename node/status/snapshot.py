@@ -75,12 +75,16 @@ def peer_state(peer: Peer, reason: str, left_out: str = "") -> dict[str, Any]:
     elif peer.revoked and not peer.introduced:
         state = "not connected"
     elif reason:
-        if peer.stopped and peer.introduced:
-            state, reason = "done", ""  # it is not waited for, so the reason is an old one
+        if peer.stopped:
+            state = "done"
+            if peer.introduced:
+                reason = ""  # it is not waited for, so the reason is an old one
+            elif not is_of_broker(reason):
+                reason = "has finished and left"  # so it refuses connections
         elif is_only_behind(peer, reason):
             state = "behind"
         else:
-            state = "done" if peer.stopped else "suspected" if peer.introduced or peer.known else "not connected"
+            state = "suspected" if peer.introduced or peer.known else "not connected"
     else:
         state = "connected" if peer.introduced else "connecting"
     return {
@@ -95,6 +99,11 @@ def peer_state(peer: Peer, reason: str, left_out: str = "") -> dict[str, Any]:
         "bytes_in": peer.bytes_in,
         "bytes_out": peer.bytes_out,
     }
+
+
+def is_of_broker(reason: str) -> bool:
+    """Return whether a peer is not connected for a reason of the broker."""
+    return reason.startswith("the broker at")
 
 
 def _staleness(peer: Peer) -> float | None:

@@ -439,7 +439,11 @@ def test_connected_peer_in_earlier_round_is_behind_not_suspected():
     done = peer_state(bob, "the broker at 10.0.0.9:1883 does not answer")
     assert (done["state"], done["reason"]) == ("done", "")
     assert peer_state(bob, "")["state"] == "connected"
-    bob.stopped, bob.link = False, None
+    bob.link = None
+    done = peer_state(bob, "10.0.0.2:4100: connection refused")
+    assert (done["state"], done["reason"]) == ("done", "has finished and left")
+    assert peer_state(bob, "the broker at 10.0.0.9:1883 does not answer")["reason"].startswith("the broker at")
+    bob.stopped = False
     assert peer_state(bob, "behind, in round 3")["state"] == "not connected"
 
 
