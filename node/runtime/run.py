@@ -234,8 +234,9 @@ def _on_signals(node: Node, status_observer: StatusObserver, log: EventLogger) -
             os._exit(INTERRUPTED)  # Python would wait for the training thread
         leave.set()
         node.stop()
-        if not node.done:
-            log.info("stopping after this round; press Ctrl-C again to stop at once", kind="stopping", round=node.round)
+        now = "stopping: this node no longer serves its peers"
+        later = "stopping after this round; press Ctrl-C again to stop at once"
+        log.info(now if node.done else later, kind="stopping", round=node.round)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

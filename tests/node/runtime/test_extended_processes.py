@@ -53,3 +53,6 @@ def test_serving_processes_continue_and_absent_one_follows(tmp_path):
         federation.wait("node-2")
         assert federation.status("node-2")["round"] == 9
         assert federation.checkpoint("node-2").round == 9
+        federation.signal("node-0", signal.SIGINT)
+        assert federation.wait("node-0")["node-0"].splitlines()[-1] == "stopping: this node no longer serves its peers"
+        assert federation.running["node-0"].returncode == 0
