@@ -208,7 +208,8 @@ class StatusObserver:
         if node.early_stopping.round == round:
             self.state["best"] = snapshot.best_row(row)
         self.state["by_stage"] = snapshot.best_by_stage(node, self.state["history"])
-        self._log_round(node, row)
+        if round <= node.round:  # otherwise the node has gone back since then
+            self._log_round(node, row)
         self._file.write(ROUNDS_APART)
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
@@ -281,9 +282,11 @@ class StatusObserver:
             present, needed = wait.waiting.present, wait.waiting.needed
             self._log.info(describe_wait(wait.waiting), kind="waiting", present=present, needed=needed)
         elif self._exchange.peers and node is not None and not (node.done or self._exchange.pacer.leaving):
-            count = f"{1 + len(self._exchange.contacts.introduced_peers())} of {1 + len(self._exchange.peers)}"
-            following = f"round {describe_progress(node.round + 1, node.settings.rounds)}"
-            self._log.info(f"connected members: {count}; starting {following}", kind="connected")
+            peers = self._exchange.contacts.introduced_peers()
+            text = f"connected members: {1 + len(peers)} of {1 + len(self._exchange.peers)}"
+            if all(peer.stopped or peer.round in (node.round, node.round + 1) for peer in peers):
+                text += f"; starting round {describe_progress(node.round + 1, node.settings.rounds)}"
+            self._log.info(text, kind="connected")
         self._log_links()
         self.write()
 

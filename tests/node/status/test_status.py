@@ -287,6 +287,37 @@ def test_restarted_node_logs_its_last_round(tmp_path):
     assert 1 <= best["round"] <= state["round"]
 
 
+def test_node_that_goes_back_logs_no_later_round_after_it(tmp_path):
+    said = []
+
+    async def test(federation):
+        start_watched(federation, "a", tmp_path / "status.json", said)
+        while federation.nodes["a"].round < 20:
+            await asyncio.sleep(0.01)
+        federation.start("b", "c")
+        await federation.done()
+
+    play(test, NAMES, Settings(rounds=60, deadline=10.0))
+    (back,) = [k for k, line in enumerate(said) if line.startswith("went back from round ")]
+    target = re.fullmatch(r"went back from round \d+ to round (\d+) of most members", said[back])[1]
+    following = next(line for line in said[back:] if line.startswith("round "))
+    assert following.startswith(f"round {target} of 60")
+
+
+def test_restarted_node_logs_no_start_of_a_round_that_it_skips(tmp_path):
+    said = []
+
+    async def test(federation):
+        federation.start("b", "c")
+        await federation.round("b", 10)
+        start_watched(federation, "a", tmp_path / "status.json", said)
+        await federation.done()
+
+    play(test, NAMES, Settings(rounds=60, deadline=10.0))
+    assert "connected members: 3 of 3" in said
+    assert any(line.startswith("skipped from round 0 to round ") for line in said)
+
+
 def test_new_member_is_not_logged_as_missing(tmp_path):
     said = []
 
