@@ -513,7 +513,7 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
     elif (found := cluster_log.over_seeds(mine)) is not None:
         row["clusters"] = found
     if any(run.get("reported_stage") == "auto" for run in runs):
-        row["stages"] = _stages([run["test_by_snapshot"] for run in mine])
+        row["stages"] = _stages(mine)
     if (measures := objectives.over_seeds(mine)) is not None:
         row["objectives"] = measures
     return row
@@ -525,10 +525,14 @@ def _with_worst_tenth(row: dict[str, Any], runs: Runs) -> dict[str, Any]:
     return row | {"extra_metrics": {"worst_tenth": float(np.mean(worst))} | row.get("extra_metrics", {})}
 
 
-def _stages(snapshots: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean over runs of each stage that all of them have."""
+def _stages(runs: Runs) -> dict[str, float]:
+    """Return the mean over runs of each stage that all of them have. Nodes that send nothing only train their models."""
+    snapshots = [run["test_by_snapshot"] for run in runs]
     stages = [stage for stage in STAGES if all(stage in each for each in snapshots)]
-    return {stage: float(np.mean([each[stage] for each in snapshots])) for stage in stages}
+    means = {stage: float(np.mean([each[stage] for each in snapshots])) for stage in stages}
+    if stages == ["merged"] and not any(total_sent(run["traffic"]) for run in runs):
+        return {"trained": means["merged"]}
+    return means
 
 
 def _to_json(value: Any) -> Any:
