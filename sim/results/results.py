@@ -339,8 +339,6 @@ def result_of(run: Run, models: bool = False) -> Result:
         summary["answers"] = answers
     if run.labels:
         summary["labels"] = run.labels
-    if "without_data" in summary["test"]:
-        run.notes.append(f"{scenario.name}: {describe_test(summary)}")
     if chosen := preselections(run):
         summary["chosen_before"] = chosen
     if any(group is not None for group in groups):
@@ -350,7 +348,13 @@ def result_of(run: Run, models: bool = False) -> Result:
     more = run.recorder.clusters.tables() | run.recorder.elections()
     if "clusters" in more:
         summary["clusters"] = cluster_log.over_rounds(more["clusters"], groups)
-    return Result(summary, rounds, edges, run.notes, more, [_tensors(node) for node in nodes] if models else None)
+    return Result(summary, rounds, edges, _notes(run, summary), more, [_tensors(node) for node in nodes] if models else None)
+
+
+def _notes(run: Run, summary: Mapping[str, Any]) -> list[str]:
+    """Return the notes of a run, with the reason if its test metric was not computed."""
+    missing = [f"{summary['name']}: {describe_test(summary)}"] if "without_data" in summary["test"] else []
+    return [*run.notes, *missing]
 
 
 def _tensors(node: Node) -> dict[str, np.ndarray]:
