@@ -183,7 +183,7 @@ def _compute(file: ScenarioFile, workers: int | None, listener: Listener, *, mod
 def _listening(file: ScenarioFile, progress: bool | Callable[[int, int], object]) -> Iterator[Listener]:
     total = sum(job.nodes * job.rounds for job in jobs_of(file))
     if not callable(progress):
-        with progress_bar(total, not progress, line_of, lines=False) as (advance, show):
+        with progress_bar(total, not progress, line_of(file), lines=False) as (advance, show):
             yield Listener(advance, lambda number, result: show(result))
         return
     done = 0

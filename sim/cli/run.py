@@ -201,7 +201,7 @@ def _run_rest(
     """
     left = [job.nodes * job.rounds for number, job in enumerate(jobs_of(file)) if number not in done]
     quiet = options.json or options.quiet or (_watches(options) and sys.stderr.isatty())
-    with progress_bar(sum(left), quiet, line_of) as (advance, show):
+    with progress_bar(sum(left), quiet, line_of(file)) as (advance, show):
 
         def finished(number: int, result: Result) -> None:
             keep(number, result)

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from p2pfl.sim.formatting import number
 from p2pfl.sim.results.results import Result
+from p2pfl.sim.scenario.scenario import ScenarioFile
+from p2pfl.sim.scenario.sweep import label
 
 EVERY = 0.2  # seconds between updates in a notebook
 
@@ -96,8 +98,13 @@ def _notebook_bar(total: int, line: Callable[[T], str]) -> Iterator[Progress[T]]
         handle.update({"text/html": "", "text/plain": ""}, raw=True)
 
 
-def line_of(result: Result) -> str:
-    run = result.summary
-    return (
-        f"{run['name']}, seed {run['seed']}: {number(run['test']['mean']) or 'not computed'} ({run['time']['wall_s']:.1f} s)"
-    )
+def line_of(file: ScenarioFile) -> Callable[[Result], str]:
+    """Return a function that describes the result of a run of a scenario in one line."""
+    varied = {run.name: run.varied for run in file.runs}
+
+    def line(result: Result) -> str:
+        run = result.summary
+        name, value = label(run["name"], varied.get(run["name"], {})), number(run["test"]["mean"]) or "not computed"
+        return f"{name}, seed {run['seed']}: {value} ({run['time']['wall_s']:.1f} s)"
+
+    return line

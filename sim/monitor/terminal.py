@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 from p2pfl.sim.execution.forecast import duration
 from p2pfl.sim.formatting import number, size
 from p2pfl.sim.monitor.run_monitor import Row, RunMonitor
+from p2pfl.sim.scenario.sweep import label
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -127,7 +128,7 @@ def _table(status_observer: RunMonitor, room: int, width: int) -> Table:
 
 def _cells(row: Row) -> list[str]:
     job, seen = row.job, row.seen
-    cells = [job.name, str(job.seed), row.state, f"{row.node_rounds // job.nodes} of {job.rounds}"]
+    cells = [label(job.name, job.varied), str(job.seed), row.state, f"{row.node_rounds // job.nodes} of {job.rounds}"]
     if seen is None:
         return [*cells, *[""] * 5]
     value = row.result if row.result is not None else seen.values[-1] if seen.values else None

@@ -11,8 +11,8 @@ import numpy as np
 
 from p2pfl.sim.formatting import count, difference, number
 from p2pfl.sim.report.folder import Folder
-from p2pfl.sim.report.recommendations import label
 from p2pfl.sim.report.series import Series, folder_names, gather
+from p2pfl.sim.scenario.sweep import label
 
 MOST = 7  # sentences on runs; of more runs only the greatest gain and the greatest loss are mentioned
 

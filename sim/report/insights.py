@@ -15,9 +15,9 @@ import numpy as np
 
 from p2pfl.sim.formatting import number, size
 from p2pfl.sim.report.attack_findings import attack_findings
-from p2pfl.sim.report.recommendations import label, recommendations
+from p2pfl.sim.report.recommendations import recommendations
 from p2pfl.sim.results.learning_curves import total_sent
-from p2pfl.sim.scenario.sweep import split
+from p2pfl.sim.scenario.sweep import label, split
 
 Runs = Sequence[Mapping[str, Any]]
 Summary = Mapping[str, Any]
@@ -146,10 +146,11 @@ def _without_budget(run: Mapping[str, Any]) -> str:
 
 
 def _without_budget_in_name(run: Mapping[str, Any]) -> str:
-    """Return the name of a run without a budget; in a sweep, without the part that names the missing budget."""
+    """Return the name of a run without a budget; in a sweep, in words without the part that names the missing budget."""
     if not run.get("varied"):
         return str(run["name"])
-    return ", ".join(word for word in split(str(run["name"])) if not word.startswith(("budget.", "budget=")))
+    others = (word for word in split(str(run["name"])) if not word.startswith(("budget.", "budget=")))
+    return label(", ".join(others), run["varied"])
 
 
 def _target_with_budget(summary: Summary, free: str, bound: str) -> str:

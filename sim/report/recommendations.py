@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from p2pfl.sim.formatting import number, setting, size
+from p2pfl.sim.formatting import number, size
 from p2pfl.sim.report.series import Series
-from p2pfl.sim.scenario.sweep import split
+from p2pfl.sim.scenario.sweep import MODELS, label
 
 Run = Mapping[str, Any]  # an entry of `runs` in summary.json
 Value = Callable[[Run], float | None]
-MODELS = "budget.models"
-SHORT = {MODELS: "budget", "budget.held": "models held", "budget.bytes": "bytes a round"}
 
 
 @dataclass(frozen=True)
@@ -132,16 +130,3 @@ def _values(question: _Question, summary: Mapping[str, Any]) -> dict[str, np.nda
 def in_words(one: Series) -> str:
     """Return the name of a run in a report for sentences, such as "topo: ring, no budget"."""
     return one.name.removesuffix(one.row) + label(one.row, one.shown.varied)
-
-
-def label(name: str, varied: Mapping[str, Any]) -> str:
-    """Return the name of a run in words, such as "ring, budget 4"."""
-    words = []
-    for word in split(name):
-        key = word.partition("=")[0]
-        if key not in varied:
-            words.append(word)
-            continue
-        text, of = setting(key, varied[key]), SHORT.get(key, key.rpartition(".")[2])
-        words.append(text if key.endswith(".name") else f"no {of}" if text == "none" else f"{of} {text}")
-    return ", ".join(words)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from p2pfl.config import table_changes
 from p2pfl.errors import ConfigurationError
+from p2pfl.sim.formatting import setting
 from p2pfl.sim.scenario.named_tables import named_changes
 from p2pfl.sim.scenario.option_keys import OPTIONS, takes_option
 from p2pfl.sim.scenario.scenario import ScenarioFile, parse_run
@@ -33,6 +34,8 @@ NOT_VARIED |= dict.fromkeys(
 NOT_VARIED |= dict.fromkeys(
     ("title", "needs", "duration", "differences", "source", "table", "figure", "printed", "claim"), ""
 )
+MODELS = "budget.models"
+SHORT = {MODELS: "budget", "budget.held": "models held", "budget.bytes": "bytes a round"}  # words for varied keys
 MOST, MOST_WITH_SEEDS = 10_000, 100_000  # runs of a grid; more are probably a mistake
 
 
@@ -91,6 +94,23 @@ def split(listed: str) -> list[str]:
             continue
         parts[-1] += sign
     return [part.strip() for part in parts]
+
+
+def label(name: str, varied: Mapping[str, Any]) -> str:
+    """Return the name of a run of a sweep in words, such as "ring, budget 4".
+
+    Args:
+        varied: the varied keys with the values of this run.
+    """
+    words = []
+    for word in split(name):
+        key = word.partition("=")[0]
+        if key not in varied:
+            words.append(word)
+            continue
+        text, of = setting(key, varied[key]), SHORT.get(key, key.rpartition(".")[2])
+        words.append(text if key.endswith(".name") else f"no {of}" if text == "none" else f"{of} {text}")
+    return ", ".join(words)
 
 
 def sweep(file: ScenarioFile, axes: Sequence[Axis]) -> ScenarioFile:

@@ -11,9 +11,9 @@ from p2pfl.sim.markup import bullets, table, terms
 from p2pfl.sim.report.comparison import comparisons
 from p2pfl.sim.report.factors import caption, labels
 from p2pfl.sim.report.folder import Folder
-from p2pfl.sim.report.recommendations import label
 from p2pfl.sim.report.series import Series
 from p2pfl.sim.report.summary import Row
+from p2pfl.sim.scenario.sweep import label
 
 
 def facts(folders: Sequence[Folder], series: Sequence[Series]) -> str:

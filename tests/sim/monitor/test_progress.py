@@ -1,9 +1,16 @@
 """Progress of runs on a terminal."""
 
+import re
 import sys
 from io import StringIO
 
-from p2pfl.sim.monitor.progress import progress_bar
+from p2pfl.sim.monitor.progress import line_of, progress_bar
+from p2pfl.sim.monitor.run_monitor import RunMonitor
+from p2pfl.sim.monitor.terminal import line
+from p2pfl.sim.results.results import result_of
+from p2pfl.sim.scenario.scenario import resolve
+from p2pfl.sim.scenario.sweep import parse, sweep
+from p2pfl.sim.simulation.simulation import run
 
 
 class Terminal(StringIO):
@@ -11,6 +18,13 @@ class Terminal(StringIO):
 
     def isatty(self):
         return True
+
+
+def test_line_names_run_of_a_sweep_in_words():
+    scenario = {"nodes": 3, "rounds": 1, "task": "concept-shift"}
+    file = sweep(resolve(scenario, [], "study", "."), parse(["topology.name=ring"]))
+    assert re.fullmatch(r"ring, seed 0: [\d.]+ \(.* s\)", line_of(file)(result_of(run(file.runs[0]))))
+    assert line(RunMonitor(file), RunMonitor(file).rows[0]).startswith("ring, seed 0: round 0 of 1")
 
 
 def test_bar_shows_words_with_brackets(monkeypatch):

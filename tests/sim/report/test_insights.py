@@ -173,6 +173,18 @@ def test_findings_of_sweep_omit_budget_in_names():
     )
 
 
+def test_findings_of_sweep_name_runs_in_words():
+    tables = [
+        {**table, "name": f"topology.name=ring, budget.models={most}", "varied": {"topology.name": "ring"}}
+        for table, most in ((FREE, 0), (TENTH, 0.1))
+    ]
+    for table in tables:
+        table["varied"] |= {"budget.models": table["name"].rpartition("=")[2]}
+    runs = [run(table["name"], mean, sent=100) for table, mean in zip(tables, (0.9, 0.8), strict=True)]
+    (sentence,) = findings(summary({}, runs), tables)
+    assert sentence.startswith("For ring, a budget of a tenth of the nodes (4 models a round) lowers ")
+
+
 def test_findings_of_insignificant_or_negative_cost():
     (sentence,) = costs([0.90, 0.92], [0.91, 0.90])
     assert "lowers the accuracy by 0.005, which is within its standard deviation (0.905 instead of 0.910;" in sentence

@@ -135,7 +135,7 @@ def test_result_without_metric_names_the_reason():
     reason = "1 of 2 nodes has no test data"
     assert repr(found) == f"Result('scenario', seed 0: accuracy not computed, because {reason})"
     assert f"scenario: accuracy not computed, because {reason}" in found.notes
-    assert line_of(found).startswith("scenario, seed 0: not computed (")
+    assert line_of(found.file)(found).startswith("scenario, seed 0: not computed (")
 
 
 def test_views_show_further_metrics():

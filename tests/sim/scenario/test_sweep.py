@@ -201,7 +201,7 @@ def test_sweep_table_has_values_and_sweep_reruns_equally(capsys):
     assert code == 0
     assert err.splitlines()[0].startswith("8 runs of 6 nodes, 3 rounds: ")
     assert [line.partition(":")[0] for line in err.splitlines()[1:3]] == [
-        f"policy.neighbours=1, budget.models=0, seed {seed}" for seed in (0, 1)
+        f"neighbours 1, no budget, seed {seed}" for seed in (0, 1)
     ]
     upper, lower, _, *rows = [line.split() for line in out.replace("[1, 2]", "[1,2]").splitlines()[2:9]]
     assert upper == ["policy.", "budget.", "+-", "over", "MB"]
