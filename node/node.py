@@ -193,6 +193,8 @@ class Node:
                         if self.done:
                             break
                         await self._rounds()
+                    if self.disk:  # the disk may have room again
+                        await self._save()
                 except BaseException:
                     with suppress(Exception):  # the first error is the cause, not those that follow from it
                         await self.exchange.close()

@@ -32,7 +32,7 @@ from p2pfl.node.status.observer import StatusObserver
 from p2pfl.node.status.status_file import write_state
 from p2pfl.protocols.errors import AddressError, AddressInUseError, FederationError, IdentityError, TransportError
 from p2pfl.system.atomic_files import lock_folder
-from p2pfl.system.console import INTERRUPTED
+from p2pfl.system.console import FAILED, INTERRUPTED
 from p2pfl.system.event_log import EventLogger
 from p2pfl.web.http_server import PageServer
 
@@ -142,6 +142,14 @@ async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> i
         finally:
             if page is not None:
                 await supervisor.clean_up("page", page.close())
+        if node.disk and node.stored < node.round:
+            lost = (
+                f"round {node.round} is lost, because {ready.folder / folders.CHECKPOINT} cannot be written: {node.disk};"
+                f" make room, and run again to continue after round {node.stored}"
+            )
+            status_observer.ended("failed", lost)
+            log.error(lost, kind="disk-failed", path=str(ready.folder / folders.CHECKPOINT))
+            return FAILED
         if leave.is_set() and not node.done:
             status_observer.ended("stopped")
             log.info(f"stopped after round {node.round}; run again to continue", kind="stopped", round=node.round)

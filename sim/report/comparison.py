@@ -25,14 +25,20 @@ class Comparison:
         name: name of the run in both folders.
         first, second: the run in each folder.
         seeds: seeds that both have.
-        differences: test metric of the second folder minus that of the first, for each seed.
+        before, after: test metric in the first and in the second folder, for each of these seeds.
     """
 
     name: str
     first: Series
     second: Series
     seeds: tuple[int, ...]
-    differences: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+
+    @property
+    def differences(self) -> np.ndarray:
+        """Return the test metric of the second folder minus that of the first, for each seed."""
+        return self.after - self.before
 
     @property
     def label(self) -> str:
@@ -77,7 +83,8 @@ def _compare(first: Series, second: Series) -> Comparison | None:
     seeds = tuple(seed for seed in means[0] if seed in means[1])
     if not seeds:
         return None
-    return Comparison(first.row, first, second, seeds, np.array([means[1][seed] - means[0][seed] for seed in seeds]))
+    before, after = (np.array([found[seed] for seed in seeds]) for found in means)
+    return Comparison(first.row, first, second, seeds, before, after)
 
 
 def sentences(found: Sequence[Comparison], names: Sequence[str]) -> list[str]:
@@ -100,7 +107,7 @@ def sentences(found: Sequence[Comparison], names: Sequence[str]) -> list[str]:
 
 
 def _sentence(each: Comparison, second: str) -> str:
-    before, after = (one.mean(entry.test.mean for entry in one.entries) for one in (each.first, each.second))
+    before, after = float(each.before.mean()), float(each.after.mean())
     figures = f"{number(after)} instead of {number(before)}"
     if each.spread is None:
         doubt = "a single seed has no spread"

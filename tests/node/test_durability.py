@@ -259,6 +259,22 @@ def test_run_on_full_disk_does_not_start(capsys, tmp_path, monkeypatch):
     assert (code, err) == (2, "cannot write the number of starts to alice/incarnation: File too large\n")
 
 
+def test_run_fails_if_its_last_round_is_not_on_the_disk(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command(capsys, "init", "alice", "--policy", "local")
+    with limited(2**14):  # less than a checkpoint, but more than the status
+        code, out, _ = command(capsys, "run", "alice", "--set", "rounds=2")
+    lost = (
+        "round 2 is lost, because alice/checkpoint cannot be written: File too large;"
+        " make room, and run again to continue after round 0"
+    )
+    assert code == 1
+    assert out.splitlines()[-1].endswith(lost)
+    told = current(Path("alice"))
+    assert (told["state"], told["reason"]) == ("failed", lost)
+    assert command(capsys, "run", "alice", "--set", "rounds=2")[0] == 0
+
+
 # Failpoints
 
 

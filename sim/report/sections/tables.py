@@ -152,25 +152,24 @@ def side_by_side(folders: Sequence[Folder], series: Sequence[Series]) -> str:
     rows = []
     for name, metric in shared:
         alike = {one.folder: one for one in series if (one.row, one.metric) == (name, metric)}
-        line, means = [label(name, next(iter(alike.values())).shown.varied)], []
+        line = [label(name, next(iter(alike.values())).shown.varied)]
         for folder in folders:
             found = alike.get(folder)
             row = next((row for row in folder.summary.table if row.name == name), Row(name))
             if found is None:
                 line += [""] * (2 + several)
                 continue
-            means.append(found.mean(entry.test.mean for entry in found.entries))
             deviation = [number(row.std) if len(found.seeds) > 1 else ""] if several else []
-            line += [number(means[-1]), *deviation, size(found.mean(entry.sent for entry in found.entries))]
+            mean = found.mean(entry.test.mean for entry in found.entries)
+            line += [number(mean), *deviation, size(found.mean(entry.sent for entry in found.entries))]
         if len(folders) == 2:
-            first, second = means
-            line.append("" if first is None or second is None else difference(second - first))
-            line.append(number(compared[name, metric].spread) if (name, metric) in compared else "")
+            each = compared.get((name, metric))
+            line += ["", ""] if each is None else [difference(each.mean), number(each.spread)]
         rows.append(line)
     metrics = ", ".join(dict.fromkeys(metric for _, metric in shared))
     words = f"Test {metrics}, mean over nodes and seeds."
     if len(folders) == 2:
-        words += " Difference: second folder minus first folder; ±: its standard deviation over the seeds that both have."
+        words += " Difference: second folder minus first folder; its mean and ± are those of the seeds that both have."
     return table(heads, rows) + f'<p class="meaning">{escape(words)}</p>\n'
 
 
