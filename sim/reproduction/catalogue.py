@@ -12,7 +12,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from p2pfl.sim.execution.forecast import duration
+from p2pfl.sim.formatting import number
 from p2pfl.sim.reproduction.measured import Book, Measured
+from p2pfl.sim.results.attack_study import NO_ATTACK, AttackRow, AttackStudy, attack_studies
 from p2pfl.sim.scenario.claims import MEAN, Claim, check
 from p2pfl.sim.scenario.scenario import ScenarioFile, load, shipped_scenarios, unknown_scenario
 
@@ -220,6 +222,7 @@ def _section(entry: CatalogueEntry) -> Iterator[str]:
     rows = [(row, *entry.written(row)) for row in entry.rows if entry.figures(row)]
     if len(rows) > MOST_ROWS and not entry.file.source:
         yield f"The figures of its {len(rows):,} rows are in `results/measured.json`."
+        yield from _attack_table(entry)
     elif rows:
         yield _table(("row", *COLUMNS), rows)
     missing = entry.not_run()
@@ -235,6 +238,31 @@ def _section(entry: CatalogueEntry) -> Iterator[str]:
     if entry.file.claims:
         claims = [(str(claim), claim.whose, *_verdicts(entry, claim)) for claim in entry.file.claims]
         yield _table(("claim", "whose", *COLUMNS[1:]), claims, text=2)
+
+
+def _attack_table(entry: CatalogueEntry) -> Iterator[str]:
+    """Yield a table of the lowest figure of each robust rule; nothing unless the rows differ in rules and attacks."""
+    by_row = entry.measured.get("full", Measured()).figures
+    found = [AttackRow(run["name"], run, by_row.get(run["name"]), None) for run in entry.file.raw()["run"]]
+    by_label: dict[str, list[AttackStudy]] = {}
+    for study in attack_studies(found):
+        by_label.setdefault(study.label, []).append(study)
+    if not by_label:
+        return
+    shares = dict.fromkeys(sorted((study.attackers for studies in by_label.values() for study in studies), key=_number))
+    rows = []
+    for label, studies in by_label.items():
+        for rule in studies[0].rules:
+            worst = {study.attackers: study.worst(rule, MEAN, higher_is_better=True) for study in studies}
+            cells = ["" if (of := worst.get(share)) is None else f"{number(of[0])} ({of[1]})" for share in shares]
+            rows.append((label, rule, number(studies[0].clean(rule, MEAN)), *cells))
+    yield "The lowest mean of the honest nodes under any attack, with the attack, by the share of attackers:"
+    yield _table(("settings", "rule", NO_ATTACK, *shares), rows, text=2)
+
+
+def _number(text: str) -> float:
+    """Return the number at the beginning of a text such as "30 %"."""
+    return float(text.split()[0])
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1) -> str:

@@ -50,11 +50,11 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
     def __str__(self) -> str:
         """Return a sentence like "a, b above c by 0.1"."""
-        others = [other if isinstance(other, str) else f"{other:g}" for other in self.others]
+        runs, others = _combined(self.runs), _combined([o if isinstance(o, str) else f"{o:g}" for o in self.others])
         side = "above" if self.above is not None else "below"
         by = f" by {self.by:g}" if self.by else ""
-        between = "; " if any(", " in name for name in (*self.runs, *others)) else ", "  # names of sweeps have commas
-        said = f"{_of(self.figure)}{between.join(self.runs)} {side} {between.join(others)}{by}"
+        between = "; " if any(", " in name for name in (*runs, *others)) else ", "  # names of sweeps have commas
+        said = f"{_of(self.figure)}{between.join(runs)} {side} {between.join(others)}{by}"
         because = f" ({self.reason})" if self.reason else ""
         return said if self.holds else f"measured not to hold: {said}{because}"
 
@@ -197,6 +197,19 @@ def _compare(claim: Claim, figure: str, row: tuple[str, float], against: tuple[s
     compared = f"{other} {number(than)}" if isinstance(other, str) else number(than)
     text = f"{_of(figure)}{name} {number(value)} {'>=' if above else '<='} {compared}{margin}"
     return Checked(f"{text} (paper)" if claim.paper else text, held, held == claim.holds)
+
+
+def _combined(names: Sequence[str]) -> list[str]:
+    """Return one name like "a, rate=(1, 2)" for names of a sweep that differ in one setting; other names unchanged."""
+    parts = [name.split(", ") for name in names]
+    if len(parts) < 2 or len({len(part) for part in parts}) > 1:
+        return [*names]
+    varied = [k for k, values in enumerate(zip(*parts, strict=True)) if len({*values}) > 1]
+    settings = [part[varied[0]].partition("=") for part in parts] if len(varied) == 1 else []
+    if len({key for key, _, _ in settings}) != 1 or not all(equals for _, equals, _ in settings):
+        return [*names]
+    parts[0][varied[0]] = f"{settings[0][0]}=({', '.join(value for _, _, value in settings)})"
+    return [", ".join(parts[0])]
 
 
 def _of(figure: str) -> str:

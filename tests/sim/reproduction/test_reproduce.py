@@ -404,3 +404,19 @@ def test_markdown_counts_rows_of_a_large_study():
     assert f"The figures of its {len(rest)} rows are in `results/measured.json`." in text
     assert rest[0] not in text
     assert f"1 row not run yet: {first}" in text
+
+
+def test_markdown_of_a_large_study_of_attacks_has_the_strongest_attacks():
+    each = {"attack.name": ["ipm", "scale"], "attack.share": [0.3, 0.05], "robust": ["none", "rfa"]}
+    runs = [
+        {"name": "lied", "each": each | {"task.lr": [k / 1000 for k in range(1, MOST_ROWS // 8 + 2)]}},
+        {"name": "clean", "each": {"robust": ["none", "rfa"], "task.lr": [0.001]}},
+    ]
+    file = resolve({"nodes": 20, "rounds": 1, "run": runs}, [], "study", ".")
+    figures = dict.fromkeys(file.rows(), 0.9)
+    figures["lied, attack.name=scale, attack.share=0.05, robust=rfa, task.lr=0.001"] = 0.25
+    figures["clean, robust=rfa, task.lr=0.001"] = 0.95
+    text = markdown([CatalogueEntry(file, {"full": Measured(seeds=[0], figures=figures)})])
+    assert "| settings | rule | no attack | 5 % | 30 % |\n" in text
+    assert "| lr 0.001 | rfa | 0.950 | 0.250 (scale) | 0.900 (ipm) |" in text
+    assert "| lr 0.002 | none |  | 0.900 (ipm) | 0.900 (ipm) |" in text

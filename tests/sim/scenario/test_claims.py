@@ -74,6 +74,11 @@ def test_claim_text_separates_names_with_commas_by_semicolons():
     assert str(claim) == "a above b, n=1; c, n=2"
 
 
+def test_claim_text_combines_names_that_differ_in_one_setting():
+    claim = Claim(run=["a, n=1, lr=2", "a, n=3, lr=2"], above=["b, n=1", "b, m=2"])
+    assert str(claim) == "a, n=(1, 3), lr=2 above b, n=1; b, m=2"
+
+
 def by_seed(first, second, **keys):
     table = [
         {"name": name, "mean": sum(values) / len(values), "by_seed": {"mean": values}}
