@@ -49,6 +49,7 @@ from p2pfl.config.binding import bind, split_name
 from p2pfl.config.object_name import ObjectName
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.node.folder.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
+from p2pfl.sim.formatting import some
 from p2pfl.sim.scenario.attacks import AttackPlan, plan_attack
 from p2pfl.sim.scenario.budgets import Budgets
 from p2pfl.sim.scenario.claims import MEAN, Claim, among, claims_of, printed_of
@@ -278,9 +279,8 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         """
         for text in texts:
             if not any(text in run.name for run in self.runs):
-                raise ConfigurationError(
-                    f"--only {text!r} matches no run of {self.name}; its runs: {', '.join(r.name for r in self.runs)}"
-                )
+                names = some((f'"{run.name}"' for run in self.runs), most=8)
+                raise ConfigurationError(f"no run of {self.name} has {text!r} in its name; its runs: {names}")
         return self.part([run.name for run in self.runs if not texts or any(t in run.name for t in texts)], self.seeds)
 
     def part(self, names: Container[str], seeds: Sequence[int]) -> ScenarioFile:

@@ -182,7 +182,7 @@ def test_run_reports_folder_that_cannot_be_created(capsys, tmp_path):
             ["run", "dac-synthetic", "--set", "device=cpu:abc"],
             "run 'local': device 'cpu:abc' is not of the form cpu or cpu:0",
         ),
-        (["run", "dac-synthetic", "--only", "x"], "--only 'x' matches no run of dac-synthetic"),
+        (["run", "dac-synthetic", "--only", "x"], "no run of dac-synthetic has 'x' in its name; its runs: "),
         (["run", "none.toml"], "the scenario file none.toml does not exist"),
         (
             ["run", "dac-synthetic", "--set", "form=smoke", "--set", "policy.name=knn-per", "--engine", "local"],

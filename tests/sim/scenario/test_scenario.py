@@ -159,8 +159,13 @@ def test_description_names_a_form_with_other_settings():
 def test_only_selects_runs_by_name(file):
     assert [run.name for run in load(file).only("a").runs] == ["alone", "as it is"]
     assert [run.name for run in load(file).only("alone", "hot").runs] == ["alone", "hot"]
-    with pytest.raises(ConfigurationError, match="--only 'x' matches no run of study; its runs: alone, hot, as it is"):
+    known = 'no run of study has \'x\' in its name; its runs: "alone", "hot", "as it is"$'
+    with pytest.raises(ConfigurationError, match=known):
         load(file).only("x")
+    each = {"task.lr": [k / 10 for k in range(1, 21)]}
+    many = resolve({"nodes": 2, "rounds": 1, "run": [{"name": "a", "each": each}]}, [], "study", ".")
+    with pytest.raises(ConfigurationError, match=r'"a, task\.lr=0\.8" and 12 more$'):
+        many.only("x")
 
 
 @pytest.mark.slow
