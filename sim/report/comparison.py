@@ -38,7 +38,8 @@ class Comparison:
     @property
     def differences(self) -> np.ndarray:
         """Return the test metric of the second folder minus that of the first, for each seed."""
-        return self.after - self.before
+        differences: np.ndarray = self.after - self.before
+        return differences
 
     @property
     def label(self) -> str:

@@ -46,7 +46,7 @@ def test_comparison_pairs_runs_by_name_and_seed(two):
     assert compare(two[:1]) == []
 
 
-def test_comparison_of_one_common_seed_has_its_figures_and_no_spread(tmp_path):
+def test_one_common_seed_has_its_figures_and_no_spread(tmp_path):
     folders = [make(tmp_path / name, {"a": means}) for name, means in (("x", (0.5, 0.6)), ("y", (0.4,)))]
     assert compare(folders) == [
         "a: y lowers the test accuracy by 0.100 (0.400 instead of 0.500); a single seed has no spread."

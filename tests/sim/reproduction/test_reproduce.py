@@ -406,7 +406,7 @@ def test_markdown_counts_rows_of_a_large_study():
     assert f"1 row not run yet: {first}" in text
 
 
-def test_markdown_of_a_large_study_of_attacks_has_the_strongest_attacks():
+def test_markdown_of_a_large_study_has_the_strongest_attacks():
     each = {"attack.name": ["ipm", "scale"], "attack.share": [0.3, 0.05], "robust": ["none", "rfa"]}
     runs = [
         {"name": "lied", "each": each | {"task.lr": [k / 1000 for k in range(1, MOST_ROWS // 8 + 2)]}},
