@@ -172,10 +172,19 @@ def _lines(shown: dict[str, Any], indent: str = "") -> list[str]:
             lines += [f"{indent}{key}:", *_lines(value, indent + "  ")]
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             lines.append(f"{indent}{key}:")
-            lines += [indent + "  " + ", ".join(f"{k} {v}" for k, v in row.items()) for row in value]
+            lines += [indent + "  " + ", ".join(f"{k} {_text(v)}" for k, v in row.items()) for row in value]
         else:
-            lines.append(f"{indent}{key}: {value}")
+            lines.append(f"{indent}{key}: {_text(value)}")
     return lines
+
+
+def _text(value: Any) -> str:
+    """Return a value as text; pairs of names are written as with `--edge`."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join("-".join(each) if isinstance(each, list) else str(each) for each in value)
+    return str(value)
 
 
 def _extend(options: argparse.Namespace) -> int:
