@@ -449,6 +449,22 @@ def test_invalid_test_samples_are_named():
         p2pfl.classification(network, train=(X, Y), test=(X[:1], [7]))
 
 
+@pytest.mark.parametrize(
+    ("make", "targets"), [(p2pfl.classification, Y), (p2pfl.regression, np.eye(2)[Y])], ids=["classification", "regression"]
+)
+def test_test_inputs_of_another_shape_are_refused_in_one_line(make, targets):
+    with pytest.raises(ConfigurationError, match=r"test data: inputs have the shape \[n, 2\], but .* \[n, 3\]; ") as caught:
+        make(network, train=(X, targets), test=(X[:, :2], targets))
+    assert "\n" not in str(caught.value)
+
+
+def test_test_inputs_may_have_another_shape_that_the_module_takes():
+    task = p2pfl.classification(
+        lambda: nn.Sequential(nn.AdaptiveAvgPool1d(2), nn.Linear(2, 2)), train=(X, Y), test=(X[:, :2], Y)
+    )
+    assert task.data["test"].x.shape == (8, 2)
+
+
 def test_dataset_larger_than_memory_is_refused_before_allocation(monkeypatch):
     monkeypatch.setattr(available_memory, "free_memory", lambda: 1000)
     with pytest.raises(ConfigurationError, match=r"train data: inputs in memory needs 0\.0 MiB of memory"):
