@@ -438,7 +438,7 @@ def test_unknown_column_is_refused():
         samples(table(), columns=("image", "label"))
 
 
-@pytest.mark.parametrize("size", [-0.1, 1.5, float("nan")])
+@pytest.mark.parametrize("size", [-0.1, -1, 1.0, 1.5, 2.0, float("nan"), float("inf"), True])
 def test_invalid_size_of_a_split_is_refused(size):
     with pytest.raises(ConfigurationError, match="validation must be samples, a whole number, or a fraction below 1"):
         p2pfl.classification(network, train=(X, Y), validation=size)
