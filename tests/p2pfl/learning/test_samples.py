@@ -433,6 +433,12 @@ def test_optimizer_of_another_kind_is_refused(optimizer):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("size", ["3", 2.5, None])
+def test_batch_size_of_another_type_is_refused(size):
+    with pytest.raises(ConfigurationError, match=f"batch_size must be a whole number, got {size!r}$"):
+        p2pfl.classification(network, train=(X, Y), batch_size=size)
+
+
 def test_unknown_column_is_refused():
     with pytest.raises(ConfigurationError, match="there is no column 'image'; the columns are pixels, label"):
         samples(table(), columns=("image", "label"))
