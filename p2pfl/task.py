@@ -33,7 +33,7 @@ TASKS = {
     "teachers": "p2pfl.tasks.teachers:teachers",
 }
 
-DERIVED_OPTIONS: Mapping[str, Collection[str]] = {"classification": ("classes", "features")}
+DERIVED_OPTIONS: Mapping[str, Collection[str]] = {"classification": ("classes", "features", "columns")}
 """By task, the options that it takes from the node's data if they are not set; a federation sets them for all."""
 
 POINT = {

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from p2pfl.config.local_options import check_shared
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.options import PORT, add_listen, add_policy, listen_of
 from p2pfl.system.console import add_command
@@ -96,13 +96,15 @@ def _init(options: argparse.Namespace) -> int:
         _check_folder_name(name)
     listen = listen_of(options, ":0") or f":{PORT}"
     project = _project(options)
+    task = options.task or ("classification" if options.data else "digits")
+    _check_data(task if project is None else project.settings["task"].get("name", task), options.data)
     data, root = (_from_anywhere(path) for path in (options.data, options.root))
     identity = create(
         options.folder,
         name,
         listen,
         options.part,
-        task=options.task or ("classification" if options.data else "digits"),
+        task=task,
         policy=options.policy or "dac",
         data=data,
         broker=options.broker,
@@ -117,11 +119,19 @@ def _init(options: argparse.Namespace) -> int:
         f"created {options.folder}; next: p2pfl-node federation create {options.folder} --backup FILE, or with a token"
         f" p2pfl-node join {options.folder}"
     )
-    if data and not Path(data).exists():
-        print(f"note: {data} does not exist; the node needs it when it runs", file=sys.stderr)
     answer = {"folder": str(options.folder), "name": name, "listen": listen, "key": identity.public.hex()}
     print_answer(options, "\n".join([*notes, text]), answer)
     return 0
+
+
+def _check_data(task: str, data: str) -> None:
+    """Raise ConfigurationError if a file does not exist; `data` may also be the name of a published data set."""
+    if not data or Path(data).expanduser().exists():
+        return
+    try:
+        check_shared("task", task, {"data": data})
+    except ConfigurationError:  # a file of this machine
+        raise ConfigurationError(f"--data: the file {data} does not exist") from None
 
 
 def _project(options: argparse.Namespace) -> Project | None:

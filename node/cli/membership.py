@@ -193,6 +193,7 @@ def _approve(options: argparse.Namespace, folder: Path, own: NodeConfig, agreeme
     """Show a federation's settings and ask whether to join; without a terminal, join only if node.toml has the same."""
     from p2pfl.node.federation import approval
 
+    approval.check_data(own, agreement, folder)
     different = approval.differences(own, agreement, folder)
     lines = approval.summary(agreement)
     lines += [

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from p2pfl.config.binding import split_name
 from p2pfl.config.registry import resolve
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.federation.agreement import Agreement
-from p2pfl.node.federation.loading import find_own_modules
+from p2pfl.node.federation.agreement import Agreement, apply_agreement
+from p2pfl.node.federation.loading import LoadedNode, find_own_modules, task_of
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.policies import POLICIES
 from p2pfl.system.printable import plural, printable
@@ -69,6 +69,18 @@ def differences(own: NodeConfig, agreement: Agreement, folder: Path) -> list[Dif
             if here != there:
                 found.append(Difference(printable(f"{kind}.{key}"), _format_value(there), _format_value(here)))
     return found
+
+
+def check_data(own: NodeConfig, agreement: Agreement, folder: Path) -> None:
+    """Check that this node's data has the sizes and columns of the federation, if its task takes them from the data.
+
+    Data that is not there yet is checked when the node runs.
+
+    Raises:
+        ConfigurationError: the data does not fit the federation.
+    """
+    if agreement.task["name"] in DERIVED_OPTIONS and Path(own.data).expanduser().is_file():
+        task_of(LoadedNode(folder, apply_agreement(own, agreement), None, agreement))
 
 
 def _defaults(kind: str, name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from numbers import Real
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
@@ -68,6 +68,14 @@ def check_optimizer(optimizer: object) -> None:
     if isinstance(optimizer, type) or not callable(getattr(optimizer, "start", None)):
         kind = type(optimizer).__name__
         raise ConfigurationError(f"optimizer must be an object such as p2pfl.SGD(lr=0.1) or p2pfl.AdamW(), got a {kind}")
+
+
+def check_batch_size(batch_size: object) -> None:
+    """Raise ConfigurationError for a batch size that is not a whole number of 1 or more."""
+    if not isinstance(batch_size, Integral):
+        raise ConfigurationError(f"batch_size must be a whole number, got {batch_size!r:.60}")
+    if batch_size < 1:
+        raise ConfigurationError(f"batch_size must be 1 or more, got {batch_size}")
 
 
 def _check(**values: float) -> None:

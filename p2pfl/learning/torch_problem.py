@@ -14,7 +14,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning.losses import PerSample, accuracy, cross_entropy
 from p2pfl.learning.metrics import Metric
 from p2pfl.learning.modules import flatten, layout_of, new_module
-from p2pfl.learning.optimizers import SGD, Optimizer, check_optimizer
+from p2pfl.learning.optimizers import SGD, Optimizer, check_batch_size, check_optimizer
 from p2pfl.learning.samples.node_samples import first_not_finite
 from p2pfl.multiobjective.preferences import Preference, validate_preference
 from p2pfl.multiobjective.scalarisation import Objectives
@@ -84,8 +84,7 @@ class TorchProblem:
                 " a module of its own"
             )
         check_optimizer(self.optimizer)
-        if self.batch_size < 1:
-            raise ConfigurationError(f"batch_size must be 1 or more, got {self.batch_size}")
+        check_batch_size(self.batch_size)
         if "train" not in self.data or not len(self.data["train"].x):
             raise ConfigurationError("the task has no training samples")
         for split, (x, y) in self.data.items():

@@ -78,6 +78,7 @@ def classification(
     (main,), more = metrics_of(metric, CLASSIFICATION), metrics_of(metrics, CLASSIFICATION)
     how = cross_entropy, main.name, main.measure, main.higher_is_better
     task = TorchTask(module, _data(samples), *how, metrics=more, **options)
+    _check_inputs(task)
     _check_classes(task, samples)
     return task
 
@@ -104,6 +105,7 @@ def regression(
     (main,), more = metrics_of(metric, REGRESSION), metrics_of(metrics, REGRESSION)
     how = squared_error, main.name, main.measure, main.higher_is_better
     task = TorchTask(module, _data(samples), *how, metrics=more, **options)
+    _check_inputs(task)
     _check_numbers(task)
     return task
 
@@ -128,13 +130,29 @@ def multi_objective(
         options: further attributes of TorchTask.
     """
     data = _data(node_samples(train, validation, test, torch.float32, Division()))
-    return TorchTask(
+    task = TorchTask(
         module, data, metric="reward", higher_is_better=True, objectives=objectives, preference=preference, **options
     )
+    _check_inputs(task)
+    return task
 
 
 def _data(samples: Mapping[Split, NodeSamples]) -> Mapping[Split, Samples]:
     return {split: Samples(each.x, each.y) for split, each in samples.items()}
+
+
+def _check_inputs(task: TorchTask) -> None:
+    """Raise ConfigurationError if the module does not take inputs of another shape than those of the training data."""
+    trained = task.data["train"].x
+    for split, (x, _) in task.data.items():
+        if len(x) and x.shape[1:] != trained.shape[1:]:
+            try:
+                _outputs(task.template, x[:1])
+            except ConfigurationError as error:
+                raise ConfigurationError(
+                    f"{split} data: inputs have the shape {_shape(x.shape)}, but those of the training data"
+                    f" {_shape(trained.shape)}; {error}"
+                ) from error
 
 
 def _check_numbers(task: TorchTask) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +41,7 @@ def table(
     *,
     classes: int | None = None,
     features: int | None = None,
+    columns: str = "",
     labels: Sequence[Label] = (),
     data: str = "",
     target: str = "",
@@ -60,14 +62,16 @@ def table(
     y_validation, x_test and y_test. A .csv file has one header line, and numbers below it. Labels are 0 to classes - 1;
     other labels must be listed in `labels`.
 
-    The members of a federation need the same classes, features and labels. `p2pfl-node federation create` writes those of
-    the first node into the federation; the other nodes take them from there.
+    The members of a federation need the same classes, features, columns and labels. `p2pfl-node federation create` writes
+    those of the first node into the federation; the other nodes take them from there.
 
     Args:
         part: the node, for `partition`.
         classes: the number of classes, 2 or more; by default that of the labels in this node's file, which must be 0 to
             classes - 1 then.
         features: numbers in a sample; by default those of the file. An array with more dimensions is flattened.
+        columns: hash of the names of the features in a .csv file, in their order; by default that of this node's file. An
+            .npz file has no names, and ignores it.
         labels: the label of each class in the files, such as [1, 2, 3] or, in a .csv file, ["no", "yes"]; by default the
             labels are the classes 0 to classes - 1.
         data: path of this node's file.
@@ -96,8 +100,15 @@ def table(
     if not data:
         raise ConfigurationError("the task classification needs `data`, the path of this node's .npz or .csv file")
     path, known = Path(data).expanduser(), ClassLabels(classes, labels)
-    splits = _read(path, target, known, features)
-    found = _sizes(path, splits, known)
+    splits, own_columns = _read(path, target, known, features)
+    if columns and own_columns not in ("", columns):
+        raise ConfigurationError(
+            f"{path}: the columns differ from those of the federation (task.columns), in their names or their order; name"
+            " and order them as in the file of the node that made the federation"
+        )
+    found: dict[str, Any] = _sizes(path, splits, known)
+    if own_columns:
+        found["columns"] = own_columns
     if partition is not None:
         _take_part(splits, partition, part, seed)
     _hold_out(splits, {"validation": validation, "test": test}, seed)
@@ -143,13 +154,17 @@ def _take_part(splits: dict[Split, Arrays], table: Table, part: Part, seed: int)
         splits["test"] = x[drawn], labels[drawn]
 
 
-def _read(path: Path, target: str, labels: ClassLabels, features: int | None) -> dict[Split, Arrays]:
-    """Return the file's splits, at least "train": x float32 [n, features] and y int64 [n]."""
+def _read(path: Path, target: str, labels: ClassLabels, features: int | None) -> tuple[dict[Split, Arrays], str]:
+    """Return the file's splits, at least "train", and the hash of its columns, "" if they have no names.
+
+    A split is x float32 [n, features] and y int64 [n].
+    """
     try:
         if path.suffix == ".npz":
-            return _read_npz(path, labels, features)
+            return _read_npz(path, labels, features), ""
         if path.suffix == ".csv":
-            return {"train": _read_csv(path, target, labels, features)}
+            arrays, columns = _read_csv(path, target, labels, features)
+            return {"train": arrays}, columns
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from error
     raise ConfigurationError(f"{path}: the name must end in .npz or .csv")
@@ -195,7 +210,7 @@ def _validate(
     return x, found
 
 
-def _read_csv(path: Path, target: str, labels: ClassLabels, features: int | None) -> Arrays:
+def _read_csv(path: Path, target: str, labels: ClassLabels, features: int | None) -> tuple[Arrays, str]:
     x, y = array("f"), array("q")
     free = free_memory()
     most = inf if free is None else free / 8  # a value takes four bytes here, and four more in the final array
@@ -220,7 +235,13 @@ def _read_csv(path: Path, target: str, labels: ClassLabels, features: int | None
         raise ConfigurationError(f"{path} is not UTF-8 text") from error
     except csv.Error as error:
         raise ConfigurationError(f"{path}, line {lines.line_num}: {error}") from error
-    return np.array(x, np.float32).reshape(len(y), len(header) - 1), np.array(y, np.int64)
+    arrays = np.array(x, np.float32).reshape(len(y), len(header) - 1), np.array(y, np.int64)
+    return arrays, _hash([name for k, name in enumerate(header) if k != column])
+
+
+def _hash(names: Sequence[str]) -> str:
+    """Return a hash that shows whether other names are the same, without naming them."""
+    return sha256(repr([name.strip() for name in names]).encode()).hexdigest()[:16]
 
 
 def _label_column(path: Path, header: Sequence[str], target: str, labels: ClassLabels, features: int | None) -> int:

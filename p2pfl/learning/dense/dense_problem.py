@@ -11,7 +11,7 @@ import numpy as np
 from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.learning.dense.measures import Measure, accuracy
 from p2pfl.learning.dense.network import DenseNetwork, Loss, cross_entropy
-from p2pfl.learning.optimizers import SGD
+from p2pfl.learning.optimizers import SGD, check_batch_size
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.queries import Split
 from p2pfl.system.size_limit import check_module_size
@@ -54,8 +54,7 @@ class DenseProblem:
         if not isinstance(self.optimizer, SGD):
             kind = type(self.optimizer).__name__
             raise MissingRequirementError(f"the optimizer {kind} needs PyTorch: pip install 'p2pfl-node[torch]'")
-        if self.batch_size < 1:
-            raise ConfigurationError(f"batch_size must be 1 or more, got {self.batch_size}")
+        check_batch_size(self.batch_size)
         if "train" not in self.data or not len(self.data["train"][0]):
             raise ConfigurationError("the task has no training samples")
         for split, (x, y) in self.data.items():

@@ -138,7 +138,7 @@ def _labels(y: Array) -> np.ndarray:
 def _hold_out(n: int, train: _Chosen, sizes: Mapping[Split, float], division: Division) -> dict[Split, _Chosen]:
     """Return the splits for which only a number is given, out of n training samples, and the remaining ones."""
     for split, size in sizes.items():
-        if not size >= 0 or (size >= 1 and size != int(size)):
+        if isinstance(size, bool) or not (0 <= size < 1 or (isinstance(size, int) and size >= 1)):  # 1.0 is neither
             raise ConfigurationError(f"{split} must be samples, a whole number, or a fraction below 1, got {size!r}")
     name = "samples" if division.part is None else f"samples/{division.part.index}"
     order = RandomStreams(division.seed, name).generator(0, "splits").permutation(n) if sizes else np.arange(0)

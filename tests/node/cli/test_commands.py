@@ -381,11 +381,12 @@ def test_init_creates_node_folder(capsys, tmp_path):
     assert (tmp_path / "alice" / KEY).stat().st_mode & 0o077 == 0
     written = tomllib.loads((tmp_path / "alice" / CONFIG).read_text())
     assert (written["name"], written["listen"], written["part"]) == ("alice", ":4101", "1/3")
+    Path("mine.csv").touch()
     init(capsys, "bob", 0, "--listen", "127.0.0.1:4102", "--data", "mine.csv")
     written = tomllib.loads((tmp_path / "bob" / CONFIG).read_text())
     assert (written["listen"], written["data"], written["task"]) == (
         "127.0.0.1:4102",
-        "mine.csv",
+        str(tmp_path / "mine.csv"),
         {"name": "classification"},
     )
 
@@ -409,11 +410,16 @@ def test_init_refuses_invalid_options_and_writes_nothing(capsys, option, value, 
     assert not Path("alice").exists()
 
 
-def test_init_notes_a_missing_data_file(capsys):
-    code, _, err = node(capsys, "init", "alice", "--data", "later.csv")
-    assert (code, err.count("\n")) == (0, 1)
-    assert err.startswith("note: ")
-    assert err.endswith("later.csv does not exist; the node needs it when it runs\n")
+@pytest.mark.parametrize("options", [["--data", "later.csv"], ["--task", "fairness", "--data", "schemas/later.toml"]])
+def test_init_refuses_a_missing_data_file(capsys, options):
+    code, out, err = node(capsys, "init", "alice", *options)
+    assert (code, out, err) == (2, "", f"--data: the file {options[-1]} does not exist\n")
+    assert not Path("alice").exists()
+
+
+def test_init_accepts_the_name_of_a_published_data_set(capsys):
+    init(capsys, "alice", 0, "--task", "fairness", "--data", "adult")
+    assert tomllib.loads(Path("alice", CONFIG).read_text())["data"] == "adult"
 
 
 def test_init_accepts_custom_task_that_does_not_exist_yet(capsys):

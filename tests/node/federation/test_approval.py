@@ -159,10 +159,11 @@ def test_join_not_approved_saves_nothing(home):
 def files(tmp_path):
     """Alice's file has three classes and bob's two; neither configuration names a number."""
 
-    def make(options="", labels=(0, 1)):
+    def make(options="", labels=(0, 1), header="a,b,kind"):
         for name, kinds in (("alice", (0, 1, 2)), ("bob", labels)):
             rows = [f"{k},{k / 2},{kinds[k % len(kinds)]}" for k in range(20)]
-            (tmp_path / f"{name}.csv").write_text("\n".join(["a,b,kind", *rows]))
+            first = "a,b,kind" if name == "alice" else header
+            (tmp_path / f"{name}.csv").write_text("\n".join([first, *rows]))
             config.create(tmp_path / name, name, task="classification", data=str(tmp_path / f"{name}.csv"))
         path = tmp_path / "bob" / config.CONFIG
         path.write_text(path.read_text().replace("\n[policy]", f"{options}\n\n[policy]", 1))
@@ -180,7 +181,8 @@ def test_join_takes_sizes_of_the_federation_unasked(files, monkeypatch):
     root = files()
     assert join(root) == 0
     ready = loading.load(root / "bob")
-    assert ready.config.task == {"name": "classification", "classes": 3, "features": 2}
+    columns = ready.config.task["columns"]
+    assert ready.config.task == {"name": "classification", "classes": 3, "features": 2, "columns": columns}
     task = loading.task_of(ready)
     agreement.same_model(ready.agreement, task, task.initial(0))
     assert loading.task_of(loading.load(root / "alice")).layout == task.layout
@@ -190,11 +192,26 @@ def test_approval_lists_sizes_that_the_owner_has_set(files):
     assert differences(files("classes = 2\nfeatures = 2")) == [Difference("task.classes", "3", "2")]
 
 
-def test_label_beyond_those_of_the_federation_is_refused(files, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
-    root = files(labels=(0, 3))
-    assert join(root) == 0
-    with pytest.raises(ConfigurationError, match=r"bob\.csv, line 3: kind is 3, .* from 0 to 2 \(task\.classes is 3\)"):
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ({"labels": (0, 3)}, "bob.csv, line 3: kind is 3, a label must be a whole number from 0 to 2 (task.classes is 3)"),
+        ({"header": "b,a,kind"}, "bob.csv: the columns differ from those of the federation (task.columns), in their names"),
+    ],
+)
+def test_join_refuses_data_that_does_not_fit_the_federation(files, capsys, file, message):
+    root = files(**file)
+    assert join(root, "--yes") == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not has_joined(root)
+
+
+def test_join_accepts_data_that_is_not_there_yet(files):
+    root = files(header="b,a,kind")
+    (root / "bob.csv").rename(root / "later.csv")
+    assert join(root, "--yes") == 0
+    (root / "later.csv").rename(root / "bob.csv")
+    with pytest.raises(ConfigurationError, match=r"bob\.csv: the columns differ"):
         loading.task_of(loading.load(root / "bob"))
 
 

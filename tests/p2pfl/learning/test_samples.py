@@ -433,12 +433,18 @@ def test_optimizer_of_another_kind_is_refused(optimizer):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("size", ["3", 2.5, None])
+def test_batch_size_of_another_type_is_refused(size):
+    with pytest.raises(ConfigurationError, match=f"batch_size must be a whole number, got {size!r}$"):
+        p2pfl.classification(network, train=(X, Y), batch_size=size)
+
+
 def test_unknown_column_is_refused():
     with pytest.raises(ConfigurationError, match="there is no column 'image'; the columns are pixels, label"):
         samples(table(), columns=("image", "label"))
 
 
-@pytest.mark.parametrize("size", [-0.1, 1.5, float("nan")])
+@pytest.mark.parametrize("size", [-0.1, -1, 1.0, 1.5, 2.0, float("nan"), float("inf"), True])
 def test_invalid_size_of_a_split_is_refused(size):
     with pytest.raises(ConfigurationError, match="validation must be samples, a whole number, or a fraction below 1"):
         p2pfl.classification(network, train=(X, Y), validation=size)
@@ -447,6 +453,22 @@ def test_invalid_size_of_a_split_is_refused(size):
 def test_invalid_test_samples_are_named():
     with pytest.raises(ConfigurationError, match="test data: target 0 is 7, but module Linear has 2 outputs"):
         p2pfl.classification(network, train=(X, Y), test=(X[:1], [7]))
+
+
+@pytest.mark.parametrize(
+    ("make", "targets"), [(p2pfl.classification, Y), (p2pfl.regression, np.eye(2)[Y])], ids=["classification", "regression"]
+)
+def test_test_inputs_of_another_shape_are_refused_in_one_line(make, targets):
+    with pytest.raises(ConfigurationError, match=r"test data: inputs have the shape \[n, 2\], but .* \[n, 3\]; ") as caught:
+        make(network, train=(X, targets), test=(X[:, :2], targets))
+    assert "\n" not in str(caught.value)
+
+
+def test_test_inputs_may_have_another_shape_that_the_module_takes():
+    task = p2pfl.classification(
+        lambda: nn.Sequential(nn.AdaptiveAvgPool1d(2), nn.Linear(2, 2)), train=(X, Y), test=(X[:, :2], Y)
+    )
+    assert task.data["test"].x.shape == (8, 2)
 
 
 def test_dataset_larger_than_memory_is_refused_before_allocation(monkeypatch):

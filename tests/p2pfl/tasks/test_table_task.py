@@ -110,7 +110,31 @@ def test_classes_and_features_are_those_of_the_file(tmp_path):
     for path in (write_csv(tmp_path), write_npz(tmp_path, x=x, y=y.clip(max=1), x_test=x, y_test=y)):
         task = make_plain(path)
         assert task.layout == make(path).layout
-        assert task.derived_options == {"classes": 3, "features": 2}
+        sizes = {"classes": 3, "features": 2}
+        assert {key: task.derived_options[key] for key in sizes} == sizes
+
+
+def columns_of(folder, header):
+    return make_plain(write_csv(folder, f"{header}\n1,2,0\n"), target="kind").derived_options["columns"]
+
+
+def test_columns_are_a_hash_of_the_ordered_features(tmp_path):
+    columns = columns_of(tmp_path, "a,b,kind")
+    assert len(columns) == 16
+    assert columns_of(tmp_path, "a, b ,kind") == columns
+    assert len({columns, *(columns_of(tmp_path, header) for header in ("b,a,kind", "a,c,kind", "ab,,kind"))}) == 4
+
+
+def test_columns_in_another_order_are_refused(tmp_path):
+    columns = columns_of(tmp_path, "a,b,kind")
+    make_plain(write_csv(tmp_path, CSV), columns=columns)
+    with pytest.raises(ConfigurationError, match=r"own\.csv: the columns differ from those of the federation"):
+        make_plain(write_csv(tmp_path, CSV.replace("a,b", "b,a")), columns=columns)
+
+
+def test_npz_file_has_no_columns_to_compare(tmp_path):
+    task = make_plain(write_npz(tmp_path, x=X, y=Y), columns="0123456789abcdef")
+    assert "columns" not in task.derived_options
 
 
 def test_file_with_one_class_makes_a_model_of_two(tmp_path):
@@ -125,7 +149,7 @@ def test_listed_labels_are_classes_in_their_order(tmp_path, labels, cells):
     cells = cells or [str(label) for label in labels]
     path = write_csv(tmp_path, "kind,a\n" + "".join(f"{cells[k % 3]},{k}\n" for k in range(20)))
     task = make_plain(path, target="kind", labels=labels)
-    assert task.derived_options == {"classes": 3, "features": 1}
+    assert (task.derived_options["classes"], task.derived_options["features"]) == (3, 1)
     rows_of = {(k, label) for split in task.data for k, label in rows(task, split)}
     assert rows_of == {(float(k), k % 3) for k in range(20)}
 
