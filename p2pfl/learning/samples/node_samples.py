@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from p2pfl.system.shared_work import once
 from p2pfl.task import Part
 
 Pairs = Mapping[Split, tuple[Array, Array]]
+
+FEW = 20  # test samples of a node, below which a warning names the reason
 
 
 class NodeSamples(NamedTuple):
@@ -125,7 +128,36 @@ def _divide(pairs: Pairs, partition: Partition, part: Part | None, seed: int, ki
     index: dict[Split, np.ndarray] = {"train": partition.train(labels["train"], part, seed)}
     if "test" in pairs and partition.judged_on == "own" and classes:
         index["test"] = partition.test(labels["train"][index["train"]], labels["test"], part, seed)
+        _check_test(labels, index)
     return {split: _Chosen(split, places) for split, places in index.items()}
+
+
+def _check_test(labels: Mapping[Split, np.ndarray], index: Mapping[Split, np.ndarray]) -> None:
+    """Check the test samples that a node draws in the proportions of its training labels.
+
+    Args:
+        labels: the labels of all nodes' samples.
+        index: the samples of the node.
+
+    Raises:
+        ConfigurationError: no training sample has the label of a test sample, which no node would draw.
+    """
+    unknown = np.flatnonzero(~np.isin(labels["test"], labels["train"]))
+    if len(unknown):
+        raise ConfigurationError(
+            f"test data: target {unknown[0]} is {labels['test'][unknown[0]]}, which no training sample has; leave such"
+            ' samples out, or use p2pfl.partition(..., judged_on="all")'
+        )
+    drawn, own = len(index["test"]), np.isin(labels["test"], labels["train"][index["train"]])
+    if drawn < FEW and drawn < own.sum() / 10:
+        classes, counts = np.unique(labels["test"][own], return_counts=True)
+        rarest = int(counts.argmin())
+        warnings.warn(
+            f"a node is tested on {drawn} of {len(own)} test samples, because its test samples have the proportions of its"
+            f" training labels, and only {counts[rarest]} of class {classes[rarest]}; for all test samples use"
+            ' p2pfl.partition(..., judged_on="all")',
+            stacklevel=2,
+        )
 
 
 def _labels(y: Array) -> np.ndarray:

@@ -297,6 +297,20 @@ def test_partition_may_judge_all_nodes_on_all_samples():
 TENSORS3 = TensorDataset(torch.from_numpy(MANY_X[:90]), torch.from_numpy(MANY_Y[:90]))
 
 
+def test_partition_refuses_test_labels_without_training_samples():
+    rule, test = p2pfl.partition("iid"), (MANY_X, np.where(np.arange(len(MANY_Y)) == 7, 5, MANY_Y))
+    with pytest.raises(ConfigurationError, match="test data: target 7 is 5, which no training sample has"):
+        divided(rule, test=test)
+    assert len(divided(rule, test=(MANY_X[:0], MANY_Y[:0]))[0].data["test"].x) == 0
+
+
+def test_partition_warns_of_few_test_samples():
+    kept = np.flatnonzero((MANY_Y != 2) | (np.arange(len(MANY_Y)) == int((MANY_Y == 2).argmax())))
+    expected = r"a node is tested on \d of \d+ test samples, .* and only 1 of class 2"
+    with pytest.warns(UserWarning, match=expected):
+        divided(p2pfl.partition("iid"), test=(MANY_X[kept], MANY_Y[kept]))
+
+
 def test_partition_of_a_dataset_reads_it_once():
     data = Vision()
     tasks = [
