@@ -4,6 +4,7 @@ P2pflError
   + ConfigurationError
     + MissingRequirementError
     + RevokedError                p2pfl.node.federation.revocation
+    + CommandLineError            p2pfl.node.folder.config
   + RunError
     + BudgetExceededError
     + DivergenceError

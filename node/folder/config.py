@@ -216,13 +216,18 @@ def _problem(where: Path, table: Mapping[str, Any]) -> str:
     return ""
 
 
+class CommandLineError(ConfigurationError):
+    """Mistake in an option of the command line, not in the files of the node."""
+
+
 @contextmanager
 def name_in_errors(where: Path | str) -> Iterator[None]:
     """Add the source of a configuration, such as its file, to a ConfigurationError about its content."""
     try:
         yield
     except ConfigurationError as error:
-        raise ConfigurationError(f"{where}: {error}") from error
+        kind = CommandLineError if where == COMMAND_LINE else ConfigurationError
+        raise kind(f"{where}: {error}") from error
 
 
 def create(

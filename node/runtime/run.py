@@ -18,7 +18,7 @@ from p2pfl.node.federation import loading
 from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.federation.revocation import RevokedError, check_member
 from p2pfl.node.folder import config as folders
-from p2pfl.node.folder.config import NodeConfig
+from p2pfl.node.folder.config import CommandLineError, NodeConfig
 from p2pfl.node.log import LOG
 from p2pfl.node.node import Node, first_error
 from p2pfl.node.peering.links.incarnations import IncarnationConflictError
@@ -29,7 +29,7 @@ from p2pfl.node.runtime.supervisor import Supervisor
 from p2pfl.node.status.endpoints import open_to_others, status_page
 from p2pfl.node.status.event_text import describe_start, federation_title
 from p2pfl.node.status.observer import StatusObserver
-from p2pfl.node.status.status_file import write_state
+from p2pfl.node.status.status_file import keep_state, write_state
 from p2pfl.protocols.errors import AddressError, AddressInUseError, FederationError, IdentityError, TransportError
 from p2pfl.system.atomic_files import lock_folder
 from p2pfl.system.console import FAILED, INTERRUPTED
@@ -55,7 +55,7 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
     if ready.membership is not None:
         check_member(ready.membership, folders.own_key(folder), folder)
     configured = {} if ready.membership is None else network_of(ready.config, ready.config.listen)
-    with lock_folder(folder):
+    with lock_folder(folder), keep_state(folder / folders.STATUS, CommandLineError):
         write_state(folder / folders.STATUS, "starting", facts={"configured_network": configured})
         _log_start(ready, log)
         try:

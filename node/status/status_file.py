@@ -6,8 +6,8 @@ import asyncio
 import os
 import time
 from asyncio import TimerHandle
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -109,6 +109,24 @@ def write_state(
     status = {**EMPTY, **kept, **facts, "state": state, "reason": reason, "pid": os.getpid(), "updated": wall()}
     with suppress(OSError):
         replace_file(path, [encode(status)], durable=False, mode=PRIVATE)
+
+
+@contextmanager
+def keep_state(path: Path, error: type[Exception]) -> Iterator[None]:
+    """Write the earlier status again if the block ends with an error of a type, after which the node has not started."""
+    try:
+        earlier = path.read_bytes()
+    except OSError:
+        earlier = None
+    try:
+        yield
+    except error:
+        with suppress(OSError):
+            if earlier is None:
+                path.unlink()
+            else:
+                replace_file(path, [earlier], durable=False, mode=PRIVATE)
+        raise
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

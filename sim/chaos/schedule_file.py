@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import tomli_w
 
 from p2pfl.config.binding import bind
-from p2pfl.errors import ConfigurationError, RunError
+from p2pfl.errors import ConfigurationError, RunError, none_of
 from p2pfl.sim.chaos.invariants import Violation
-from p2pfl.sim.chaos.schedule import Fault
+from p2pfl.sim.chaos.schedule import KINDS, Fault
 from p2pfl.system import toml_reader
 from p2pfl.system.atomic_files import reason, replace_file
 
@@ -62,8 +62,18 @@ def read_schedule(path: Path) -> Schedule:
     """
     if not path.is_file():
         raise ConfigurationError(f"the schedule {path} does not exist")
-    read = bind(str(path), toml_reader.read(path), _Contents)
+    table = toml_reader.read(path)
+    if isinstance(faults := table.get("fault"), list):
+        _check_kinds(path, faults)
+    read = bind(str(path), table, _Contents)
     return Schedule(read.run, read.seed, sorted(read.fault, key=lambda fault: fault.at), read.violation)
+
+
+def _check_kinds(path: Path, faults: Sequence[Any]) -> None:
+    """Raise ConfigurationError for a kind that does not exist; the text lists those that do."""
+    for number, fault in enumerate(faults, 1):
+        if isinstance(fault, dict) and "kind" in fault and fault["kind"] not in KINDS:
+            raise none_of(f"{path}: fault {number}: kind", fault["kind"], KINDS)
 
 
 def schedule_of(run: str, seed: int, faults: Sequence[Fault], violation: Violation | None) -> Schedule:

@@ -15,6 +15,7 @@ import msgspec
 from p2pfl.sim.cli.options import add_selection, check_workers, interrupt_on_sigterm, load_changed, parse_seeds, seed_ranges
 from p2pfl.system.console import FAILED, INTERRUPTED, add_command
 from p2pfl.system.json_output import to_json
+from p2pfl.system.printable import plural
 from p2pfl.system.shared_options import add_output
 
 if TYPE_CHECKING:
@@ -176,9 +177,9 @@ def _search(options: argparse.Namespace, file: ScenarioFile) -> int:
 
 def _summary(answer: dict[str, Any]) -> str:
     healed = answer["healed_s"]
-    count = len(answer["violations"])
+    seeds, violations = plural(answer["seeds"], "seed"), plural(len(answer["violations"]), "violation")
     return (
-        f"{answer['seeds']:,} seeds, {count} violation{'s' * (count != 1)}; {answer['cpu_s']:.2f} s of processor time each;"
+        f"{seeds}, {violations}; {answer['cpu_s']:.2f} s of processor time each;"
         f" after the last fault all members learned together within {healed['mean']:.1f} s on average, {healed['max']:.1f} s"
         " at most (virtual time)"
     )

@@ -19,6 +19,7 @@ import p2pfl
 from p2pfl.errors import BudgetExceededError, ConfigurationError, DivergenceError, RunError
 from p2pfl.node.cli import main as node_cli
 from p2pfl.node.folder.config import CONFIG, KEY, STATUS, NodeConfig, Track
+from p2pfl.node.status.status_file import write_state
 from p2pfl.policies import POLICIES
 from p2pfl.policy import Budget
 from p2pfl.protocols.errors import ProtocolError
@@ -487,6 +488,27 @@ def test_run_of_finished_node_ends_at_once(capsys):
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=2")
     assert code == 0
     assert [line.split(";")[0] for line in messages(out).splitlines()[1:]] == ["resuming after round 2", "finished"]
+
+
+@pytest.mark.parametrize("change", ["ruonds=3", "task.ruonds=3", "policy.ruonds=3", "part=7/3"])
+def test_mistake_in_an_option_of_run_keeps_the_state(capsys, change):
+    init(capsys)
+    status = Path("alice", STATUS)
+    assert node(capsys, "run", "alice", "--set", change)[0] == 2
+    assert not status.exists()
+    write_state(status, "finished")
+    before = status.read_bytes()
+    code, _, err = node(capsys, "run", "alice", "--set", change)
+    assert (code, err.startswith("command line: "), status.read_bytes()) == (2, True, before)
+
+
+def test_mistake_in_the_configuration_is_the_state_of_the_node(capsys):
+    init(capsys)
+    path = Path("alice", CONFIG)
+    path.write_text(path.read_text().replace("[task]", "[task]\nruonds = 3", 1))
+    assert node(capsys, "run", "alice")[0] == 2
+    status = json.loads(Path("alice", STATUS).read_text())
+    assert (status["state"], "task.ruonds" in status["reason"]) == ("failed", True)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.protocols.election.types import Term
 from p2pfl.sim.chaos import process
 from p2pfl.sim.chaos.invariants import Invariants
-from p2pfl.sim.chaos.schedule import Fault, draw_schedule
+from p2pfl.sim.chaos.schedule import KINDS, Fault, draw_schedule
 from p2pfl.sim.chaos.schedule_file import Schedule, read_schedule, schedule_of, write_schedule
 from p2pfl.sim.chaos.search import Trials, search
 from p2pfl.sim.scenario.scenario import load
@@ -83,6 +83,16 @@ def test_schedule_file_names_unknown_key(tmp_path):
     path.write_text('run = "gossip"\nseed = 1\n[[fault]]\nat = 1.0\nkind = "flood"\n')
     with pytest.raises(ConfigurationError, match=r"faults\.toml.*flood"):
         read_schedule(path)
+
+
+def test_schedule_file_with_unknown_kind_names_the_known_ones(tmp_path):
+    path = tmp_path / "faults.toml"
+    path.write_text('run = "gossip"\nseed = 1\n[[fault]]\nat = 1.0\nkind = "crsh"\n')
+    with pytest.raises(ConfigurationError) as caught:
+        read_schedule(path)
+    assert str(caught.value) == (
+        f"{path}: fault 1: kind must be one of {', '.join(KINDS)}, got 'crsh'; did you mean 'crash'?"
+    )
 
 
 @pytest.mark.slow

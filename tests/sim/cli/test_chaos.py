@@ -48,6 +48,12 @@ def test_chaos_without_violation_exits_with_0(results, capsys):
     assert capsys.readouterr().out.startswith("2 seeds, 0 violations; 0.25 s of processor time each")
 
 
+def test_chaos_of_one_seed_is_in_the_singular(results, capsys):
+    results += [found(0)]
+    assert main(["chaos", "chaos", "--seeds", "0:1", "-q"]) == 0
+    assert capsys.readouterr().out.startswith("1 seed, 0 violations; ")
+
+
 def test_chaos_writes_schedule_of_violation_and_exits_with_1(results, tmp_path, capsys):
     results += [found(0), found(1, BROKEN)]
     assert main(["chaos", "chaos", "--seeds", "0:2", "--out", str(tmp_path), "-q"]) == 1
