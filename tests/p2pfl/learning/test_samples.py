@@ -478,7 +478,7 @@ def test_test_inputs_of_another_shape_are_refused_in_one_line(make, targets):
     assert "\n" not in str(caught.value)
 
 
-def test_test_inputs_may_have_another_shape_that_the_module_takes():
+def test_test_inputs_may_have_another_shape():
     task = p2pfl.classification(
         lambda: nn.Sequential(nn.AdaptiveAvgPool1d(2), nn.Linear(2, 2)), train=(X, Y), test=(X[:, :2], Y)
     )
