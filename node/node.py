@@ -119,12 +119,11 @@ class Node:
             measure=self._metrics,
             report=(lambda *seen: None) if observer is None else partial(observer.evaluated, self),
         )
-        first = task.initial(settings.seed) if initial is None else initial
         self.me = Me(
             name,
             RandomStreams(settings.seed, name),
             trainer=trainer,
-            initial=first,
+            initial=task.initial(settings.seed) if initial is None else initial,
             layout=task.layout,
             n_samples=task.n_samples,
             budget=budget or Budget(),
@@ -331,8 +330,7 @@ class Node:
             failpoint("published")
 
     def _restore(self) -> None:
-        checkpoint = self._store.load() if self._store is not None else None
-        if checkpoint is not None:
+        if self._store is not None and (checkpoint := self._store.load()) is not None:
             self._restore_from(checkpoint)
         self._skip_published()
 

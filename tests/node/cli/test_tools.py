@@ -216,9 +216,10 @@ def read(state):
 
 def test_describe_prints_no_control_characters():
     peer = {"name": "bob", "state": "suspected", "reason": "\x1b]0;owned\x07", "link": "", "bytes_in": 0, "bytes_out": 0}
-    state = {"state": "failed", "reason": "\x1b[2J\u202e", "broker": "\x9b2J", "rejected": {"\x1b": 1}, "history": []}
+    state = {"state": "running", "reason": "\x1b[2J\u202e", "broker": "\x9b2J", "rejected": {"\x1b": 1}, "history": []}
     lines = describe(state | {"peers": [peer | {"round": 1, "addresses": {}, "staleness": None, "offences": {}}]})
-    assert len(lines) > 4
+    assert any("bob" in line for line in lines)
+    assert any("2J" in line for line in lines)
     assert all(line.isprintable() for line in lines)
 
 

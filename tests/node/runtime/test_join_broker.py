@@ -178,7 +178,7 @@ def test_newcomer_joins_with_own_account_over_private_tls(tmp_path, monkeypatch,
             assert Invitation.parse(token).addresses == (f"{address}#sha256={fingerprint}",)
 
             code, err = join(bob, token, monkeypatch, capsys)
-            assert code == 2
+            assert code == 1
             assert "refuses this node: " in err
             assert "check the user name in mqtts://USER@HOST:PORT and P2PFL_MQTT_PASSWORD" in err
             assert load_federation(bob) is None

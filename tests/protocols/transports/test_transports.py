@@ -254,7 +254,6 @@ def test_listen_on_address_in_use_fails(contract):
         "127.0.0.1",
         "127.0.0.1:",
         "127.0.0.1:x",
-        "127.0.0.1:70000",
         "[::1:41",
         "::1]:41",
         "fe80::1:41",
@@ -264,6 +263,11 @@ def test_listen_on_address_in_use_fails(contract):
 def test_split_address_rejects_malformed_address(address):
     with pytest.raises(AddressError, match="not of the form"):
         split_address(address)
+
+
+def test_split_address_rejects_invalid_port():
+    with pytest.raises(AddressError, match=r"port of address '127\.0\.0\.1:70000' must be from 0 to 65535"):
+        split_address("127.0.0.1:70000")
 
 
 def test_split_address_returns_host_and_port():
