@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
 from functools import partial
 from itertools import chain, pairwise
 from math import nan
@@ -17,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
@@ -26,9 +25,9 @@ from p2pfl.algorithms.similarity import CompareModels, compare_together
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner
 from p2pfl.learning.batched_data import RowCache, StackedData
-from p2pfl.learning.batched_gradients import kernel_for
 from p2pfl.learning.batched_training import StackedTraining
 from p2pfl.learning.dense.batch_order import occasion, orders
+from p2pfl.learning.kernels.kernel import kernel_for
 from p2pfl.learning.losses import of_each
 from p2pfl.learning.optimizers import LastingState, at_round, lasting
 from p2pfl.learning.row_randomness import RowGenerators
@@ -42,11 +41,8 @@ from p2pfl.robust.candidates import Combined
 from p2pfl.update_rules import Scalarised
 
 PART = 2**20  # values of models trained at once: 4 MiB, which fit into the cache
-ALIGNED = 64  # a part of a stack begins with a multiple of so many models, whose sums then have the same order
 CHUNK = 2**19  # values of inputs on which candidates are evaluated at once: 2 MiB
-MOST_CONVOLUTION = 500_000  # FLOP per sample above which torch's grouped convolutions are slower than a loop over nodes
 LARGEST_MIX = 2**26  # values of different models that are copied to be averaged together, 256 MiB
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 class SequentialLearner:
@@ -68,27 +64,26 @@ class BatchedLearner:
     """TorchLearners of one architecture that are computed together.
 
     Args:
+        by_hand: whether chains of layers may use the hand-written gradients.
         lenient: whether to return models with values that are not finite, instead of raising DivergenceError.
 
     Attributes:
-        kernel: computes their gradients; see p2pfl.learning.batched_gradients.
+        kernel: computes their gradients; see p2pfl.learning.kernels.
 
     Raises:
         ConfigurationError: the learners' tasks differ in more than their data, or their module cannot be stacked or
             would be slower when stacked.
     """
 
-    def __init__(self, learners: Sequence[TorchLearner], dense: bool = True, lenient: bool = False) -> None:
+    def __init__(self, learners: Sequence[TorchLearner], by_hand: bool = True, lenient: bool = False) -> None:
         self._lenient = lenient
         self._task = _common_task(learners)
         self._learners = learners
-        if learners[0].device.type == "cpu" and convolution_flops(self._task) > MOST_CONVOLUTION:
-            raise ConfigurationError("large convolutions are faster one by one on a CPU")
         self._draws = [learner.draws for learner in learners]
         self._device = learners[0].device
         own = [learner.task.weights(self._device) for learner in learners]
         self._weights = None if self._task.objectives is None else torch.stack([w for w in own if w is not None])
-        self.kernel = kernel_for(self._task, dense)
+        self.kernel = kernel_for(self._task, self._device, by_hand)
         self._shared = shared_values(self._task.layout, self._device)
         splits = dict.fromkeys(split for learner in learners for split in learner.data)
         self._data = {split: StackedData([learner.data.get(split) for learner in learners]) for split in splits}
@@ -148,9 +143,10 @@ class BatchedLearner:
         start = torch.from_numpy(self._means.stack([query.params for query in queries])).to(self._device)
         new = torch.empty_like(start)
         size = len(nodes)
-        if self._device.type == "cpu" and self.kernel.independent and self._equal_counts:
-            size = max(ALIGNED, PART // start.shape[1] // ALIGNED * ALIGNED)
-        for first, end in pairwise([*range(0, max(1, len(nodes) - ALIGNED + 1), size), len(nodes)]):
+        aligned = self.kernel.part
+        if self._device.type == "cpu" and aligned and self._equal_counts:
+            size = max(aligned, PART // start.shape[1] // aligned * aligned)
+        for first, end in pairwise([*range(0, max(1, len(nodes) - max(aligned, 1) + 1), size), len(nodes)]):
             self._train_part(nodes[first:end], queries[first:end], start[first:end], new[first:end])
         self._trained = RowCache(new.cpu().numpy())
         return self._trained.rows
@@ -377,18 +373,6 @@ def _common_task(learners: Sequence[TorchLearner]) -> TorchProblem:
             if not same:
                 raise ConfigurationError(f"nodes cannot be stacked: their tasks differ in {what}")
     return first
-
-
-def convolution_flops(task: TorchProblem) -> int:
-    """Return the FLOP of a task's module in convolutions for one sample."""
-    if not any(isinstance(part, CONVOLUTIONS) for part in task.template.modules()):
-        return 0
-    from torch.utils.flop_counter import FlopCounterMode
-
-    module = deepcopy(task.template).eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module(task.data["train"].x[:1])
-    return int(counter.get_flop_counts()["Global"].get(torch.ops.aten.convolution, 0))
 
 
 def _by_value(values: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:

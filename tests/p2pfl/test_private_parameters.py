@@ -166,7 +166,7 @@ DECAYING = p2pfl.SGD(0.1, momentum=0.9, weight_decay=0.1)  # weight decay would 
 def trained(kind, options, **task):
     tasks = [headed(Part(k, NODES), 0, optimizer=DECAYING, **task) for k in range(NODES)]
     learners = [task.learner(RandomStreams(0, f"node-{k}")) for k, task in enumerate(tasks)]
-    backend = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
+    backend = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, by_hand=kind == "dense")
     return np.array(backend.compute([NodeQuery(k, Train(tasks[k].initial(k), 1, **options)) for k in range(NODES)]))
 
 

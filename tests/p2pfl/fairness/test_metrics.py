@@ -23,8 +23,8 @@ from p2pfl.fairness.metrics import (
     has_converged,
     relax,
 )
-from p2pfl.learning.batched_gradients import DenseKernel
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
+from p2pfl.learning.kernels.dense_kernel import DenseKernel
 from p2pfl.pareto_metrics import hypervolume, non_dominated, to_maximisation
 from p2pfl.queries import Evaluate, Loss, NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
@@ -178,7 +178,7 @@ def node(k=0, nodes=NODES, **options):
 
 def backend(kind, tasks):
     learners = [task.learner(RandomStreams(0, f"node-{k}")) for k, task in enumerate(tasks)]
-    return SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
+    return SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, by_hand=kind == "dense")
 
 
 def difference(some, others):

@@ -9,8 +9,9 @@ from torch import nn
 
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learning import batched_data, batched_learner
-from p2pfl.learning.batched_gradients import DenseKernel, VmapKernel
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
+from p2pfl.learning.kernels.dense_kernel import DenseKernel
+from p2pfl.learning.kernels.vmap_kernel import VmapKernel
 from p2pfl.learning.losses import cross_entropy, squared_error
 from p2pfl.learning.metrics import Metric
 from p2pfl.learning.optimizers import SGD, Adam, AdamW
@@ -97,7 +98,7 @@ def backend(kind, module=mlp, counts=COUNTS, **options):
     learners = [task(module, n, k, **options).learner(RandomStreams(0, f"node-{k}")) for k, n in enumerate(counts)]
     if kind == "one by one":
         return SequentialLearner(learners)
-    return BatchedLearner(learners, dense=kind == "dense")
+    return BatchedLearner(learners, by_hand=kind == "dense")
 
 
 def models(count=NODES, module=mlp, seed=0):
@@ -358,7 +359,7 @@ def test_evaluation_of_shared_data_equals_one_by_one(kind):
     learners = [shared.learner(RandomStreams(0, f"node-{k}")) for k in range(5)]
     for other in learners[1:]:
         other.data = learners[0].data
-    team = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
+    team = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, by_hand=kind == "dense")
     found = team.compute([NodeQuery(k, Evaluate(models(1, seed=k), ("test",))) for k in range(5)])
     expected = [
         SequentialLearner(learners).compute([NodeQuery(k, Evaluate(models(1, seed=k), ("test",)))])[0] for k in range(5)
@@ -370,7 +371,7 @@ def test_evaluation_of_shared_data_equals_one_by_one(kind):
 def test_evaluation_of_missing_split_gives_no_metrics(kind):
     data = (np.zeros((4, 6), np.float32), np.zeros(4))
     learners = [classification(mlp, data).learner(RandomStreams(0, f"node-{k}")) for k in range(3)]
-    team = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
+    team = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, by_hand=kind == "dense")
     assert team.compute([NodeQuery(1, Evaluate(models(2), ("validation", "test")))]) == [[{}, {}]]
     assert np.isnan(team.compute([NodeQuery(1, Loss(models(2)))])[0]).all()
 
@@ -383,7 +384,7 @@ def test_evaluation_of_mixed_splits_equals_one_by_one(kind):
     learners[3].data["test"] = x[:0], y[:0]
     asked = [NodeQuery(k, Evaluate(models(2, seed=k), ("validation", "test"))) for k in range(5)]
     expected = SequentialLearner(learners).compute(asked)
-    found = BatchedLearner(learners, dense=kind == "dense").compute(asked)
+    found = BatchedLearner(learners, by_hand=kind == "dense").compute(asked)
     assert "test_loss" not in found[3][0]
     assert "validation_loss" in found[3][0]
     assert found == [[pytest.approx(figures, rel=1e-5) for figures in row] for row in expected]
@@ -573,7 +574,7 @@ def test_nodes_may_share_inputs_but_not_targets(kind):
     x = torch.tensor(np.random.default_rng(0).normal(size=(8, 6)), dtype=torch.float32)
     tasks = [classification(mlp, (x, [k] * 8), (x, [k] * 8)) for k in range(3)]
     learners = [made.learner(RandomStreams(0, str(k))) for k, made in enumerate(tasks)]
-    together = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
+    together = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, by_hand=kind == "dense")
     model = models(1)[0]
     losses = [float(found[0]) for found in together.compute([NodeQuery(k, Loss([model], "validation")) for k in range(3)])]
     logits = torch.nn.functional.log_softmax(_outputs(tasks[0], model, x), 1).mean(0)

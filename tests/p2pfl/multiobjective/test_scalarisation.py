@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.batched_gradients import DenseKernel, VmapKernel
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
+from p2pfl.learning.kernels.dense_kernel import DenseKernel
+from p2pfl.learning.kernels.vmap_kernel import VmapKernel
 from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_task import TorchTask, classification, multi_objective
 from p2pfl.multiobjective.scalarisation import Objectives, SmoothTchebycheff, linear, scalarisation
@@ -102,7 +103,7 @@ def teachers(k, **options):
 
 def backend(kind, tasks):
     learners = [task.learner(RandomStreams(0, f"node-{k}")) for k, task in enumerate(tasks)]
-    return SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
+    return SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, by_hand=kind == "dense")
 
 
 def jobs(tasks, **options):

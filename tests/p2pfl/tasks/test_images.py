@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 
 from p2pfl.data.images import registry as sets
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.batched_gradients import DenseKernel
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
+from p2pfl.learning.kernels.dense_kernel import DenseKernel
 from p2pfl.learning.modules import layout_of
 from p2pfl.learning.networks.image_models import MODELS
 from p2pfl.node.federation import loading

@@ -1,0 +1,87 @@
+"""Interface of the kernels, and the choice of one for a task.
+
+Chains of linear layers, and of convolutions before them, have hand-written gradients. Any other module that torch can
+`vmap` uses `torch.func`.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.learning.kernels.chain import convolution_chain, dense_chain
+from p2pfl.learning.kernels.convolution_kernel import ConvolutionKernel
+from p2pfl.learning.kernels.dense_kernel import DenseKernel
+from p2pfl.learning.kernels.vmap_kernel import VmapKernel
+from p2pfl.learning.torch_problem import TorchProblem
+
+MOST_CONVOLUTION = 500_000  # FLOP per sample above which torch's grouped convolutions are slower than a loop over nodes
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class BatchedGradient(Protocol):
+    """Kernel that computes gradients and outputs of K models: row k of `flat` is evaluated on row k of `x`.
+
+    Attributes:
+        random: whether gradients draw random numbers; see p2pfl.learning.row_randomness.
+        part: number of models of which a stack may be computed in parts, each a multiple of it, with the same bits; 0
+            if there is none.
+        chunk: number of values of inputs for which outputs are best computed at once.
+    """
+
+    random: bool
+    part: int
+    chunk: int
+
+    def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the gradient of each model's mean loss.
+
+        Args:
+            flat: float32, [K, P].
+            x, y: a batch for each model, [K, b, ...].
+            weights: weights of the objectives, [K, m], if the task has several.
+
+        Returns:
+            [K, n_trained]; the next call overwrites it.
+        """
+
+    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+        """Return each model's outputs, [K, b, ...]."""
+
+
+def kernel_for(task: TorchProblem, device: torch.device, by_hand: bool = True) -> BatchedGradient:
+    """Return the fastest kernel for a task's module.
+
+    Args:
+        by_hand: whether chains of layers may use the hand-written gradients.
+
+    Raises:
+        ConfigurationError: the module cannot be stacked (it couples the samples of a batch, or torch cannot stack it), or
+            would be slower when stacked.
+    """
+    if not getattr(task.template, "stackable", True):
+        raise ConfigurationError(f"module {type(task.template).__name__} shares values with those of other nodes")
+    if by_hand and (layers := dense_chain(task)) is not None:
+        return DenseKernel(task, layers)
+    if device.type == "cpu":
+        if by_hand and (network := convolution_chain(task)) is not None:
+            return ConvolutionKernel(task, *network)
+        if convolution_flops(task) > MOST_CONVOLUTION:
+            raise ConfigurationError("large convolutions are faster one by one on a CPU")
+    return VmapKernel(task)
+
+
+def convolution_flops(task: TorchProblem) -> int:
+    """Return the FLOP of a task's module in convolutions for one sample."""
+    if not any(isinstance(part, CONVOLUTIONS) for part in task.template.modules()):
+        return 0
+    from torch.utils.flop_counter import FlopCounterMode
+
+    module = deepcopy(task.template).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(task.data["train"].x[:1])
+    return int(counter.get_flop_counts()["Global"].get(torch.ops.aten.convolution, 0))
