@@ -16,6 +16,8 @@ from p2pfl.algorithms.group_statistics import CountGroups, GroupCounts
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner, answers
 from p2pfl.learning.dense.batch_order import occasion, orders
+from p2pfl.learning.kernels.chain import convolution_chain
+from p2pfl.learning.kernels.convolution_kernel import ConvolutionKernel
 from p2pfl.learning.losses import cross_entropy
 from p2pfl.learning.modules import new_module
 from p2pfl.learning.optimizers import LastingState, Optimizer, at_round
@@ -55,6 +57,12 @@ class TorchLearner(Learner):
         """Integer buffers, such as batch norm's count of batches. They stay on this node and are never sent."""
         travels = {name for name, _ in self.task.layout.shapes}
         return {name: b.clone() for name, b in self._module.named_buffers() if name not in travels}
+
+    @cached_property
+    def _kernel(self) -> ConvolutionKernel | None:
+        """Convolutions on a CPU, where they are faster than torch's; None for other modules and devices."""
+        network = convolution_chain(self.task) if self.device.type == "cpu" else None
+        return None if network is None else ConvolutionKernel(self.task, *network)
 
     @cached_property
     def _trained(self) -> list[Place]:
@@ -133,6 +141,15 @@ class TorchLearner(Learner):
         """
         weights, buffers = vector[: self.task.layout.n_trained], self._views(vector, self._rest)
         following = follow([rule], weights, optimizer, steps, self._shared)
+        if self._kernel is not None and not isinstance(rule, TrainSubset):
+            kernel, preference = self._kernel, None if own is None else own[None]
+
+            def of_kernel(point: Tensor, x: Tensor, y: Tensor) -> Tensor:
+                return kernel.gradient(point[None], x[None], y[None], preference)[0]
+
+            if following is None:
+                return lambda x, y: of_kernel(weights, x, y)
+            return lambda x, y: following(of_kernel, weights, x, y, slice(None))
         # Leaves share their memory with a vector: with `weights`, which the optimiser changes between steps, or with a
         # vector for the point at which a rule evaluates the gradient. (With a single leaf, autograd would fill a vector
         # of zeros for each of its parts.)
@@ -229,7 +246,7 @@ class TorchLearner(Learner):
         features: list[Tensor] = []
         hook = linear[-1].register_forward_pre_hook(lambda _, given: features.append(given[0].flatten(1)))
         try:
-            outputs = self.outputs(params, self.data[split][0])
+            outputs = self._outputs_of_module(params, self.data[split][0])
         finally:
             hook.remove()
         return outputs, features[-1]
@@ -284,6 +301,11 @@ class TorchLearner(Learner):
 
     def outputs(self, params: Parameters, x: Tensor) -> Tensor:
         """Return the outputs of a model, float32 [P], for inputs `x`, [n, ...]."""
+        if self._kernel is not None and len(x):
+            return self._kernel.outputs(torch.tensor(params)[None], x[None])[0]
+        return self._outputs_of_module(params, x)
+
+    def _outputs_of_module(self, params: Parameters, x: Tensor) -> Tensor:
         vector = torch.tensor(params, device=self.device)
         tensors = self._views(vector, self._trained) | self._views(vector, self._rest) | self._local
         self._module.eval()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -20,6 +21,8 @@ KEPT = 4  # numbers of models and samples whose memory is kept
 class ConvolutionKernel:
     """Kernel with a hand-written gradient, on a CPU faster than torch with one model after another.
 
+    A model has the same gradient and outputs, to the last bit, in any stack.
+
     Args:
         task: a task with cross-entropy, squared error or several objectives.
         blocks: the convolutions of its module.
@@ -31,17 +34,15 @@ class ConvolutionKernel:
     chunk = 2**21
 
     def __init__(self, task: TorchProblem, blocks: Sequence[Block], layers: Sequence[Layer]) -> None:
-        self.blocks = blocks
+        self._blocks = tuple(blocks)
         self._layers = layers
         self._largest = max(block.values for block in blocks)
         self._loss_gradient = LossGradient(task)
-        self._grad = torch.empty(0)
-        self._programs: Callable[[int, int], list[BlockProgram]] = lru_cache(KEPT)(self._make_programs)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
         count = x.shape[1]
         samples = min(SAMPLES, count)
-        size = self._models(samples)
+        size = self.models_at_once(samples)
         starts = [*range(0, count - samples, samples), count - samples]  # the last ones may be computed twice
         parts = []
         for first in range(0, len(flat), size):
@@ -49,22 +50,24 @@ class ConvolutionKernel:
             features = torch.empty(len(models), count, self._layers[0].shape[1])
             for start in starts:
                 some = slice(start, start + samples)
-                features[:, some] = _features(self._programs(len(models), samples), models, inputs[:, some])
+                features[:, some] = _features(_programs(self._blocks, len(models), samples), models, inputs[:, some])
             parts.append(forward(self._layers, models, features)[-1])
         return torch.cat(parts)
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
-        if len(self._grad) < len(flat):
-            self._grad = torch.empty_like(flat)
-        grad = self._grad[: len(flat)]
-        size = self._models(x.shape[1])
+        grad = torch.empty_like(flat)
+        size = self.models_at_once(x.shape[1])
         for first in range(0, len(flat), size):
             rows = slice(first, first + size)
             self._gradient(flat[rows], x[rows], y[rows], None if weights is None else weights[rows], grad[rows])
         return grad
 
+    def models_at_once(self, samples: int) -> int:
+        """Return the number of models that are computed together, with so many samples each."""
+        return max(1, CACHED // (self._largest * samples))
+
     def _gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None, grad: Tensor) -> None:
-        programs = self._programs(len(flat), x.shape[1])
+        programs = _programs(self._blocks, len(flat), x.shape[1])
         values = forward(self._layers, flat, _features(programs, flat, x))
         delta = backward(self._layers, flat, values, self._loss_gradient(values[-1], y, weights), grad)
         delta = to_inputs(self._layers, flat, delta).mT.reshape(programs[-1].output.shape)
@@ -73,13 +76,6 @@ class ConvolutionKernel:
             if program is not programs[0]:
                 delta = program.to_input()
 
-    def _models(self, samples: int) -> int:
-        """Return the number of models that are computed at once."""
-        return max(1, CACHED // (self._largest * samples))
-
-    def _make_programs(self, models: int, samples: int) -> list[BlockProgram]:
-        return [BlockProgram(block, models, samples) for block in self.blocks]
-
 
 def _features(programs: Sequence[BlockProgram], flat: Tensor, x: Tensor) -> Tensor:
     """Return the values before the linear layers, [k, b, features], for samples of [k, b, channels, height, width]."""
@@ -87,3 +83,21 @@ def _features(programs: Sequence[BlockProgram], flat: Tensor, x: Tensor) -> Tens
     for program in programs:
         values = program.forward(flat, values)
     return values.flatten(1, 3).mT.contiguous()
+
+
+def _make_programs(blocks: Sequence[Block], models: int, samples: int) -> list[BlockProgram]:
+    return [BlockProgram(block, models, samples) for block in blocks]
+
+
+class _Kept(threading.local):
+    """Programs of the last few sizes, for each thread. Kernels of equal blocks share them."""
+
+    def __init__(self) -> None:
+        self.programs = lru_cache(KEPT)(_make_programs)
+
+
+_kept = _Kept()
+
+
+def _programs(blocks: tuple[Block, ...], models: int, samples: int) -> list[BlockProgram]:
+    return _kept.programs(blocks, models, samples)

@@ -20,6 +20,7 @@ from p2pfl.learning.kernels.vmap_kernel import VmapKernel
 from p2pfl.learning.torch_problem import TorchProblem
 
 MOST_CONVOLUTION = 500_000  # FLOP per sample above which torch's grouped convolutions are slower than a loop over nodes
+FEWEST = 4  # models that must fit into the cache for their convolutions to be faster together than one after another
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -69,9 +70,12 @@ def kernel_for(task: TorchProblem, device: torch.device, by_hand: bool = True) -
         return DenseKernel(task, layers)
     if device.type == "cpu":
         if by_hand and (network := convolution_chain(task)) is not None:
-            return ConvolutionKernel(task, *network)
+            kernel = ConvolutionKernel(task, *network)
+            if kernel.models_at_once(task.batch_size) >= FEWEST:
+                return kernel
+            raise ConfigurationError("large convolutions are computed one by one on a CPU")
         if convolution_flops(task) > MOST_CONVOLUTION:
-            raise ConfigurationError("large convolutions are faster one by one on a CPU")
+            raise ConfigurationError("large convolutions are computed one by one on a CPU")
     return VmapKernel(task)
 
 

@@ -500,7 +500,7 @@ def unvalidated(part, seed):
 def test_large_convolutions_on_cpu_are_trained_one_by_one(side, stacked):
     task = {"name": "tests.sim.simulation.test_simulation:convolving", "side": side}
     result = run(scenario(nodes=2, rounds=1, task=task, policy={"name": "random"}))
-    assert result.notes == ([] if stacked else ["trained one by one: large convolutions are faster one by one on a CPU"])
+    assert result.notes == ([] if stacked else ["trained one by one: large convolutions are computed one by one on a CPU"])
 
 
 def convolving(part, seed, side: int):
