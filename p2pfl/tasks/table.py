@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from math import inf
@@ -249,6 +250,8 @@ def _label_column(path: Path, header: Sequence[str], target: str, labels: ClassL
         raise ConfigurationError(f"{path}, line 1: it has numbers, but the first line must name the columns")
     if target and target not in header:
         raise ConfigurationError(f"{path} has no column {target!r}; its first line must name the columns")
+    if twice := [name for name, count in Counter(header).items() if count > 1]:
+        raise ConfigurationError(f"{path} has two columns {twice[0]!r}")
     found = max(len(header) - 1, 0)
     if features is not None and found != features:
         raise ConfigurationError(f"{path} has {found} features besides the label, but task.features is {features}")

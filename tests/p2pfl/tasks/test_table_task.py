@@ -285,6 +285,7 @@ def test_table_layout_does_not_depend_on_the_file(tmp_path):
         ("a,b,kind\n1,2,0,9\n", {}, "line 2: 4 values"),
         ('a,b,kind\n1,"2,0\n', {}, "line 2: unexpected end of data"),
         ("a,b,c,kind\n1,2,3,0\n", {}, "has 3 features besides the label, but task.features is 2"),
+        ("a,a,kind\n1,2,0\n", {}, "has two columns 'a'"),
         ("a,b,kind\n1,2,0\n", {"target": "label"}, "has no column 'label'"),
         ("a,b,kind\n", {}, "no row is left to train on"),
         ("", {}, "has 0 features"),
