@@ -12,8 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from gymnasium import spaces
-from numpy.typing import NDArray
 from torch import Tensor
 
 from p2pfl.errors import ConfigurationError, DivergenceError
@@ -22,10 +20,7 @@ from p2pfl.parameters import Layout, Parameters
 from p2pfl.queries import NodeQuery, R, Train
 from p2pfl.rl.morl_learner import TRANSITIONS, MorlLearner, exploration_rate
 from p2pfl.rl.morl_settings import DQN
-
-MOST_OBSERVATIONS = 1024  # above it, observations are not enumerated
-
-Indices = NDArray[np.intp]
+from p2pfl.rl.observation_grid import ObservationGrid, grid_of
 
 
 class BatchedDqn:
@@ -132,7 +127,7 @@ class _Training:
         self._queries = queries
         space = first.environment.observation_space
         self._values: _EachObservation = _EachObservation()
-        if (grid := _grid(space)) is not None:
+        if (grid := grid_of(space)) is not None:
             self._values = _AllObservations(grid, len(learners), device)
 
     def run(self, round: int, steps: int, rounds: int) -> list[Parameters]:
@@ -273,57 +268,41 @@ class _AllObservations(_EachObservation):
     """Values of an environment with few observations: those of all are computed at once, and repeated ones only once.
 
     Args:
-        grid: lowest and highest value of each of d numbers; int64 [2, d].
+        grid: the observations.
         count: n, the number of nodes.
     """
 
-    def __init__(self, grid: np.ndarray, count: int, device: torch.device) -> None:
-        low, high = grid
-        extent = high - low + 1
-        self._low = low
-        self._strides = np.append(np.cumprod(extent[:0:-1])[::-1], 1)
-        self._all = (np.indices(extent).reshape(len(low), -1).T + low).astype(np.float32)
-        self._inputs = torch.from_numpy(self._all).to(device).expand(count, -1, -1)
+    def __init__(self, grid: ObservationGrid, count: int, device: torch.device) -> None:
+        self._grid = grid
+        self._inputs = torch.from_numpy(grid.all).to(device).expand(count, -1, -1)
         self._rows = np.arange(count)[:, None]
         self._actions: list[list[int]] | None = None
         self._best: Tensor | None = None
 
-    def _codes(self, seen: np.ndarray) -> Indices:
-        codes: Indices = (seen - self._low) @ self._strides
-        return codes
-
     def greedy(self, net: Sequence[Tensor], seen: np.ndarray) -> list[int]:
         if self._actions is None:
             self._actions = forward(net, self._inputs)[-1].argmax(2).tolist()
-        return [row[code] for row, code in zip(self._actions, self._codes(seen).tolist(), strict=True)]
+        return [row[code] for row, code in zip(self._actions, self._grid.indices(seen).tolist(), strict=True)]
 
     def best_values(self, net: Sequence[Tensor], seen: np.ndarray, device: torch.device) -> Tensor:
         if self._best is None:
             self._best = forward(net, self._inputs)[-1].amax(2)
-        return self._best.gather(1, torch.from_numpy(self._codes(seen)).to(device))
+        return self._best.gather(1, torch.from_numpy(self._grid.indices(seen)).to(device))
 
     def distinct(self, seen: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-        codes = self._codes(seen)
-        present = np.zeros((len(codes), len(self._all)), np.bool_)
+        codes = self._grid.indices(seen)
+        present = np.zeros((len(codes), len(self._grid.all)), np.bool_)
         present[self._rows, codes] = True
         most = int(present.sum(1).max())
         kept = np.argsort(~present, axis=1, kind="stable")[:, :most]  # of nodes with fewer, some that are not present
         places = np.take_along_axis(present.cumsum(1) - 1, codes, 1)
-        return torch.from_numpy(self._all[kept]).to(device), torch.from_numpy(places).to(device)
+        return torch.from_numpy(self._grid.all[kept]).to(device), torch.from_numpy(places).to(device)
 
     def forget_online(self) -> None:
         self._actions = None
 
     def forget_target(self) -> None:
         self._best = None
-
-
-def _grid(space: spaces.Space[Any]) -> np.ndarray | None:
-    """Return the least and greatest value of each number of an observation, [2, d]; None if there are too many."""
-    if not isinstance(space, spaces.Box) or space.dtype is None or space.dtype.kind not in "iu" or len(space.shape) != 1:
-        return None
-    grid = np.stack([space.low, space.high]).astype(np.int64)
-    return grid if np.prod((grid[1] - grid[0] + 1).astype(np.float64)) <= MOST_OBSERVATIONS else None
 
 
 def forward(net: Sequence[Tensor], inputs: Tensor) -> list[Tensor]:

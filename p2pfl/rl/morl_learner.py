@@ -35,6 +35,7 @@ from p2pfl.rl.morl_components import (
     target_networks,
 )
 from p2pfl.rl.morl_settings import DQN, MorlProblem
+from p2pfl.rl.observation_grid import grid_of
 
 TRANSITIONS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 _COUNTERS = ("num_timesteps", "_n_updates", "_n_calls")  # `_n_calls` determines when the target network is updated
@@ -65,6 +66,7 @@ class MorlLearner(JudgedByReturns):
         assert buffer is not None
         self.buffer = buffer
         self._stopping = make_environment(task.environment.id)
+        self._grid = grid_of(self._stopping.observation_space)
 
     @answers(Train)
     def _train(self, query: Train) -> Parameters:
@@ -95,18 +97,32 @@ class MorlLearner(JudgedByReturns):
         """Return the undiscounted sums of the rewards of the greedy policy, [m]: a mean of seeded episodes."""
         total = np.zeros(len(self.task.environment.names))
         seeds = self.draws.generator(0, "evaluation").integers(2**31, size=self.task.episodes).tolist()
-        discrete = isinstance(self._stopping.action_space, spaces.Discrete)
         with own_randomness():
             self._load(params)
+            greedy = self._greedy()
             for seed in seeds:
                 seen, _ = self._stopping.reset(seed=seed)
                 over = False
                 while not over:
-                    action = self._algorithm.predict(seen, deterministic=True)[0]
-                    seen, rewards, ended, cut, _ = self._stopping.step(action.item() if discrete else action)
+                    seen, rewards, ended, cut, _ = self._stopping.step(greedy(seen))
                     total += np.asarray(rewards)
                     over = ended or cut
         return total / self.task.episodes
+
+    def _greedy(self) -> Callable[[np.ndarray], Any]:
+        """Return the function from an observation to the best action of the loaded networks."""
+        algorithm, grid = self._algorithm, self._grid
+        discrete = isinstance(self._stopping.action_space, spaces.Discrete)
+        if grid is not None and isinstance(algorithm, stable_baselines3.DQN):
+            with torch.no_grad():
+                best = algorithm.q_net(torch.from_numpy(grid.all).to(algorithm.device)).argmax(1).tolist()
+            return lambda seen: best[int(grid.indices(seen))]
+
+        def predict(seen: np.ndarray) -> Any:
+            action = algorithm.predict(seen, deterministic=True)[0]
+            return action.item() if discrete else action
+
+        return predict
 
     @property
     def counters(self) -> tuple[int, ...]:

@@ -287,3 +287,15 @@ def test_nodes_of_a_run_in_processes_give_same_result():
     (here,), (shared,) = run_all(file, "local"), run_all(file, "process", workers=2)
     assert shared.summary["test"] == here.summary["test"]
     assert shared.summary["trace"] == here.summary["trace"]
+
+
+def test_returns_of_enumerated_observations_equal_those_of_single_predictions(monkeypatch):
+    from p2pfl.rl import morl_learner
+
+    task = make(settings=SMALL)
+    rng = np.random.default_rng(0)
+    models = [rng.normal(0, 0.5, task.layout.size).astype(np.float32) for _ in range(20)]
+    enumerated = [learner(task).returns(model).tolist() for model in models]
+    monkeypatch.setattr(morl_learner, "grid_of", lambda _: None)
+    assert [learner(task).returns(model).tolist() for model in models] == enumerated
+    assert len({tuple(found) for found in enumerated}) > 1
