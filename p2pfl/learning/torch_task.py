@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from p2pfl.data.partition.partitioner import Partition
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.learning.losses import cross_entropy, squared_error
 from p2pfl.learning.metrics import CLASSIFICATION, REGRESSION, Metric, metrics_of
 from p2pfl.learning.samples.datasets import Columns
@@ -71,8 +71,10 @@ def classification(
         options: further attributes of TorchTask, for example `optimizer`, `batch_size`, `public_info`.
 
     Raises:
-        ConfigurationError: the samples are invalid, do not fit the module, or have a label that is not a class.
+        ConfigurationError: the samples are invalid, do not fit the module, or have a label that is not a class; or an
+            option is unknown.
     """
+    _check_options(options)
     known = Labels(labels) if len(labels) else None
     samples = node_samples(train, validation, test, torch.int64, Division(partition, part, seed, columns, known))
     (main,), more = metrics_of(metric, CLASSIFICATION), metrics_of(metrics, CLASSIFICATION)
@@ -101,6 +103,7 @@ def regression(
 
     For the arguments see `classification`. The metrics are "mse", "mae" and "r2"; the partition is `iid` or `quantity`.
     """
+    _check_options(options)
     samples = node_samples(train, validation, test, torch.float32, Division(partition, part, seed, columns))
     (main,), more = metrics_of(metric, REGRESSION), metrics_of(metrics, REGRESSION)
     how = squared_error, main.name, main.measure, main.higher_is_better
@@ -129,12 +132,24 @@ def multi_objective(
         preference: the node's weights, [m].
         options: further attributes of TorchTask.
     """
+    _check_options(options, ("metric", "higher_is_better"))
     data = _data(node_samples(train, validation, test, torch.float32, Division()))
     task = TorchTask(
         module, data, metric="reward", higher_is_better=True, objectives=objectives, preference=preference, **options
     )
     _check_inputs(task)
     return task
+
+
+def _check_options(
+    options: Mapping[str, Any], given: Sequence[str] = ("loss", "metric", "measure", "higher_is_better")
+) -> None:
+    """Raise ConfigurationError for a name that is not an optional attribute of TorchTask, or is `given` already."""
+    optional = [each for each in fields(TorchTask) if not each.default is each.default_factory is MISSING]
+    known = {each.name for each in optional} - {*given}
+    for name in options:
+        if name not in known:
+            raise unknown("option", name, known)
 
 
 def _data(samples: Mapping[Split, NodeSamples]) -> Mapping[Split, Samples]:

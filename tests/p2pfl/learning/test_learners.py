@@ -607,3 +607,12 @@ def test_training_in_parts_has_equal_bits(monkeypatch, hidden, samples):
     whole = trained()
     monkeypatch.setattr(batched_learner, "PART", 1)
     assert trained().tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("make", [classification, regression])
+def test_unknown_options_of_a_task_are_configuration_errors(make):
+    data = np.zeros((4, 6), np.float32), np.zeros((4, 3) if make is regression else 4, int)
+    with pytest.raises(ConfigurationError, match="unknown option 'batchsize'; did you mean 'batch_size'"):
+        make(mlp, data, batchsize=5)
+    with pytest.raises(ConfigurationError, match="unknown option 'loss'"):
+        make(mlp, data, loss=None)
