@@ -16,8 +16,8 @@ from p2pfl.algorithms.group_statistics import CountGroups, GroupCounts
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner, answers
 from p2pfl.learning.dense.batch_order import occasion, orders
-from p2pfl.learning.kernels.chain import convolution_chain
 from p2pfl.learning.kernels.convolution_kernel import ConvolutionKernel
+from p2pfl.learning.kernels.kernel import convolution_kernel
 from p2pfl.learning.losses import cross_entropy
 from p2pfl.learning.modules import new_module
 from p2pfl.learning.optimizers import LastingState, Optimizer, at_round
@@ -61,8 +61,7 @@ class TorchLearner(Learner):
     @cached_property
     def _kernel(self) -> ConvolutionKernel | None:
         """Convolutions on a CPU, where they are faster than torch's; None for other modules and devices."""
-        network = convolution_chain(self.task) if self.device.type == "cpu" else None
-        return None if network is None else ConvolutionKernel(self.task, *network)
+        return convolution_kernel(self.task) if self.device.type == "cpu" else None
 
     @cached_property
     def _trained(self) -> list[Place]:
@@ -142,10 +141,10 @@ class TorchLearner(Learner):
         weights, buffers = vector[: self.task.layout.n_trained], self._views(vector, self._rest)
         following = follow([rule], weights, optimizer, steps, self._shared)
         if self._kernel is not None and not isinstance(rule, TrainSubset):
-            kernel, preference = self._kernel, None if own is None else own[None]
+            kernel = self._kernel
 
             def of_kernel(point: Tensor, x: Tensor, y: Tensor) -> Tensor:
-                return kernel.gradient(point[None], x[None], y[None], preference)[0]
+                return kernel.gradient(point[None], x[None], y[None])[0]
 
             if following is None:
                 return lambda x, y: of_kernel(weights, x, y)

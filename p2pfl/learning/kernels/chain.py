@@ -36,11 +36,11 @@ def dense_chain(task: TorchProblem) -> list[Layer] | None:
 def convolution_chain(task: TorchProblem) -> tuple[list[Block], list[Layer]] | None:
     """Return the blocks of convolutions and the linear layers of a chain; None for any other module.
 
-    Between them is an `nn.Flatten`. Convolutions have neither groups nor dilation, and are padded with zeros. Pooling
-    takes the maxima of windows that do not overlap.
+    Between them is an `nn.Flatten`. The loss is cross-entropy or squared error. Convolutions have neither groups nor
+    dilation, and are padded with zeros. Pooling takes the maxima of windows that do not overlap.
     """
     parts, places, x = _parts(task), _places(task), task.data["train"].x
-    if places is None or x.ndim != 4:
+    if places is None or x.ndim != 4 or task.objectives is not None:
         return None
     before = list(takewhile(lambda part: not _flattens(part[1]), parts))
     layers = _layers(parts[len(before) + 1 :], places)

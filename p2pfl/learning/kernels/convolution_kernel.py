@@ -13,7 +13,8 @@ from p2pfl.learning.kernels.blocks import Block, BlockProgram
 from p2pfl.learning.kernels.dense_kernel import Layer, LossGradient, backward, forward, to_inputs
 from p2pfl.learning.torch_problem import TorchProblem
 
-CACHED = 2**18  # values that the largest copy of an input may have: 1 MiB, which fits into the cache
+CACHED = 2**18  # values of the largest copied input for models that are computed together: 1 MiB, which fits into the cache
+LARGEST = 2**21  # values of it for the samples of one model: 8 MiB; larger batches are computed in parts
 SAMPLES = 16  # for which outputs are computed at once
 KEPT = 4  # numbers of models and samples whose memory is kept
 
@@ -24,7 +25,7 @@ class ConvolutionKernel:
     A model has the same gradient and outputs, to the last bit, in any stack.
 
     Args:
-        task: a task with cross-entropy, squared error or several objectives.
+        task: a task with cross-entropy or squared error.
         blocks: the convolutions of its module.
         layers: the linear layers after them.
     """
@@ -36,12 +37,13 @@ class ConvolutionKernel:
     def __init__(self, task: TorchProblem, blocks: Sequence[Block], layers: Sequence[Layer]) -> None:
         self._blocks = tuple(blocks)
         self._layers = layers
-        self._largest = max(block.values for block in blocks)
+        self._largest = largest_input(blocks)
+        self._most = LARGEST // self._largest
         self._loss_gradient = LossGradient(task)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
         count = x.shape[1]
-        samples = min(SAMPLES, count)
+        samples = min(SAMPLES, count, self._most)
         size = self.models_at_once(samples)
         starts = [*range(0, count - samples, samples), count - samples]  # the last ones may be computed twice
         parts = []
@@ -56,25 +58,41 @@ class ConvolutionKernel:
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         grad = torch.empty_like(flat)
-        size = self.models_at_once(x.shape[1])
+        size, parts = self.models_at_once(x.shape[1]), -(-x.shape[1] // self._most)
         for first in range(0, len(flat), size):
             rows = slice(first, first + size)
-            self._gradient(flat[rows], x[rows], y[rows], None if weights is None else weights[rows], grad[rows])
+            if parts == 1:
+                self._gradient(flat[rows], x[rows], y[rows], grad[rows])
+            else:
+                self._gradient_in_parts(flat[rows], x[rows], y[rows], grad[rows], parts)
         return grad
 
     def models_at_once(self, samples: int) -> int:
         """Return the number of models that are computed together, with so many samples each."""
         return max(1, CACHED // (self._largest * samples))
 
-    def _gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None, grad: Tensor) -> None:
+    def _gradient_in_parts(self, flat: Tensor, x: Tensor, y: Tensor, grad: Tensor, parts: int) -> None:
+        """Write the gradient of the mean loss into `grad`, computed for some samples at a time."""
+        grad.zero_()
+        own = torch.empty_like(grad)
+        for samples, targets in zip(x.tensor_split(parts, 1), y.tensor_split(parts, 1), strict=True):
+            self._gradient(flat, samples, targets, own)
+            grad.add_(own, alpha=samples.shape[1] / x.shape[1])
+
+    def _gradient(self, flat: Tensor, x: Tensor, y: Tensor, grad: Tensor) -> None:
         programs = _programs(self._blocks, len(flat), x.shape[1])
         values = forward(self._layers, flat, _features(programs, flat, x))
-        delta = backward(self._layers, flat, values, self._loss_gradient(values[-1], y, weights), grad)
+        delta = backward(self._layers, flat, values, self._loss_gradient(values[-1], y, None), grad)
         delta = to_inputs(self._layers, flat, delta).mT.reshape(programs[-1].output.shape)
         for program in reversed(programs):
             program.backward(flat, delta, grad)
             if program is not programs[0]:
                 delta = program.to_input()
+
+
+def largest_input(blocks: Sequence[Block]) -> int:
+    """Return the number of values of the largest copied input for one sample."""
+    return max(block.values for block in blocks)
 
 
 def _features(programs: Sequence[BlockProgram], flat: Tensor, x: Tensor) -> Tensor:

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.kernels.chain import convolution_chain, dense_chain
-from p2pfl.learning.kernels.convolution_kernel import ConvolutionKernel
+from p2pfl.learning.kernels.convolution_kernel import LARGEST, ConvolutionKernel, largest_input
 from p2pfl.learning.kernels.dense_kernel import DenseKernel
 from p2pfl.learning.kernels.vmap_kernel import VmapKernel
 from p2pfl.learning.torch_problem import TorchProblem
 
 MOST_CONVOLUTION = 500_000  # FLOP per sample above which torch's grouped convolutions are slower than a loop over nodes
-FEWEST = 4  # models that must fit into the cache for their convolutions to be faster together than one after another
+FEWEST_MODELS = 4  # that must fit into the cache for their convolutions to be faster together than one after another
+FEWEST_SAMPLES = 8  # whose convolutions must fit into the memory of a kernel
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -69,14 +70,24 @@ def kernel_for(task: TorchProblem, device: torch.device, by_hand: bool = True) -
     if by_hand and (layers := dense_chain(task)) is not None:
         return DenseKernel(task, layers)
     if device.type == "cpu":
-        if by_hand and (network := convolution_chain(task)) is not None:
-            kernel = ConvolutionKernel(task, *network)
-            if kernel.models_at_once(task.batch_size) >= FEWEST:
+        if by_hand and (kernel := convolution_kernel(task)) is not None:
+            if kernel.models_at_once(task.batch_size) >= FEWEST_MODELS:
                 return kernel
             raise ConfigurationError("large convolutions are computed one by one on a CPU")
         if convolution_flops(task) > MOST_CONVOLUTION:
             raise ConfigurationError("large convolutions are computed one by one on a CPU")
     return VmapKernel(task)
+
+
+def convolution_kernel(task: TorchProblem) -> ConvolutionKernel | None:
+    """Return the kernel for a task whose module is a chain of convolutions; None for any other.
+
+    Convolutions of very large images are left to torch, because the copies of their inputs would take much memory.
+    """
+    network = convolution_chain(task)
+    if network is None or FEWEST_SAMPLES * largest_input(network[0]) > LARGEST:
+        return None
+    return ConvolutionKernel(task, *network)
 
 
 def convolution_flops(task: TorchProblem) -> int:

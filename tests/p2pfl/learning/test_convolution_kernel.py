@@ -10,6 +10,9 @@ from torch.nn import functional
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
+from p2pfl.learning.kernels import convolution_kernel
+from p2pfl.learning.kernels import kernel as kernel_module
+from p2pfl.learning.kernels.chain import convolution_chain
 from p2pfl.learning.kernels.convolution_kernel import ConvolutionKernel
 from p2pfl.learning.kernels.dense_kernel import DenseKernel
 from p2pfl.learning.kernels.kernel import kernel_for
@@ -109,6 +112,25 @@ def test_model_has_the_same_bits_in_any_stack(monkeypatch):
     monkeypatch.setattr(ConvolutionKernel, "models_at_once", lambda *_: 3)
     assert torch.equal(torch.cat(alone), kernel.gradient(flat, x, y))
     assert torch.equal(torch.cat(outputs), kernel.outputs(flat, x))
+
+
+def test_large_batches_are_computed_in_parts(monkeypatch):
+    module = network(*NETWORKS["padding"])
+    flat, x, y = stack(module, 2, 11)
+    expected, outputs = gradients(module, flat, x, y)
+    whole = kernel_for(task(module), CPU)
+    monkeypatch.setattr(convolution_kernel, "LARGEST", 4 * 4 * 3 * 17 * 12)  # four samples of the second block
+    kernel = ConvolutionKernel(task(module), *convolution_chain(task(module)))
+    found = kernel.gradient(flat, x, y)
+    assert not torch.equal(found, whole.gradient(flat, x, y))  # another order of sums
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert torch.allclose(kernel.outputs(flat, x), outputs, rtol=1e-4, atol=1e-5)
+
+
+def test_convolutions_of_very_large_images_are_left_to_torch():
+    large = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(4 * 196**2, 2))
+    x, y = np.zeros((2, 3, 200, 200), np.float32), np.array([0, 1])
+    assert kernel_module.convolution_kernel(classification(lambda: deepcopy(large), (x, y))) is None
 
 
 def test_outputs_on_common_samples_equal_those_on_copies():

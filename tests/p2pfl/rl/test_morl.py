@@ -289,7 +289,7 @@ def test_nodes_of_a_run_in_processes_give_same_result():
     assert shared.summary["trace"] == here.summary["trace"]
 
 
-def test_returns_of_enumerated_observations_equal_those_of_single_predictions(monkeypatch):
+def test_returns_on_few_observations_equal_predictions(monkeypatch):
     from p2pfl.rl import morl_learner
 
     task = make(settings=SMALL)
