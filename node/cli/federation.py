@@ -95,7 +95,7 @@ def _add_rotate(federations: Any) -> None:
     rotate = add_command(
         federations,
         "rotate",
-        "replace the admission key by a new one",
+        "replace the admission key with a new one",
         "p2pfl-node federation rotate alice --backup new-admission-key.backup",
     )
     add_folder(rotate)
@@ -104,7 +104,7 @@ def _add_rotate(federations: Any) -> None:
         "--backup", type=Path, required=True, metavar="FILE",
         help="file to write a backup of the new key to; keep it off this machine",
     )  # fmt: skip
-    _new_passphrase(new, "as the old key, with the same passphrase")
+    _new_passphrase(new, "the passphrase of the old key, if it is encrypted")
     new.add_argument("--no-passphrase", action="store_true", help="do not encrypt the new key, even if the old key is")
     old = rotate.add_argument_group("old key")
     add_unlock(old, "--old-passphrase-file", "the old admission key")

@@ -68,7 +68,7 @@ def add_commands(commands: Any) -> None:
     add_policy(learning, None)
     learning.add_argument(
         "--from", dest="project", type=Path, metavar="PROJECT",
-        help="take the task, the policy and the settings of rounds from a scenario file, or from scenario.toml in a folder,"
+        help="take the task, the policy and the round settings from a scenario file, or from scenario.toml in a folder,"
         " and copy the modules that they need",
     )  # fmt: skip
     learning.add_argument(

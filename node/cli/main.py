@@ -96,7 +96,7 @@ def _add_run(commands: Any) -> None:
     )  # fmt: skip
     page.add_argument(
         "--status-host", metavar="HOST",
-        help="address of the status page; on other addresses than loopback, other machines can read it (default:"
+        help="address of the status page; other machines can read the page if this is not a loopback address (default:"
         " status_host in node.toml)",
     )  # fmt: skip
     parser.add_argument_group("trackers").add_argument(
@@ -156,8 +156,8 @@ def _add_export(commands: Any) -> None:
     model.add_argument(
         "--preference",
         metavar="WEIGHTS",
-        help="weights of the objectives, such as 0.3,0.7: which model to export, if the task has one for each preference, as"
-        " praffl has (default: all parameters)",
+        help="weights of the objectives, such as 0.3,0.7, that select the model to export; only for tasks with a model for"
+        " each preference, such as praffl (default: all parameters)",
     )
     output = add_output(parser)
     output.add_argument(

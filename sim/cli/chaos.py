@@ -49,7 +49,7 @@ def add_commands(commands: Any) -> None:
     execution.add_argument(
         "--workers", type=int, metavar="N", help="number of processes; 1 is this process (default: one for each core)"
     )
-    execution.add_argument("--no-shrink", action="store_true", help="keep the whole schedule of a violation")
+    execution.add_argument("--no-shrink", action="store_true", help="do not shorten the schedule of a violation")
     output = add_output(chaos)
     output.add_argument(
         "--out", type=Path, metavar="DIR", help="folder for the schedules of violations (default: runs/chaos-SCENARIO)"

@@ -26,7 +26,7 @@ def add_commands(commands: Any) -> None:
     making = add_command(
         commands,
         "new",
-        "make a folder with a task, a policy, a scenario and a test of your own",
+        "create a folder with a task, a policy, a scenario and a test of your own",
         "p2pfl-sim new my_study",
     )
     making.add_argument("name", metavar="NAME", help="name of the project, and of the folder to create")

@@ -28,8 +28,8 @@ def add_run_options(running: argparse.ArgumentParser) -> None:
         "--engine",
         choices=("local", "process", "ray"),
         default="process",
-        help="local: this process; process: worker processes, which run in parallel, and spare workers train nodes of the"
-        " same run; ray: as process, on the machines of a Ray cluster (default: process)",
+        help="local: in this process; process: in parallel worker processes, where spare workers train nodes of the same"
+        " run; ray: like process, on the machines of a Ray cluster (default: process)",
     )
     execution.add_argument(
         "--workers", type=int, metavar="N", help="number of worker processes (default: one for each core)"
@@ -37,16 +37,16 @@ def add_run_options(running: argparse.ArgumentParser) -> None:
     execution.add_argument(
         "--ray-address",
         metavar="HOST:PORT",
-        help="Ray cluster for --engine ray, or auto for the one of this machine (default: the environment variable"
+        help="Ray cluster for --engine ray, or auto for the cluster on this machine (default: the environment variable"
         " RAY_ADDRESS; without it Ray starts on this machine)",
     )
     execution.add_argument(
         "--allow-different-bits",
         action="store_true",
-        help="use machines of the cluster whose CPU or torch computes other last bits than this machine (default: stop)",
+        help="also use machines of the cluster whose results differ from this machine's in the last bits (default: stop)",
     )
     monitor = running.add_argument_group("monitor")
-    monitor.add_argument("--watch", action="store_true", help="show the runs in the terminal and on a page of this machine")
+    monitor.add_argument("--watch", action="store_true", help="show the runs in the terminal and on a local web page")
     monitor.add_argument(
         "--watch-port",
         type=int,

@@ -107,7 +107,7 @@ def _add_figures(parser: argparse.ArgumentParser) -> None:
     figures.add_argument(
         "--record",
         action="store_true",
-        help="write the figures of this command to the file of --measured, those of each row as soon as it is finished",
+        help="write the measured figures to the file of --measured, each row as soon as it is finished",
     )
     figures.add_argument(
         "--resume", action="store_true", help="with --record, skip rows whose figures are recorded with the same seeds"
