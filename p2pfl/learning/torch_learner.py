@@ -16,7 +16,6 @@ from p2pfl.algorithms.group_statistics import CountGroups, GroupCounts
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner, answers
 from p2pfl.learning.dense.batch_order import occasion, orders
-from p2pfl.learning.kernels.convolution_kernel import ConvolutionKernel
 from p2pfl.learning.kernels.kernel import convolution_kernel
 from p2pfl.learning.losses import cross_entropy
 from p2pfl.learning.modules import new_module
@@ -44,6 +43,7 @@ class TorchLearner(Learner):
         self.device = choose_device(device)
         self.data = {split: (x.to(self.device), y.to(self.device)) for split, (x, y) in task.data.items()}
         self._weights = task.weights(self.device)
+        self._kernel = convolution_kernel(task) if self.device.type == "cpu" else None  # faster than torch's convolutions
         self._lasting = LastingState(1, task.layout.n_trained, self.device)
 
     # Made at the first training, because a learner in a stack (see BatchedLearner) computes almost nothing itself.
@@ -57,11 +57,6 @@ class TorchLearner(Learner):
         """Integer buffers, such as batch norm's count of batches. They stay on this node and are never sent."""
         travels = {name for name, _ in self.task.layout.shapes}
         return {name: b.clone() for name, b in self._module.named_buffers() if name not in travels}
-
-    @cached_property
-    def _kernel(self) -> ConvolutionKernel | None:
-        """Convolutions on a CPU, where they are faster than torch's; None for other modules and devices."""
-        return convolution_kernel(self.task) if self.device.type == "cpu" else None
 
     @cached_property
     def _trained(self) -> list[Place]:
@@ -245,7 +240,7 @@ class TorchLearner(Learner):
         features: list[Tensor] = []
         hook = linear[-1].register_forward_pre_hook(lambda _, given: features.append(given[0].flatten(1)))
         try:
-            outputs = self._outputs_of_module(params, self.data[split][0])
+            outputs = self.outputs(params, self.data[split][0], by_hand=False)
         finally:
             hook.remove()
         return outputs, features[-1]
@@ -298,14 +293,15 @@ class TorchLearner(Learner):
         figures = self.task.figures(self.outputs(params, x), y, self._weights)
         return {f"{split}_{name}": value.item() for name, value in figures.items()}
 
-    def outputs(self, params: Parameters, x: Tensor) -> Tensor:
-        """Return the outputs of a model, float32 [P], for inputs `x`, [n, ...]."""
-        if self._kernel is not None and len(x):
-            return self._kernel.outputs(torch.tensor(params)[None], x[None])[0]
-        return self._outputs_of_module(params, x)
+    def outputs(self, params: Parameters, x: Tensor, by_hand: bool = True) -> Tensor:
+        """Return the outputs of a model, float32 [P], for inputs `x`, [n, ...].
 
-    def _outputs_of_module(self, params: Parameters, x: Tensor) -> Tensor:
+        Args:
+            by_hand: whether convolutions may be computed without the module.
+        """
         vector = torch.tensor(params, device=self.device)
+        if by_hand and self._kernel is not None and len(x):
+            return self._kernel.outputs(vector[None], x[None])[0]
         tensors = self._views(vector, self._trained) | self._views(vector, self._rest) | self._local
         self._module.eval()
         outputs: Tensor = functional_call(self._module, tensors, (x,))

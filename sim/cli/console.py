@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from p2pfl.sim.formatting import PARETO_OPTIMAL, STAGES, difference, number, of_paper, setting
@@ -75,17 +75,25 @@ def print_table(summary: Mapping[str, Any]) -> None:
     of = "nodes, runs" if any("pool" in row for row in rows) else "nodes"
     print(f"{summary['scenario']}: test {metric}, mean over {of} and {seeds} seed{'s' * (seeds > 1)}")
     print_whole(table)
-    _print_meanings(metric, stages, measures, front)
+    for line in _meanings(metric, stages, rows, measures, front):
+        print(line)
 
 
-def _print_meanings(metric: str, stages: Sequence[str], measures: Sequence[str], front: bool) -> None:
-    """Print a line for each column of the table that needs an explanation."""
+def _meanings(
+    metric: str, stages: Sequence[str], rows: Sequence[Mapping[str, Any]], measures: Sequence[str], front: bool
+) -> Iterator[str]:
+    """Yield a line for each column of the table that needs an explanation."""
     if stages:
-        print(f"{metric}: of each node's model that is best on validation, {' or '.join(stages)}")
+        text = f"{metric}: of each node's model that is best on validation, {' or '.join(stages)}"
+        several = [row for row in rows if len(row.get("stages", {})) > 1]
+        for stage in stages:
+            fixed = [row["name"] for row in several if row.get("reported_stage") == stage]
+            text += f"; in {', '.join(fixed)} only {stage}" if fixed else ""
+        yield text
     if "constant" in measures:
-        print("constant: hypervolume of the model that gives all samples the more frequent answer")
+        yield "constant: hypervolume of the model that gives all samples the more frequent answer"
     if front:
-        print(f"* {PARETO_OPTIMAL}")
+        yield f"* {PARETO_OPTIMAL}"
 
 
 def _measure(objectives: Mapping[str, float], name: str) -> str:

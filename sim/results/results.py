@@ -518,6 +518,7 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
         row["clusters"] = found
     if any(run.get("reported_stage") == "auto" for run in runs):
         row["stages"] = _stages(mine)
+        row["reported_stage"] = mine[0].get("reported_stage", "")
     if (measures := objectives.over_seeds(mine)) is not None:
         row["objectives"] = measures
     return row

@@ -93,8 +93,7 @@ function showBanners() {
 function showTiles(rows) {
   const last = rows.findLast((row) => "models" in row);
   const judged = rows.filter((row) => isNumber(row.validation));
-  const better = (a, b) => (state.higher_is_better === false ? b.validation < a.validation : b.validation > a.validation);
-  const best = judged.reduce((a, b) => (a && !better(a, b) ? a : b), null);
+  const best = isNumber(state.best?.validation) ? state.best : null; // the history has only the last rounds
   const peers = state.peers ?? [];
   const there = peers.filter((peer) => peer.state === "connected").length;
   const left = last?.seconds ? Math.max(0, state.rounds - state.round) * median(rows.slice(-9).map((row) => row.seconds ?? 0)) : 0;
@@ -103,7 +102,7 @@ function showTiles(rows) {
   const tiles = [
     ["State", NODE_STATES[state.state] ?? state.state, state.waiting ? `waiting for members: ${state.waiting.present} of ${state.waiting.needed}` : state.reason ?? ""],
     ["Round", progress(), last?.seconds ? `${seconds(last.seconds)} for the last one${left && state.state === "running" ? `, about ${seconds(left)} left` : ""}` : "", done],
-    [`Validation ${state.metric ?? "metric"}`, figure(judged.at(-1)?.validation), best ? `best ${figure(best.validation)} in round ${best.round}` : "not evaluated yet"],
+    [`Validation ${state.metric ?? "metric"}`, figure(judged.at(-1)?.validation), best ? `best model ${figure(best.validation)} in round ${best.round}` : "not evaluated yet"],
     ["Connected peers", `${there} of ${peers.length}`, tally(peers)],
     ["Models in the last round", last ? `${last.models}` : "–", budget.models ? `budget ${budget.models.limit}` : "no limit", budget.models && last ? last.models / budget.models.limit : undefined],
     ["Received in the last round", last ? bytes(last.bytes_in) : "–", budget.bytes ? `models ${bytes(last?.budget_bytes ?? 0)} of ${bytes(budget.bytes.limit)}` : "no limit", budget.bytes && last ? (last.budget_bytes ?? 0) / budget.bytes.limit : undefined],

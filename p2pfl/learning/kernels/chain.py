@@ -39,8 +39,11 @@ def convolution_chain(task: TorchProblem) -> tuple[list[Block], list[Layer]] | N
     Between them is an `nn.Flatten`. The loss is cross-entropy or squared error. Convolutions have neither groups nor
     dilation, and are padded with zeros. Pooling takes the maxima of windows that do not overlap.
     """
-    parts, places, x = _parts(task), _places(task), task.data["train"].x
-    if places is None or x.ndim != 4 or task.objectives is not None:
+    x = task.data["train"].x
+    if x.ndim != 4 or task.objectives is not None:
+        return None
+    parts, places = _parts(task), _places(task)
+    if places is None:
         return None
     before = list(takewhile(lambda part: not _flattens(part[1]), parts))
     layers = _layers(parts[len(before) + 1 :], places)

@@ -67,3 +67,13 @@ def test_table_has_left_out_solutions_and_constant_model(capsys, monkeypatch):
 
 def test_names_with_brackets_are_printed_as_they_are(capsys, monkeypatch):
     assert "[/b]" in " ".join(printed(capsys, monkeypatch, [row("[red] a [/b]")]))
+
+
+def test_rows_of_one_stage_are_named_below_the_table(capsys, monkeypatch):
+    both = {"trained": 0.9, "merged": 0.8}
+    rows = [row("auto", stages=both, reported_stage="auto"), row("fixed", stages=both, reported_stage="merged")]
+    rows += [row("alone", stages={"trained": 0.7}, reported_stage="merged")]
+    monkeypatch.setenv("COLUMNS", "130")
+    print_table({"scenario": "study", "seeds": [0], "runs": [{"metric": "accuracy"}], "table": rows})
+    lines = capsys.readouterr().out.splitlines()
+    assert "accuracy: of each node's model that is best on validation, trained or merged; in fixed only merged" in lines

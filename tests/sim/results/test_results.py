@@ -312,6 +312,7 @@ def test_auto_takes_better_stage_in_result_curve_and_table():
     table = results.summarise(file, found)["table"]
     assert table[0]["stages"] == together.summary["test_by_snapshot"]
     assert set(table[0]["stages"]) == {"trained", "merged"}
+    assert [each["reported_stage"] for each in table] == ["auto", "merged"]
     assert table[1]["stages"] == {"trained": table[1]["mean"]}, "a node that trains alone merges nothing"
     html = results.Results(found, file)._repr_html_()
     assert ">trained<" in html
