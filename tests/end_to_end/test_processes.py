@@ -115,7 +115,7 @@ def test_killed_process_resumes_while_others_continue(tmp_path):
 
 @pytest.mark.slow
 def test_silent_process_costs_one_deadline(tmp_path):
-    with processes(tmp_path, ABC, "rounds = 60" + DIGITS.replace("10.0", "3.0")) as federation:
+    with processes(tmp_path, ABC, "rounds = 60" + DIGITS.replace("10.0", "6.0")) as federation:
         federation.start()
         federation.until_round("carol", 5)
         federation.signal("carol", signal.SIGSTOP)  # its sockets stay open, but it does not answer
