@@ -143,10 +143,10 @@ class BatchedLearner:
         start = torch.from_numpy(self._means.stack([query.params for query in queries])).to(self._device)
         new = torch.empty_like(start)
         size = len(nodes)
-        aligned = self.kernel.part
-        if self._device.type == "cpu" and aligned and self._equal_counts:
-            size = max(aligned, PART // start.shape[1] // aligned * aligned)
-        for first, end in pairwise([*range(0, max(1, len(nodes) - max(aligned, 1) + 1), size), len(nodes)]):
+        least = self.kernel.alignment
+        if self._device.type == "cpu" and least and self._equal_counts:
+            size = max(least, PART // start.shape[1] // least * least)
+        for first, end in pairwise([*range(0, max(1, len(nodes) - max(least, 1) + 1), size), len(nodes)]):
             self._train_part(nodes[first:end], queries[first:end], start[first:end], new[first:end])
         self._trained = RowCache(new.cpu().numpy())
         return self._trained.rows

@@ -33,6 +33,8 @@ def take(folder: Path, book: Path) -> str:
         ConfigurationError: the folder is not a finished run of a shipped scenario, or matches none of its current
             forms.
     """
+    if not (folder / SUMMARY).exists() and (folder / SCENARIO).exists():
+        raise ConfigurationError(f"{folder} is not finished; continue with: p2pfl-sim run --resume {folder}")
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -8,6 +8,7 @@ kernel, and not for each of its places, because the copies for its rows are part
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 import torch
@@ -78,7 +79,6 @@ class BlockProgram:
         self._across = Pooling(self._convolved, 3, block.pool[1])
         self._down = Pooling(self._across.output, 2, block.pool[0])
         self.output = self._down.output
-        self._grad: BlockGradient | None = None
 
     def forward(self, flat: Tensor, values: Tensor) -> Tensor:
         """Return the output, [k, channels, height, width, b]; the next call overwrites it.
@@ -102,28 +102,33 @@ class BlockProgram:
             output = output.relu_() if block.activation == "relu" else output.tanh_()
         return output
 
-    def backward(self, flat: Tensor, delta: Tensor, grad: Tensor) -> None:
+    @cached_property
+    def _gradient(self) -> BlockGradient:
+        return BlockGradient(self.block, self._columns)
+
+    def backward(self, delta: Tensor, grad: Tensor) -> Tensor:
         """Write the gradient of the weights into `grad`, [k, P]. It belongs to the last call of `forward`.
 
         Args:
             delta: gradient of the output, [k, channels, height, width, b].
+
+        Returns:
+            The gradient after the convolution, [k, channels, height * width * b].
         """
         block = self.block
-        if self._grad is None:
-            self._grad = BlockGradient(block, self._columns)
         if block.activation == "relu":
             delta = torch.ops.aten.threshold_backward(delta, self.output, 0)
         elif block.activation:
             delta = delta * (1 - self.output.square())
         if block.bias is not None:
             torch.sum(delta, (2, 3, 4), out=grad[:, slice(*block.bias)])
-        self._delta = self._across.backward(self._down.backward(delta)).reshape(self._matrix.shape)
-        self._grad.of_weights(self._delta, grad)
+        convolved = self._across.backward(self._down.backward(delta)).reshape(self._matrix.shape)
+        self._gradient.of_weights(convolved, grad)
+        return convolved
 
-    def to_input(self) -> Tensor:
-        """Return the gradient of the input, [k, channels, height, width, b], after `backward`."""
-        assert self._grad is not None
-        return self._grad.of_input(self._weight_rows, self._delta)
+    def to_input(self, convolved: Tensor) -> Tensor:
+        """Return the gradient of the input, [k, channels, height, width, b], from what `backward` returns."""
+        return self._gradient.of_input(self._weight_rows, convolved)
 
 
 class Columns:
@@ -178,7 +183,6 @@ class BlockGradient:
         k, channels, kw, *_, b = columns.values.shape
         out, _, kh, _ = block.shape
         self._block = block
-        self._by_row = [row.mT for row in columns.rows]
         self._weights = torch.empty(kh, k, channels * kw, out)
         self._rows = columns.rows
         self._kernel = self._weights.view(kh, k, channels, kw, out).permute(1, 4, 2, 0, 3)

@@ -31,7 +31,7 @@ class ConvolutionKernel:
     """
 
     random = False
-    part = 1
+    alignment = 1
     chunk = 2**21
 
     def __init__(self, task: TorchProblem, blocks: Sequence[Block], layers: Sequence[Layer]) -> None:
@@ -85,9 +85,9 @@ class ConvolutionKernel:
         delta = backward(self._layers, flat, values, self._loss_gradient(values[-1], y, None), grad)
         delta = to_inputs(self._layers, flat, delta).mT.reshape(programs[-1].output.shape)
         for program in reversed(programs):
-            program.backward(flat, delta, grad)
+            convolved = program.backward(delta, grad)
             if program is not programs[0]:
-                delta = program.to_input()
+                delta = program.to_input(convolved)
 
 
 def largest_input(blocks: Sequence[Block]) -> int:

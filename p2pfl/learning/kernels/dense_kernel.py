@@ -13,7 +13,7 @@ from p2pfl.learning.losses import cross_entropy
 from p2pfl.learning.torch_problem import TorchProblem
 
 HIDDEN = 2**18  # values of a layer that are computed at once: 1 MiB, which fits into the cache
-ALIGNED = 64  # a part of a stack begins with a multiple of so many models, whose sums then have the same order
+ALIGNED = 64  # a stack may be divided at multiples of this number of models: sums then have the same order
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class DenseKernel:
     def __init__(self, task: TorchProblem, layers: Sequence[Layer]) -> None:
         self._layers = layers
         self._loss_gradient = LossGradient(task)
-        self.part = ALIGNED if task.objectives is None else 0
+        self.alignment = ALIGNED if task.objectives is None else 0
         self._grad = torch.empty(0)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:

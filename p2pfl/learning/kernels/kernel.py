@@ -30,13 +30,13 @@ class BatchedGradient(Protocol):
 
     Attributes:
         random: whether gradients draw random numbers; see p2pfl.learning.row_randomness.
-        part: number of models of which a stack may be computed in parts, each a multiple of it, with the same bits; 0
-            if there is none.
+        alignment: a stack may be divided at each multiple of this number of models, without a change of the results;
+            0 if it must not be divided.
         chunk: number of values of inputs for which outputs are best computed at once.
     """
 
     random: bool
-    part: int
+    alignment: int
     chunk: int
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -66,7 +66,7 @@ def kernel_for(task: TorchProblem, device: torch.device, by_hand: bool = True) -
             would be slower when stacked.
     """
     if not getattr(task.template, "stackable", True):
-        raise ConfigurationError(f"module {type(task.template).__name__} shares values with those of other nodes")
+        raise ConfigurationError(f"module {type(task.template).__name__} shares parameters with the modules of other nodes")
     if by_hand and (layers := dense_chain(task)) is not None:
         return DenseKernel(task, layers)
     if device.type == "cpu":

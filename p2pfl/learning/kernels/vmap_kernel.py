@@ -23,7 +23,7 @@ Tensors = dict[str, Tensor]
 class VmapKernel:
     """Kernel for any module without buffers that change in training."""
 
-    part = 0
+    alignment = 0
     chunk = 2**18  # 1 MiB, which fits into the cache
 
     def __init__(self, task: TorchProblem) -> None:

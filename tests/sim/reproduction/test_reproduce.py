@@ -294,6 +294,10 @@ def test_reproduce_take_accepts_unchanged_runs_only(study, capsys):
     message = "bent holds a run of study that matches none of its current forms: full, short\n"
     assert describe(capsys, "--take", "bent") == (2, "", message)
     assert describe(capsys, "--take", "nowhere")[2].startswith("nowhere holds no finished run: ")
+    Path("interrupted").mkdir()
+    Path("interrupted", "scenario.toml").touch()
+    expected = "interrupted is not finished; continue with: p2pfl-sim run --resume interrupted"
+    assert describe(capsys, "--take", "interrupted")[2].strip() == expected
     assert describe(capsys, "study", "--take", "one")[0] == 2
 
 
