@@ -115,7 +115,9 @@ def unknown(what: str, name: str, known: Iterable[str]) -> ConfigurationError:
     if (new := f"{parent}{dot}{RENAMED.get(key, key)}") in names:
         return ConfigurationError(f"unknown {what} {name!r}; it is called {new!r} now")
     siblings = [each.removeprefix(parent + dot) for each in names if each.startswith(parent + dot)]
-    near = [parent + dot + each for each in difflib.get_close_matches(key, siblings, n=1)]  # a common parent is no likeness
+    begun = [each for each in siblings if key and each.startswith(key)]
+    alike = begun if len(begun) == 1 else difflib.get_close_matches(key, siblings, n=1)
+    near = [parent + dot + each for each in alike]  # a common parent is no likeness
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
     return ConfigurationError(f"unknown {what} {name!r}; {hint}")
 

@@ -103,7 +103,7 @@ class StatusObserver:
         rows = [row for row in self._earlier.rows if row["round"] <= node.round]
         best = [row for row in (self._earlier.best, *rows) if row.get("round") == node.early_stopping.round]
         self.state |= {"round": node.round, "history": rows, "best": snapshot.best_row(best[0]) if best else None}
-        self.state["by_stage"] = snapshot.best_by_stage(node, rows)
+        self.state["by_stage"] = snapshot.best_by_stage(node, rows, self._earlier.by_stage)
         if node.round:
             self._log.info(f"resuming after round {node.round}", kind="resuming", round=node.round)
         self.write()
@@ -207,7 +207,7 @@ class StatusObserver:
         row |= snapshot.evaluation(node, stages)
         if node.early_stopping.round == round:
             self.state["best"] = snapshot.best_row(row)
-        self.state["by_stage"] = snapshot.best_by_stage(node, self.state["history"])
+        self.state["by_stage"] = snapshot.best_by_stage(node, self.state["history"], self.state.get("by_stage", {}))
         if round <= node.round:  # otherwise the node has gone back since then
             self._log_round(node, row)
         self._file.write(ROUNDS_APART)

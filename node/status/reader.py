@@ -133,10 +133,12 @@ class Earlier(NamedTuple):
     Attributes:
         rows: rows of the rounds.
         best: metrics of the model that was best on validation; empty if unknown.
+        by_stage: the same for the model of each stage.
     """
 
     rows: list[dict[str, Any]]
     best: dict[str, Any]
+    by_stage: dict[str, dict[str, Any]]
 
 
 def read_earlier(path: Path) -> Earlier:
@@ -147,7 +149,9 @@ def read_earlier(path: Path) -> Earlier:
         status = {}
     rows = [row for row in status.get("history", ()) if isinstance(row, dict) and isinstance(row.get("round"), int)]
     best = status.get("best")
-    return Earlier(rows, best if isinstance(best, dict) else {})
+    stages = status.get("by_stage")
+    by_stage = {stage: each for stage, each in stages.items() if isinstance(each, dict)} if isinstance(stages, dict) else {}
+    return Earlier(rows, best if isinstance(best, dict) else {}, by_stage)
 
 
 def _is_status(found: Any) -> TypeGuard[dict[str, Any]]:

@@ -193,14 +193,19 @@ def evaluation(node: Node, stages: Mapping[Stage, Mapping[str, float]]) -> dict[
     }
 
 
-def best_by_stage(node: Node, history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def best_by_stage(
+    node: Node, history: Sequence[Mapping[str, Any]], earlier: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
     """Return for each stage the round with the lowest validation loss, that loss, and the metrics of that round.
 
     Args:
-        history: rows of the rounds.
+        history: rows of the last rounds.
+        earlier: the previous result, for rounds that the history no longer has.
     """
     rows = {row["round"]: row.get("stages", {}) for row in history}
-    return {
-        stage: {"round": round, "validation_loss": loss, **rows.get(round, {}).get(stage, {})}
-        for stage, (loss, round) in node.early_stopping.by_stage.items()
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for stage, (loss, round) in node.early_stopping.by_stage.items():
+        before = earlier.get(stage, {})
+        kept = before if before.get("round") == round else {}
+        found[stage] = {**kept, "round": round, "validation_loss": loss, **rows.get(round, {}).get(stage, {})}
+    return found

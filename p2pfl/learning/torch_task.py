@@ -58,8 +58,8 @@ def classification(
     Args:
         module: makes a torch module from inputs [n, ...] to logits [n, classes].
         train: samples to train on.
-        validation, test: samples, or a number: so many of this node's training samples, or below 1 a fraction of them,
-            are held out. A node with several samples holds out at least one, and at most half of the rest.
+        validation, test: samples, or a number: so many of this node's training samples, or a fraction of them, are held
+            out. A node with several samples holds out at least one, and at most half of the rest.
         columns: names of the columns of inputs and targets, for datasets whose samples are dicts.
         labels: label of each class in the data, such as ["cat", "dog"]; by default the labels are the classes 0 to K - 1.
             All nodes need the same list.

@@ -96,8 +96,7 @@ def images(
             shift.
         root: the folder of the data sets; by default the environment variable P2PFL_DATA.
         samples: maximum number of training samples of a node; 0 is its whole share.
-        validation: number of validation samples of a node, or below 1 a fraction of its samples; at most half of its
-            share.
+        validation: number of validation samples of a node, or a fraction of its samples; at most half of its share.
         test: maximum number of test samples of a node; 0 takes all available.
         test_classes: proportions of the classes in the test samples: those of the node's training labels (`own`), or those
             of the whole test part (`all`).

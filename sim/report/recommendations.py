@@ -95,7 +95,7 @@ def _answer(question: _Question, summary: Mapping[str, Any]) -> str:
     varied = {run["name"]: run.get("varied", {}) for run in summary["runs"]}
     said = {name: f"{label(name, varied[name])} ({question.unit(float(values[name].mean()))})" for name in values}
     if not others:
-        return f"{question.words}: {said[first]}; no other run has this figure with every seed."
+        return f"{question.words}: {said[first]}, the only result."
     margins = {name: sign * (values[name] - values[first]) for name in others}
     if len(summary["seeds"]) < 2:
         rest = f"first {said[first]}, next {said[others[0]]}"

@@ -245,13 +245,16 @@ class Results(list[Result], Views):
         heads, rows = self._table()
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
         lines = (zip(cells, widths, strict=True) for cells in (heads, *rows))
-        return "\n".join(
-            "  ".join(f"{cell:{'>' if k else '<'}{width}}" for k, (cell, width) in enumerate(line)) for line in lines
-        )
+        table = ["  ".join(f"{cell:{'>' if k else '<'}{width}}" for k, (cell, width) in enumerate(line)) for line in lines]
+        return "\n".join([*table, *self._not_computed()])
 
     def _repr_html_(self) -> str:
         """Return the table of the runs, for notebooks."""
-        return markup.table(*self._table())
+        return markup.table(*self._table()) + markup.paragraphs(self._not_computed())
+
+    def _not_computed(self) -> list[str]:
+        """Return the reason for each test metric that was not computed."""
+        return list(dict.fromkeys(note for result in self for note in _missing(result.summary)))
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         """Return the heads and the rows of the table of the runs."""
@@ -353,8 +356,12 @@ def result_of(run: Run, models: bool = False) -> Result:
 
 def _notes(run: Run, summary: Mapping[str, Any]) -> list[str]:
     """Return the notes of a run, with the reason if its test metric was not computed."""
-    missing = [f"{summary['name']}: {describe_test(summary)}"] if "without_data" in summary["test"] else []
-    return [*run.notes, *missing]
+    return [*run.notes, *_missing(summary)]
+
+
+def _missing(summary: Mapping[str, Any]) -> list[str]:
+    """Return the reason if the test metric of a run was not computed."""
+    return [f"{summary['name']}: {describe_test(summary)}"] if "without_data" in summary["test"] else []
 
 
 def _tensors(node: Node) -> dict[str, np.ndarray]:

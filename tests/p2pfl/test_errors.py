@@ -43,3 +43,15 @@ def test_docstring_shows_the_tree_of_exceptions():
     margin = lines[0].index("+") - 2
     shown = [((line.index("+") - margin) // 2, *line.replace("(a ValueError)", "").split()[1:]) for line in lines]
     assert sorted(shown) == sorted(tuple(filter(None, line)) for line in list(tree(errors.P2pflError))[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("acc", "did you mean 'accuracy'?"),  # its beginning, though 'auc' has more letters in common
+        ("x", "known: accuracy, auc, f1, f2"),
+        ("aucc", "did you mean 'auc'?"),
+    ],
+)
+def test_unknown_name_is_compared_with_known_ones(name, hint):
+    assert str(errors.unknown("metric", name, ["auc", "accuracy", "f1", "f2"])) == f"unknown metric {name!r}; {hint}"

@@ -14,8 +14,8 @@ def check_sizes(samples: int, validation: float, test: int) -> None:
     """Raise ConfigurationError if a size is invalid."""
     if samples < 0 or test < 0:
         raise ConfigurationError(f"task.samples and task.test must be 0 or more, got {samples} and {test}")
-    if not validation >= 0 or (validation >= 1 and validation != int(validation)):
-        raise ConfigurationError(f"task.validation must be a whole number, or a share from 0 to below 1, got {validation}")
+    if not (0 <= validation <= 0.5 or (validation >= 1 and validation == int(validation))):
+        raise ConfigurationError(f"task.validation must be a whole number, or a share of at most 0.5, got {validation}")
 
 
 def hold_out(share: np.ndarray, rng: Rng, samples: int, validation: float) -> tuple[np.ndarray, np.ndarray]:
@@ -25,8 +25,8 @@ def hold_out(share: np.ndarray, rng: Rng, samples: int, validation: float) -> tu
         share: indices, [n].
         rng: the generator of the draw.
         samples: maximum number of training samples; 0 is no limit.
-        validation: number of validation samples, or below 1 a fraction of all samples that the node uses. A node with
-            at least two samples has at least one, and at most half of its share.
+        validation: number of validation samples, or a fraction of all samples that the node uses, at most 0.5. A node
+            with at least two samples has at least one, and at most half of its share.
 
     Returns:
         Training and validation samples: sorted, disjoint, drawn at random.

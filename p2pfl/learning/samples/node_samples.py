@@ -76,7 +76,7 @@ def node_samples(train: Any, validation: Any, test: Any, kind: torch.dtype, divi
 
     Args:
         train: samples; see p2pfl.learning.samples.datasets.read_samples.
-        validation, test: samples; None; or a number of training samples to hold out, or below 1 a fraction of them.
+        validation, test: samples; None; or a number of training samples to hold out, or a fraction of them.
         kind: int64 for classes, float32 for numbers.
 
     Raises:
@@ -169,9 +169,13 @@ def _labels(y: Array) -> np.ndarray:
 
 def _hold_out(n: int, train: _Chosen, sizes: Mapping[Split, float], division: Division) -> dict[Split, _Chosen]:
     """Return the splits for which only a number is given, out of n training samples, and the remaining ones."""
+    rest = 1.0
     for split, size in sizes.items():
-        if isinstance(size, bool) or not (0 <= size < 1 or (isinstance(size, int) and size >= 1)):  # 1.0 is neither
-            raise ConfigurationError(f"{split} must be samples, a whole number, or a fraction below 1, got {size!r}")
+        if isinstance(size, bool) or not (0 <= size <= rest / 2 or (isinstance(size, int) and size >= 1)):
+            raise ConfigurationError(
+                f"{split} must be samples, a whole number, or a fraction of at most {rest / 2:g}, got {size!r}"
+            )
+        rest -= size if size < 1 else 0
     name = "samples" if division.part is None else f"samples/{division.part.index}"
     order = RandomStreams(division.seed, name).generator(0, "splits").permutation(n) if sizes else np.arange(0)
     found: dict[Split, _Chosen] = {}

@@ -19,6 +19,7 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import FileStore
+from p2pfl.node.early_stopping import EarlyStopping
 from p2pfl.node.folder import config
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.log import LOG
@@ -28,7 +29,7 @@ from p2pfl.node.status import status_socket
 from p2pfl.node.status.observer import StatusObserver
 from p2pfl.node.status.peer_changes import PeerChanges
 from p2pfl.node.status.reader import current
-from p2pfl.node.status.snapshot import peer_state
+from p2pfl.node.status.snapshot import best_by_stage, peer_state
 from p2pfl.node.status.status_file import SHOWN, StatusFile, write_state
 from p2pfl.node.status.text import describe, duration
 from p2pfl.policies.random import Random
@@ -285,6 +286,17 @@ def test_restarted_node_logs_its_last_round(tmp_path):
     best = state["best"]
     assert best == {"round": best["round"], **{key: best[key] for key in ("stage", "validation", "test")}}
     assert 1 <= best["round"] <= state["round"]
+
+
+def test_best_models_of_stages_outlast_the_history():
+    node = SimpleNamespace(early_stopping=EarlyStopping(patience=0))
+    node.early_stopping.note(1, "merged", 0.5)
+    stages = {"merged": {"validation": 0.8, "test": 0.7}}
+    first = best_by_stage(node, [{"round": 1, "stages": stages}], {})
+    assert first == {"merged": {"round": 1, "validation_loss": 0.5, "validation": 0.8, "test": 0.7}}
+    assert best_by_stage(node, [{"round": 9}], first) == first
+    node.early_stopping.note(10, "merged", 0.4)
+    assert best_by_stage(node, [{"round": 9}], first) == {"merged": {"round": 10, "validation_loss": 0.4}}
 
 
 def test_node_that_goes_back_logs_no_later_round_after_it(tmp_path):

@@ -256,7 +256,7 @@ def test_fractions_hold_out_disjoint_samples():
 
 
 def test_single_sample_is_not_held_out():
-    task = p2pfl.classification(network, train=(X[:1], Y[:1]), validation=0.5, test=0.5)
+    task = p2pfl.classification(network, train=(X[:1], Y[:1]), validation=0.5, test=0.25)
     assert {split: len(s.x) for split, s in task.data.items()} == {"train": 1, "validation": 0, "test": 0}
 
 
@@ -458,10 +458,15 @@ def test_unknown_column_is_refused():
         samples(table(), columns=("image", "label"))
 
 
-@pytest.mark.parametrize("size", [-0.1, -1, 1.0, 1.5, 2.0, float("nan"), float("inf"), True])
+@pytest.mark.parametrize("size", [-0.1, -1, 0.6, 0.9, 1.0, 1.5, 2.0, float("nan"), float("inf"), True])
 def test_invalid_size_of_a_split_is_refused(size):
-    with pytest.raises(ConfigurationError, match="validation must be samples, a whole number, or a fraction below 1"):
+    with pytest.raises(ConfigurationError, match=r"validation must be .* a fraction of at most 0[.]5, got"):
         p2pfl.classification(network, train=(X, Y), validation=size)
+
+
+def test_fraction_above_half_of_the_rest_is_refused():
+    with pytest.raises(ConfigurationError, match=r"test must be .* a fraction of at most 0\.35, got 0\.4"):
+        p2pfl.classification(network, train=(X, Y), validation=0.3, test=0.4)
 
 
 def test_invalid_test_samples_are_named():

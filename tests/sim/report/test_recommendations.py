@@ -36,7 +36,7 @@ def test_recommendations_answer_each_question_in_one_sentence():
         " torus, budget 4 (450 B); the margin of 0 B is within its standard deviation over seeds, 71 B.",
         "Most accurate: torus, no budget (0.935); the margin of 0.025 over torus, budget 4 (0.910) exceeds its"
         " standard deviation over seeds, 0.007.",
-        "Best with at most 1 model a round: ring, budget 1 (0.810); no other run has this figure with every seed.",
+        "Best with at most 1 model a round: ring, budget 1 (0.810), the only result.",
         "Best with at most 4 models a round: torus, budget 4 (0.910); the margin of 0.100 over ring, budget 1 (0.810)"
         " exceeds its standard deviation over seeds, 0.000.",
     ]

@@ -131,10 +131,14 @@ def test_result_without_metric_names_the_reason():
     tasks = [
         p2pfl.classification(lambda: torch.nn.Linear(4, 2), train=samples, validation=0.2, test=part) for part in (0.1, 0)
     ]
-    (found,) = p2pfl.simulate({"nodes": 2, "rounds": 1, "policy": "random", "task": tasks})
+    results = p2pfl.simulate({"nodes": 2, "rounds": 1, "policy": "random", "task": tasks})
+    (found,) = results
     reason = "1 of 2 nodes has no test data"
     assert repr(found) == f"Result('scenario', seed 0: accuracy not computed, because {reason})"
-    assert f"scenario: accuracy not computed, because {reason}" in found.notes
+    note = f"scenario: accuracy not computed, because {reason}"
+    assert note in found.notes
+    assert str(results).splitlines()[-1] == note
+    assert f"<p>{note}</p>" in results._repr_html_()
     assert line_of(found.file)(found).startswith("scenario, seed 0: not computed (")
 
 
