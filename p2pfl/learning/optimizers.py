@@ -5,7 +5,7 @@ Importing this module does not import torch: a node without it also has their se
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 State: TypeAlias = "dict[str, Tensor]"
+
+BLOCK = 2**16  # values of a vector that an optimiser updates at once; with its state they fit into the cache
 
 
 class Optimizer(Protocol):
@@ -130,11 +132,11 @@ class SGD(msgspec.Struct, frozen=True):
     def step(self, params: Tensor, grad: Tensor, state: State, out: Tensor) -> None:
         import torch
 
-        if self.weight_decay:
-            grad.add_(params, alpha=self.weight_decay)
-        if "velocity" in state:
-            grad = state["velocity"].mul_(self.momentum).add_(grad)
-        torch.sub(params, grad, alpha=self.lr, out=out)
+        for part, slope, velocity, new in blocks(params, grad, state.get("velocity", grad), out):
+            if self.weight_decay:
+                slope.add_(part, alpha=self.weight_decay)
+            change = velocity.mul_(self.momentum).add_(slope) if "velocity" in state else slope
+            torch.sub(part, change, alpha=self.lr, out=new)
 
 
 class Adam(msgspec.Struct, frozen=True):
@@ -169,18 +171,21 @@ class Adam(msgspec.Struct, frozen=True):
     def step(self, params: Tensor, grad: Tensor, state: State, out: Tensor) -> None:
         import torch
 
-        if self.weight_decay:
-            grad.add_(params, alpha=self.weight_decay)
-        torch.sub(params, self.direction(grad, state), alpha=self.lr, out=out)
-
-    def direction(self, grad: Tensor, state: State) -> Tensor:
-        """Return the direction of a step from a gradient, both of [..., P]; it changes `state`."""
         beta1, beta2 = self.betas
         steps = state["steps"].add_(1)
-        mean = state["mean"].mul_(beta1).add_(grad, alpha=1 - beta1)
-        square = state["square"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        denominator = (square / (1 - beta2**steps)).sqrt_().add_(self.eps)
-        return (mean / (1 - beta1**steps)).div_(denominator)
+        tensors = params, grad, state["mean"], state["square"], 1 - beta1**steps, 1 - beta2**steps, out
+        for part, slope, mean, square, scale1, scale2, new in blocks(*tensors):
+            start = self._decay(part, slope, new)
+            mean.mul_(beta1).add_(slope, alpha=1 - beta1)
+            square.mul_(beta2).addcmul_(slope, slope, value=1 - beta2)
+            denominator = (square / scale2).sqrt_().add_(self.eps)
+            torch.sub(start, (mean / scale1).div_(denominator), alpha=self.lr, out=new)
+
+    def _decay(self, params: Tensor, grad: Tensor, out: Tensor) -> Tensor:
+        """Add the weight decay to the gradient, and return the parameters from which the step begins."""
+        if self.weight_decay:
+            grad.add_(params, alpha=self.weight_decay)
+        return params
 
 
 class AdamW(Adam, frozen=True):
@@ -188,11 +193,28 @@ class AdamW(Adam, frozen=True):
 
     weight_decay: float = 0.01
 
-    def step(self, params: Tensor, grad: Tensor, state: State, out: Tensor) -> None:
+    def _decay(self, params: Tensor, grad: Tensor, out: Tensor) -> Tensor:
         import torch
 
-        torch.mul(params, 1 - self.lr * self.weight_decay, out=out)
-        out.sub_(self.direction(grad, state), alpha=self.lr)
+        return torch.mul(params, 1 - self.lr * self.weight_decay, out=out)
+
+
+def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield corresponding parts of tensors [..., P] or [..., 1] that fit into the cache, as views; on a GPU the whole.
+
+    A step passes over its vectors several times; a part stays in the cache meanwhile.
+    """
+    first = tensors[0]
+    size = first.shape[-1]
+    if first.numel() <= BLOCK or first.device.type != "cpu":
+        yield tensors
+        return
+    rows = [tensor.view(1, -1) if tensor.ndim == 1 else tensor.flatten(0, -2) for tensor in tensors]
+    height = max(1, BLOCK // size)
+    for top in range(0, len(rows[0]), height):
+        some = [tensor[top : top + height] for tensor in rows]
+        for left in range(0, size, BLOCK):
+            yield tuple(part if part.shape[1] == 1 else part[:, left : left + BLOCK] for part in some)
 
 
 OPTIMIZERS = {"sgd": SGD, "adam": Adam, "adamw": AdamW}

@@ -24,7 +24,10 @@ ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh"}
 
 
 def dense_chain(task: TorchProblem) -> list[Layer] | None:
-    """Return the layers of a chain of linear layers with ReLU or tanh between them; None for any other module."""
+    """Return the layers of a chain of linear layers with ReLU or tanh between them; None for any other module.
+
+    Dropout may follow ReLU.
+    """
     parts, places = _parts(task), _places(task)
     if places is None:
         return None
@@ -48,7 +51,7 @@ def convolution_chain(task: TorchProblem) -> tuple[list[Block], list[Layer]] | N
     before = list(takewhile(lambda part: not _flattens(part[1]), parts))
     layers = _layers(parts[len(before) + 1 :], places)
     blocks = _blocks(before, places, (int(x.shape[2]), int(x.shape[3])))
-    return (blocks, layers) if blocks and layers else None
+    return (blocks, layers) if blocks and layers and not any(layer.dropout for layer in layers) else None
 
 
 def _parts(task: TorchProblem) -> Parts:
@@ -87,6 +90,10 @@ def _layers(parts: Parts, places: Places) -> list[Layer] | None:
             layers.append(Layer(*found, (part.out_features, part.in_features)))
         elif type(part) in ACTIVATIONS and layers and not layers[-1].activation:
             layers[-1] = replace(layers[-1], activation=ACTIVATIONS[type(part)])
+        elif type(part) is nn.Dropout and layers and layers[-1].activation == "relu" and not layers[-1].dropout:
+            if part.p == 1:  # torch draws no numbers
+                return None
+            layers[-1] = replace(layers[-1], dropout=part.p)
         else:
             return None
     return layers if layers and not layers[-1].activation else None

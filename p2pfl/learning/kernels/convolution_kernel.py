@@ -22,7 +22,7 @@ KEPT = 4  # numbers of models and samples whose memory is kept
 class ConvolutionKernel:
     """Kernel with a hand-written gradient, on a CPU faster than torch with one model after another.
 
-    A model has the same gradient and outputs, to the last bit, in any stack.
+    Stacks are computed in parts. On some processors the number of models in a part changes the last bits of the results.
 
     Args:
         task: a task with cross-entropy or squared error.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
+from math import gcd
 
 import msgspec
 import torch
@@ -13,7 +15,10 @@ from p2pfl.learning.losses import cross_entropy
 from p2pfl.learning.torch_problem import TorchProblem
 
 HIDDEN = 2**18  # values of a layer that are computed at once: 1 MiB, which fits into the cache
-ALIGNED = 64  # a stack may be divided at multiples of this number of models: sums then have the same order
+LINE = 16  # values of a cache line, 64 bytes: rows that begin at equal places of a line are summed in the same order
+LARGE = 2**14  # weights of a layer from which it is faster to write their gradient in place than to copy it
+
+NO_MASKS: Sequence[Tensor | None] = ()
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -23,24 +28,27 @@ class Layer(msgspec.Struct, frozen=True):
         weight, bias: their places in the flat vector of a model.
         shape: (outputs, inputs).
         activation: "", "relu" or "tanh".
+        dropout: probability with which an output is 0 in training; only after "relu".
     """
 
     weight: tuple[int, int]
     bias: tuple[int, int] | None
     shape: tuple[int, int]
     activation: str = ""
+    dropout: float = 0.0
 
 
 class DenseKernel:
     """Kernel for a chain of linear layers with cross-entropy or squared error, with a hand-written gradient."""
 
-    random = False
     chunk = 2**21
 
     def __init__(self, task: TorchProblem, layers: Sequence[Layer]) -> None:
         self._layers = layers
         self._loss_gradient = LossGradient(task)
-        self.alignment = ALIGNED if task.objectives is None else 0
+        widths = (task.layout.size, *(width for layer in layers for width in layer.shape))
+        self.alignment = max(2, LINE // gcd(LINE, *widths)) if task.objectives is None else 0
+        self.random = any(layer.dropout for layer in layers)
         self._grad = torch.empty(0)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
@@ -57,8 +65,9 @@ class DenseKernel:
         if len(self._grad) < len(flat) or self._grad.device != flat.device:
             self._grad = torch.empty_like(flat)
         grad = self._grad[: len(flat)]
-        inputs = forward(self._layers, flat, x.flatten(2))
-        backward(self._layers, flat, inputs, self._loss_gradient(inputs[-1], y, weights), grad)
+        masks = [_dropout_mask(layer, x) for layer in self._layers]
+        inputs = forward(self._layers, flat, x.flatten(2), masks)
+        backward(self._layers, flat, inputs, self._loss_gradient(inputs[-1], y, weights), grad, masks=masks)
         return grad
 
     def _columns(self, flat: Tensor, z: Tensor) -> Tensor:
@@ -73,24 +82,38 @@ class DenseKernel:
         return z
 
 
-def forward(layers: Sequence[Layer], flat: Tensor, x: Tensor) -> list[Tensor]:
-    """Return the inputs of each layer and the outputs of the last one, [K, b, ...]; x is [K, b, inputs]."""
+def forward(layers: Sequence[Layer], flat: Tensor, x: Tensor, masks: Sequence[Tensor | None] = NO_MASKS) -> list[Tensor]:
+    """Return the inputs of each layer and the outputs of the last one, [K, b, ...].
+
+    Args:
+        x: [K, b, inputs].
+        masks: factors of the outputs of the first layers, [K, b, outputs], or None for no dropout.
+    """
     values = [x]
-    for layer in layers:
+    for layer, mask in zip_longest(layers, masks):
         weight = _weight(layer, flat).mT
         if layer.bias is None:
             z = torch.bmm(values[-1], weight)
         else:
             z = torch.baddbmm(flat[:, slice(*layer.bias)].unsqueeze(1), values[-1], weight)
-        values.append(_activate(layer, z))
+        z = _activate(layer, z)
+        values.append(z if mask is None else z.mul_(mask))
     return values
 
 
-def backward(layers: Sequence[Layer], flat: Tensor, values: Sequence[Tensor], delta: Tensor, grad: Tensor) -> Tensor:
+def backward(
+    layers: Sequence[Layer],
+    flat: Tensor,
+    values: Sequence[Tensor],
+    delta: Tensor,
+    grad: Tensor,
+    *,
+    masks: Sequence[Tensor | None] = NO_MASKS,
+) -> Tensor:
     """Write the gradients of the layers' weights into `grad`.
 
     Args:
-        values: see `forward`.
+        values, masks: see `forward`.
         delta: gradient of the outputs, [K, b, outputs].
 
     Returns:
@@ -98,11 +121,16 @@ def backward(layers: Sequence[Layer], flat: Tensor, values: Sequence[Tensor], de
     """
     for depth in reversed(range(len(layers))):
         layer, z = layers[depth], values[depth]
-        _weight(layer, grad).copy_(torch.bmm(delta.mT, z))  # a third faster than out=
+        if layer.shape[0] * layer.shape[1] < LARGE:
+            _weight(layer, grad).copy_(torch.bmm(delta.mT, z))
+        else:
+            torch.bmm(delta.mT, z, out=_weight(layer, grad))
         if layer.bias is not None:
             torch.sum(delta, 1, out=grad[:, slice(*layer.bias)])
         if depth:
             delta = torch.bmm(delta, _weight(layer, flat))
+            if depth <= len(masks) and (mask := masks[depth - 1]) is not None:
+                delta.mul_(mask)
             if layers[depth - 1].activation == "relu":
                 delta = torch.ops.aten.threshold_backward(delta, z, 0)
             else:
@@ -113,6 +141,14 @@ def backward(layers: Sequence[Layer], flat: Tensor, values: Sequence[Tensor], de
 def to_inputs(layers: Sequence[Layer], flat: Tensor, delta: Tensor) -> Tensor:
     """Return the gradient of the inputs, [K, b, inputs], from what `backward` returns."""
     return torch.bmm(delta, _weight(layers[0], flat))
+
+
+def _dropout_mask(layer: Layer, x: Tensor) -> Tensor | None:
+    """Return the factors of a layer's outputs for inputs [K, b, ...], with the numbers that `nn.Dropout` draws."""
+    if not layer.dropout:
+        return None
+    kept = 1 - layer.dropout
+    return torch.empty(*x.shape[:2], layer.shape[0], device=x.device).bernoulli_(kept).div_(kept)
 
 
 def _weight(layer: Layer, flat: Tensor) -> Tensor:

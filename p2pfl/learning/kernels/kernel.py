@@ -30,8 +30,7 @@ class BatchedGradient(Protocol):
 
     Attributes:
         random: whether gradients draw random numbers; see p2pfl.learning.row_randomness.
-        alignment: a stack may be divided at each multiple of this number of models, without a change of the results;
-            0 if it must not be divided.
+        alignment: a stack may be divided at each multiple of this number of models; 0 if it must not be divided.
         chunk: number of values of inputs for which outputs are best computed at once.
     """
 

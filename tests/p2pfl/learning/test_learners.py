@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from p2pfl.errors import ConfigurationError, DivergenceError
-from p2pfl.learning import batched_data, batched_learner
+from p2pfl.learning import batched_data, batched_learner, optimizers
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.kernels.dense_kernel import DenseKernel
 from p2pfl.learning.kernels.vmap_kernel import VmapKernel
@@ -138,6 +138,24 @@ OPTIONS = [
 def test_stacked_training_equals_one_by_one(kind, options, optimizer):
     expected = backend("one by one", optimizer=optimizer).compute(jobs(**options))
     assert difference(expected, backend(kind, optimizer=optimizer).compute(jobs(**options))) < 1e-5
+
+
+@pytest.mark.parametrize("shape", [(11,), (3, 4), (2, 11), (2, 3, 7)])
+@pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.05, 0.9, 0.01), Adam(0.01, weight_decay=0.1), AdamW(0.01)])
+def test_optimizer_in_blocks_gives_the_same_bits(monkeypatch, optimizer, shape):
+    def stepped():
+        draws = torch.Generator().manual_seed(3)
+        params, *gradients = torch.randn(5, *shape, generator=draws)
+        state, moved = optimizer.start(params, 4), torch.empty_like(params)
+        for gradient in gradients[:2]:
+            optimizer.step(params, gradient, state, params)
+        for gradient in gradients[2:]:
+            optimizer.step(params, gradient, state, moved)
+        return [params, moved, *state.values()]
+
+    whole = stepped()
+    monkeypatch.setattr(optimizers, "BLOCK", 5)
+    assert all(torch.equal(one, other) for one, other in zip(stepped(), whole, strict=True))
 
 
 @pytest.mark.parametrize("kind", CREWS)
@@ -483,6 +501,41 @@ def test_random_layers_draw_the_same_when_stacked(module, options):
     assert difference(expected, backend("vmap", module).compute(jobs(module, **options))) < 2e-5
 
 
+def dropping_chain():
+    return nn.Sequential(
+        nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.4), nn.Linear(5, 4), nn.ReLU(), nn.Dropout(0.1), nn.Linear(4, 3)
+    )
+
+
+@pytest.mark.parametrize("options", [{"epochs": 2}, {"purpose": "another", "epochs": 2}])
+def test_dense_chain_draws_the_same_dropout(options):
+    team = backend("dense", dropping_chain)
+    assert isinstance(team.kernel, DenseKernel)
+    assert team.kernel.random
+    expected = backend("one by one", dropping_chain).compute(jobs(dropping_chain, **options))
+    assert difference(expected, team.compute(jobs(dropping_chain, **options))) < 1e-5
+
+
+def dropping_twice():
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.4), nn.Dropout(0.4), nn.Linear(5, 3))
+
+
+def dropping_after_tanh():
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Dropout(0.4), nn.Linear(5, 3))
+
+
+def dropping_all():
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(1.0), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("module", [dropping_twice, dropping_after_tanh, dropping_all])
+def test_other_dropout_is_left_to_torch(module):
+    team = backend("dense", module)
+    assert isinstance(team.kernel, VmapKernel)
+    expected = backend("one by one", module).compute(jobs(module, epochs=2))
+    assert difference(expected, team.compute(jobs(module, epochs=2))) < 2e-5
+
+
 def test_random_layers_of_rules_with_two_gradients_draw_the_same():
     given = [
         NodeQuery(k, Train(model, 1, epochs=2, rule=Mixture(0.4, model * 0.5)))
@@ -588,7 +641,7 @@ def _outputs(made, model, x):
 
 
 @pytest.mark.parametrize(("hidden", "samples"), [(8, 16), (5, 33)])
-def test_training_in_parts_has_equal_bits(monkeypatch, hidden, samples):
+def test_training_in_parts_equals_the_whole(monkeypatch, hidden, samples):
     rng, nodes = np.random.default_rng(0), 130
     tasks = [
         classification(
@@ -606,7 +659,7 @@ def test_training_in_parts_has_equal_bits(monkeypatch, hidden, samples):
 
     whole = trained()
     monkeypatch.setattr(batched_learner, "PART", 1)
-    assert trained().tobytes() == whole.tobytes()
+    assert difference(whole, trained()) < 1e-6
 
 
 @pytest.mark.parametrize("make", [classification, regression])
