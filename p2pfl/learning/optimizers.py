@@ -132,6 +132,9 @@ class SGD(msgspec.Struct, frozen=True):
     def step(self, params: Tensor, grad: Tensor, state: State, out: Tensor) -> None:
         import torch
 
+        if not (self.weight_decay or "velocity" in state):
+            torch.sub(params, grad, alpha=self.lr, out=out)
+            return
         for part, slope, velocity, new in blocks(params, grad, state.get("velocity", grad), out):
             if self.weight_decay:
                 slope.add_(part, alpha=self.weight_decay)
