@@ -152,6 +152,8 @@ def _create(options: argparse.Namespace) -> int:
         f"the {'' if passphrase is None else 'encrypted '}admission key is in {options.folder}, and its backup is"
         f" {options.backup}: keep the backup off this machine"
     )
+    if own.members == 1:
+        text += "\nnodes begin to learn without waiting for others; with --set members=N they wait until N are present"
     answer = {"federation": federation.name, "id": federation.id.hex(), "member": own.name, "backup": str(options.backup)}
     print_answer(options, text, answer)
     return 0

@@ -42,6 +42,11 @@ def run_checks(folder: Path) -> list[Finding]:
         ready = loading.load(folder)
     except ConfigurationError as error:
         return [*findings, Finding("configuration", False, str(error), f"correct {folder / config.CONFIG}")]
+    if is_running(state) and state.get("tokens_unanswered"):
+        remedy = f"start the node again with p2pfl-node run {folder} --passphrase-file FILE"
+        findings.append(
+            Finding("tokens", False, f"invitation tokens are not answered: {state['tokens_unanswered']}", remedy)
+        )
     findings += _check_network(state, ready, may_run=federation.ok is not False)
     agreed = None if ready.agreement is None else ready.agreement.model.layout
     layout = check_layout(lambda: loading.task_of(ready, copies=READING).layout.shared, agreed, ready.config.data)

@@ -102,16 +102,17 @@ def _refusal(error: ProtocolError) -> JoinReply:
 
 def open_service(
     folder: Path, membership: Membership, passphrase_file: str, log: EventLogger = LOG
-) -> InvitationService | None:
+) -> tuple[InvitationService | None, str]:
     """Return the invitation service of a node, and permit newcomers to ask.
-
-    Return None if the node has no admission key, or cannot decrypt it.
 
     Args:
         log: receives an event if the key cannot be decrypted.
+
+    Returns:
+        The service; None if the node has no admission key, or cannot decrypt it. The second value says why it cannot.
     """
     if not admission_key.may_admit(folder):
-        return None
+        return None, ""
     try:
         passphrase = None
         if admission_key.is_encrypted(folder):
@@ -120,6 +121,6 @@ def open_service(
                 admission_key.load(folder, entries, passphrase)
     except ConfigurationError as error:
         log.warning(f"cannot answer invitation tokens: {error}; p2pfl-node admit still works", kind="tokens-unanswered")
-        return None
+        return None, str(error)
     membership.invites = True
-    return InvitationService(TokenRedeemer(folder, passphrase), membership)
+    return InvitationService(TokenRedeemer(folder, passphrase), membership), ""

@@ -68,6 +68,7 @@ class _Connected(NamedTuple):
     exchange: MessageExchange
     connectivity: Connectivity | None = None
     members: MembershipSync | None = None
+    tokens_unanswered: str = ""  # why a node with an admission key cannot answer tokens
 
 
 class Assembly:
@@ -105,9 +106,10 @@ class Assembly:
         ready, config, log = self._ready, self._config, self._log
         incarnation = folders.next_incarnation(ready.folder, log)
         if ready.membership is None or ready.agreement is None:
-            exchange, connectivity, members = self._alone(incarnation)
+            connected = self._alone(incarnation)
         else:
-            exchange, connectivity, members = self._connect(ready.membership, ready.agreement, incarnation)
+            connected = self._connect(ready.membership, ready.agreement, incarnation)
+        exchange, connectivity, members, tokens_unanswered = connected
         status_observer = self._observer(exchange)
         node = Node(
             config.name,
@@ -131,6 +133,8 @@ class Assembly:
             sparse = ready.agreement.edges != "all" and not self._coordinated
             about["federation"], about["federation_id"] = ready.agreement.name, ready.membership.federation.hex()
             about["topology"] = "sparse" if sparse else "complete"
+        if tokens_unanswered:
+            about["tokens_unanswered"] = tokens_unanswered
         if connectivity is not None:
             about["configured_network"] = connectivity.describe()
         return Parts(node, exchange, status_observer, connectivity, members, about)
@@ -186,7 +190,7 @@ class Assembly:
             log=self._log,
         )
         neighbourhood = Neighbourhood(ready, connectivity.addresses, self._coordinated)
-        service = open_service(ready.folder, membership, config.passphrase_file, self._log)
+        service, unanswered = open_service(ready.folder, membership, config.passphrase_file, self._log)
         options = PeeringOptions(
             access=guard,
             guard=guard,
@@ -206,7 +210,10 @@ class Assembly:
         )
         electing, key = exchange.electing, self._identity.public
         return _Connected(
-            exchange, connectivity, MembershipSync(ready, key, neighbourhood, exchange.contacts, electing, log=self._log)
+            exchange,
+            connectivity,
+            MembershipSync(ready, key, neighbourhood, exchange.contacts, electing, log=self._log),
+            unanswered,
         )
 
     def _electing(self, electorate: Electorate, incarnation: int) -> ElectionRunner:

@@ -73,6 +73,14 @@ def _as_running(folder: Path, own: NodeConfig) -> NodeConfig:
     return msgspec.structs.replace(own, listen=network.get("listen") or own.listen, direct=direct, broker=broker)
 
 
+def _unanswered(folder: Path) -> str:
+    """Return why a running node cannot answer tokens; "" if it can."""
+    try:
+        return str((reader.current(folder) or {}).get("tokens_unanswered", ""))
+    except ConfigurationError:  # a damaged status
+        return ""
+
+
 def _direct_addresses(own: NodeConfig) -> list[str]:
     """Return the addresses at which a newcomer may reach this node without a broker."""
     _, port = split_address(own.listen)
@@ -117,9 +125,14 @@ def check_can_run(folder: Path) -> None:
     """Check that the inviting node can run, because it must run to answer a token. Do nothing if it runs already.
 
     Raises:
-        ConfigurationError: it cannot run; the text gives the reason.
+        ConfigurationError: it cannot run, or runs without the passphrase of the admission key; the text gives the reason.
     """
     if os.name == "posix" and is_folder_locked(folder):
+        if problem := _unanswered(folder):
+            raise ConfigurationError(
+                f"no token was made, because this node runs without the passphrase to answer it ({problem}); start it again"
+                " with p2pfl-node run --passphrase-file FILE, or use p2pfl-node admit"
+            )
         return
     try:
         ready = loading.load(folder)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.runtime.connectivity import BROKER, through_broker
 from p2pfl.protocols.broker_address import PASSWORD, BrokerAddress
-from p2pfl.protocols.errors import AddressError, TransportError
+from p2pfl.protocols.errors import AddressError, RefusedError, TransportError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, decode_answer, encode_join
 from p2pfl.protocols.transport import Link
@@ -156,6 +156,7 @@ class InviterClient:
         self._pauses = PAUSES if pauses is None else pauses
         self._sleep = sleep
         self._problems: list[str] = []
+        self._refused = False  # whether it refuses this node
         self._closed = False  # whether the machine of the inviting node has answered, but the port was closed
 
     async def ask(self, *groups: Sequence[Way]) -> tuple[Joined, Way]:
@@ -186,6 +187,8 @@ class InviterClient:
             if (found := await self._ask_over(groups)) is not None:
                 return found
         problems = printable("; ".join(dict.fromkeys(self._problems)))
+        if self._refused:
+            raise TransportError(f"the inviting node does not answer this token ({problems})")
         raise TransportError(f"the inviting node is not reachable; it must run when you join ({problems})")
 
     async def _ask_over(self, groups: Sequence[Sequence[Way]]) -> tuple[Joined, Way] | None:
@@ -221,6 +224,7 @@ class InviterClient:
                         return decode_answer(await waiter.answer), way
                     except (TransportError, AddressError, ConfigurationError) as error:
                         self._problems.append(str(error))
+                        self._refused |= isinstance(error, RefusedError)
                         self._closed |= isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, NOT_CLOSED)
             finally:
                 for each in attempts:

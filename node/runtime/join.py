@@ -10,6 +10,7 @@ from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.node.federation import admission
 from p2pfl.node.federation.agreement import Approve, approve_all
 from p2pfl.node.federation.membership_file import load_federation
+from p2pfl.node.federation.revocation import describe_refusal
 from p2pfl.node.folder import config, config_edit
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.folder.earlier_training import STOP_FIRST, watch_checkpoints
@@ -41,8 +42,10 @@ def join(
         RunError: the inviting node cannot be reached.
     """
     own = config.load(folder)
-    if load_federation(folder) is not None:
-        raise ConfigurationError(f"{folder} belongs to a federation already; create another node with p2pfl-node init")
+    if (membership := load_federation(folder)) is not None:
+        refusal = describe_refusal(membership, config.own_key(folder), folder)
+        member = f"{folder} belongs to a federation already; create another node with p2pfl-node init"
+        raise ConfigurationError(refusal or member)
     with lock_folder(folder, STOP_FIRST):
         return _join(folder, own, token, approve, notify)
 

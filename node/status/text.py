@@ -71,6 +71,8 @@ def _problems(state: Mapping[str, Any]) -> Iterator[Row]:
         yield "saved", f"round {state['round']} is in memory, round {state['stored']} is on the disk"
     if state.get("broker"):
         yield "broker", state["broker"]
+    if state.get("tokens_unanswered") and state["state"] in RUNNING:
+        yield "tokens", f"not answered: {state['tokens_unanswered']}"
 
 
 def _earlier(state: Mapping[str, Any]) -> Iterator[Row]:

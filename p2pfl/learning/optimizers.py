@@ -205,7 +205,7 @@ class AdamW(Adam, frozen=True):
 def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield corresponding parts of tensors [..., P] or [..., 1] that fit into the cache, as views; on a GPU the whole.
 
-    A step passes over its vectors several times; a part stays in the cache meanwhile.
+    A step passes over its vectors several times; a part stays in the cache until all passes are done.
     """
     first = tensors[0]
     size = first.shape[-1]

@@ -189,7 +189,7 @@ def check_dialler(access: AccessControl, key: bytes, joining: bool, entries: byt
     """
     if joining:
         if not access.invites:
-            raise ProtocolError("not inviting", "this node has no admission key")
+            raise ProtocolError("not inviting", "it has no admission key, or runs without the passphrase of the key")
         return
     if access.refusal(key) == "stranger" and entries:
         access.extend(entries)

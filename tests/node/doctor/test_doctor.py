@@ -362,6 +362,14 @@ def test_doctor_checks_options_of_the_running_node(alice, monkeypatch):
     assert found["broker"] == (False, "the broker at host does not answer")
 
 
+def test_doctor_reports_that_tokens_are_not_answered(alice, monkeypatch):
+    state = {"state": "running", "pid": 1, "history": [], "network": NETWORK, "peers": [], "tokens_unanswered": "encrypted"}
+    monkeypatch.setattr(doctor.reader, "current", lambda folder: state)
+    (found,) = [each for each in doctor.run_checks(alice) if each.check == "tokens"]
+    assert (found.ok, found.result) == (False, "invitation tokens are not answered: encrypted")
+    assert found.remedy.endswith(f"p2pfl-node run {alice} --passphrase-file FILE")
+
+
 @pytest.mark.parametrize(
     ("round", "ok", "result"),
     [

@@ -5,6 +5,7 @@ import base64
 import dataclasses
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -988,6 +989,9 @@ def test_revoked_node_returns_with_new_key(home):
     remedy = describe_refusal(home.log(), Identity.load(bob / config.KEY).public, bob).partition("; ")[2]
     assert f"`p2pfl-node request {bob} --new-key`" in remedy
     assert remedy.endswith("who admits it with --reuse-name")
+    shutil.copy(home.alice / MEMBERSHIP, bob / MEMBERSHIP)
+    with pytest.raises(ConfigurationError, match=f"was revoked .*{re.escape(remedy)}$"):
+        joining.join(bob, "a token")
     with pytest.raises(ConfigurationError, match="bob was the name of a former member; add --reuse-name"):
         home.bundle(bob, new_key=True)
     home.accept(bob, home.bundle(bob, new_key=True, reuse_name=True))

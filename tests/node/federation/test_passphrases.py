@@ -194,8 +194,9 @@ def serve(home, **changes):
     said = []
     own = msgspec.structs.replace(config.load(home.alice), **changes)
     log = load_federation(home.alice)
-    service = open_service(home.alice, log, own.passphrase_file, log_to(said))
-    assert log.invites == (service is not None)
+    service, problem = open_service(home.alice, log, own.passphrase_file, log_to(said))
+    assert log.invites == (service is not None) == (not problem)
+    assert all(problem in line for line in said)
     return said, service
 
 

@@ -7,6 +7,7 @@ import os
 import ssl
 import threading
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from socket import create_server
 
@@ -15,9 +16,10 @@ import pytest
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import invitations, loading
 from p2pfl.node.folder import config
-from p2pfl.node.runtime.invite import addresses, describe_addresses
+from p2pfl.node.runtime.invite import addresses, check_can_run, describe_addresses
 from p2pfl.node.runtime.inviter_client import InviterClient, ways_to
 from p2pfl.node.runtime.run import run
+from p2pfl.node.status.text import describe
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.membership.invitation import Invitation
 from p2pfl.protocols.transports import tls
@@ -102,6 +104,22 @@ def test_addresses_of_starting_node_follow_the_options_of_run(alice, monkeypatch
     with pytest.raises(ConfigurationError, match="not needed"):
         run(folder, ['listen="10.0.0.1:4731"', "mdns=false"])
     assert found == ["10.0.0.1:4731"]
+
+
+def test_node_that_runs_without_passphrase_makes_no_token(alice):
+    folder = alice(listen="10.0.0.1:4100")
+    status = {"state": "running", "pid": os.getpid(), "history": [], "tokens_unanswered": "admission.pem is encrypted"}
+    (folder / config.STATUS).write_text(json.dumps(status))
+    with lock_folder(folder):
+        with pytest.raises(
+            ConfigurationError, match=r"no token was made, .*admission.pem is encrypted\); start it again with"
+        ):
+            check_can_run(folder)
+        (folder / config.STATUS).write_text(json.dumps(status | {"tokens_unanswered": ""}))
+        check_can_run(folder)
+    assert [line.strip() for line in describe(status) if "tokens" in line] == [
+        "tokens  not answered: admission.pem is encrypted"
+    ]
 
 
 def test_addresses_include_broker_without_account(alice):
@@ -244,6 +262,24 @@ def test_client_gives_up_after_its_pauses(tmp_path):
     with pytest.raises(TransportError, match=r"it must run when you join .*: connection refused\)$"):
         asyncio.run(client.ask(*ways_to(token, "")))
     assert slept == [1, 2, 4]
+
+
+def test_client_names_the_refusal_of_inviter_that_answers_no_tokens(tmp_path):
+    home = folders(tmp_path, "alice", "carol")
+    address = config.load(home["carol"]).listen
+    token = invitations.invite(home["alice"], "eve", [address], "participant", 10, now=1e9, booted=1e9)
+    other = replace(token, inviter=config.own_key(home["carol"]))
+
+    async def main():
+        async with honest(home["carol"]):
+            client, said, _ = waiting_client(other, (), lambda: asyncio.sleep(0))
+            with pytest.raises(
+                TransportError, match=r"does not answer this token \(.*: not inviting: it has no admission key"
+            ):
+                await client.ask(*ways_to(other, ""))
+            assert said == []
+
+    asyncio.run(main())
 
 
 def test_client_sanitises_addresses_of_token(monkeypatch):
