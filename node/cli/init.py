@@ -97,8 +97,11 @@ def _init(options: argparse.Namespace) -> int:
     listen = listen_of(options, ":0") or f":{PORT}"
     project = _project(options)
     task = options.task or ("classification" if options.data else "digits")
-    _check_data(task if project is None else project.settings["task"].get("name", task), options.data)
-    data, root = (_from_anywhere(path) for path in (options.data, options.root))
+    own = options.data
+    if project is not None:
+        project, own = project.with_own_data(own)
+    _check_data(task if project is None else project.settings["task"].get("name", task), own)
+    data, root = (_from_anywhere(path) for path in (own, options.root))
     identity = create(
         options.folder,
         name,

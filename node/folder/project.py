@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from p2pfl.config import table_changes
 from p2pfl.config.binding import split_name
+from p2pfl.config.local_options import LOCAL_OPTIONS, check_shared
 from p2pfl.config.own_modules import find_module, module_files
 from p2pfl.config.registry import root_of
 from p2pfl.errors import ConfigurationError, unknown
@@ -47,6 +48,21 @@ class Project(NamedTuple):
             yield f"copied {', '.join(path.name for path in self.files)}; copy them again after a change"
         if self.unused:
             yield f"for simulations only, not used by the node: {', '.join(self.unused)}"
+
+    def with_own_data(self, given: str) -> tuple[Project, str]:
+        """Return the project without the file of its task and the partition of that file, and the node's own file.
+
+        Args:
+            given: the node's own file; "" takes that of the task, if it is a file.
+        """
+        task = dict(self.settings["task"])
+        data = str(task.get("data", ""))
+        if task["name"] not in LOCAL_OPTIONS or not (given or (data and _is_file_of_machine(task["name"], data))):
+            return self, given
+        unused = [f"task.{key}" for key in ("data", "partition") if task.pop(key, None) and (given or key != "data")]
+        changed = self._replace(settings=self.settings | {"task": task}, unused=[*self.unused, *unused])
+        in_project = self.scenario.parent / data
+        return changed, given or (str(in_project) if in_project.exists() else data)
 
     def copy_modules(self, folder: Path) -> None:
         """Copy the modules to a node's folder, unless that is the project's folder.
@@ -102,6 +118,15 @@ def read_project(source: Path, run: str | None = None) -> Project:
         _own_files(path, table),
         sorted(table.keys() - {*known, *DESCRIPTIVE}),
     )
+
+
+def _is_file_of_machine(task: str, data: str) -> bool:
+    """Return whether the option `data` of a task names a file, and not a published data set."""
+    try:
+        check_shared("task", task, {"data": data})
+    except ConfigurationError:
+        return True
+    return False
 
 
 def _runs(raw: Mapping[str, Any]) -> list[str]:

@@ -74,6 +74,25 @@ def test_init_takes_settings_of_scenario(scenario, tmp_path, capsys):
     assert "for simulations only, not used by the node: nodes, topology\n" in out
 
 
+@pytest.mark.parametrize(("options", "file", "unused"), [((), "a.csv", ""), (("--data", "b.csv"), "b.csv", "task.data, ")])
+def test_init_takes_data_of_scenario_or_own_data(tmp_path, monkeypatch, capsys, options, file, unused):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "table.toml").write_text(
+        'nodes = 3\n[task]\nname = "classification"\ndata = "a.csv"\nhidden = [4]\npartition = { name = "iid" }\n'
+        '[policy]\nname = "random"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    for path in (project / "a.csv", tmp_path / "b.csv"):
+        path.write_text("x,y\n" + "1.5,0\n2.5,1\n" * 10)
+    assert main(["init", "alice", "--from", "project/table.toml", *options]) == 0
+    own = config.load(tmp_path / "alice")
+    assert own.task == {"name": "classification", "hidden": [4]}
+    assert own.data == str((project if file == "a.csv" else tmp_path) / file)
+    assert f"not used by the node: nodes, {unused}task.partition\n" in capsys.readouterr().out
+    assert main(["federation", "create", "alice", "--backup", "backup.pem"]) == 0
+
+
 def test_init_copies_modules_that_task_imports(scenario, tmp_path, capsys):
     assert main(["init", str(tmp_path / "alice"), "--from", str(scenario)]) == 0
     assert "copied helper.py, mine.py, parts;" in capsys.readouterr().out

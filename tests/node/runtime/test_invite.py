@@ -264,7 +264,7 @@ def test_client_gives_up_after_its_pauses(tmp_path):
     assert slept == [1, 2, 4]
 
 
-def test_client_names_the_refusal_of_inviter_that_answers_no_tokens(tmp_path):
+def test_client_names_refusal_of_inviter_that_answers_no_tokens(tmp_path):
     home = folders(tmp_path, "alice", "carol")
     address = config.load(home["carol"]).listen
     token = invitations.invite(home["alice"], "eve", [address], "participant", 10, now=1e9, booted=1e9)
