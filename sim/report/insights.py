@@ -128,7 +128,7 @@ def _of_budgets(summary: Summary, scenario_runs: Runs) -> list[str]:
         if unmoved:
             runs = f" on {_list(unmoved)}" if all(unmoved) else ""
             found.append(f"A budget of {words} has no effect{runs}: no node requests more.")
-        if len(pairs) > 1:
+        if len(pairs) > 1 and len(unmoved) < len(pairs):
             found.append(_together(pairs, words, not many))
     return found
 
