@@ -212,7 +212,7 @@ def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     if first.numel() <= BLOCK or first.device.type != "cpu":
         yield tensors
         return
-    rows = [tensor.view(1, -1) if tensor.ndim == 1 else tensor.flatten(0, -2) for tensor in tensors]
+    rows = [tensor.view(-1, tensor.shape[-1]) for tensor in tensors]
     height = max(1, BLOCK // size)
     for top in range(0, len(rows[0]), height):
         some = [tensor[top : top + height] for tensor in rows]
