@@ -152,7 +152,8 @@ def _invite(options: argparse.Namespace) -> int:
     )
     if not options.json:
         print(
-            f"token for one node named {options.name}: it expires in {options.minutes:g} minute{'s' * (options.minutes != 1)}, and until then this node"
+            f"token for one node named {options.name}: it expires in {options.minutes:g}"
+            f" minute{'s' * (options.minutes != 1)}, and until then this node"
             f" must run and be reachable {invite.describe_addresses(addresses)}; keep it secret, because anyone who has it"
             " can join",
             file=sys.stderr,
