@@ -153,7 +153,7 @@ def _create(options: argparse.Namespace) -> int:
         f" {options.backup}: keep the backup off this machine"
     )
     if own.members == 1:
-        text += "\nnodes begin to learn without waiting for others; with --set members=N they wait until N are present"
+        text += "\nmembers is 1: a node begins to learn without the others; created with --set members=N, it waits for N"
     answer = {"federation": federation.name, "id": federation.id.hex(), "member": own.name, "backup": str(options.backup)}
     print_answer(options, text, answer)
     return 0

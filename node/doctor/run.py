@@ -35,7 +35,7 @@ def run_checks(folder: Path) -> list[Finding]:
     """
     if not folder.is_dir():
         config.check_folder_of_node(folder)
-    state = _status(folder)
+    state = reader.current_if_readable(folder)
     federation = check_federation(folder, state.get("revoked_by", ()))
     findings = [check_node(state), check_key(folder), check_folder(folder), check_disk(folder), check_clock(), federation]
     try:
@@ -97,14 +97,6 @@ def _check_absent_peers(ready: LoadedNode) -> list[Finding]:
         return []
     result = "not checked, because this node does not run"
     return [Finding("peers", None, result, f"run p2pfl-node run {ready.folder}, and p2pfl-node doctor {ready.folder} again")]
-
-
-def _status(folder: Path) -> dict[str, Any]:
-    """Return the current or the last status of the node; empty if it never ran, or if its status is damaged."""
-    try:
-        return reader.current(folder) or {}
-    except ConfigurationError:
-        return {}
 
 
 def _own_topic(ready: LoadedNode) -> str:

@@ -50,19 +50,22 @@ class Project(NamedTuple):
             yield f"for simulations only, not used by the node: {', '.join(self.unused)}"
 
     def with_own_data(self, given: str) -> tuple[Project, str]:
-        """Return the project without the file of its task and the partition of that file, and the node's own file.
+        """Return the project for a node with a file of its own, and that file.
+
+        A task with such a file has neither `data` nor a partition of it: both are for simulations.
 
         Args:
-            given: the node's own file; "" takes that of the task, if it is a file.
+            given: the node's file; "" takes that of the task, if it has one.
         """
         task = dict(self.settings["task"])
         data = str(task.get("data", ""))
-        if task["name"] not in LOCAL_OPTIONS or not (given or (data and _is_file_of_machine(task["name"], data))):
+        if task["name"] not in LOCAL_OPTIONS or not _is_file_of_machine(task["name"], given or data):
             return self, given
-        unused = [f"task.{key}" for key in ("data", "partition") if task.pop(key, None) and (given or key != "data")]
-        changed = self._replace(settings=self.settings | {"task": task}, unused=[*self.unused, *unused])
+        removed = [key for key in ("data", "partition") if task.pop(key, None)]
+        unused = [f"task.{key}" for key in removed if given or key != "data"]
         in_project = self.scenario.parent / data
-        return changed, given or (str(in_project) if in_project.exists() else data)
+        own = given or str(in_project if in_project.exists() else data)
+        return self._replace(settings=self.settings | {"task": task}, unused=[*self.unused, *unused]), own
 
     def copy_modules(self, folder: Path) -> None:
         """Copy the modules to a node's folder, unless that is the project's folder.
@@ -121,7 +124,9 @@ def read_project(source: Path, run: str | None = None) -> Project:
 
 
 def _is_file_of_machine(task: str, data: str) -> bool:
-    """Return whether the option `data` of a task names a file, and not a published data set."""
+    """Return whether the option `data` of a task names a file, and not a published data set or nothing."""
+    if not data:
+        return False
     try:
         check_shared("task", task, {"data": data})
     except ConfigurationError:

@@ -62,23 +62,12 @@ def describe_addresses(addresses: Sequence[str]) -> str:
 
 def _as_running(folder: Path, own: NodeConfig) -> NodeConfig:
     """Return a configuration with the ways to the node while it runs or starts, which options of `run` can have set."""
-    try:
-        state = reader.current(folder) or {}
-    except ConfigurationError:  # a damaged status
-        return own
+    state = reader.current_if_readable(folder)
     network = state.get("network") or state.get("configured_network") or {}
     if state.get("state") not in reader.RUNNING or not network:
         return own
     direct, broker = bool(network.get("listen")), network.get("broker", own.broker)
     return msgspec.structs.replace(own, listen=network.get("listen") or own.listen, direct=direct, broker=broker)
-
-
-def _unanswered(folder: Path) -> str:
-    """Return why a running node cannot answer tokens; "" if it can."""
-    try:
-        return str((reader.current(folder) or {}).get("tokens_unanswered", ""))
-    except ConfigurationError:  # a damaged status
-        return ""
 
 
 def _direct_addresses(own: NodeConfig) -> list[str]:
@@ -128,7 +117,7 @@ def check_can_run(folder: Path) -> None:
         ConfigurationError: it cannot run, or runs without the passphrase of the admission key; the text gives the reason.
     """
     if os.name == "posix" and is_folder_locked(folder):
-        if problem := _unanswered(folder):
+        if problem := reader.current_if_readable(folder).get("tokens_unanswered"):
             raise ConfigurationError(
                 f"no token was made, because this node runs without the passphrase to answer it ({problem}); start it again"
                 " with p2pfl-node run --passphrase-file FILE, or use p2pfl-node admit"

@@ -69,6 +69,14 @@ def _with_membership(folder: Path, status: dict[str, Any] | None) -> dict[str, A
     return _after_joining(folder, status, membership)
 
 
+def current_if_readable(folder: Path) -> dict[str, Any]:
+    """Return the status of `current`; empty if the node never ran, or if its status is damaged."""
+    try:
+        return current(folder) or {}
+    except ConfigurationError:
+        return {}
+
+
 def _after_joining(folder: Path, status: dict[str, Any], membership: Membership) -> dict[str, Any]:
     """Return the status of a node that has joined a federation since its last run.
 

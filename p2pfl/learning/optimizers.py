@@ -135,10 +135,10 @@ class SGD(msgspec.Struct, frozen=True):
         if not (self.weight_decay or "velocity" in state):
             torch.sub(params, grad, alpha=self.lr, out=out)
             return
-        for part, slope, velocity, new in blocks(params, grad, state.get("velocity", grad), out):
+        for part, gradient, velocity, new in _blocks(params, grad, state.get("velocity", grad), out):
             if self.weight_decay:
-                slope.add_(part, alpha=self.weight_decay)
-            change = velocity.mul_(self.momentum).add_(slope) if "velocity" in state else slope
+                gradient.add_(part, alpha=self.weight_decay)
+            change = velocity.mul_(self.momentum).add_(gradient) if "velocity" in state else gradient
             torch.sub(part, change, alpha=self.lr, out=new)
 
 
@@ -177,10 +177,10 @@ class Adam(msgspec.Struct, frozen=True):
         beta1, beta2 = self.betas
         steps = state["steps"].add_(1)
         tensors = params, grad, state["mean"], state["square"], 1 - beta1**steps, 1 - beta2**steps, out
-        for part, slope, mean, square, scale1, scale2, new in blocks(*tensors):
-            start = self._decay(part, slope, new)
-            mean.mul_(beta1).add_(slope, alpha=1 - beta1)
-            square.mul_(beta2).addcmul_(slope, slope, value=1 - beta2)
+        for part, gradient, mean, square, scale1, scale2, new in _blocks(*tensors):
+            start = self._decay(part, gradient, new)
+            mean.mul_(beta1).add_(gradient, alpha=1 - beta1)
+            square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
             denominator = (square / scale2).sqrt_().add_(self.eps)
             torch.sub(start, (mean / scale1).div_(denominator), alpha=self.lr, out=new)
 
@@ -202,7 +202,7 @@ class AdamW(Adam, frozen=True):
         return torch.mul(params, 1 - self.lr * self.weight_decay, out=out)
 
 
-def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield corresponding parts of tensors [..., P] or [..., 1] that fit into the cache, as views; on a GPU the whole.
 
     A step passes over its vectors several times; a part stays in the cache until all passes are done.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from math import gcd
+from typing import TypeAlias
 
 import msgspec
 import torch
@@ -18,7 +18,7 @@ HIDDEN = 2**18  # values of a layer that are computed at once: 1 MiB, which fits
 LINE = 16  # values of a cache line, 64 bytes: rows that begin at equal places of a line are summed in the same order
 LARGE = 2**14  # weights of a layer from which it is faster to write their gradient in place than to copy it
 
-NO_MASKS: Sequence[Tensor | None] = ()
+Masks: TypeAlias = "Sequence[Tensor | None]"
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -82,15 +82,15 @@ class DenseKernel:
         return z
 
 
-def forward(layers: Sequence[Layer], flat: Tensor, x: Tensor, masks: Sequence[Tensor | None] = NO_MASKS) -> list[Tensor]:
+def forward(layers: Sequence[Layer], flat: Tensor, x: Tensor, masks: Masks = ()) -> list[Tensor]:
     """Return the inputs of each layer and the outputs of the last one, [K, b, ...].
 
     Args:
         x: [K, b, inputs].
-        masks: factors of the outputs of the first layers, [K, b, outputs], or None for no dropout.
+        masks: factors of the outputs of each layer, [K, b, outputs], or None; empty without dropout.
     """
     values = [x]
-    for layer, mask in zip_longest(layers, masks):
+    for layer, mask in zip(layers, masks or [None] * len(layers), strict=True):
         weight = _weight(layer, flat).mT
         if layer.bias is None:
             z = torch.bmm(values[-1], weight)
@@ -108,7 +108,7 @@ def backward(
     delta: Tensor,
     grad: Tensor,
     *,
-    masks: Sequence[Tensor | None] = NO_MASKS,
+    masks: Masks = (),
 ) -> Tensor:
     """Write the gradients of the layers' weights into `grad`.
 
@@ -129,7 +129,7 @@ def backward(
             torch.sum(delta, 1, out=grad[:, slice(*layer.bias)])
         if depth:
             delta = torch.bmm(delta, _weight(layer, flat))
-            if depth <= len(masks) and (mask := masks[depth - 1]) is not None:
+            if masks and (mask := masks[depth - 1]) is not None:
                 delta.mul_(mask)
             if layers[depth - 1].activation == "relu":
                 delta = torch.ops.aten.threshold_backward(delta, z, 0)

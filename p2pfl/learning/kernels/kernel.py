@@ -67,7 +67,9 @@ def kernel_for(task: TorchProblem, device: torch.device, by_hand: bool = True) -
     if not getattr(task.template, "stackable", True):
         raise ConfigurationError(f"module {type(task.template).__name__} shares parameters with the modules of other nodes")
     if by_hand and (layers := dense_chain(task)) is not None:
-        return DenseKernel(task, layers)
+        dense = DenseKernel(task, layers)
+        if device.type == "cpu" or not dense.random:
+            return dense
     if device.type == "cpu":
         if by_hand and (kernel := convolution_kernel(task)) is not None:
             if kernel.models_at_once(task.batch_size) >= FEWEST_MODELS:

@@ -11,6 +11,7 @@ from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learning import batched_data, batched_learner, optimizers
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.kernels.dense_kernel import DenseKernel
+from p2pfl.learning.kernels.kernel import kernel_for
 from p2pfl.learning.kernels.vmap_kernel import VmapKernel
 from p2pfl.learning.losses import cross_entropy, squared_error
 from p2pfl.learning.metrics import Metric
@@ -514,6 +515,12 @@ def test_dense_chain_draws_the_same_dropout(options):
     assert team.kernel.random
     expected = backend("one by one", dropping_chain).compute(jobs(dropping_chain, **options))
     assert difference(expected, team.compute(jobs(dropping_chain, **options))) < 1e-5
+
+
+def test_dropout_by_hand_is_for_the_cpu():
+    this = task(dropping_chain, 8, 0)
+    assert isinstance(kernel_for(this, torch.device("cpu")), DenseKernel)
+    assert isinstance(kernel_for(this, torch.device("cuda")), VmapKernel)  # which refuses random layers there
 
 
 def dropping_twice():
