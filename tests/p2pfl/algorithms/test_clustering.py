@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -197,7 +197,6 @@ def test_spectral_equals_scikit_learn():
         assert len(set(labels[one])) == len(set(labels[other])) == 1, seed
 
 
-@settings(deadline=None)
 @given(st.integers(2, 9), st.integers(0, 2**32 - 1), st.booleans())
 def test_bipartition_has_two_parts_with_all_members(count, seed, ties):
     rng = np.random.default_rng(seed)

@@ -80,7 +80,7 @@ def test_body_has_relu_after_both_layers_and_head_has_none():
 
 
 @given(st.integers(2, 4), st.integers(0, 2**32 - 1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_batched_losses_and_measures_equal_single_ones(groups, seed):
     rng = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(12, 5, generator=rng)

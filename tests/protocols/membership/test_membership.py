@@ -125,7 +125,7 @@ def test_federation_parse_rejects_signed_nonsense(content):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=400))
 def test_federation_parse_rejects_noise(noise):
     for data in (noise, noise + FILE.data, HEAD + noise + b"\n# signature: " + b"0" * 128 + b"\n"):
@@ -436,7 +436,7 @@ def test_membership_detects_every_flipped_bit():
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(min_size=1, max_size=400))
 def test_extend_rejects_noise(noise):
     made = log("alice")
@@ -500,7 +500,7 @@ def encode_word(prefix, content):
     return prefix + base64.urlsafe_b64encode(content + sha256(content).digest()[:4]).decode().rstrip("=")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(min_size=1, max_size=200))
 def test_noise_with_valid_checksum_is_another_version(noise):
     for prefix, read in (
@@ -551,7 +551,7 @@ def test_join_decoders_reject_messages_that_are_too_long():
         invitation.decode_answer(bytes(invitation.ANSWER_LIMIT + 1))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_join_decoders_reject_noise(noise):
     with pytest.raises(ProtocolError, match="malformed"):

@@ -195,7 +195,7 @@ def test_listener_ignores_messages_after_the_proof():
         assert b.packet_in(make_packet(bytes(16), number, b"forged"), 0.0) == Progress()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=300))
 def test_noise_in_packet_or_message_is_refused(noise):
     with pytest.raises(DamageError):

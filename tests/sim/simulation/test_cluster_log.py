@@ -5,7 +5,7 @@ import json
 import duckdb
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pfl.policy import Assignment
@@ -45,7 +45,6 @@ def test_adjusted_rand_by_hand():
 
 
 @pytest.mark.slow
-@settings(deadline=None)  # the first example imports scikit-learn
 @given(PARTITIONS)
 def test_adjusted_rand_equals_scikit_learn(partitions):
     metrics = pytest.importorskip("sklearn.metrics")

@@ -90,7 +90,7 @@ def partitions(labels):
 
 
 @pytest.mark.parametrize("name", partitions(np.zeros(1)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=st.integers(1, 120), classes=st.integers(1, 12), nodes=st.integers(1, 150), seed=st.integers(0, 99))
 def test_partition_assigns_each_sample_to_one_node(name, n, classes, nodes, seed):
     divide = partitions(labels_of(n, classes, seed))[name]
@@ -103,7 +103,7 @@ def test_partition_assigns_each_sample_to_one_node(name, n, classes, nodes, seed
     assert all(np.array_equal(a, b) for a, b in zip(shares, divide(nodes, rng(seed)), strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     n=st.integers(1, 200),
     classes=st.integers(1, 10),
@@ -282,7 +282,7 @@ SHIFTS = [
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shift=st.sampled_from(SHIFTS),
     partition=st.sampled_from(
