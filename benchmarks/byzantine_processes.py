@@ -25,6 +25,7 @@ MEMBER = Path(__file__).with_name("byzantine_member.py")
 LAST = 3  # rounds whose mean accuracy counts
 RULES = {  # with the true number of attackers, where a rule assumes one
     "none": '"none"',
+    "clip-loss": '"clip-loss"',
     "median-clip": '"median-clip"',
     "scclip": '{name = "scclip", rank = 3}',
     "cs+": '{name = "cs+", share = 0.4}',

@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument(
         "--kind", action="append", choices=KINDS, help="kind of poisoned model; can be repeated (default: all)"
     )
-    parser.add_argument("--robust", default="median-clip", help="protection of the federation (default: median-clip)")
+    parser.add_argument("--robust", default="clip-loss", help="protection of the federation (default: clip-loss)")
     parser.add_argument("--rounds", type=int, default=24, metavar="N", help="rounds of each federation (default: 24)")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="number of federations of each kind (default: 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, as JSON")

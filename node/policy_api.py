@@ -16,14 +16,15 @@ from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.policy import Assignment, Budget, Extras, Stage, Submission, Update
+from p2pfl.policy import Assignment, Budget, Extras, Stage, Submission, Update, relative_losses
 from p2pfl.private_parameters import PrivateParameters
 from p2pfl.protocols.wire.payload import encode_extras
 from p2pfl.queries import Clip, Query, R, Train
 from p2pfl.random_streams import RandomStreams, common_order
+from p2pfl.robust.by_loss import ClipLoss
 from p2pfl.robust.guards import cap_samples
 from p2pfl.robust.median_clip import MedianClip, move_towards
-from p2pfl.robust.registry import MEDIAN_CLIP, NONE, Robust, make_rule, split_robust
+from p2pfl.robust.registry import CLIPPING, NONE, Robust, make_rule, split_robust
 
 DIVERGED_IN_A_ROW = 3  # failed trainings in a row after which the node ends
 ASSIGNMENTS = 9  # assignments of the coordinator whose distances limit that of the next one
@@ -180,7 +181,7 @@ class NodePeers:
     Attributes:
         budget_tracker: the received models and bytes, and their budget.
         published: the models published in this round, by stage, with the private part at that time; [P].
-        clip: clips received models, if the federation has agreed on `median-clip`; see p2pfl.robust.median_clip.
+        clip: clips received models, if the federation has agreed on a rule that does so; see p2pfl.robust.median_clip.
         capped: number of times that a peer claimed more samples than are counted.
         senders: senders of the models received in this round, if a robust rule changes the merge.
     """
@@ -206,7 +207,7 @@ class NodePeers:
         self._extras = 0  # bytes of the extras that were published last
         self._beyond: dict[str, int] = {}  # by peer: bytes by which its last model exceeded the expected size
         self._own: Parameters | None = None  # the model that was published last in this round
-        self.clip = MedianClip() if me.robust == MEDIAN_CLIP else None
+        self.clip = MedianClip() if me.robust in CLIPPING else None
         self._assigned = MedianClip()
         self.capped: Counter[str] = Counter()
         self.published: dict[Stage, Parameters] = {}
@@ -330,15 +331,26 @@ class NodePeers:
         assignment = await self._exchange.submit(submission)
         if assignment is not None:
             if me.robust != NONE:
-                given, name = assignment.params, str(me.round % ASSIGNMENTS)
-                known = self._assigned.distances_of_others([name])
-                clipped = await me.compute(Clip([params, given], me.initial, known))
-                self._assigned.record([name], clipped)
-                assignment = replace(assignment, params=move_towards(given, params, *clipped.factors))
+                assignment = replace(assignment, params=await self._protect(params, assignment.params, start is None))
             self.budget_tracker.charge(assignment.size)
             if self.observer is not None:
                 self.observer.assigned(me.id, me.round, assignment)
         return assignment
+
+    async def _protect(self, own: Parameters, assigned: Parameters, free: bool) -> Parameters:
+        """Return the assigned model as the robust rule lets it through.
+
+        Args:
+            free: whether the node may start from another model than the assigned one.
+        """
+        me, name = self._me, str(self._me.round % ASSIGNMENTS)
+        known = self._assigned.distances_of_others([name])
+        clipped = await me.compute(Clip([own, assigned], me.initial, known))
+        self._assigned.record([name], clipped)
+        moved = move_towards(assigned, own, *clipped.factors)
+        if free and isinstance(me.rule, ClipLoss):
+            moved = move_towards(moved, own, me.rule.part_kept(*await relative_losses(me, [own, moved])))
+        return moved
 
     def _note_sizes(self, updates: Sequence[Update]) -> None:
         """Expect from each peer the size that it sent last, if it was more than expected."""

@@ -12,6 +12,7 @@ from p2pfl.node.coordination.submission_protection import protect_submissions
 from p2pfl.parameters import Layout, problem
 from p2pfl.policy import Assignment, Step, Submission
 from p2pfl.protocols.election.types import Term
+from p2pfl.robust.by_loss import ClipLoss
 from p2pfl.robust.registry import NONE, Robust, make_rule
 
 
@@ -45,7 +46,8 @@ def run_protected_step(
         Exception: see `run_step`.
     """
     if robust != NONE:
-        submissions = protect_submissions(submissions, make_rule(robust))
+        rule = make_rule(robust)
+        submissions = protect_submissions(submissions, None if isinstance(rule, ClipLoss) else rule)
     if trusted:
         return StepResult(*_run_checked(step, submissions, state, layout), {})
     return run_step(step, submissions, state, layout, coordinator)

@@ -36,7 +36,7 @@ from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.broker_address import BrokerAddress
 from p2pfl.protocols.errors import AddressError, IdentityError
 from p2pfl.protocols.identity import Identity
-from p2pfl.robust.registry import MEDIAN_CLIP, Robust
+from p2pfl.robust.registry import CLIP_LOSS, Robust
 from p2pfl.system import toml_reader
 from p2pfl.system.atomic_files import PRIVATE_FOLDER, replace_file
 from p2pfl.system.disk import PRIVATE
@@ -112,7 +112,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
     direct: bool = True
     broker: str = ""
     adaptive: bool = True
-    robust: Robust = MEDIAN_CLIP
+    robust: Robust = CLIP_LOSS
     status_port: int = -1
     status_host: str = "127.0.0.1"
     task: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": DEFAULT_TASK})

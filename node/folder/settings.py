@@ -11,6 +11,7 @@ from p2pfl.compression.codecs import make_codec
 from p2pfl.config.binding import split_name
 from p2pfl.errors import ConfigurationError
 from p2pfl.policy import BestBy
+from p2pfl.robust.by_loss import ClipLoss
 from p2pfl.robust.registry import NONE, Robust, make_rule
 
 MOST_DISTRUST = 100  # the score of a member that has sent different models of one round
@@ -39,9 +40,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         evaluate_every: rounds between evaluations on the validation and test data; 0 evaluates the last model only.
         device: `cpu`, `cuda`, `mps`, or `auto` for the best available one. Results differ in their last bits.
         robust: protection against malicious members: the name of a rule of p2pfl.robust.registry, or a table with a
-            `name` and options; `median-clip` clips models to the median distance from the own one, `none` accepts
-            everything unchanged. All rules except `none` cap the numbers of samples that peers claim, and answer with
-            coarse losses.
+            `name` and options; `clip-loss` clips models to the median distance from the own one, and trusts those with a
+            low loss on the node's validation data more; `none` accepts everything unchanged. All rules except `none`
+            cap the numbers of samples that peers claim, and answer with coarse losses.
         distrust: score from which a node leaves out a peer (see p2pfl.node.conduct.conduct), from 1 to 100; 0 leaves no
             peer out.
         codec: encoding of sent models, a table with a `name` of p2pfl.compression.codecs and options; by default
@@ -89,5 +90,5 @@ def check_coordinated(settings: Settings) -> None:
     if settings.codec.get("name") != "float32":
         raise ConfigurationError(f'a coordinated policy needs codec.name = "float32", got {settings.codec.get("name")!r}')
     rule = make_rule(settings.robust)
-    if rule is not None and rule.needs_losses:
+    if rule is not None and rule.needs_losses and not isinstance(rule, ClipLoss):
         raise ConfigurationError(f"a coordinated policy cannot use the robust rule {settings.robust!r}, which needs losses")

@@ -71,7 +71,7 @@ mode = "synchronous"       # "synchronous": wait for models of the same round; "
 deadline = 30.0            # seconds to wait for a peer before continuing without it
 adaptive = true            # wait only a few times as long as a peer usually takes
 max_staleness = inf        # maximum age in seconds of the models that an asynchronous node uses
-robust = "median-clip"     # protection against malicious members: clip their models, or another rule such as "cs+"; "none"
+robust = "clip-loss"       # protection against malicious members: clip and weigh their models, or "cs+", ...; or "none"
 patience = 0               # rounds without a better model on validation before learning stops; 0: never
 
 [task]

@@ -13,7 +13,7 @@ from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.policy import Extras
 from p2pfl.robust.candidates import combine
 from p2pfl.robust.median_clip import MedianClip
-from p2pfl.robust.registry import MEDIAN_CLIP, NONE, Robust, make_rule
+from p2pfl.robust.registry import CLIPPING, NONE, Robust, make_rule, split_robust
 
 STEPS = 8  # of the search of `reward-bait`
 MOST_BYTES = 1_000_000  # of extras; a message carries little more
@@ -166,12 +166,13 @@ class Searching(Attack):
     def merged(self, models: list[Parameters]) -> Parameters:
         """Return the merge of models with equal weights under the assumed rule; the first one is the merging node's."""
         weights = [1 / len(models)] * len(models)
+        name, _ = split_robust(self.against)
+        if name in CLIPPING:
+            own, *others = models
+            models = [own, *MedianClip().clip(own, own, [str(k) for k in range(len(others))], others)]
         rule = make_rule(self.against)
         if rule is not None:
             return combine(rule, models, weights, losses=[0.0] * len(models)).params
-        if self.against == MEDIAN_CLIP:
-            own, *others = models
-            models = [own, *MedianClip().clip(own, own, [str(k) for k in range(len(others))], others)]
         return weighted_mean(models, weights)
 
     def longest(self, harm: Callable[[float], float]) -> float:

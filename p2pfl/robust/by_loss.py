@@ -6,7 +6,7 @@ The losses are those on validation data. A node without validation data takes it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import exp, inf, isfinite
 from typing import ClassVar
 
 import numpy as np
@@ -77,6 +77,40 @@ class LossWeighted(Reweighting):
         scores = candidates.weights * np.exp(better / self.temperature)
         weights: np.ndarray = scores / scores.sum(-1, keepdims=True)
         return weights
+
+
+@dataclass(frozen=True)
+class ClipLoss(LossWeighted):
+    """Weights by a softmax of losses, as by `loss`, after models have been clipped on reception, as by `median-clip`:
+    w'_j proportional to w_j exp(-loss_j / T), the own model included.
+
+    The losses are those on the node's validation data. They are divided by the loss of the common initial model there
+    if that is above 1, so that T suits losses of any scale. Without validation data the weights stay the policy's.
+
+    With a coordinator, submissions are clipped as by `median-clip`. A node then keeps the part exp(-d / T) of the way
+    from its own model to the assigned one; d is the amount by which its loss is higher, or 0. For a policy that submits
+    the model from which a node has started, such as `fedpref` and `cfl`, the assigned model is only clipped, because the
+    coordinator expects the nodes to start from it.
+
+    The combination is p2pfl's own: a clipped model does bounded harm, and the loss shows which of the models do any.
+
+    Attributes:
+        temperature: T; a lower one trusts better models more.
+    """
+
+    relative_losses: ClassVar[bool] = True
+
+    temperature: float = 0.35
+
+    def part_kept(self, own: float, assigned: float) -> float:
+        """Return the part of the way from the own model to the assigned one, from 0 to 1.
+
+        Args:
+            own, assigned: the losses of the two models. Without validation data, the own one is not finite.
+        """
+        if not isfinite(own):
+            return 1.0
+        return exp(-max(0.0, assigned - own) / self.temperature) if isfinite(assigned) else 0.0
 
 
 def _losses_of(candidates: Candidates) -> np.ndarray:

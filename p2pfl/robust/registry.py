@@ -9,7 +9,7 @@ from typing import Any
 
 from p2pfl.config.binding import build, split_name
 from p2pfl.errors import ConfigurationError, unknown
-from p2pfl.robust.by_loss import LossWeighted, Ubar
+from p2pfl.robust.by_loss import ClipLoss, LossWeighted, Ubar
 from p2pfl.robust.candidates import MergeRule
 from p2pfl.robust.clipping import CsHe, CsPlus, Gts, ScClip
 from p2pfl.robust.coordinate_wise import Median, Trimmed
@@ -19,7 +19,10 @@ from p2pfl.robust.selection import Ios, Krum, Nna
 Robust = str | dict[str, Any]
 """Value of the key `robust`: the name of a rule, or a table with its `name` and options."""
 
-NONE, MEDIAN_CLIP = "none", "median-clip"
+NONE, MEDIAN_CLIP, CLIP_LOSS = "none", "median-clip", "clip-loss"
+
+CLIPPING = MEDIAN_CLIP, CLIP_LOSS
+"""Names of the rules that clip models on reception; see p2pfl.robust.median_clip."""
 
 RULES: dict[str, Callable[..., MergeRule]] = {
     "scclip": ScClip,
@@ -31,6 +34,7 @@ RULES: dict[str, Callable[..., MergeRule]] = {
     "rfa": Rfa,
     "ubar": Ubar,
     "loss": LossWeighted,
+    CLIP_LOSS: ClipLoss,
     "krum": Krum,
     "median": Median,
     "trimmed": Trimmed,

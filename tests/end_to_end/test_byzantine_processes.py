@@ -18,7 +18,7 @@ ROUNDS = 12
 TOML = f"""rounds = {ROUNDS}
 deadline = 60.0
 members = 6
-robust = "median-clip"
+robust = "clip-loss"
 task = {{name = "digits", judged_on = "all"}}
 policy = {{name = "byzantine_member:Member"}}
 """
@@ -27,7 +27,7 @@ policy = {{name = "byzantine_member:Member"}}
 def clean():
     """Return the accuracy of the same federation without attackers, in the simulator."""
     task = {"name": "digits", "judged_on": "all"}
-    table = {"nodes": 6, "rounds": ROUNDS, "task": task, "policy": "fedavg", "robust": "median-clip"}
+    table = {"nodes": 6, "rounds": ROUNDS, "task": task, "policy": "fedavg", "robust": "clip-loss"}
     (result,) = p2pfl.simulate(table)
     return result.summary["test"]["mean"]
 

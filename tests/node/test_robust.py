@@ -11,6 +11,7 @@ from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.coordination.submission_protection import protect_submissions
 from p2pfl.node.folder.settings import Settings, check_coordinated
 from p2pfl.parameters import weighted_mean
+from p2pfl.policies.cfl import Cfl
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.dac import Dac, similarity_extras
 from p2pfl.policies.fedavg import FedAvg
@@ -262,11 +263,12 @@ def mse(attack, policy, robust, rounds=8):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("robust", ["median-clip", "clip-loss"])
 @pytest.mark.parametrize("policy", [Random, Dac, FedAvg])
-def test_poison_costs_little_with_median_clip(policy):
+def test_poison_costs_little_with_clipping(policy, robust):
     clean, _ = mse("echo", policy, "none")
     for attack in ATTACKS:
-        error, federation = mse(attack, policy, "median-clip")
+        error, federation = mse(attack, policy, robust)
         assert error < 1.5 * clean + 1, attack
         if attack in ("huge", "scale"):
             assert federation.nodes["a"].peers.clip.outliers["e"] > 0
@@ -299,6 +301,46 @@ def test_rule_changes_weights_of_a_federation():
     assert sorted(federation.watch["a"].weights[2].values()) == [0.0, 0.0, 1.0]
 
 
+class Weighing(FedAvg):
+    """FedAvg that remembers the weights and losses of its last merge."""
+
+    async def round(self, me, peers):
+        merge = await super().round(me, peers)
+        models = [peers.published["trained"], *(update.params for update in self.updates)]
+        self.losses = (await me.loss([*models, me.initial])).tolist()
+        return merge
+
+    async def aggregate(self, me, peers, trained):
+        fetch = peers.models
+
+        async def remember(ids, stage="trained"):
+            self.updates = await fetch(ids, stage)
+            return self.updates
+
+        peers.models = remember
+        try:
+            return await super().aggregate(me, peers, trained)
+        finally:
+            del peers.models
+
+
+def test_clip_loss_weighs_by_losses_relative_to_initial():
+    async def test(federation):
+        federation.start(*"abc")
+        await federation.done()
+
+    settings = Settings(rounds=2, deadline=10.0, robust={"name": "clip-loss", "temperature": 0.5})
+    federation = play(test, ("a", "b", "c"), settings, policy=Weighing)
+    node = federation.nodes["a"]
+    *losses, initial = node.policy.losses
+    assert initial > 1
+    samples = [node.me.n_samples, *(update.n_samples for update in node.policy.updates)]
+    scores = np.array(samples) * np.exp(-np.array(losses) / initial / 0.5)
+    weights = federation.watch["a"].weights[2]
+    found = [weights[id] for id in ("a", *(update.sender for update in node.policy.updates))]
+    np.testing.assert_allclose(found, scores / scores.sum(), rtol=1e-6)
+
+
 def test_claimed_samples_give_at_most_a_share():
     def claim(liar, victim):
         return victim.me.params
@@ -328,6 +370,29 @@ def test_protect_submissions_makes_the_mean_that_of_the_rule(name):
     own = int(np.argmin(np.linalg.norm(np.array(models) - np.median(models, axis=0), axis=1)))
     expected = combine(rule, [s.params for s in given], [0.2] * 5, own=own).params
     np.testing.assert_allclose(np.mean([s.params for s in kept], axis=0), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("policy", "moved"), [(CoordinatedFedAvg, True), (Cfl, False)])
+def test_clip_loss_moves_an_assigned_model_if_the_policy_permits(policy, moved):
+    """The coordinator of CFL expects its members to start from the models that it assigned."""
+    assigned, taken = [], []
+
+    class Watched(policy):
+        async def aggregate(self, me, peers, trained):
+            merge = await super().aggregate(me, peers, trained)
+            taken.append(merge.params)
+            return merge
+
+        def step(self, submissions, state, layout):
+            assignments, after = super().step(submissions, state, layout)
+            assigned.extend(assignment.params for assignment in assignments.values())
+            return assignments, after
+
+    settings = Settings(rounds=1, deadline=10.0, robust={"name": "clip-loss", "temperature": 1e-3})
+    play(to_the_end, ("a", "b", "c"), settings, policy=Watched)
+    assert len(taken) == 3
+    equal = [any(np.allclose(one, other, atol=1e-6) for other in assigned) for one in taken]
+    assert all(equal) != moved
 
 
 def test_coordinated_policy_refuses_rule_that_needs_losses():

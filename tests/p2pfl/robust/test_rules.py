@@ -119,6 +119,19 @@ def test_loss_rule_weights_by_softmax_of_losses():
     assert weights == pytest.approx([0.5, 0.5, 0.0])
 
 
+def test_clip_loss_keeps_weights_without_validation_data():
+    _, weights = apply_rule(make_rule("clip-loss"), line(0, 1, 2), [0.5, 0.25, 0.25], [np.nan] * 3)
+    assert weights == pytest.approx([0.5, 0.25, 0.25])
+
+
+def test_clip_loss_keeps_part_of_the_way_to_an_assigned_model():
+    rule = make_rule({"name": "clip-loss", "temperature": 0.5})
+    assert rule.part_kept(1.0, 0.2) == 1.0
+    assert rule.part_kept(1.0, 1.0 + 0.5 * np.log(4)) == pytest.approx(0.25)
+    assert rule.part_kept(1.0, np.nan) == 0.0
+    assert rule.part_kept(np.nan, np.nan) == 1.0
+
+
 @pytest.mark.parametrize("name", RULES)
 @given(
     models=st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3), min_size=2, max_size=7),
