@@ -218,7 +218,7 @@ def test_join_accepts_data_that_is_not_there_yet(files):
 def test_federation_agrees_on_options_of_the_robust_rule(tmp_path):
     config.create(tmp_path / "alice", "alice")
     path = tmp_path / "alice" / config.CONFIG
-    path.write_text(path.read_text().replace('robust = "median-clip"', 'robust = { name = "cs+", share = 0.3 }'))
+    path.write_text(path.read_text().replace('robust = "clip-loss"', 'robust = { name = "cs+", share = 0.3 }'))
     alice = config.load(tmp_path / "alice")
     task = make_task("digits", alice.task_options(), Part(0, 1), 0)
     admission.create_federation(tmp_path / "alice", agreement.draft("home", alice, task), tmp_path / "backup.pem")
