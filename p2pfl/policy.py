@@ -33,7 +33,8 @@ import numpy as np
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.prediction_mixing import PredictionMixer
 from p2pfl.queries import Combine, Loss, Mean, Query, R, Split, Train
-from p2pfl.robust.candidates import Combined, MergeRule, Reweighting
+from p2pfl.robust.by_loss import ClipLoss
+from p2pfl.robust.candidates import Combined, MergeRule
 from p2pfl.robust.median_clip import ClippedModel, without_clipping
 from p2pfl.update_rules import Rule
 
@@ -403,15 +404,12 @@ async def _merge_by_rule(me: Me, rule: MergeRule, models: Mapping[str, Parameter
     """Return the merge of models by a robust rule, in their order. Models of peers without weight are left out."""
     ids = [id for id in models if id == me.id or weights[id] > 0]
     stack = [models[id] for id in ids]
-    losses = await _losses_for(me, rule, stack) if rule.needs_losses else None
+    losses = None
+    if rule.needs_losses:
+        losses = await (relative_losses if isinstance(rule, ClipLoss) else own_losses)(me, stack)
     query = Combine(stack, [weights[id] for id in ids], rule, ids.index(me.id), losses)
     combined: Combined = await me.compute(query)
     return Merge(combined.params, dict.fromkeys(models, 0.0) | dict(zip(ids, combined.weights, strict=True)))
-
-
-async def _losses_for(me: Me, rule: MergeRule, models: Sequence[Parameters]) -> list[float]:
-    relative = isinstance(rule, Reweighting) and rule.relative_losses
-    return await (relative_losses(me, models) if relative else own_losses(me, models))
 
 
 async def relative_losses(me: Me, models: Sequence[Parameters]) -> list[float]:

@@ -1,6 +1,7 @@
 """Rules that compare the losses of models on the node's own data.
 
-The losses are those on validation data. A node without validation data takes its training data.
+The losses are those on validation data. Without such data, `ubar` and `loss` take the training data, and `clip-loss` leaves
+the weights unchanged.
 """
 
 from __future__ import annotations
@@ -97,8 +98,6 @@ class ClipLoss(LossWeighted):
     Attributes:
         temperature: T; a lower one trusts better models more.
     """
-
-    relative_losses: ClassVar[bool] = True
 
     temperature: float = 0.35
 

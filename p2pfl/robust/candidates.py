@@ -94,13 +94,11 @@ class Reweighting:
 
     Attributes:
         needs_losses: whether the rule needs the loss of each model on the node's own data.
-        relative_losses: whether these are losses on validation data, relative to that of the common initial model.
         needs_pairs: whether it needs the distances of all models, and not only those from the own one.
         prefers_own: whether the result depends on which of the models is the own one, if only between equal scores.
     """
 
     needs_losses: ClassVar[bool] = False
-    relative_losses: ClassVar[bool] = False
     needs_pairs: ClassVar[bool] = False
     prefers_own: ClassVar[bool] = True
 
