@@ -6,7 +6,7 @@ from math import inf, isnan
 from typing import Any, Literal
 
 from p2pfl.node.checkpoint import unpack
-from p2pfl.parameters import Parameters
+from p2pfl.parameters import Parameters, detached
 from p2pfl.policy import BestBy, Stage
 
 
@@ -59,8 +59,7 @@ class EarlyStopping:
             self._improved = round
         better = better or (self.by == "metric" and loss == self.loss)
         if better or self.best is None:
-            # A row of a stack would keep all of the stack in memory.
-            self.best, self.round = params if params.base is None else params.copy(), round
+            self.best, self.round = detached(params), round
             self.stage = stage
             self.loss = inf if loss is None or isnan(loss) else loss
         return better

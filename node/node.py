@@ -36,7 +36,7 @@ from p2pfl.node.exchange.published_models import Published
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.policy_api import Me, NodePeers
 from p2pfl.node.trainer import Trainer
-from p2pfl.parameters import Parameters, problem
+from p2pfl.parameters import Parameters, detached, problem
 from p2pfl.policy import Budget, Coordinated, Merge, Policy, Stage, asks_scores, memory_of
 from p2pfl.queries import Evaluate, Split
 from p2pfl.random_streams import RandomStreams
@@ -212,6 +212,8 @@ class Node:
             await self._round()
         if self.done:
             self.early_stopping.stopped = self.me.round < self.settings.rounds
+            self.me.params = detached(self.me.params)
+            self.peers.finish()
             self.exchange.finish()
             await self._save()
             await self._finish()

@@ -15,7 +15,7 @@ from p2pfl.budget import BudgetTracker
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.trainer import Trainer
-from p2pfl.parameters import Layout, Parameters
+from p2pfl.parameters import Layout, Parameters, detached
 from p2pfl.policy import Assignment, Budget, Extras, Stage, Submission, Update, relative_losses
 from p2pfl.private_parameters import PrivateParameters
 from p2pfl.protocols.wire.payload import encode_extras
@@ -218,6 +218,11 @@ class NodePeers:
         self.published = {}
         self.senders = set()
         self._own = None
+
+    def finish(self) -> None:
+        """Keep the models of the last round apart from those of other nodes, with which they were computed."""
+        self._own = None
+        self.published = {stage: detached(params) for stage, params in self.published.items()}
 
     def state(self) -> PeersState:
         distances = {} if self.clip is None else dict(self.clip.distances)

@@ -119,6 +119,11 @@ class Layout:
         return np.concatenate([np.asarray(tensors[name], np.float32).reshape(-1) for name, _ in self.shapes])
 
 
+def detached(params: Parameters) -> Parameters:
+    """Return the parameters, copied if they are a part of a larger array, all of which they would keep in memory."""
+    return params if params.base is None else params.copy()
+
+
 def problem(params: np.ndarray, size: int) -> str | None:
     """Return a short reason why `params` is not a valid model of `size` values, or None if it is."""
     if params.dtype != np.float32 or params.shape != (size,):

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from p2pfl.parameters import detached
 from p2pfl.policy import Stage, Update
 
 
@@ -60,6 +61,13 @@ class Outbox:
         oldest = self.round - 1
         for key in [key for key in self.models if 0 < key[0] < oldest]:
             del self.models[key]
+
+    def finish(self) -> None:
+        """Report that nothing more will be published."""
+        self.final = True
+        for key, kept in self.models.items():
+            update = kept.update
+            self.models[key] = replace(kept, update=replace(update, model=detached(update.params)))
 
     def skip(self, round: int) -> None:
         """Report that no model of a round before `round` will be published, because the node skipped forward to it."""

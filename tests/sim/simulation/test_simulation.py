@@ -543,3 +543,13 @@ def test_rounds_table_bytes_of_a_node_sum_up_to_its_traffic():
         sums = table["bytes_in"][rows].sum(), table["bytes_out"][rows].sum()
         assert sums == (traffic.received_in_rounds, traffic.sent_in_rounds)
         assert table["bytes_in"][rows].min() > 0
+
+
+def test_stopped_nodes_keep_no_stack_of_other_nodes_in_memory():
+    table = {"nodes": 6, "rounds": 60, "patience": 2, "task": {"name": "digits", "samples": 20, "lr": 1.0}, "policy": "dac"}
+    nodes = run(resolve(table, [], "study", ".").runs[0]).nodes.values()
+    assert max(node.round for node in nodes) < 60
+    for node in nodes:
+        kept = [node.me.params, node.result, *node.peers.published.values()]
+        kept += [model.update.params for model in node.exchange.outbox.models.values()]
+        assert [params.base for params in kept] == [None] * len(kept)
