@@ -212,12 +212,21 @@ class Node:
             await self._round()
         if self.done:
             self.early_stopping.stopped = self.me.round < self.settings.rounds
-            self.me.params = detached(self.me.params)
-            self.peers.finish()
+            if self.early_stopping.stopped:
+                self._detach()
             self.exchange.finish()
             await self._save()
             await self._finish()
             await self._save()
+
+    def _detach(self) -> None:
+        """Free the arrays of which this node keeps a view: in a simulation, the stacks of models computed together.
+
+        Nodes that stop in different rounds would otherwise keep a stack each. Nodes that finish all rounds share one.
+        """
+        self.me.params = detached(self.me.params)
+        self.peers.detach()
+        self.exchange.outbox.detach()
 
     async def _prepare(self) -> None:
         await self._save()

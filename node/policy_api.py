@@ -219,8 +219,8 @@ class NodePeers:
         self.senders = set()
         self._own = None
 
-    def finish(self) -> None:
-        """Keep the models of the last round apart from those of other nodes, with which they were computed."""
+    def detach(self) -> None:
+        """Copy the models of the last round that are views of larger arrays; see `p2pfl.parameters.detached`."""
         self._own = None
         self.published = {stage: detached(params) for stage, params in self.published.items()}
 

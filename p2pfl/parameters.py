@@ -120,7 +120,7 @@ class Layout:
 
 
 def detached(params: Parameters) -> Parameters:
-    """Return the parameters, copied if they are a part of a larger array, all of which they would keep in memory."""
+    """Return the parameters; if they are a view of a larger array, return a copy, so that the array can be freed."""
     return params if params.base is None else params.copy()
 
 

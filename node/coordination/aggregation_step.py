@@ -12,8 +12,7 @@ from p2pfl.node.coordination.submission_protection import protect_submissions
 from p2pfl.parameters import Layout, problem
 from p2pfl.policy import Assignment, Step, Submission
 from p2pfl.protocols.election.types import Term
-from p2pfl.robust.by_loss import ClipLoss
-from p2pfl.robust.registry import NONE, Robust, make_rule
+from p2pfl.robust.registry import NONE, Robust, coordinator_rule
 
 
 class StepResult(NamedTuple):
@@ -46,8 +45,7 @@ def run_protected_step(
         Exception: see `run_step`.
     """
     if robust != NONE:
-        rule = make_rule(robust)
-        submissions = protect_submissions(submissions, None if isinstance(rule, ClipLoss) else rule)
+        submissions = protect_submissions(submissions, coordinator_rule(robust))
     if trusted:
         return StepResult(*_run_checked(step, submissions, state, layout), {})
     return run_step(step, submissions, state, layout, coordinator)

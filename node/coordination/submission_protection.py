@@ -28,7 +28,7 @@ def protect_submissions(submissions: Sequence[Submission], rule: MergeRule | Non
     coordinator, so that a successor makes the same step.
 
     Args:
-        rule: the rule that the federation has agreed on, None for `median-clip` and `clip-loss`.
+        rule: see `p2pfl.robust.registry.coordinator_rule`.
     """
     if len(submissions) < 2:
         return list(submissions)

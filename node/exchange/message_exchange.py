@@ -183,8 +183,7 @@ class MessageExchange:
             self.contacts.notify()
 
     def finish(self) -> None:
-        self.outbox.finish()
-        self.contacts.final = True
+        self.outbox.final = self.contacts.final = True
         self.models.serve_waiting()
         for peer in self.contacts.introduced_peers():
             self.contacts.tell(peer, m.Bye(self.round, leaving=False))

@@ -62,9 +62,8 @@ class Outbox:
         for key in [key for key in self.models if 0 < key[0] < oldest]:
             del self.models[key]
 
-    def finish(self) -> None:
-        """Report that nothing more will be published."""
-        self.final = True
+    def detach(self) -> None:
+        """Copy the models that are views of larger arrays; see `p2pfl.parameters.detached`."""
         for key, kept in self.models.items():
             update = kept.update
             self.models[key] = replace(kept, update=replace(update, model=detached(update.params)))

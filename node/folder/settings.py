@@ -11,8 +11,7 @@ from p2pfl.compression.codecs import make_codec
 from p2pfl.config.binding import split_name
 from p2pfl.errors import ConfigurationError
 from p2pfl.policy import BestBy
-from p2pfl.robust.by_loss import ClipLoss
-from p2pfl.robust.registry import NONE, Robust, make_rule
+from p2pfl.robust.registry import NONE, Robust, coordinator_rule, make_rule
 
 MOST_DISTRUST = 100  # the score of a member that has sent different models of one round
 DEFAULT_TASK, DEFAULT_POLICY = "digits", "dac"  # of nodes and of scenarios
@@ -89,6 +88,4 @@ def check_coordinated(settings: Settings) -> None:
         raise ConfigurationError(f'a coordinated policy needs mode = "synchronous", got {settings.mode!r}')
     if settings.codec.get("name") != "float32":
         raise ConfigurationError(f'a coordinated policy needs codec.name = "float32", got {settings.codec.get("name")!r}')
-    rule = make_rule(settings.robust)
-    if rule is not None and rule.needs_losses and not isinstance(rule, ClipLoss):
-        raise ConfigurationError(f"a coordinated policy cannot use the robust rule {settings.robust!r}, which needs losses")
+    coordinator_rule(settings.robust)

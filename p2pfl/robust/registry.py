@@ -61,6 +61,20 @@ def make_rule(robust: Robust) -> MergeRule | None:
     return _make_rule(name, json.dumps(options, sort_keys=True, default=str))
 
 
+def coordinator_rule(robust: Robust) -> MergeRule | None:
+    """Return the rule that a coordinator applies to submissions; None for rules with which it clips them.
+
+    Raises:
+        ConfigurationError: the rule needs the data of each node, or see `make_rule`.
+    """
+    rule = make_rule(robust)
+    if isinstance(rule, ClipLoss):
+        return None
+    if rule is not None and rule.needs_losses:
+        raise ConfigurationError(f"a coordinated policy cannot use the robust rule {robust!r}, which needs losses")
+    return rule
+
+
 @lru_cache(maxsize=64)
 def _make_rule(name: str, described: str) -> MergeRule | None:
     options = json.loads(described)

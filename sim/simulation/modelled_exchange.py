@@ -141,7 +141,7 @@ class ModelledExchange:
             peer.serve_waiting()
 
     def finish(self) -> None:
-        self.outbox.finish()
+        self.outbox.final = True
         self.network.close_board()
         self.peer.reach(inf)
         self.peer.serve_waiting()
