@@ -211,22 +211,11 @@ class Node:
         while not (self._stopping or self.done):
             await self._round()
         if self.done:
-            self.early_stopping.stopped = self.me.round < self.settings.rounds
-            if self.early_stopping.stopped:
-                self._detach()
+            _end_rounds(self)
             self.exchange.finish()
             await self._save()
             await self._finish()
             await self._save()
-
-    def _detach(self) -> None:
-        """Free the arrays of which this node keeps a view: in a simulation, the stacks of models computed together.
-
-        Nodes that stop in different rounds would otherwise keep a stack each. Nodes that finish all rounds share one.
-        """
-        self.me.params = detached(self.me.params)
-        self.peers.detach()
-        self.exchange.outbox.detach()
 
     async def _prepare(self) -> None:
         await self._save()
@@ -436,3 +425,16 @@ def first_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _end_rounds(node: Node) -> None:
+    """Note whether a node stops early; if it does, free the arrays of which it keeps a view.
+
+    In a simulation these are stacks of models that were computed together. Nodes that stop in different rounds would
+    keep a stack each. Nodes that finish all rounds share one.
+    """
+    node.early_stopping.stopped = node.me.round < node.settings.rounds
+    if node.early_stopping.stopped:
+        node.me.params = detached(node.me.params)
+        node.peers.detach()
+        node.exchange.outbox.detach()
