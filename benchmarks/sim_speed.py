@@ -23,6 +23,12 @@ complete graph, with set-up, evaluation and results: its time, its processor tim
     python benchmarks/sim_speed.py --scale 100000 --rounds 3
     python benchmarks/sim_speed.py --scale 4000 --topology complete
 
+With --device cuda the loop, the stacked program and p2pfl-sim compute on the GPU; --nodes changes the number of nodes. The
+figures of a GPU come from:
+
+    python benchmarks/sim_speed.py --device cuda --only digits --nodes 1000
+    python benchmarks/sim_speed.py --device cuda --only cnn --nodes 100
+
 With --growth instead: the processor time per node and round of gossip, of each policy and of the bare stacked program,
 with 100 and with 10,000 nodes on 10-regular graphs. The stacked program trains parts that fit into the cache.
 """
@@ -50,6 +56,7 @@ from torch import nn
 from torch.nn import functional
 
 from p2pfl.learning.optimizers import SGD
+from p2pfl.learning.torch_learner import choose_device
 from p2pfl.learning.torch_task import classification
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.execution.runner import run_all
@@ -138,19 +145,20 @@ def tasks_of(scenario: Scenario) -> list[Any]:
 
 
 def loop(scenario: Scenario) -> Callable[[], float]:
-    """Return a function that trains a module for each node, one after another."""
+    """Return a function that trains a module for each node, one after another, on the scenario's device."""
     tasks = tasks_of(scenario)
     rng = np.random.default_rng(0)
+    device = choose_device(scenario.device)
+    data = [tuple(part.to(device) for part in task.data["train"]) for task in tasks]
 
     def run() -> float:
         modules = []
         for _ in tasks:
             torch.manual_seed(0)
-            modules.append(tasks[0].module())
+            modules.append(tasks[0].module().to(device))
         begun = time.perf_counter()
         for _ in range(scenario.rounds):
-            for task, module in zip(tasks, modules, strict=True):
-                x, y = task.data["train"]
+            for task, (x, y), module in zip(tasks, data, modules, strict=True):
                 settings = task.optimizer
                 optimizer = torch.optim.SGD(module.parameters(), lr=settings.lr, momentum=settings.momentum)
                 for index in torch.randperm(len(x)).split(task.batch_size):
@@ -166,21 +174,29 @@ def loop(scenario: Scenario) -> Callable[[], float]:
                 for module, tensors in zip(modules, merged, strict=True):
                     for parameter, tensor in zip(module.parameters(), tensors, strict=True):
                         parameter.copy_(tensor)
+        _finish(device)
         return time.perf_counter() - begun
 
     return run
 
 
+def _finish(device: torch.device) -> None:
+    """Wait until a GPU has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 class Stack:
-    """Samples and parameters of all nodes as one tensor each."""
+    """Samples and parameters of all nodes as one tensor each, on the scenario's device."""
 
     def __init__(self, scenario: Scenario) -> None:
         tasks = tasks_of(scenario)
         self.nodes, self.rounds, self.batch = scenario.nodes, scenario.rounds, tasks[0].batch_size
         self.lr, self.momentum = tasks[0].optimizer.lr, tasks[0].optimizer.momentum
-        self.x = torch.stack([task.data["train"].x for task in tasks])
-        self.y = torch.stack([task.data["train"].y for task in tasks])
-        self.initial = torch.from_numpy(tasks[0].initial(0))
+        self.device = choose_device(scenario.device)
+        self.x = torch.stack([task.data["train"].x for task in tasks]).to(self.device)
+        self.y = torch.stack([task.data["train"].y for task in tasks]).to(self.device)
+        self.initial = torch.from_numpy(tasks[0].initial(0)).to(self.device)
         self.rng = np.random.default_rng(0)
 
     def batches(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -188,15 +204,15 @@ class Stack:
         n = self.x.shape[1]
         if n <= self.batch:
             return [(self.x, self.y)]
-        order = torch.from_numpy(self.rng.random((self.nodes, n)).argsort(1))
-        rows = torch.arange(self.nodes).unsqueeze(1)
+        order = torch.from_numpy(self.rng.random((self.nodes, n)).argsort(1)).to(self.device)
+        rows = torch.arange(self.nodes, device=self.device).unsqueeze(1)
         return [(self.x[rows, index], self.y[rows, index]) for index in order.split(self.batch, 1)]
 
     def mix(self, flat: torch.Tensor) -> torch.Tensor:
         """Average each node's parameters with those of its peers."""
         keys = self.rng.random((self.nodes, self.nodes))
         np.fill_diagonal(keys, -1.0)  # the node itself first
-        picks = torch.from_numpy(keys.argpartition(PEERS, axis=1)[:, : PEERS + 1])
+        picks = torch.from_numpy(keys.argpartition(PEERS, axis=1)[:, : PEERS + 1]).to(self.device)
         return functional.embedding_bag(picks, flat, mode="mean")
 
 
@@ -233,6 +249,7 @@ def stacked_mlp(stack: Stack) -> float:
     for _ in range(stack.rounds):
         train_mlp(stack, flat, grad)
         flat = stack.mix(flat)
+    _finish(stack.device)
     return time.perf_counter() - begun
 
 
@@ -247,6 +264,7 @@ def stacked_linear(stack: Stack) -> float:
             flat[:, :-1].sub_(torch.bmm(x.mT, delta).squeeze(2), alpha=stack.lr)
             flat[:, -1:].sub_(delta.sum(1), alpha=stack.lr)
         flat = stack.mix(flat)
+    _finish(stack.device)
     return time.perf_counter() - begun
 
 
@@ -267,7 +285,8 @@ def systems_of(name: str, file: ScenarioFile) -> dict[str, Callable[[], float]]:
     (scenario,) = file.runs
     systems = {"loop": loop(scenario)}
     if name == "cnn":
-        return systems | {"sim": simulated(scenario), "shards": in_shards(file)}
+        shards = {"shards": in_shards(file)} if scenario.device == "cpu" else {}
+        return systems | {"sim": simulated(scenario)} | shards
     stack = Stack(scenario)
     systems["stacked"] = lambda: stacked_mlp(stack) if name == "digits" else stacked_linear(stack)
     systems["sim"] = simulated(scenario)
@@ -278,9 +297,12 @@ def systems_of(name: str, file: ScenarioFile) -> dict[str, Callable[[], float]]:
     return systems
 
 
-def measure(name: str, repeat: int, rounds: int, policies: Sequence[str] = ()) -> dict[str, list[float]]:
-    """Return node-rounds per second of each system and each policy on a workload, in each repetition."""
-    changes = [f"rounds={rounds}"] if rounds else []
+def measure(name: str, repeat: int, changes: Sequence[str], policies: Sequence[str] = ()) -> dict[str, list[float]]:
+    """Return node-rounds per second of each system and each policy on a workload, in each repetition.
+
+    Args:
+        changes: keys of the scenario to change, each as KEY=VALUE.
+    """
     file = resolve(WORKLOADS[name] | {"name": name}, changes, name, ".")
     (scenario,) = file.runs
     systems = systems_of(name, file)
@@ -422,6 +444,8 @@ def main() -> None:
         metavar="N",
         help="measure only the time and memory of N nodes (default: 10,000)",
     )
+    parser.add_argument("--device", default="cpu", help="device of torch, such as cuda (default: cpu)")
+    parser.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: that of the workload)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds with --scale (default: 5)")
     parser.add_argument(
         "--topology", choices=TOPOLOGIES, default="k-regular", help="topology with --scale (default: k-regular of degree 10)"
@@ -446,10 +470,13 @@ def main() -> None:
         if options.json:
             options.json.write_text(json.dumps({"growth": grown}, indent=1) + "\n")
         return
-    repeat, rounds = (1, 3) if options.quick else (options.repeat, 0)
+    repeat, changes = (1, ["rounds=3"]) if options.quick else (options.repeat, [])
+    changes.append(f"device={options.device}")
+    if options.nodes:
+        changes.append(f"nodes={options.nodes}")
     measured = {}
     for name in options.only or WORKLOADS:
-        measured[name] = measure(name, repeat, rounds, options.policy)
+        measured[name] = measure(name, repeat, changes, options.policy)
         show(name, measured[name])
     if options.json:
         options.json.write_text(json.dumps(measured, indent=1) + "\n")

@@ -10,25 +10,36 @@ import torch
 from torch import Tensor
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.learning.kernels.sizes import values_at_once
 from p2pfl.parameters import Parameters
 
 LARGEST_COPY = 2**20  # values of inputs that are put in order at once: 4 MiB
 
 
 class RowCache:
-    """Models that are rows of one array. They can be stacked again without a copy."""
+    """Models that are rows of one array. They can be stacked again without a copy.
 
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
+    Args:
+        models: the models, [K, P], on any device.
+
+    Attributes:
+        tensor: the models on their device.
+        array: the models on the CPU; on a CPU the memory of `tensor`.
+        rows: the rows of `array`.
+    """
+
+    def __init__(self, models: Tensor) -> None:
+        self.tensor = models
+        self.array = array = _on_cpu(models)
         self.rows: list[Parameters] = list(array)
         self._places: dict[int, int] = {}  # of the rows, by their ids; filled at the first use
         self._address = _address(array)
 
-    def stack(self, models: Sequence[Parameters]) -> np.ndarray:
-        """Return models as the rows of an array, [K, P], which must not be modified."""
+    def stack(self, models: Sequence[Parameters]) -> Tensor:
+        """Return models as the rows of a tensor on the device, [K, P], which must not be modified."""
         if len(models) == len(self.rows) and all(map(is_, models, self.rows)):
-            return self.array
-        return np.array(models)
+            return self.tensor
+        return torch.from_numpy(np.array(models)).to(self.tensor.device)
 
     def places(self, models: Sequence[Parameters]) -> list[int] | None:
         """Return the row of each model; None if one of them is no row of the array."""
@@ -54,6 +65,14 @@ class RowCache:
             return -1
         row, rest = divmod(_address(model) - self._address, self.array.strides[0])
         return -1 if rest else row
+
+
+def _on_cpu(models: Tensor) -> np.ndarray:
+    """Return models as an array; from a GPU through memory that is locked, which is an order of magnitude faster."""
+    if models.device.type != "cuda":
+        return models.cpu().numpy()
+    host = torch.empty(models.shape, dtype=models.dtype, pin_memory=True)  # torch keeps and reuses this memory
+    return host.copy_(models).numpy()
 
 
 def _address(array: np.ndarray) -> int:
@@ -118,7 +137,7 @@ class StackedData:
         None if the samples have no order, or are too many to be copied at once.
         """
         orders = [one for one in order if one is not None]
-        if not orders or len(orders) * len(orders[0]) * self.width > LARGEST_COPY:
+        if not orders or len(orders) * len(orders[0]) * self.width > values_at_once(LARGEST_COPY, self._x.device):
             return None
         count = len(orders[0]) // size
         index = self.offsets[list(nodes), None] + np.array(orders)

@@ -28,6 +28,7 @@ from p2pfl.learning.batched_data import RowCache, StackedData
 from p2pfl.learning.batched_training import StackedTraining
 from p2pfl.learning.dense.batch_order import occasion, orders
 from p2pfl.learning.kernels.kernel import kernel_for
+from p2pfl.learning.kernels.sizes import values_at_once
 from p2pfl.learning.losses import of_each
 from p2pfl.learning.optimizers import LastingState, at_round, lasting
 from p2pfl.learning.row_randomness import RowGenerators
@@ -87,7 +88,7 @@ class BatchedLearner:
         self._shared = shared_values(self._task.layout, self._device)
         splits = dict.fromkeys(split for learner in learners for split in learner.data)
         self._data = {split: StackedData([learner.data.get(split) for learner in learners]) for split in splits}
-        self._trained = self._means = RowCache(np.empty((0, 0), np.float32))
+        self._trained = self._means = RowCache(torch.empty(0, 0, device=self._device))
         self._equal_counts = len(set(self._data["train"].counts.tolist())) == 1
         self._lasting = LastingState(len(learners), self._task.layout.n_trained, self._device)
         self._alone = SequentialLearner(learners)
@@ -140,7 +141,7 @@ class BatchedLearner:
             nodes: the node of each query; those with more samples first.
             queries: one for each model.
         """
-        start = torch.from_numpy(self._means.stack([query.params for query in queries])).to(self._device)
+        start = self._means.stack([query.params for query in queries])
         new = torch.empty_like(start)
         size = len(nodes)
         least = self.kernel.alignment
@@ -148,7 +149,7 @@ class BatchedLearner:
             size = max(least, PART // start.shape[1] // least * least)
         for first, end in pairwise([*range(0, max(1, len(nodes) - max(least, 1) + 1), size), len(nodes)]):
             self._train_part(nodes[first:end], queries[first:end], start[first:end], new[first:end])
-        self._trained = RowCache(new.cpu().numpy())
+        self._trained = RowCache(new)
         return self._trained.rows
 
     def _train_part(self, nodes: list[int], queries: list[Train], start: Tensor, new: Tensor) -> None:
@@ -212,7 +213,7 @@ class BatchedLearner:
     def _generators_of(self, nodes: Sequence[int], queries: Sequence[Train]) -> RowGenerators:
         """Return generators that draw the numbers of single trainings."""
         pairs = zip(nodes, queries, strict=True)
-        return RowGenerators([module_seed(self._draws[node], query) for node, query in pairs])
+        return RowGenerators([module_seed(self._draws[node], query) for node, query in pairs], self._device)
 
     def _mean(self, nodes: list[int], queries: list[Mean]) -> Sequence[Parameters]:
         """Return the means; they are rows of one array if the models are small enough to be stacked."""
@@ -231,14 +232,15 @@ class BatchedLearner:
 
     def _means_of(self, rows: Rows) -> Sequence[Parameters]:
         """Return the means of merges as rows of one array."""
+        trained, device = self._trained, self._device
         mean = functional.embedding_bag(
-            torch.from_numpy(rows.rows),
-            torch.from_numpy(rows.array),
-            torch.from_numpy(rows.starts),
+            torch.from_numpy(rows.rows).to(device),
+            trained.tensor if rows.array is trained.array else torch.from_numpy(rows.array).to(device),
+            torch.from_numpy(rows.starts).to(device),
             mode="sum",
-            per_sample_weights=torch.from_numpy(rows.weights.astype(np.float32)),
+            per_sample_weights=torch.from_numpy(rows.weights.astype(np.float32)).to(device),
         )
-        self._means = RowCache(mean.numpy())
+        self._means = RowCache(mean)
         return self._means.rows
 
     def _combine(self, nodes: list[int], queries: list[Combine]) -> list[Combined]:
@@ -263,7 +265,7 @@ class BatchedLearner:
         counts = data.counts[nodes]
         for count in sorted(set(counts.tolist())):
             ks = np.flatnonzero(counts == count).tolist()
-            size = max(1, CHUNK // (2 * max(count, 1) * data.width))
+            size = max(1, values_at_once(CHUNK, self._device) // (2 * max(count, 1) * data.width))
             for part in (ks[start : start + size] for start in range(0, len(ks), size)):
                 losses = partial(self._losses_of, [nodes[k] for k in part], count) if count else None
                 for k, decisions in zip(part, decide_together([queries[k] for k in part], losses), strict=True):
@@ -316,10 +318,10 @@ class BatchedLearner:
             order = np.argsort(shelf.offsets[nodes], kind="stable")
         for count, places in _by_value(shelf.counts[nodes][order]):
             rows = order[places]
-            per_chunk = max(2, self.kernel.chunk // (count * shelf.width))
+            per_chunk = max(2, values_at_once(self.kernel.chunk, self._device) // (count * shelf.width))
             chunks = [rows] if len(rows) <= per_chunk else np.array_split(rows, -(-len(rows) // per_chunk))
             for picked in [chunk.tolist() for chunk in chunks]:
-                flat = torch.from_numpy(self._trained.stack([params[r] for r in picked])).to(self._device)
+                flat = self._trained.stack([params[r] for r in picked])
                 owners = [nodes[r] for r in picked]
                 x, y = shelf.whole(owners, count)
                 figures = of(owners, self.kernel.outputs(flat, x), y)

@@ -7,7 +7,7 @@ node. So a stacked training draws the same numbers as single ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,18 +19,19 @@ from p2pfl.errors import ConfigurationError
 
 
 class RowGenerators:
-    """States of torch's generator on the CPU, one for each row of a stack.
+    """Generators of torch, one for each row of a stack.
 
     Args:
         seeds: seed of each row, as for torch.manual_seed.
+        device: device of the stacks. The numbers of a GPU are not those of a CPU.
 
     Attributes:
         used: whether a random operation was computed.
     """
 
-    def __init__(self, seeds: Sequence[int]) -> None:
-        generator = torch.Generator()
-        self._states = [generator.manual_seed(seed).get_state() for seed in seeds]
+    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
+        self._default = _default_generator(device)
+        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
         self.used = False
 
     @contextmanager
@@ -40,22 +41,36 @@ class RowGenerators:
         Raises:
             ConfigurationError: an operation cannot be divided into rows.
         """
-        before = torch.default_generator.get_state()
+        before = self._default.get_state()
         try:
             with _Mode(self, rows):
                 yield
         finally:
-            torch.default_generator.set_state(before)
+            self._default.set_state(before)
 
-    def compute(self, operation: Callable[..., Any], rows: Sequence[int], args: Sequence[Any], options: Any) -> list[Any]:
-        """Return the results of an operation for each row of its arguments."""
+    def compute(self, operation: Any, rows: Sequence[int], args: Sequence[Any], options: Any) -> list[Any]:
+        """Return the results of an operation of torch for each row of its arguments."""
         self.used = True
         results = []
+        takes_generator = any(argument.name == "generator" for argument in operation._schema.arguments)  # noqa: SLF001
         for k, row in enumerate(rows):
-            torch.default_generator.set_state(self._states[row])
-            results.append(operation(*(_of_row(arg, k, len(rows)) for arg in args), **options))
-            self._states[row] = torch.default_generator.get_state()
+            generator, own = self._generators[row], [_of_row(arg, k, len(rows)) for arg in args]
+            if takes_generator:
+                results.append(operation(*own, **options | {"generator": generator}))
+            else:
+                self._default.set_state(generator.get_state())
+                results.append(operation(*own, **options))
+                generator.set_state(self._default.get_state())
         return results
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    """Return the generator from which modules draw on a device."""
+    if device.type != "cuda":
+        return torch.default_generator
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator: torch.Generator = torch.cuda.default_generators[index]
+    return generator
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -73,8 +88,11 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not any(_is_stack(arg, len(self._rows)) for arg in args):
             raise ConfigurationError(f"torch cannot draw {func.overloadpacket.__name__} for each node of a stack")
         found = self._generators.compute(func, self._rows, args, options)
-        in_place = func.overloadpacket.__name__.endswith("_")
-        return args[0] if in_place else torch.stack(found)
+        if func.overloadpacket.__name__.endswith("_"):  # in place
+            return args[0]
+        if isinstance(found[0], tuple):
+            return tuple(torch.stack(column) for column in zip(*found, strict=True))
+        return torch.stack(found)
 
 
 def _is_stack(arg: Any, count: int) -> bool:

@@ -43,7 +43,8 @@ class TorchLearner(Learner):
         self.device = choose_device(device)
         self.data = {split: (x.to(self.device), y.to(self.device)) for split, (x, y) in task.data.items()}
         self._weights = task.weights(self.device)
-        self._kernel = convolution_kernel(task) if self.device.type == "cpu" else None  # faster than torch's convolutions
+        cpu = self.device.type == "cpu"
+        self._kernel = convolution_kernel(task, self.device) if cpu else None  # faster than torch's convolutions
         self._lasting = LastingState(1, task.layout.n_trained, self.device)
 
     # Made at the first training, because a learner in a stack (see BatchedLearner) computes almost nothing itself.

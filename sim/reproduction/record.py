@@ -17,6 +17,8 @@ from p2pfl.sim.results.results import Result, summarise
 from p2pfl.sim.scenario.claims import figure_of
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of, load, shipped_scenarios
 
+LEFT_OUT = "paper", "seed", "varied", "device"  # settings of a run that do not determine its figures
+
 Form = tuple[str, ScenarioFile]
 """A form of a shipped scenario: its name, and the scenario in this form."""
 
@@ -160,5 +162,8 @@ def _form(origin: str, name: str, run: ScenarioFile) -> Form:
 
 
 def _settings(run: Scenario) -> Mapping[str, Any]:
-    """Return the settings that determine the figures of a run, except the seeds, which the file sets."""
-    return {key: getattr(run, key) for key in Scenario.__struct_fields__ if key not in ("paper", "seed", "varied")}
+    """Return the settings that determine the figures of a run, except the seeds, which the file sets.
+
+    The device only changes the order of sums.
+    """
+    return {key: getattr(run, key) for key in Scenario.__struct_fields__ if key not in LEFT_OUT}

@@ -65,16 +65,17 @@ class BlockProgram:
         block: the block.
         k: number of models.
         b: number of samples of each.
+        device: device of the memory.
     """
 
-    def __init__(self, block: Block, k: int, b: int) -> None:
+    def __init__(self, block: Block, k: int, b: int, device: torch.device) -> None:
         self.block = block
         out, channels, kh, kw = block.shape
-        self._columns = Columns(block, k, b)
-        self._weights = torch.empty(kh, k, out, channels * kw)
+        self._columns = Columns(block, k, b, device)
+        self._weights = torch.empty(kh, k, out, channels * kw, device=device)
         self._weight_rows = self._weights.unbind()
         self._kernel = self._weights.view(kh, k, out, channels, kw).permute(1, 2, 3, 0, 4)
-        self._convolved = torch.empty(k, out, *block.convolved, b)
+        self._convolved = torch.empty(k, out, *block.convolved, b, device=device)
         self._matrix = self._convolved.view(k, out, -1)
         self._across = Pooling(self._convolved, 3, block.pool[1])
         self._down = Pooling(self._across.output, 2, block.pool[0])
@@ -138,6 +139,7 @@ class Columns:
         block: the block.
         k: number of models.
         b: number of samples of each.
+        device: device of the memory.
 
     Attributes:
         values: [k, channels, kw, sh, height / sh, convolved width, b] with the vertical stride sh.
@@ -145,22 +147,27 @@ class Columns:
             [k, channels * kw, convolved height * convolved width * b].
     """
 
-    def __init__(self, block: Block, k: int, b: int) -> None:
+    def __init__(self, block: Block, k: int, b: int, device: torch.device) -> None:
         _, channels, _, kw = block.shape
         (height, width), (ph, pw), (sh, sw) = block.size, block.padding, block.stride
         tall, wide = -(-(height + 2 * ph) // sh), width + 2 * pw
-        padded = torch.zeros(k, channels, tall * sh, wide, b)
+        padded = torch.zeros(k, channels, tall * sh, wide, b, device=device)
         self._inner = padded[:, :, ph : ph + height, pw : pw + width]
         line, image = wide * b, tall * sh * wide * b
         shape = (k, channels, kw, sh, tall, block.convolved[1], b)
         self._spread = padded.as_strided(shape, (channels * image, image, b, line, sh * line, sw * b, 1))
-        self.values = torch.empty(shape)
+        self.values = torch.empty(shape, device=device)
         self.rows = rows_of(block, self.values)
 
     def fill(self, values: Tensor) -> None:
         """Copy an input, [k, channels, height, width, b]."""
         self._inner.copy_(values)
         self.values.copy_(self._spread)
+
+
+def sums_by_line(device: torch.device) -> bool:
+    """Return whether a device computes a few long sums faster in parts: a GPU computes each sum of a product serially."""
+    return device.type != "cpu"
 
 
 def rows_of(block: Block, columns: Tensor) -> list[Tensor]:
@@ -183,14 +190,14 @@ class BlockGradient:
         k, channels, kw, *_, b = columns.values.shape
         out, _, kh, _ = block.shape
         self._block = block
-        self._weights = torch.empty(kh, k, channels * kw, out)
+        self._weights = torch.empty(kh, k, channels * kw, out, device=columns.values.device)
         self._rows = columns.rows
         self._kernel = self._weights.view(kh, k, channels, kw, out).permute(1, 4, 2, 0, 3)
         self._columns = torch.empty_like(columns.values)
         self._column_rows = rows_of(block, self._columns)
         (height, width), (ph, pw), (sh, sw) = block.size, block.padding, block.stride
         tall, wide, after = columns.values.shape[4], width + 2 * pw, block.convolved[1]
-        self._padded = torch.empty(k, channels, tall * sh, wide, b)
+        self._padded = torch.empty(k, channels, tall * sh, wide, b, device=columns.values.device)
         self._input = self._padded[:, :, ph : ph + height, pw : pw + width]
         lines = self._padded.view(k, channels, tall, sh, wide, b).transpose(2, 3)
         targets = [lines[..., j : j + sw * (after - 1) + 1 : sw, :] for j in range(kw)]
@@ -202,10 +209,21 @@ class BlockGradient:
         Args:
             delta: gradient after the convolution, [k, output channels, height * width * b].
         """
-        transposed = delta.mT
-        for row, weight in zip(self._rows, self._weights, strict=True):
-            torch.bmm(row, transposed, out=weight)
+        if sums_by_line(delta.device):
+            self._of_weights_by_line(delta)
+        else:
+            transposed = delta.mT
+            for row, weight in zip(self._rows, self._weights, strict=True):
+                torch.bmm(row, transposed, out=weight)
         grad[:, slice(*self._block.weight)].view(len(grad), *self._block.shape).copy_(self._kernel)
+
+    def _of_weights_by_line(self, delta: Tensor) -> None:
+        """Compute the gradient of the weights as the sum of the gradients of each line of the output."""
+        height, (kh, k, count, out) = self._block.convolved[0], self._weights.shape
+        lines = torch.stack([row.view(k, count, height, -1).transpose(1, 2) for row in self._rows], 2)
+        deltas = delta.view(k, out, height, -1).transpose(1, 2)
+        products = torch.bmm(lines.view(k * height, kh * count, -1), deltas.reshape(k * height, out, -1).mT)
+        torch.sum(products.view(k, height, kh, count, out), 1, out=self._weights.transpose(0, 1))
 
     def of_input(self, weights: Sequence[Tensor], delta: Tensor) -> Tensor:
         """Return the gradient of the input; the next call overwrites it.
@@ -238,7 +256,7 @@ class Pooling:
     def __init__(self, values: Tensor, dim: int, size: int) -> None:
         self._values, self._dim, self._size = values, dim, size
         self._parts = _windows(values, dim, size)
-        maxima = [torch.empty(part.shape) for part in self._parts[1:]]
+        maxima = [torch.empty(part.shape, device=values.device) for part in self._parts[1:]]
         self._maxima = [self._parts[0], *maxima]  # of the first values of each window
         self.output = maxima[-1] if maxima else values
         self._result: Tensor | None = None

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from p2pfl.learning.kernels.blocks import Block, BlockProgram
 from p2pfl.learning.kernels.dense_kernel import Layer, LossGradient, backward, forward, to_inputs
+from p2pfl.learning.kernels.sizes import values_at_once
 from p2pfl.learning.torch_problem import TorchProblem
 
 CACHED = 2**18  # values of the largest copied input for models that are computed together: 1 MiB, which fits into the cache
 LARGEST = 2**21  # values of it for the samples of one model: 8 MiB; larger batches are computed in parts
 SAMPLES = 16  # for which outputs are computed at once
 KEPT = 4  # numbers of models and samples whose memory is kept
+KEPT_ON_GPU = 32
 
 
 class ConvolutionKernel:
@@ -28,31 +30,36 @@ class ConvolutionKernel:
         task: a task with cross-entropy or squared error.
         blocks: the convolutions of its module.
         layers: the linear layers after them.
+        device: device of the stacks.
     """
 
     random = False
     alignment = 1
     chunk = 2**21
 
-    def __init__(self, task: TorchProblem, blocks: Sequence[Block], layers: Sequence[Layer]) -> None:
+    def __init__(self, task: TorchProblem, blocks: Sequence[Block], layers: Sequence[Layer], device: torch.device) -> None:
+        self._device = device
         self._blocks = tuple(blocks)
         self._layers = layers
         self._largest = largest_input(blocks)
-        self._most = LARGEST // self._largest
+        self._most = values_at_once(LARGEST, device) // self._largest
         self._loss_gradient = LossGradient(task)
+        self._programs = _kept_programs if device.type == "cpu" else lru_cache(KEPT_ON_GPU)(_make_programs)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
-        count = x.shape[1]
-        samples = min(SAMPLES, count, self._most)
+        count, device = x.shape[1], self._device
+        samples = min(SAMPLES if device.type == "cpu" else count, count, self._most)
         size = self.models_at_once(samples)
         starts = [*range(0, count - samples, samples), count - samples]  # the last ones may be computed twice
         parts = []
         for first in range(0, len(flat), size):
             models, inputs = flat[first : first + size], x[first : first + size]
-            features = torch.empty(len(models), count, self._layers[0].shape[1])
+            features = torch.empty(len(models), count, self._layers[0].shape[1], device=device)
             for start in starts:
                 some = slice(start, start + samples)
-                features[:, some] = _features(_programs(self._blocks, len(models), samples), models, inputs[:, some])
+                features[:, some] = _features(
+                    self._programs(self._blocks, len(models), samples, device), models, inputs[:, some]
+                )
             parts.append(forward(self._layers, models, features)[-1])
         return torch.cat(parts)
 
@@ -69,7 +76,7 @@ class ConvolutionKernel:
 
     def models_at_once(self, samples: int) -> int:
         """Return the number of models that are computed together, with so many samples each."""
-        return max(1, CACHED // (self._largest * samples))
+        return max(1, values_at_once(CACHED, self._device) // (self._largest * samples))
 
     def _gradient_in_parts(self, flat: Tensor, x: Tensor, y: Tensor, grad: Tensor, parts: int) -> None:
         """Write the gradient of the mean loss into `grad`, computed for some samples at a time."""
@@ -80,7 +87,7 @@ class ConvolutionKernel:
             grad.add_(own, alpha=samples.shape[1] / x.shape[1])
 
     def _gradient(self, flat: Tensor, x: Tensor, y: Tensor, grad: Tensor) -> None:
-        programs = _programs(self._blocks, len(flat), x.shape[1])
+        programs = self._programs(self._blocks, len(flat), x.shape[1], self._device)
         values = forward(self._layers, flat, _features(programs, flat, x))
         delta = backward(self._layers, flat, values, self._loss_gradient(values[-1], y, None), grad)
         delta = to_inputs(self._layers, flat, delta).mT.reshape(programs[-1].output.shape)
@@ -103,8 +110,8 @@ def _features(programs: Sequence[BlockProgram], flat: Tensor, x: Tensor) -> Tens
     return values.flatten(1, 3).mT.contiguous()
 
 
-def _make_programs(blocks: Sequence[Block], models: int, samples: int) -> list[BlockProgram]:
-    return [BlockProgram(block, models, samples) for block in blocks]
+def _make_programs(blocks: Sequence[Block], models: int, samples: int, device: torch.device) -> list[BlockProgram]:
+    return [BlockProgram(block, models, samples, device) for block in blocks]
 
 
 class _Kept(threading.local):
@@ -117,5 +124,5 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
-def _programs(blocks: tuple[Block, ...], models: int, samples: int) -> list[BlockProgram]:
-    return _kept.programs(blocks, models, samples)
+def _kept_programs(blocks: tuple[Block, ...], models: int, samples: int, device: torch.device) -> list[BlockProgram]:
+    return _kept.programs(blocks, models, samples, device)

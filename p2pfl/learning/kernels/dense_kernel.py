@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from p2pfl.learning.kernels.sizes import values_at_once
 from p2pfl.learning.losses import cross_entropy
 from p2pfl.learning.torch_problem import TorchProblem
 
@@ -57,7 +58,7 @@ class DenseKernel:
         columns = x.flatten(2).mT
         if not x.stride(0):  # all models have the same samples
             columns = columns[0].contiguous().expand(k, -1, n)
-        part = max(2, HIDDEN // (n * max(layer.shape[0] for layer in self._layers)))
+        part = max(2, values_at_once(HIDDEN, x.device) // (n * max(layer.shape[0] for layer in self._layers)))
         parts = zip(torch.split(flat, part), torch.split(columns, part), strict=True)
         return torch.cat([self._columns(*pair) for pair in parts]).mT
 
@@ -144,7 +145,7 @@ def to_inputs(layers: Sequence[Layer], flat: Tensor, delta: Tensor) -> Tensor:
 
 
 def _dropout_mask(layer: Layer, x: Tensor) -> Tensor | None:
-    """Return the factors of a layer's outputs for inputs [K, b, ...], with the numbers that `nn.Dropout` draws."""
+    """Return the factors of a layer's outputs for inputs [K, b, ...]; on a CPU with the numbers that `nn.Dropout` draws."""
     if not layer.dropout:
         return None
     kept = 1 - layer.dropout

@@ -7,6 +7,7 @@ Chains of linear layers, and of convolutions before them, have hand-written grad
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -16,6 +17,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning.kernels.chain import convolution_chain, dense_chain
 from p2pfl.learning.kernels.convolution_kernel import LARGEST, ConvolutionKernel, largest_input
 from p2pfl.learning.kernels.dense_kernel import DenseKernel
+from p2pfl.learning.kernels.graphed_kernel import GraphedKernel
 from p2pfl.learning.kernels.vmap_kernel import VmapKernel
 from p2pfl.learning.torch_problem import TorchProblem
 
@@ -66,21 +68,23 @@ def kernel_for(task: TorchProblem, device: torch.device, by_hand: bool = True) -
     """
     if not getattr(task.template, "stackable", True):
         raise ConfigurationError(f"module {type(task.template).__name__} shares parameters with the modules of other nodes")
-    if by_hand and (layers := dense_chain(task)) is not None:
-        dense = DenseKernel(task, layers)
-        if device.type == "cpu" or not dense.random:
-            return dense
-    if device.type == "cpu":
-        if by_hand and (kernel := convolution_kernel(task)) is not None:
-            if kernel.models_at_once(task.batch_size) >= FEWEST_MODELS:
-                return kernel
-            raise ConfigurationError("large convolutions are computed one by one on a CPU")
-        if convolution_flops(task) > MOST_CONVOLUTION:
-            raise ConfigurationError("large convolutions are computed one by one on a CPU")
-    return VmapKernel(task)
+    kernel = kernel_by_hand(task, device) if by_hand else None
+    if device.type == "cpu" and _is_slower_together(task, kernel):
+        raise ConfigurationError("large convolutions are computed one by one on a CPU")
+    if kernel is None:
+        return VmapKernel(task, device)
+    if device.type == "cuda" and not kernel.random and task.objectives is None:
+        return GraphedKernel(kernel, partial(kernel_by_hand, task, device))
+    return kernel
 
 
-def convolution_kernel(task: TorchProblem) -> ConvolutionKernel | None:
+def kernel_by_hand(task: TorchProblem, device: torch.device) -> DenseKernel | ConvolutionKernel | None:
+    """Return the kernel with a hand-written gradient for a task's module; None if there is none."""
+    layers = dense_chain(task)
+    return convolution_kernel(task, device) if layers is None else DenseKernel(task, layers)
+
+
+def convolution_kernel(task: TorchProblem, device: torch.device) -> ConvolutionKernel | None:
     """Return the kernel for a task whose module is a chain of convolutions; None for any other.
 
     Convolutions of very large images are left to torch, because the copies of their inputs would take much memory.
@@ -88,7 +92,14 @@ def convolution_kernel(task: TorchProblem) -> ConvolutionKernel | None:
     network = convolution_chain(task)
     if network is None or FEWEST_SAMPLES * largest_input(network[0]) > LARGEST:
         return None
-    return ConvolutionKernel(task, *network)
+    return ConvolutionKernel(task, *network, device)
+
+
+def _is_slower_together(task: TorchProblem, kernel: BatchedGradient | None) -> bool:
+    """Return whether a CPU computes the models of a task faster one by one."""
+    if isinstance(kernel, ConvolutionKernel):
+        return kernel.models_at_once(task.batch_size) < FEWEST_MODELS
+    return kernel is None and convolution_flops(task) > MOST_CONVOLUTION
 
 
 def convolution_flops(task: TorchProblem) -> int:

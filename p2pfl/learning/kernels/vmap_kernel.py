@@ -21,14 +21,20 @@ Tensors = dict[str, Tensor]
 
 
 class VmapKernel:
-    """Kernel for any module without buffers that change in training."""
+    """Kernel for any module without buffers that change in training.
+
+    Raises:
+        ConfigurationError: torch cannot stack the module.
+    """
 
     alignment = 0
     chunk = 2**18  # 1 MiB, which fits into the cache
 
-    def __init__(self, task: TorchProblem) -> None:
+    def __init__(self, task: TorchProblem, device: torch.device) -> None:
         layout = task.layout
-        training, evaluating = deepcopy(task.template).train(), deepcopy(task.template).eval()
+        training, evaluating = (deepcopy(task.template).to(device) for _ in range(2))
+        training.train()
+        evaluating.eval()
         local = {name: b for name, b in training.named_buffers() if name not in dict(layout.shapes)}
         for name, part in training.named_modules():
             if isinstance(part, NORMS) and part.track_running_stats:
@@ -49,7 +55,7 @@ class VmapKernel:
         dimensions = (0, 0, 0, 0, None if task.objectives is None else 0)
         self._gradients = vmap(grad(loss), in_dims=dimensions, randomness="different")
         self._outputs = vmap(outputs)
-        self.random = self._try(task)
+        self.random = self._try(task, device)
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         tensors: Tensors = self._layout.unflatten(flat)
@@ -60,15 +66,15 @@ class VmapKernel:
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
         return self._outputs(self._layout.unflatten(flat), x)
 
-    def _try(self, task: TorchProblem) -> bool:
+    def _try(self, task: TorchProblem, device: torch.device) -> bool:
         """Run two models on a batch of two, so that a module that cannot be stacked fails before the training.
 
         Returns:
             Whether the training draws random numbers.
         """
-        x, y = (part[:1].repeat(2, *[1] * (part.ndim - 1)) for part in task.data["train"])
-        flat = torch.zeros(2, task.layout.size, device=x.device)
-        own, generators = task.weights(x.device), RowGenerators([0, 1])
+        x, y = (part[:1].repeat(2, *[1] * (part.ndim - 1)).to(device) for part in task.data["train"])
+        flat = torch.zeros(2, task.layout.size, device=device)
+        own, generators = task.weights(device), RowGenerators([0, 1], device)
         weights = None if own is None else torch.stack([own, own])
         try:
             with generators.drawing(range(2)):
@@ -78,6 +84,4 @@ class VmapKernel:
         except (RuntimeError, NotImplementedError, ValueError, ConfigurationError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigurationError(f"module {type(task.template).__name__} cannot be stacked: {reason}") from error
-        if generators.used and x.device.type != "cpu":
-            raise ConfigurationError("modules with random layers are stacked on a CPU only")
         return generators.used
