@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ class GraphedKernel:
         self.chunk = kernel.chunk
         self._seen: Counter[Size] = Counter()
         self._recordings: dict[Size, Recording] = {}
+        self._pool: Any = None  # memory of all graphs: they are never replayed at the same time
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         size = len(flat), x.shape[1]
@@ -53,7 +54,8 @@ class GraphedKernel:
                 return self._kernel.gradient(flat, x, y)
             kernel = self._make()
             assert kernel is not None
-            recording = self._recordings[size] = Recording(kernel, flat, x, y)
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            recording = self._recordings[size] = Recording(kernel, flat, x, y, self._pool)
         return recording.gradient(flat, x, y)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
@@ -66,9 +68,10 @@ class Recording:
     Args:
         kernel: computes it. It must not be used elsewhere.
         flat, x, y: a stack of this size, on the GPU; see `BatchedGradient.gradient`.
+        pool: handle of the memory for the graph's intermediate values.
     """
 
-    def __init__(self, kernel: BatchedGradient, flat: Tensor, x: Tensor, y: Tensor) -> None:
+    def __init__(self, kernel: BatchedGradient, flat: Tensor, x: Tensor, y: Tensor, pool: Any) -> None:
         self._kernel = kernel  # keeps the memory that the graph uses
         self._inputs = flat.clone(), x.clone(), y.clone()
         here, aside = torch.cuda.current_stream(flat.device), torch.cuda.Stream(flat.device)  # type: ignore[no-untyped-call]
@@ -77,7 +80,7 @@ class Recording:
             kernel.gradient(*self._inputs)  # allocates the kernel's memory and the libraries' own outside the graph
         here.wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._gradient = kernel.gradient(*self._inputs)
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
