@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from p2pfl.errors import DivergenceError
 from p2pfl.sim.execution.snapshots import Snapshot, SnapshotCollector
 from p2pfl.sim.execution.worker_pool import name_errors
 from p2pfl.sim.results.results import Result, result_of
@@ -94,3 +95,13 @@ def _run(order: RunOrder, tell: Callable[[Any], None], shards: ShardSource | Non
             "one process trained all nodes of a run: smaller stacks of nodes would change the last bits of the results"
         )
     return result
+
+
+def raise_if_diverged(errors: Sequence[DivergenceError]) -> None:
+    """Raise the first of the errors of diverged runs; its name of the run counts the others."""
+    if not errors:
+        return
+    error, others = errors[0], len(errors) - 1
+    if others:
+        error.run += f", and {others} other run{'s' * (others > 1)}"
+    raise error

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.sim.execution.cluster.dispatch import run_in_cluster
 from p2pfl.sim.execution.cluster.options import ON_THIS_MACHINE, ClusterOptions
 from p2pfl.sim.execution.memory_estimate import check_model, check_runs
-from p2pfl.sim.execution.run_order import QUIET, Listener, RunOrder, divide_processes, run_order
+from p2pfl.sim.execution.run_order import QUIET, Listener, RunOrder, divide_processes, raise_if_diverged, run_order
 from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.execution.worker_pool import Assignment, compute_side_by_side
 from p2pfl.sim.results.results import Result
@@ -81,7 +81,8 @@ def run_all(
         One result for each run and seed, in the order of the file.
 
     Raises:
-        RunError: a run cannot continue; the other runs are ended.
+        DivergenceError: a run has diverged; the other runs are finished first.
+        RunError: a run cannot continue for another reason; the other runs are ended.
     """
     watch = listener.watched is not None
     orders = {
@@ -92,9 +93,7 @@ def run_all(
     prepare_process(file.path)
     results = dict(done)
     if engine == "local":
-        for number, order in orders.items():
-            results[number] = _run_here(number, order, listener)
-            listener.finished(number, results[number])
+        results |= _run_in_turn(orders, listener)
     elif orders and engine == "ray":
         results |= run_in_cluster(orders, file.path, workers, listener, cluster)
     elif orders:
@@ -109,6 +108,7 @@ def _run_in_workers(
     processes = processes_of("process", most)
     divided = divide_processes(orders, processes, explain=most is not None)
     results: dict[int, Result] = {}
+    diverged: list[DivergenceError] = []
 
     def queue() -> Iterator[Assignment[int]]:
         for number, order in divided.items():
@@ -116,7 +116,10 @@ def _run_in_workers(
                 listener.watched(number, None)
             yield Assignment(number, order.job, order)
 
-    def received(number: int, message: int | Snapshot | Result) -> bool:
+    def received(number: int, message: int | Snapshot | Result | DivergenceError) -> bool:
+        if isinstance(message, DivergenceError):
+            diverged.append(message)
+            return True
         if isinstance(message, int):
             listener.progress(message)
         elif isinstance(message, Snapshot):
@@ -128,7 +131,23 @@ def _run_in_workers(
             return True
         return False
 
-    compute_side_by_side(queue(), processes, lambda: Worker(_work, path), received)
+    compute_side_by_side(queue(), processes, lambda: Worker(_work, path), received, (DivergenceError,))
+    raise_if_diverged(diverged)
+    return results
+
+
+def _run_in_turn(orders: Mapping[int, RunOrder], listener: Listener) -> dict[int, Result]:
+    """Run jobs in this process."""
+    results: dict[int, Result] = {}
+    diverged: list[DivergenceError] = []
+    for number, order in orders.items():
+        try:
+            results[number] = _run_here(number, order, listener)
+        except DivergenceError as error:
+            diverged.append(error)
+        else:
+            listener.finished(number, results[number])
+    raise_if_diverged(diverged)
     return results
 
 

@@ -31,7 +31,11 @@ class Assignment(Generic[K]):
 
 
 def compute_side_by_side(
-    jobs: Iterator[Assignment[K] | None], most: int, start: Callable[[], Worker], received: Callable[[K, Any], bool]
+    jobs: Iterator[Assignment[K] | None],
+    most: int,
+    start: Callable[[], Worker],
+    received: Callable[[K, Any], bool],
+    answers: tuple[type[Exception], ...] = (),
 ) -> None:
     """Compute jobs in at most `most` processes, and always end the processes.
 
@@ -40,10 +44,11 @@ def compute_side_by_side(
             one of the current jobs is done.
         start: returns a new worker, which answers messages and may send others before its answer.
         received: called with each message from the worker of a job, except exceptions; returns whether the job is done.
+        answers: exceptions that `received` is called with, too.
 
     Raises:
         WorkerLostError: a process has ended.
-        Exception: any exception that a worker has sent.
+        Exception: any other exception that a worker has sent.
     """
     workers: list[Worker] = []
     idle: list[Worker] = []
@@ -65,7 +70,7 @@ def compute_side_by_side(
                 worker, job = busy[cast(Pipe, pipe)]
                 with name_errors(job.scenario):
                     message = worker.take()
-                if isinstance(message, Exception):
+                if isinstance(message, Exception) and not isinstance(message, answers):
                     raise message
                 if received(job.key, message):
                     del busy[worker.pipe]

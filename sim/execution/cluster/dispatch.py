@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pfl.data.images.registry import ROOT
-from p2pfl.errors import RunError
+from p2pfl.errors import DivergenceError, RunError
 from p2pfl.sim.execution.cluster.connection import connect
 from p2pfl.sim.execution.cluster.messages import decode, encode
 from p2pfl.sim.execution.cluster.options import ClusterOptions
@@ -17,7 +17,7 @@ from p2pfl.sim.execution.cluster.probe import ProbeResult, probe
 from p2pfl.sim.execution.cluster.shards import resources_of
 from p2pfl.sim.execution.cluster.worker import Job, run_job
 from p2pfl.sim.execution.cluster.worker_settings import WorkerSettings
-from p2pfl.sim.execution.run_order import Listener, RunOrder, divide_processes
+from p2pfl.sim.execution.run_order import Listener, RunOrder, divide_processes, raise_if_diverged
 from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.results.results import Result
 from p2pfl.sim.simulation.workers import WorkerLostError
@@ -85,6 +85,7 @@ class _Dispatcher:
         self._reported = Counter[int]()  # node-rounds by job
         self._losses = Counter[int]()
         self._results: dict[int, Result] = {}
+        self._diverged: list[DivergenceError] = []
 
     def run(self) -> dict[int, Result]:
         """Return the results by the numbers of their jobs, in order."""
@@ -94,6 +95,7 @@ class _Dispatcher:
             ready, _ = self._ray.wait(list(self._active), num_returns=1)
             for stream in ready:
                 self._follow(stream, self._active[stream])
+        raise_if_diverged(self._diverged)
         return {number: self._results[number] for number in self._orders}
 
     def _submit(self, number: int) -> None:
@@ -115,6 +117,9 @@ class _Dispatcher:
             return
         if isinstance(message, WorkerLostError):
             self._lost(stream, attempt, message.reason())
+        elif isinstance(message, DivergenceError):
+            del self._active[stream]
+            self._diverged.append(message)
         elif isinstance(message, Exception):
             raise message
         else:

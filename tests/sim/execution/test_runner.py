@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learning.batched_learner import SequentialLearner
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Train
+from p2pfl.sim.execution.run_order import Listener
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.simulation.sharding import balance_by_samples
@@ -200,6 +201,20 @@ def test_error_of_first_node_is_raised_from_any_process():
         file = scenario("diverging", nodes=4, options={"where": where})
         with pytest.raises(DivergenceError, match=f"the training of node-{where} diverged in round 1"):
             run_all(file, "process", workers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", "process"])
+def test_other_runs_are_finished_when_some_diverge(engine):
+    rows = [{"name": name, "task": {"where": where}} for name, where in [("a", 0), ("b", 9), ("c", 1), ("d", 9)]]
+    table = {"nodes": 3, "rounds": 2, "task": {"name": "own:diverging", "where": 9}, "trainer": "one-by-one", "run": rows}
+    finished = {}
+    listener = Listener(finished=finished.__setitem__)
+    with pytest.raises(DivergenceError) as caught:
+        run_all(resolve(table, [], "study", "."), engine, workers=2, listener=listener)
+    assert {result.summary["name"] for result in finished.values()} == {"b", "d"}
+    assert "diverged in round 1; a lower learning rate may help" in str(caught.value)
+    assert caught.value.run in ("run 'a', seed 0, and 1 other run", "run 'c', seed 0, and 1 other run")
 
 
 @pytest.mark.slow
