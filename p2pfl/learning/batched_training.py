@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2pfl.learning.kernels.kernel import BatchedGradient
+from p2pfl.learning.kernels.batched_gradient import BatchedGradient
 from p2pfl.learning.optimizers import Optimizer, State
 from p2pfl.learning.row_randomness import RowGenerators
 from p2pfl.learning.rule_gradients import Rows, follow, resting

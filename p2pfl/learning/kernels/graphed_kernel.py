@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from p2pfl.learning.kernels.kernel import BatchedGradient
+from p2pfl.learning.kernels.batched_gradient import BatchedGradient
 
 SEEN = 4  # gradients of a size before it is recorded
 LARGEST = 2**21  # values of models, 8 MiB: with more, copying them to where the graph reads them takes longer than starting

@@ -1,4 +1,4 @@
-"""Interface of the kernels, and the choice of one for a task.
+"""Choice of a kernel for a task.
 
 Chains of linear layers, and of convolutions before them, have hand-written gradients. Any other module that torch can
 `vmap` uses `torch.func`.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from copy import deepcopy
 from functools import partial
-from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.learning.kernels.batched_gradient import BatchedGradient
 from p2pfl.learning.kernels.chain import convolution_chain, dense_chain
 from p2pfl.learning.kernels.convolution_kernel import LARGEST, ConvolutionKernel, largest_input
 from p2pfl.learning.kernels.dense_kernel import DenseKernel
@@ -25,35 +25,6 @@ MOST_CONVOLUTION = 500_000  # FLOP per sample above which torch's grouped convol
 FEWEST_MODELS = 4  # that must fit into the cache for their convolutions to be faster together than one after another
 FEWEST_SAMPLES = 8  # whose convolutions must fit into the memory of a kernel
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-
-class BatchedGradient(Protocol):
-    """Kernel that computes gradients and outputs of K models: row k of `flat` is evaluated on row k of `x`.
-
-    Attributes:
-        random: whether gradients draw random numbers; see p2pfl.learning.row_randomness.
-        alignment: a stack may be divided at each multiple of this number of models; 0 if it must not be divided.
-        chunk: number of values of inputs for which outputs are best computed at once.
-    """
-
-    random: bool
-    alignment: int
-    chunk: int
-
-    def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the gradient of each model's mean loss.
-
-        Args:
-            flat: float32, [K, P].
-            x, y: a batch for each model, [K, b, ...].
-            weights: weights of the objectives, [K, m], if the task has several.
-
-        Returns:
-            [K, n_trained]; the next call overwrites it.
-        """
-
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
-        """Return each model's outputs, [K, b, ...]."""
 
 
 def kernel_for(task: TorchProblem, device: torch.device, by_hand: bool = True) -> BatchedGradient:
