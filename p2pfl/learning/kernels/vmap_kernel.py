@@ -84,4 +84,6 @@ class VmapKernel:
         except (RuntimeError, NotImplementedError, ValueError, ConfigurationError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigurationError(f"module {type(task.template).__name__} cannot be stacked: {reason}") from error
+        if generators.used and device.type not in ("cpu", "cuda"):
+            raise ConfigurationError("modules with random layers are stacked on a CPU or with CUDA only")
         return generators.used
