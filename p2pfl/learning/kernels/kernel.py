@@ -44,9 +44,14 @@ def kernel_for(task: TorchProblem, device: torch.device, by_hand: bool = True) -
         raise ConfigurationError("large convolutions are computed one by one on a CPU")
     if kernel is None:
         return VmapKernel(task, device)
-    if device.type == "cuda" and not kernel.random and task.objectives is None:
+    if _is_current_gpu(device) and not kernel.random and task.objectives is None:
         return GraphedKernel(kernel, partial(kernel_by_hand, task, device))
     return kernel
+
+
+def _is_current_gpu(device: torch.device) -> bool:
+    """Return whether a device is the GPU on which torch records graphs."""
+    return device.type == "cuda" and (device.index is None or device.index == torch.cuda.current_device())
 
 
 def kernel_by_hand(task: TorchProblem, device: torch.device) -> DenseKernel | ConvolutionKernel | None:
