@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.sim.cli.attack_table import print_attack_table
 from p2pfl.sim.cli.console import print_table
 from p2pfl.sim.cli.data import same_rows_note
@@ -167,12 +167,20 @@ def _compute(
         with _watching(options, file, done) as watch, tracking(file, options.track, out, _warn) as track:
             recorder = None if book is None else RowRecorder(file, book, done)
 
+            finished = dict(done)
+
             def keep(number: int, result: Result) -> None:
                 parts.save(number, result)
+                finished[number] = result
                 if recorder is not None:
                     recorder.finished(number, result)
 
-            outcome = _run_rest(options, file, keep, done, [each for each in (watch, track) if each is not None])
+            try:
+                outcome = _run_rest(options, file, keep, done, [each for each in (watch, track) if each is not None])
+            except DivergenceError:
+                if not options.json:
+                    _print_finished_rows(file, finished)
+                raise
             summary = results.summarise(file, outcome)
             results.write(out, file, outcome, summary)
             parts.remove()
@@ -181,6 +189,16 @@ def _compute(
             if watch is not None:
                 watch.ended(written)
     return CommandResults(summary, outcome, recomputed, written, problem)
+
+
+def _print_finished_rows(file: ScenarioFile, finished: Mapping[int, Result]) -> None:
+    """Print the table of the rows whose runs are all finished."""
+    rows = [job.row for job in jobs_of(file)]
+    left = {row for number, row in enumerate(rows) if number not in finished}
+    part = file.part({run.name for run in file.runs if run.row not in left}, file.seeds)
+    if part.runs:
+        kept = [result for number, result in sorted(finished.items()) if rows[number] not in left]
+        print_table(results.summarise(part, kept))
 
 
 def _warn(text: str) -> None:

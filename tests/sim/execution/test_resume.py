@@ -261,3 +261,21 @@ def test_run_killed_repeatedly_completes_by_resume(end, whole):
         options, times = ("--resume", "here", "--workers", "2", "--no-report"), times + 1
     assert times >= 2
     assert left_behind("here") == whole
+
+
+@pytest.mark.slow
+def test_finished_rows_are_printed_and_kept_when_another_diverges(capsys):
+    Path("wild.toml").write_text(
+        SCENARIO.replace("rounds = 3", "rounds = 1").replace(
+            'policy = { name = "stopping:Stopped", neighbours = 1 }', "task = { lr = 1e9 }"
+        )
+    )
+    for options in (("wild.toml", "--out", "here"), ("--resume", "here")):
+        code, out, err = sim(capsys, *options, "--engine", "local")
+        assert code == 1
+        assert [name for name in ("first", "second", "third") if f" {name} " in out] == ["first", "third"]
+        hint, reason = err.splitlines()[-2:]
+        assert hint == "4 of 6 runs are finished; continue with: p2pfl-sim run --resume here"
+        assert reason.startswith("run 'second', seed 0, and 1 other run: the training of node-0 diverged in round 1")
+    code, out, _ = sim(capsys, "--resume", "here", "--engine", "local", "--json")
+    assert (code, out) == (1, "")
