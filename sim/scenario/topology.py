@@ -182,7 +182,8 @@ def placement_graph(network: Network, graph: nx.Graph) -> nx.Graph:
     there: nx.Graph = build("network.places", read, {FILE: network.places})
     if len(there) != len(graph):
         raise ConfigurationError(
-            f"network.places: {Path(network.places).name} has {len(there)} places, but the topology has {len(graph)} nodes"
+            f"network.places: {Path(network.places).name} has {len(there)} places, but the topology has {len(graph)} nodes;"
+            f" set nodes = {len(there)}, or a network without places"
         )
     return there
 

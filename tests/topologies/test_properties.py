@@ -319,7 +319,8 @@ def test_invalid_places_file_is_refused(tmp_path):
         return str(error.value)
 
     assert (
-        refused([], nodes=4, network=network) == "network.places: places.graphml has 3 places, but the topology has 4 nodes"
+        refused([], nodes=4, network=network) == "network.places: places.graphml has 3 places, but the topology has 4 nodes;"
+        " set nodes = 3, or a network without places"
     )
     assert refused(["network.places=away.graphml"], network=network).startswith(
         "network.places: the file away.graphml does not exist"
