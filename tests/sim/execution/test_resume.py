@@ -264,7 +264,7 @@ def test_run_killed_repeatedly_completes_by_resume(end, whole):
 
 
 @pytest.mark.slow
-def test_finished_rows_are_printed_and_kept_when_another_diverges(capsys):
+def test_finished_rows_are_printed_when_another_diverges(capsys):
     Path("wild.toml").write_text(
         SCENARIO.replace("rounds = 3", "rounds = 1").replace(
             'policy = { name = "stopping:Stopped", neighbours = 1 }', "task = { lr = 1e9 }"
