@@ -28,7 +28,7 @@ from p2pfl.learning.batched_data import RowCache, StackedData
 from p2pfl.learning.batched_training import StackedTraining
 from p2pfl.learning.dense.batch_order import occasion, orders
 from p2pfl.learning.kernels.kernel import kernel_for
-from p2pfl.learning.kernels.sizes import values_at_once
+from p2pfl.learning.kernels.sizes import ON_GPU, values_at_once
 from p2pfl.learning.losses import of_each
 from p2pfl.learning.optimizers import LastingState, at_round, lasting
 from p2pfl.learning.row_randomness import RowGenerators
@@ -232,15 +232,16 @@ class BatchedLearner:
 
     def _means_of(self, rows: Rows) -> Sequence[Parameters]:
         """Return the means of merges as rows of one array."""
-        trained, device = self._trained, self._device
+        trained = self._trained
+        device = self._device if self._device.type == "cuda" else torch.device("cpu")  # others lack the operation
         mean = functional.embedding_bag(
             torch.from_numpy(rows.rows).to(device),
-            trained.tensor if rows.array is trained.array else torch.from_numpy(rows.array).to(device),
+            trained.tensor.to(device) if rows.array is trained.array else torch.from_numpy(rows.array).to(device),
             torch.from_numpy(rows.starts).to(device),
             mode="sum",
             per_sample_weights=torch.from_numpy(rows.weights.astype(np.float32)).to(device),
         )
-        self._means = RowCache(mean)
+        self._means = RowCache(mean.to(self._device))
         return self._means.rows
 
     def _combine(self, nodes: list[int], queries: list[Combine]) -> list[Combined]:
@@ -319,6 +320,8 @@ class BatchedLearner:
         for count, places in _by_value(shelf.counts[nodes][order]):
             rows = order[places]
             per_chunk = max(2, values_at_once(self.kernel.chunk, self._device) // (count * shelf.width))
+            if self._device.type != "cpu":
+                per_chunk = min(per_chunk, max(2, ON_GPU // self._task.layout.size))
             chunks = [rows] if len(rows) <= per_chunk else np.array_split(rows, -(-len(rows) // per_chunk))
             for picked in [chunk.tolist() for chunk in chunks]:
                 flat = self._trained.stack([params[r] for r in picked])

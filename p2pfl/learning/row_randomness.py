@@ -52,7 +52,8 @@ class RowGenerators:
         """Return the results of an operation of torch for each row of its arguments."""
         self.used = True
         results = []
-        takes_generator = any(argument.name == "generator" for argument in operation._schema.arguments)  # noqa: SLF001
+        arguments = operation._schema.arguments  # noqa: SLF001
+        takes_generator = options.get("generator") is None and any(each.name == "generator" for each in arguments)
         for k, row in enumerate(rows):
             generator, own = self._generators[row], [_of_row(arg, k, len(rows)) for arg in args]
             if takes_generator:

@@ -232,7 +232,15 @@ def _run_rest(
                 follower.saw(number, snapshot)
 
         listener = Listener(advance, finished, saw if followers else None)
-        return run_all(file, options.engine, options.workers, done=done, listener=listener, cluster=cluster_of(options))
+        return run_all(
+            file,
+            options.engine,
+            options.workers,
+            done=done,
+            listener=listener,
+            cluster=cluster_of(options),
+            finish_others=True,
+        )
 
 
 def _print_outcome(options: argparse.Namespace, file: ScenarioFile, outcome: CommandResults) -> None:

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from p2pfl._version import __version__
-from p2pfl.errors import ConfigurationError, RunError
+from p2pfl.errors import ConfigurationError, DivergenceError, RunError
 from p2pfl.sim.columns import Table
 from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
 from p2pfl.sim.results.results import Result
@@ -184,6 +184,8 @@ class Parts(Unfinished):
 def explain_resume(parts: Unfinished, total: int, command: str, what: str = "runs") -> Iterator[None]:
     """Explain how to resume if this block ends early; remove the folder if no result is finished.
 
+    A run that has diverged would diverge again.
+
     Args:
         total: number of results of the whole run.
         command: name of the p2pfl-sim command.
@@ -191,9 +193,11 @@ def explain_resume(parts: Unfinished, total: int, command: str, what: str = "run
     """
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         parts.give_up()
-        if parts.done:
+        if parts.done and isinstance(error, DivergenceError):
+            print(f"{parts.done} of {total} {what} are finished, and kept in {parts.path}", file=sys.stderr)
+        elif parts.done:
             again = f"p2pfl-sim {command} {parts.resume}"
             print(f"{parts.done} of {total} {what} are finished; continue with: {again}", file=sys.stderr)
         raise

@@ -65,6 +65,7 @@ def run_all(
     listener: Listener = QUIET,
     models: bool = False,
     cluster: ClusterOptions = ON_THIS_MACHINE,
+    finish_others: bool = False,
 ) -> list[Result]:
     """Run every run of a checked scenario with each of its seeds; the engine does not affect results.
 
@@ -76,12 +77,13 @@ def run_all(
         done: existing results, by the number of their job.
         models: whether results hold the models of the nodes.
         cluster: options of the engine `ray`.
+        finish_others: finish the other runs if one diverges; for a `listener` that keeps the results.
 
     Returns:
         One result for each run and seed, in the order of the file.
 
     Raises:
-        DivergenceError: a run has diverged; the other runs are finished first.
+        DivergenceError: a run has diverged; with `finish_others`, it is raised at the end.
         RunError: a run cannot continue for another reason; the other runs are ended.
     """
     watch = listener.watched is not None
@@ -93,16 +95,16 @@ def run_all(
     prepare_process(file.path)
     results = dict(done)
     if engine == "local":
-        results |= _run_in_turn(orders, listener)
+        results |= _run_in_turn(orders, listener, finish_others)
     elif orders and engine == "ray":
-        results |= run_in_cluster(orders, file.path, workers, listener, cluster)
+        results |= run_in_cluster(orders, file.path, workers, listener, cluster, finish_others=finish_others)
     elif orders:
-        results |= _run_in_workers(orders, file.path, workers, listener)
+        results |= _run_in_workers(orders, file.path, workers, listener, finish_others)
     return [results[number] for number in sorted(results)]
 
 
 def _run_in_workers(
-    orders: Mapping[int, RunOrder], path: Sequence[str], most: int | None, listener: Listener
+    orders: Mapping[int, RunOrder], path: Sequence[str], most: int | None, listener: Listener, finish_others: bool
 ) -> dict[int, Result]:
     """Run jobs in at most `most` processes."""
     processes = processes_of("process", most)
@@ -131,12 +133,14 @@ def _run_in_workers(
             return True
         return False
 
-    compute_side_by_side(queue(), processes, lambda: Worker(_work, path), received, (DivergenceError,))
+    compute_side_by_side(
+        queue(), processes, lambda: Worker(_work, path), received, (DivergenceError,) if finish_others else ()
+    )
     raise_if_diverged(diverged)
     return results
 
 
-def _run_in_turn(orders: Mapping[int, RunOrder], listener: Listener) -> dict[int, Result]:
+def _run_in_turn(orders: Mapping[int, RunOrder], listener: Listener, finish_others: bool) -> dict[int, Result]:
     """Run jobs in this process."""
     results: dict[int, Result] = {}
     diverged: list[DivergenceError] = []
@@ -144,6 +148,9 @@ def _run_in_turn(orders: Mapping[int, RunOrder], listener: Listener) -> dict[int
         try:
             results[number] = _run_here(number, order, listener)
         except DivergenceError as error:
+            if not finish_others:
+                raise
+            error.__traceback__ = error.__context__ = error.__cause__ = None  # they keep the whole simulation
             diverged.append(error)
         else:
             listener.finished(number, results[number])

@@ -164,6 +164,6 @@ def _form(origin: str, name: str, run: ScenarioFile) -> Form:
 def _settings(run: Scenario) -> Mapping[str, Any]:
     """Return the settings that determine the figures of a run, except the seeds, which the file sets.
 
-    The device only changes the order of sums.
+    The device changes the order of sums, and the numbers that dropout draws.
     """
     return {key: getattr(run, key) for key in Scenario.__struct_fields__ if key not in LEFT_OUT}

@@ -145,6 +145,7 @@ def answer(pipe: Pipe, work: Callable[[Any], Any]) -> None:
             pipe.send(message)
         except OSError:
             return
+        del message  # an error keeps the whole job, which the next one needs the memory of
 
 
 def _fit_to_travel(error: Exception) -> Exception:

@@ -17,7 +17,7 @@ from p2pfl.learning.kernels.batched_gradient import BatchedGradient
 
 SEEN = 4  # gradients of a size before it is recorded
 LARGEST = 2**21  # values of models, 8 MiB: with more, copying them to where the graph reads them takes longer than starting
-MOST = 64  # recorded sizes
+MOST = 2**24  # values of samples of all recorded sizes; the memory of their convolutions is some fifty times as large
 
 Size = tuple[int, int]
 """Numbers of models and of samples for each."""
@@ -40,6 +40,7 @@ class GraphedKernel:
         self.chunk = kernel.chunk
         self._seen: Counter[Size] = Counter()
         self._recordings: dict[Size, Recording] = {}
+        self._recorded = 0  # values of their samples
         self._pool: Any = None  # memory of all graphs: they are never replayed at the same time
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -49,8 +50,9 @@ class GraphedKernel:
             return self._kernel.gradient(flat, x, y)
         if recording is None:
             self._seen[size] += 1
-            if self._seen[size] <= SEEN or len(self._recordings) == MOST:
+            if self._seen[size] <= SEEN or self._recorded + x.numel() > MOST:
                 return self._kernel.gradient(flat, x, y)
+            self._recorded += x.numel()
             kernel = self._make()
             assert kernel is not None
             self._pool = self._pool or torch.cuda.graph_pool_handle()

@@ -66,7 +66,7 @@ def convolution_kernel(task: TorchProblem, device: torch.device) -> ConvolutionK
     Convolutions of very large images are left to torch, because the copies of their inputs would take much memory.
     """
     network = convolution_chain(task)
-    if network is None or FEWEST_SAMPLES * largest_input(network[0]) > LARGEST:
+    if network is None or device.type not in ("cpu", "cuda") or FEWEST_SAMPLES * largest_input(network[0]) > LARGEST:
         return None
     return ConvolutionKernel(task, *network, device)
 

@@ -26,13 +26,20 @@ MOST_LOSSES = 3  # of one run; its own code may be what ends its workers
 
 
 def run_in_cluster(
-    orders: Mapping[int, RunOrder], path: Sequence[str], most: int | None, listener: Listener, options: ClusterOptions
+    orders: Mapping[int, RunOrder],
+    path: Sequence[str],
+    most: int | None,
+    listener: Listener,
+    options: ClusterOptions,
+    *,
+    finish_others: bool = False,
 ) -> dict[int, Result]:
     """Run jobs on the machines of a cluster.
 
     Args:
         path: folders to search for modules of the scenario, on every machine.
         most: maximum number of runs in progress; by default as many as the cluster has processors for.
+        finish_others: see p2pfl.sim.execution.runner.run_all.
 
     Returns:
         The results by the numbers of their jobs.
@@ -44,7 +51,8 @@ def run_in_cluster(
     with connect(options.address, most) as ray:
         processors = int(ray.cluster_resources().get("CPU", 0))
         divided = divide_processes(orders, min(processors, most or processors), explain=most is not None)
-        return _Dispatcher(ray, divided, listener, options, path=tuple(path), most=most).run()
+        dispatcher = _Dispatcher(ray, divided, listener, options, path=tuple(path), most=most, finish_others=finish_others)
+        return dispatcher.run()
 
 
 @dataclass
@@ -73,8 +81,10 @@ class _Dispatcher:
         *,
         path: tuple[str, ...],
         most: int | None,
+        finish_others: bool,
     ) -> None:
         self._ray = ray
+        self._finish_others = finish_others
         self._orders = orders
         self._path = path
         self._most = most or len(orders)
@@ -117,7 +127,7 @@ class _Dispatcher:
             return
         if isinstance(message, WorkerLostError):
             self._lost(stream, attempt, message.reason())
-        elif isinstance(message, DivergenceError):
+        elif self._finish_others and isinstance(message, DivergenceError):
             del self._active[stream]
             self._diverged.append(message)
         elif isinstance(message, Exception):

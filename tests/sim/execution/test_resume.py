@@ -275,7 +275,7 @@ def test_finished_rows_are_printed_when_another_diverges(capsys):
         assert code == 1
         assert [name for name in ("first", "second", "third") if f" {name} " in out] == ["first", "third"]
         hint, reason = err.splitlines()[-2:]
-        assert hint == "4 of 6 runs are finished; continue with: p2pfl-sim run --resume here"
+        assert hint == "4 of 6 runs are finished, and kept in here"
         assert reason.startswith("run 'second', seed 0, and 1 other run: the training of node-0 diverged in round 1")
     code, out, _ = sim(capsys, "--resume", "here", "--engine", "local", "--json")
     assert (code, out) == (1, "")

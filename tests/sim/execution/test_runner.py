@@ -211,7 +211,7 @@ def test_other_runs_are_finished_when_some_diverge(engine):
     finished = {}
     listener = Listener(finished=finished.__setitem__)
     with pytest.raises(DivergenceError) as caught:
-        run_all(resolve(table, [], "study", "."), engine, workers=2, listener=listener)
+        run_all(resolve(table, [], "study", "."), engine, workers=2, listener=listener, finish_others=True)
     assert {result.summary["name"] for result in finished.values()} == {"b", "d"}
     assert "diverged in round 1; a lower learning rate may help" in str(caught.value)
     assert caught.value.run in ("run 'a', seed 0, and 1 other run", "run 'c', seed 0, and 1 other run")
