@@ -428,10 +428,10 @@ def first_error(error: BaseException) -> BaseException:
 
 
 def _end_rounds(node: Node) -> None:
-    """Note whether a node stops early; if it does, free the arrays of which it keeps a view.
+    """Record whether a node stops early. If it does, replace its views of larger arrays by copies.
 
-    In a simulation these are stacks of models that were computed together. Nodes that stop in different rounds would
-    keep a stack each. Nodes that finish all rounds share one.
+    In a simulation these arrays are stacks of models that were computed together. Nodes that stop in different rounds
+    would keep a stack each. Nodes that finish all rounds share one.
     """
     node.early_stopping.stopped = node.me.round < node.settings.rounds
     if node.early_stopping.stopped:

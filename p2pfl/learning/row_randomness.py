@@ -23,7 +23,7 @@ class RowGenerators:
 
     Args:
         seeds: seed of each row, as for torch.manual_seed.
-        device: device of the stacks. The numbers of a GPU are not those of a CPU.
+        device: device of the stacks; a GPU draws other numbers than a CPU.
 
     Attributes:
         used: whether a random operation was computed.

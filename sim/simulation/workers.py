@@ -145,7 +145,7 @@ def answer(pipe: Pipe, work: Callable[[Any], Any]) -> None:
             pipe.send(message)
         except OSError:
             return
-        del message  # an error keeps the whole job, which the next one needs the memory of
+        del message  # an error refers to the whole job; the next job needs that memory
 
 
 def _fit_to_travel(error: Exception) -> Exception:

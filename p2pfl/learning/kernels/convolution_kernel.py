@@ -18,7 +18,7 @@ CACHED = 2**18  # values of the largest copied input for models that are compute
 LARGEST = 2**21  # values of it for the samples of one model: 8 MiB; larger batches are computed in parts
 SAMPLES = 16  # for which outputs are computed at once
 KEPT = 4  # numbers of models and samples whose memory is kept
-KEPT_ON_GPU = 8
+KEPT_ON_GPU = 8  # the same on a GPU, for each kernel
 
 
 class ConvolutionKernel:

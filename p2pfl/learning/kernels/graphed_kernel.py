@@ -44,10 +44,10 @@ class GraphedKernel:
         self._pool: Any = None  # memory of all graphs: they are never replayed at the same time
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
-        size = len(flat), x.shape[1]
-        recording = self._recordings.get(size)
         if flat.numel() > LARGEST:
             return self._kernel.gradient(flat, x, y)
+        size = len(flat), x.shape[1]
+        recording = self._recordings.get(size)
         if recording is None:
             self._seen[size] += 1
             if self._seen[size] <= SEEN or self._recorded + x.numel() > MOST:
