@@ -46,18 +46,22 @@ class CommandResults:
     """Results of a command.
 
     Attributes:
+        file: the runs that have results.
         summary: contents of summary.json.
         results: one for each run and seed.
         recomputed: a line for each result of an earlier attempt that was computed again.
         written: line that names the location of the results.
         problem: reason why there is no report; "" if there is a report, or none was requested.
+        divergence: the error of the runs that have diverged; the results are those of the other rows.
     """
 
+    file: ScenarioFile
     summary: dict[str, Any]
     results: Sequence[Result]
     recomputed: Sequence[str]
     written: str
     problem: str
+    divergence: DivergenceError | None
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -138,7 +142,10 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
     if forecasts and options.dry_run:
         _print_forecast(options, file)
         return 0
-    _print_outcome(options, file, _compute(options, file, out, forecasts, book))
+    outcome = _compute(options, file, out, forecasts, book)
+    _print_outcome(options, outcome)
+    if outcome.divergence is not None:
+        raise outcome.divergence
     return 0
 
 
@@ -156,7 +163,7 @@ def _can_forecast(options: argparse.Namespace) -> bool:
 def _compute(
     options: argparse.Namespace, file: ScenarioFile, out: Path, forecasts: bool, book: Path | None
 ) -> CommandResults:
-    """Compute the missing results, and write the files of the run."""
+    """Compute the missing results, and write the files of the run; rows with a run that diverges are left out."""
     from p2pfl.sim.report.write import try_write_report  # imported only after the workers have started
 
     parts = Parts(out, file)
@@ -175,30 +182,42 @@ def _compute(
                 if recorder is not None:
                     recorder.finished(number, result)
 
+            divergence = None
             try:
                 outcome = _run_rest(options, file, keep, done, [each for each in (watch, track) if each is not None])
-            except DivergenceError:
-                if not options.json:
-                    _print_finished_rows(file, finished)
-                raise
+            except DivergenceError as error:
+                divergence = error
+                file, outcome = _complete_rows(file, finished, error)
+                if not outcome:
+                    raise
             summary = results.summarise(file, outcome)
             results.write(out, file, outcome, summary)
-            parts.remove()
+            if len(outcome) == len(finished):
+                parts.remove()
+            else:  # those of rows that are left out are only here
+                parts.close()
             page, problem = (None, "") if options.no_report else try_write_report(out)
             written = words_of_end(out, page)
             if watch is not None:
                 watch.ended(written)
-    return CommandResults(summary, outcome, recomputed, written, problem)
+    return CommandResults(file, summary, outcome, recomputed, written, problem, divergence)
 
 
-def _print_finished_rows(file: ScenarioFile, finished: Mapping[int, Result]) -> None:
-    """Print the table of the rows whose runs are all finished."""
+def _complete_rows(
+    file: ScenarioFile, finished: Mapping[int, Result], error: DivergenceError
+) -> tuple[ScenarioFile, list[Result]]:
+    """Return a scenario without the rows of which a run has diverged, and its results.
+
+    Args:
+        finished: results by the number of their job.
+        error: reason why the others are missing.
+    """
     rows = [job.row for job in jobs_of(file)]
-    left = {row for number, row in enumerate(rows) if number not in finished}
-    part = file.part({run.name for run in file.runs if run.row not in left}, file.seeds)
-    if part.runs:
-        kept = [result for number, result in sorted(finished.items()) if rows[number] not in left]
-        print_table(results.summarise(part, kept))
+    left_out = list(dict.fromkeys(row for number, row in enumerate(rows) if number not in finished))
+    kept = file.part({run.name for run in file.runs if run.row not in left_out}, file.seeds)
+    note = f"left out: {', '.join(left_out)} ({error})"
+    complete = [result for number, result in sorted(finished.items()) if rows[number] not in left_out]
+    return replace(kept, notes=(*kept.notes, note)), complete
 
 
 def _warn(text: str) -> None:
@@ -243,11 +262,11 @@ def _run_rest(
         )
 
 
-def _print_outcome(options: argparse.Namespace, file: ScenarioFile, outcome: CommandResults) -> None:
+def _print_outcome(options: argparse.Namespace, outcome: CommandResults) -> None:
     if options.json:
         print(to_json(outcome.summary, indent=1))
         return
-    runs = file.raw()["run"]
+    runs = outcome.file.raw()["run"]
     print_table(outcome.summary)
     print_attack_table(outcome.summary, runs)
     for sentence in findings(outcome.summary, runs):
@@ -255,7 +274,7 @@ def _print_outcome(options: argparse.Namespace, file: ScenarioFile, outcome: Com
     of_runs = [note for result in outcome.results for note in result.notes]
     for line in [*collapses(outcome.summary["table"]), *died(outcome.summary["runs"])]:
         print(f"warning: {line}")
-    for note in dict.fromkeys([*file.notes, *outcome.recomputed, *of_runs]):
+    for note in dict.fromkeys([*outcome.file.notes, *outcome.recomputed, *of_runs]):
         print(f"note: {note}")
     if outcome.problem:
         print(f"note: {outcome.problem}")

@@ -17,6 +17,8 @@ from typing import cast
 
 from msgspec.structs import replace
 
+from p2pfl.errors import DivergenceError
+from p2pfl.sim.execution.worker_pool import name_errors
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, end_all, prepare_process
 from p2pfl.system.available_memory import status
@@ -75,7 +77,7 @@ class Forecast:
         what = f"{self.runs} run{'s' * (self.runs != 1)} of {_span(self.nodes)} node{'s' * (self.nodes[1] != 1)}"
         what += f", {_span(self.rounds)} round{'s' * (self.rounds[1] != 1)}"
         if self.seconds is None:
-            return f"{what}: no forecast, because no trial finished a round within {PATIENCE:.0f} s"
+            return f"{what}: no forecast, because no trial finished a round"
         cores = f"{self.processes} core{'s' * (self.processes != 1)}"
         memory = "" if self.memory is None else f", {self.memory / 2**30:.1f} GiB"
         return f"{what}: about {duration(self.seconds)} on {cores}{memory}"
@@ -207,9 +209,10 @@ def _try_run(job: Scenario, pipe: Pipe) -> tuple[int, float]:
         if len(ended) >= ROUNDS and ended[-1] - ended[0] > ENOUGH:
             raise _TrialOverError
 
-    simulation = Simulation(job)
-    with suppress(_TrialOverError):
-        simulation.run(progress)
+    with name_errors(job):
+        simulation = Simulation(job)
+        with suppress(_TrialOverError, DivergenceError):  # the run itself reports that it diverges
+            simulation.run(progress)
     return status("VmHWM:"), len(simulation.recorder.edges_table()["round"]) / max(len(ended), 1)
 
 

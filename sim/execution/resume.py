@@ -111,14 +111,18 @@ class Unfinished:
         except (OSError, ValueError) as error:  # msgspec.DecodeError is a ValueError
             raise DamagedFileError(f"{path} cannot be read") from error
 
+    def close(self) -> None:
+        """Let other processes use the folder."""
+        self._lock.close()
+
     def remove(self) -> None:
         """Remove the parts, once the files of the whole run contain all results."""
-        self._lock.close()
+        self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def give_up(self) -> None:
         """Remove everything that this object has made, if no result is finished."""
-        self._lock.close()
+        self.close()
         if not self.done and self._folder in self._made:
             shutil.rmtree(self._folder, ignore_errors=True)
             (self.path / SCENARIO).unlink(missing_ok=True)

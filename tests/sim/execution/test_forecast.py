@@ -52,7 +52,7 @@ def test_estimate_of_untried_run_uses_same_policy():
 
 def test_estimate_without_a_finished_round_has_no_forecast():
     found = estimate([job()], {kind(job()): Trial([])}, 1)
-    assert str(found) == "1 run of 100 nodes, 30 rounds: no forecast, because no trial finished a round within 15 s"
+    assert str(found) == "1 run of 100 nodes, 30 rounds: no forecast, because no trial finished a round"
     assert found.warning(0) == ""
 
 
@@ -96,5 +96,11 @@ class Broken(Random):
 @pytest.mark.slow
 def test_forecast_of_failing_run_raises(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
-    with pytest.raises(RunError, match="no good"):
-        forecast([job(nodes=4, policy={"name": "broken:Broken"})], [str(tmp_path)], 1)
+    with pytest.raises(RunError, match="run 'study', seed 3: no good"):
+        forecast([job(3, nodes=4, policy={"name": "broken:Broken"})], [str(tmp_path)], 1)
+
+
+@pytest.mark.slow
+def test_diverging_trial_gives_no_forecast():
+    task = {"name": "concept-shift", "lr": 1e9}
+    assert forecast([job(nodes=4, task=task)], [], 1).seconds is None

@@ -10,6 +10,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+import p2pfl
 from p2pfl.sim.cli import main as cli
 from p2pfl.sim.results.artifacts import PARTS
 from tests.support import forked
@@ -263,19 +264,46 @@ def test_run_killed_repeatedly_completes_by_resume(end, whole):
     assert left_behind("here") == whole
 
 
+WILD = SCENARIO.replace("rounds = 3", "rounds = 1").replace(
+    'policy = { name = "stopping:Stopped", neighbours = 1 }', "task = { lr = 1e9 }"
+)
+
+
 @pytest.mark.slow
-def test_finished_rows_are_printed_when_another_diverges(capsys):
-    Path("wild.toml").write_text(
-        SCENARIO.replace("rounds = 3", "rounds = 1").replace(
-            'policy = { name = "stopping:Stopped", neighbours = 1 }', "task = { lr = 1e9 }"
+def test_other_rows_have_results_when_a_row_diverges(capsys):
+    Path("wild.toml").write_text(WILD)
+    code, out, err = sim(capsys, "wild.toml", "--out", "here", "--engine", "local")
+    assert code == 1
+    reason = "run 'second', seed 0, and 1 other run: the training of node-0 diverged in round 1"
+    assert f"note: left out: second ({reason}" in " ".join(out.split())
+    assert err.splitlines()[-1].startswith(reason)
+    summary = json.loads(Path("here/summary.json").read_text())
+    assert [row["name"] for row in summary["table"]] == ["first", "third"]
+    assert summary["notes"][0].startswith("left out: second")
+    assert Path("here/report.html").exists()
+    assert not Path("here/parts").exists()
+    assert len(p2pfl.load("here")) == 4
+    code, out, _ = sim(capsys, "wild.toml", "--out", "there", "--engine", "local", "--json")
+    assert code == 1
+    assert json.loads(out)["table"][1]["name"] == "third"
+
+
+def test_nothing_is_written_when_every_row_diverges(capsys):
+    Path("wild.toml").write_text(WILD)
+    code, out, _ = sim(capsys, "wild.toml", "--only", "second", "--out", "here", "--engine", "local")
+    assert (code, out) == (1, "")
+    assert not Path("here").exists()
+
+
+def test_results_of_incomplete_rows_stay_in_parts(capsys):
+    Path("stopping.py").write_text(
+        POLICY.replace("import RunError", "import DivergenceError, RunError").replace(
+            "        if me",
+            "        if me.draws.seed == 1:\n            raise DivergenceError(me.id, me.round)\n        if me",
         )
     )
-    for options in (("wild.toml", "--out", "here"), ("--resume", "here")):
-        code, out, err = sim(capsys, *options, "--engine", "local")
-        assert code == 1
-        assert [name for name in ("first", "second", "third") if f" {name} " in out] == ["first", "third"]
-        hint, reason = err.splitlines()[-2:]
-        assert hint == "4 of 6 runs are finished, and kept in here"
-        assert reason.startswith("run 'second', seed 0, and 1 other run: the training of node-0 diverged in round 1")
-    code, out, _ = sim(capsys, "--resume", "here", "--engine", "local", "--json")
-    assert (code, out) == (1, "")
+    code, _, err = sim(capsys, "study.toml", "--out", "here", "--engine", "local", "--no-report")
+    assert code == 1
+    assert err.splitlines()[-1].startswith("run 'second', seed 1: the training of node-")
+    assert [row["name"] for row in json.loads(Path("here/summary.json").read_text())["table"]] == ["first", "third"]
+    assert len([path for path in Path("here", PARTS).iterdir() if path.name.isdigit()]) == 5
