@@ -30,6 +30,7 @@ from p2pfl.learning.dense.batch_order import occasion, orders
 from p2pfl.learning.kernels.kernel import kernel_for
 from p2pfl.learning.kernels.sizes import ON_GPU, values_at_once
 from p2pfl.learning.losses import of_each
+from p2pfl.learning.modules import computes_alike
 from p2pfl.learning.optimizers import LastingState, at_round, lasting
 from p2pfl.learning.row_randomness import RowGenerators
 from p2pfl.learning.rule_gradients import most_steps, plan, shared_values
@@ -39,7 +40,7 @@ from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.queries import Clip, Combine, Evaluate, Loss, Mean, NodeQuery, R, Split, Train
 from p2pfl.robust.batches import Rows, clip_together, combine_together
 from p2pfl.robust.candidates import Combined
-from p2pfl.update_rules import Scalarised
+from p2pfl.update_rules import Mixture, Scalarised
 
 PART = 2**20  # values of models trained at once: 4 MiB, which fit into the cache
 CHUNK = 2**19  # values of inputs on which candidates are evaluated at once: 2 MiB
@@ -160,6 +161,7 @@ class BatchedLearner:
         planned = at_round(task.optimizer, queries[0].round)
         optimizer, batch_size, epochs = plan(queries[0].rule, planned, task.batch_size, queries[0].epochs, most)
         steps = most_steps(queries[0].rule, epochs * -(-most // batch_size))
+        mixed = isinstance(queries[0].rule, Mixture)
         training = StackedTraining(
             queries,
             start,
@@ -172,6 +174,7 @@ class BatchedLearner:
             shared=self._shared,
             generators=self._generators_of(nodes, queries) if self.kernel.random else None,
             state=self._lasting.start(optimizer, occasion(queries[0]), nodes),
+            beside=self._lasting.start(optimizer, queries[0].purpose, nodes) if mixed else None,
         )
         permutations = [
             orders(self._draws[node], query.round, query.purpose, n=count, batch_size=batch_size, epochs=epochs)
@@ -368,7 +371,7 @@ def _common_task(learners: Sequence[TorchLearner]) -> TorchProblem:
         task = learner.task
         for what, same in (
             ("layout", task.layout == first.layout),
-            ("module", task.template is first.template or repr(task.template) == repr(first.template)),
+            ("module", task.template is first.template or computes_alike(task.template, first.template)),
             ("loss", task.loss == first.loss and task.measure == first.measure),
             ("metrics", tuple(task.metrics) == tuple(first.metrics)),
             ("objectives", task.objectives == first.objectives),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from types import FunctionType
+from weakref import ReferenceType
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -87,6 +90,49 @@ def last_layer(module: nn.Module) -> tuple[str, ...]:
     names = [name for name, _ in module.named_parameters()]
     layer = names[-1].rpartition(".")[0]
     return tuple(name for name in names if name.rpartition(".")[0] == layer)
+
+
+def computes_alike(first: nn.Module, second: nn.Module) -> bool:
+    """Return whether two modules with the same values in their layout have the same outputs.
+
+    They do if their submodules agree in type, attributes and integer buffers. Objects that cannot be compared count as
+    different.
+    """
+    parts, others = dict(first.named_modules()), dict(second.named_modules())
+    return list(parts) == list(others) and all(_equal(_settings(parts[name]), _settings(others[name])) for name in parts)
+
+
+def _settings(part: nn.Module) -> dict[str, object]:
+    """Return what determines the outputs of a module without its submodules and the tensors of its layout."""
+    values = {name: value for name, value in vars(part).items() if name not in ("_parameters", "_buffers", "_modules")}
+    local = {key: b for key, b in part.named_buffers(recurse=False) if not b.is_floating_point()}
+    return {"type": type(part), "attributes": values, "buffers": local}
+
+
+def _equal(a: object, b: object) -> bool:
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, FunctionType) and isinstance(b, FunctionType):  # such as a lambda that each module makes anew
+        cells = [[cell.cell_contents for cell in each.__closure__ or ()] for each in (a, b)]
+        return a.__code__ is b.__code__ and _equal(a.__defaults__, b.__defaults__) and _equal(*cells)
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return list(a) == list(b) and all(_equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, ReferenceType) and isinstance(b, ReferenceType):
+        return _equal(a(), b())
+    if isinstance(a, nn.Parameter) and isinstance(b, nn.Parameter):  # in the layout; recurrent layers also list them
+        return a.shape == b.shape
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return np.array_equal(a, b)
+    try:
+        return bool(a == b)
+    except Exception:  # of a user's class
+        return False
 
 
 def flatten(module: nn.Module, layout: Layout) -> Parameters:

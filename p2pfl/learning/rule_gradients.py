@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.optimizers import SGD, Optimizer
+from p2pfl.learning.optimizers import SGD, Optimizer, State
 from p2pfl.parameters import Layout
 from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture, Rule, Steps, TrainSubset, Weighted
 
@@ -70,7 +70,13 @@ def resting(rule: Rule | None, shared: Tensor | None) -> Tensor | None:
 
 
 def follow(
-    rules: Sequence[Rule | None], like: Tensor, optimizer: Optimizer, steps: int, shared: Tensor | None = None
+    rules: Sequence[Rule | None],
+    like: Tensor,
+    optimizer: Optimizer,
+    steps: int,
+    shared: Tensor | None = None,
+    *,
+    beside: State | None = None,
 ) -> Follow | None:
     """Return the function that computes the gradients of rules of one kind; None for plain gradients at the models.
 
@@ -80,6 +86,7 @@ def follow(
         optimizer: the optimiser of the training.
         steps: maximum number of steps.
         shared: see `shared_values`.
+        beside: the optimiser's state for the shared models of `Mixture`; by default a new one.
     """
     if rules[0] is None:  # then all are
         return None
@@ -89,7 +96,8 @@ def follow(
         alpha = _column([rule.alpha for rule in mixtures], like)
         if shared is not None:  # private values are only those of the trained model
             alpha = 1 - (1 - alpha) * shared
-        return _Mixture(alpha, _vectors([rule.shared for rule in mixtures], like), optimizer, steps)
+        others = _vectors([rule.shared for rule in mixtures], like)
+        return _Mixture(alpha, others, optimizer, optimizer.start(others, steps) if beside is None else beside)
     if aligned := [rule for rule in rules if isinstance(rule, Aligned)]:
         anchors = _vectors([rule.anchor for rule in aligned], like)
         return _Aligned(_column([rule.weight for rule in aligned], like), anchors, shared)
@@ -122,11 +130,11 @@ class _Lookahead:
 
 
 class _Mixture:
-    def __init__(self, alpha: Tensor, shared: Tensor, optimizer: Optimizer, steps: int) -> None:
+    def __init__(self, alpha: Tensor, shared: Tensor, optimizer: Optimizer, state: State) -> None:
         self._alpha = alpha
         self._shared = shared
         self._optimizer = optimizer
-        self._state = optimizer.start(shared, steps)
+        self._state = state
 
     def __call__(self, gradient: Gradient, point: Tensor, x: Tensor, y: Tensor, rows: Rows) -> Tensor:
         alpha, shared = self._alpha[rows], self._shared[rows]

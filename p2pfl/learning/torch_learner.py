@@ -19,7 +19,7 @@ from p2pfl.learning.dense.batch_order import occasion, orders
 from p2pfl.learning.kernels.kernel import convolution_kernel
 from p2pfl.learning.losses import cross_entropy
 from p2pfl.learning.modules import new_module
-from p2pfl.learning.optimizers import LastingState, Optimizer, at_round
+from p2pfl.learning.optimizers import LastingState, Optimizer, State, at_round
 from p2pfl.learning.rule_gradients import follow, most_steps, plan, resting, shared_values
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives, ObjectiveGradients
@@ -29,7 +29,7 @@ from p2pfl.parameters import Parameters
 from p2pfl.prediction_mixing import KnnDatastore, ModelEnsemble, PredictionMixer, knn_mixed_logits
 from p2pfl.queries import Evaluate, Loss, Split, Train
 from p2pfl.random_streams import RandomStreams
-from p2pfl.update_rules import Rule, Scalarised, TrainSubset, Weighted
+from p2pfl.update_rules import Mixture, Rule, Scalarised, TrainSubset, Weighted
 
 Place = tuple[str, int, int, tuple[int, ...]]  # name, start, stop and shape of a tensor in the flat vector
 
@@ -87,7 +87,9 @@ class TorchLearner(Learner):
         steps = most_steps(rule, epochs * -(-len(x) // batch_size))
         before = self._lasting.start(optimizer, occasion(query), [0])
         state = optimizer.start(weights, steps) if before is None else {name: rows[0] for name, rows in before.items()}
-        gradient = self._gradient_by(rule, vector, own, optimizer, steps)
+        mixed = self._lasting.start(optimizer, query.purpose, [0]) if isinstance(rule, Mixture) else None
+        beside = None if mixed is None else {name: rows[0] for name, rows in mixed.items()}
+        gradient = self._gradient_by(rule, vector, own, optimizer, steps, beside=beside)
         still = resting(rule, self._shared)
         rest = None if still is None else weights[still]
         self._module.train()
@@ -125,7 +127,14 @@ class TorchLearner(Learner):
         return torch.tensor(rule.weights, dtype=torch.float32, device=self.device)
 
     def _gradient_by(
-        self, rule: Rule | None, vector: Tensor, own: Tensor | None, optimizer: Optimizer, steps: int
+        self,
+        rule: Rule | None,
+        vector: Tensor,
+        own: Tensor | None,
+        optimizer: Optimizer,
+        steps: int,
+        *,
+        beside: State | None,
     ) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the function from a batch (inputs, targets) to the direction of a rule's step from `vector`, [n].
 
@@ -133,9 +142,10 @@ class TorchLearner(Learner):
             vector: the model that is trained in place, [P].
             own: the weights of the objectives.
             steps: maximum number of steps.
+            beside: see p2pfl.learning.rule_gradients.follow.
         """
         weights, buffers = vector[: self.task.layout.n_trained], self._views(vector, self._rest)
-        following = follow([rule], weights, optimizer, steps, self._shared)
+        following = follow([rule], weights, optimizer, steps, self._shared, beside=beside)
         if self._kernel is not None and not isinstance(rule, TrainSubset):
             kernel = self._kernel
 

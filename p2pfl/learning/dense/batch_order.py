@@ -6,6 +6,7 @@ import numpy as np
 
 from p2pfl.queries import Train
 from p2pfl.random_streams import RandomStreams
+from p2pfl.update_rules import Mixture
 
 
 def orders(
@@ -24,6 +25,9 @@ def orders(
 def occasion(query: Train) -> str:
     """Return the name under which the state of a lasting optimiser is kept after a training.
 
-    Trainings of one purpose with and without a proximal term are of different models, as in Ditto.
+    Trainings of one purpose with and without a proximal term, or the rule `Mixture`, are of different models, as in
+    Ditto and APFL.
     """
+    if isinstance(query.rule, Mixture):
+        return f"{query.purpose}, mixture"
     return query.purpose if query.proximal is None else f"{query.purpose}, proximal"

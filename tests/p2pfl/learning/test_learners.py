@@ -15,6 +15,7 @@ from p2pfl.learning.kernels.kernel import kernel_for
 from p2pfl.learning.kernels.vmap_kernel import VmapKernel
 from p2pfl.learning.losses import cross_entropy, squared_error
 from p2pfl.learning.metrics import Metric
+from p2pfl.learning.modules import computes_alike
 from p2pfl.learning.optimizers import SGD, Adam, AdamW
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.learning.torch_task import classification, regression
@@ -609,6 +610,35 @@ def test_stacking_of_different_tasks_is_refused():
     learners = [task(mlp, 8, k, batch_size=4 + k).learner(RandomStreams(0, f"node-{k}")) for k in range(2)]
     with pytest.raises(ConfigurationError, match="differ in batch size"):
         BatchedLearner(learners)
+
+
+class Rolled(nn.Sequential):
+    """Module with a plain attribute, an attribute made anew for each module, and an integer buffer."""
+
+    def __init__(self, shift=0, factor=1, order=0):
+        super().__init__(nn.Linear(6, 3))
+        self.shift = shift
+        self.scale = lambda x: factor * x
+        self.register_buffer("order", torch.tensor([order]))
+
+    def forward(self, x):
+        return super().forward(self.scale(x).roll(self.shift + int(self.order), 1))
+
+
+@pytest.mark.parametrize("change", [{"shift": 1}, {"factor": 2}, {"order": 1}])
+def test_modules_that_compute_differently_are_not_stacked(change):
+    assert computes_alike(Rolled(), Rolled())
+    assert not computes_alike(Rolled(), Rolled(**change))
+    tasks = [task(lambda: Rolled(), 8, 0), task(lambda: Rolled(**change), 8, 1)]
+    with pytest.raises(ConfigurationError, match="differ in module"):
+        BatchedLearner([this.learner(RandomStreams(0, f"node-{k}")) for k, this in enumerate(tasks)])
+
+
+@pytest.mark.parametrize(
+    "module", [lambda: nn.LSTM(3, 4), lambda: nn.TransformerEncoderLayer(8, 2), lambda: nn.Conv2d(1, 2, 3)]
+)
+def test_new_modules_of_one_architecture_compute_alike(module):
+    assert computes_alike(module(), module())
 
 
 @pytest.mark.parametrize("kind", CREWS)

@@ -1,5 +1,6 @@
 """Ditto, APFL, Per-FedAvg, pFedGraph and kNN-Per: rules by hand, limit cases, and restarts."""
 
+import dataclasses
 import itertools
 
 import msgspec
@@ -324,7 +325,13 @@ def test_knn_per_weight_changes_metrics_but_not_models():
             assert node.me.params.tobytes() == other.nodes[name].me.params.tobytes()
 
 
+def with_lasting_momentum(part, seed):
+    return dataclasses.replace(make_task("digits", {}, part, seed), optimizer=SGD(0.05, 0.9, lasting=True))
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["stacked", "one-by-one"])
+@pytest.mark.parametrize("task", ["digits", f"{__name__}:with_lasting_momentum"], ids=["", "lasting"])
 @pytest.mark.parametrize(
     ("policy", "like"),
     [
@@ -333,8 +340,9 @@ def test_knn_per_weight_changes_metrics_but_not_models():
         ({"name": "apfl", "alpha": 0.0, "alpha_lr": 0.0}, {"name": "coordinated-fedavg"}),
     ],
 )
-def test_personal_model_is_evaluated(policy, like):
-    (found, personal), (expected, _) = digits(policy), digits(like)
+def test_personal_model_is_evaluated(policy, like, task, trainer):
+    changes = {"task": {"name": task}, "trainer": trainer}
+    (found, personal), (expected, _) = digits(policy, **changes), digits(like, **changes)
     assert found == pytest.approx(expected)
     assert traffic(personal)["bytes"] > 0
 
