@@ -241,7 +241,7 @@ class Node:
             me.round = finished
             raise
         merge = self._take(merge)
-        if settings.evaluate_every and me.round % settings.evaluate_every == 0:
+        if settings.evaluate_every and (me.round % settings.evaluate_every == 0 or me.round == settings.rounds):
             await self._evaluate()
         if self._store is not None:  # first, because an observer of the round may rely on it
             await self._save()

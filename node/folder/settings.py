@@ -36,7 +36,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         best_by: what makes a round's model the best, which is the node's result: the lowest validation `loss`, or the
             best validation `metric` of the task (the last of equal ones). The policy's `reported_stage` selects the
             model of a round; DPFL's option `snapshot = "trained"` counts it after local training.
-        evaluate_every: rounds between evaluations on the validation and test data; 0 evaluates the last model only.
+        evaluate_every: rounds between evaluations on the validation and test data; the last round is always evaluated. 0
+            evaluates the last model only.
         device: `cpu`, `cuda`, `mps`, or `auto` for the best available one. Results differ in their last bits.
         robust: protection against malicious members: the name of a rule of p2pfl.robust.registry, or a table with a
             `name` and options; `clip-loss` clips models to the median distance from the own one, and trusts those with a

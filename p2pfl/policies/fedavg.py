@@ -56,7 +56,7 @@ class FedAvg:
         if self.ft == "from-best":
             await self._remember(me, merged.params)
             if last:
-                tuned = await me.train(self.best, epochs=2 * self.epochs, purpose="fine tuning")
+                tuned = await me.train(self.best, epochs=2 * self.epochs, purpose="fine tuning", rule=self._tuning_rule(me))
                 return Merge(tuned, merged.weights)
         return merged
 
@@ -79,6 +79,10 @@ class FedAvg:
         return None
 
     def _rule(self, me: Me) -> Rule | None:
+        return None
+
+    def _tuning_rule(self, me: Me) -> Rule | None:
+        """Return the rule of the fine-tuning `from-best`."""
         return None
 
     def state(self) -> dict[str, Any]:

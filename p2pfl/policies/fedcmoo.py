@@ -84,6 +84,9 @@ class FedCmoo(CoordinatedFedAvg):
         losses, gram = read(self.previous, count)
         return Scalarised(weigh(losses, gram, self.seen.preference, self.tolerance, self.floor))
 
+    def _tuning_rule(self, me: Me) -> Rule | None:
+        return self._rule(me)
+
     def _extras(self) -> Extras:
         """Return losses and gradients at the round's initial model. All nodes use the same sketch."""
         assert self.seen is not None

@@ -18,7 +18,7 @@ def of_mean_model(run: Run, metric: str) -> dict[str, dict[str, Any]]:
     """Return additional metrics: `mean_model`, of the mean of all honest nodes' models, and `mean_model_G` of each group G.
 
     A mean model is evaluated on the test data of the nodes in the mean; the figure is the mean over these nodes. No
-    single node has it: `nodes` is empty.
+    single node has it: `nodes` is empty. Private parts are not averaged: each node keeps its own.
     """
     attackers = () if run.recorder.view is None else run.recorder.view.attackers
     honest = [node for name, node in run.nodes.items() if name not in attackers]
@@ -30,19 +30,20 @@ def of_mean_model(run: Run, metric: str) -> dict[str, dict[str, Any]]:
 
 
 def _metric(run: Run, nodes: Sequence[Node], metric: str) -> float:
-    mean: Parameters = np.array([node.result for node in nodes]).mean(axis=0)
+    mean: Parameters = np.array([node.task.layout.shared_of(node.result) for node in nodes]).mean(axis=0)
     known: dict[int, float] = {}  # nodes with the same test data have the same figure
     values = []
     for node in nodes:
         key = _test_data(node)
         if key not in known:
             learner = node.task.learner(RandomStreams(run.scenario.seed, node.name), run.scenario.device)
-            known[key] = learner.evaluate([mean], ["test"])[0].get(f"test_{metric}", np.nan)
+            whole = node.task.layout.with_private(mean, node.result)
+            known[key] = learner.evaluate([whole], ["test"])[0].get(f"test_{metric}", np.nan)
         values.append(known[key])
     return float(np.mean(values))
 
 
 def _test_data(node: Node) -> int:
-    """Return a key of a node's test data."""
+    """Return a key of a node's test data, and of its private part."""
     data = getattr(node.task, "data", {}).get("test")
-    return id(node) if data is None else hash((id(data.x), id(data.y)))
+    return id(node) if data is None or node.task.layout.private else hash((id(data.x), id(data.y)))

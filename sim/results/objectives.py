@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,20 @@ from p2pfl.task import POINT, Task, constant_of, excluded_solutions, front_of, r
 def of_run(run: Run, goals: Mapping[str, bool]) -> dict[str, Any]:
     """Return the objectives of each node's result on the test data, and their measures; see `of_points`.
 
+    of_nodes: the numbers of the nodes if some are attackers, which have no results.
     mean: of the objectives over the nodes; it is the solution of the run in a pool of means; mean_left_out: if it does
         not count.
     constants, constant: the objectives of each node's constant model, and their hypervolume, if the task has them.
     """
-    task = next(iter(run.nodes.values())).task
-    points = to_maximisation([run.recorder.results[name] for name in run.nodes], goals)
+    found = [(place, node, run.recorder.results[name]) for place, (name, node) in enumerate(run.nodes.items())]
+    honest = [each for each in found if each[2]]
+    task = found[0][1].task
+    points = to_maximisation([result for *_, result in honest], goals)
     mean = points.mean(0, keepdims=True)
     figures = of_points(task, points, goals) | {"mean": (mean * _signs(goals))[0].tolist()}
-    constants = [list(constant_of(node.task)) for node in run.nodes.values()]
+    if len(honest) < len(found):
+        figures["of_nodes"] = [place for place, *_ in honest]
+    constants = [list(constant_of(node.task)) for _, node, _ in honest]
     if "reference" in figures and all(constants):
         figures |= {"constants": constants} | _of_constants(constants, figures["reference"], _signs(goals))
     return figures | ({"mean_left_out": True} if excluded_solutions(task, mean) else {})
@@ -100,7 +106,7 @@ def pool_results(name: str, of: str, members: Sequence[Mapping[str, Any]]) -> li
                 solutions.append(objectives["mean"])
             else:
                 left_out += [len(solutions) + node for node in objectives.get("left_out", ())]
-                labels += [f"{called}, node {node}" for node in range(len(objectives["nodes"]))]
+                labels += [f"{called}, node {node}" for node in objectives.get("of_nodes", range(len(objectives["nodes"])))]
                 solutions += objectives["nodes"]
         figures = {"higher_is_better": first["higher_is_better"], "nodes": solutions}
         figures |= {"left_out": left_out} if left_out else {}
@@ -118,13 +124,14 @@ def own_fronts(members: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the mean hypervolume of the nodes' fronts over the runs of a pool, for each seed of the pool.
 
     The points are the models' errors and disparities, the reference point is (1, 1), and the mean is over the nodes, as
-    in PraFFL.
+    in PraFFL. Nodes without figures, such as attackers, do not count.
     """
     found = []
     for seed in dict.fromkeys(run["seed"] for run in members):
         runs = [[run["extra_metrics"][name]["nodes"] for name in sorted(POINT)] for run in members if run["seed"] == seed]
         nodes = np.array(runs, np.float64).transpose(2, 0, 1)  # [nodes, runs, 2]
-        found.append(float(np.mean([hypervolume(-points, [-1.0, -1.0]) for points in nodes])))
+        known = [points for points in nodes if not np.isnan(points).all()]
+        found.append(float(np.mean([hypervolume(-points, [-1.0, -1.0]) for points in known])) if known else nan)
     return found
 
 

@@ -114,20 +114,19 @@ def late_figures(rounds: Table, metric: str, count: int) -> dict[str, dict[str, 
     """Return the test metric after local training in the last round, and means over the last rounds of each model.
 
     `trained` is the metric of the model after the last local training, before the merge. With `ft = "replace-last"` the
-    result of a run is this model. `late` and `late_trained` are means over the last `count` rounds of the node's model
-    and of the model after local training. Only evaluated rounds count.
+    result of a run is this model. `late` and `late_trained` are means over the last `count` evaluated rounds of each
+    node, of its model and of its model after local training. Nodes without evaluations do not count.
 
     Args:
         rounds: see p2pfl.sim.simulation.recorder.Recorder.rounds_table.
     """
-    last = int(rounds["round"].max())
-    merged = rounds[f"merged_test_{metric}"]
+    merged = rounds.get(f"merged_test_{metric}", np.full(len(rounds["round"]), nan))
     trained = rounds.get(f"trained_test_{metric}", merged)
     trained = np.where(np.isnan(trained), merged, trained)  # without a merge the trained model is the node's
     found = {}
     for name, values, length in (("late", merged, count), ("trained", trained, 1), ("late_trained", trained, count)):
-        kept = (rounds["round"] > last - length) & ~np.isnan(values)
-        each = [values[kept & (rounds["node"] == node)] for node in np.unique(rounds["node"])]
+        known = ~np.isnan(values)
+        each = [values[known & (rounds["node"] == node)][-length:] for node in np.unique(rounds["node"])]
         means = [float(of.mean()) for of in each if len(of)]
         found[name] = {"mean": float(np.mean(means)) if means else nan, "nodes": means}
     return found

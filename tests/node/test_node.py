@@ -946,7 +946,7 @@ def test_pending_evaluation_keeps_its_round_after_restart(tmp_path):
         await federation.done()
 
     federation = play(test, ("a",), settings(rounds=11, evaluate_every=5), folder=tmp_path)
-    assert sorted(federation.watch["a"].metrics) == [5, 10]
+    assert sorted(federation.watch["a"].metrics) == [5, 10, 11]
 
 
 def test_stopped_node_is_not_treated_as_finished():

@@ -10,6 +10,7 @@ from torch import nn
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
+from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.multiobjective.mgda import balancing, least, sketch, weigh
 from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives
 from p2pfl.parameters import Layout
@@ -214,6 +215,19 @@ def test_fedcmoo_submissions_do_not_reveal_the_preference(monkeypatch):
     first, other = sent[0], sent[3]
     assert first == other  # for the first model all nodes send the same, with any preference
     assert all(np.float64(0.123456).tobytes() not in data for each in sent for data in each.values())
+
+
+def test_fine_tuning_of_fedcmoo_keeps_the_weights(monkeypatch):
+    queries, train = [], TorchLearner._train
+
+    def watched(self, query):
+        queries.append(query)
+        return train(self, query)
+
+    monkeypatch.setattr(TorchLearner, "_train", watched)
+    tasks = {f"n{k}": fair(k) for k in range(2)}
+    run_in_memory({name: FedCmoo(ft="from-best") for name in tasks}, tasks, 2)
+    assert {type(query.rule) for query in queries if query.purpose == "fine tuning"} == {Scalarised}
 
 
 def test_fedcmoo_refuses_single_objective_task():

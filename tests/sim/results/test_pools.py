@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import nan
 
 import msgspec
 import numpy as np
@@ -196,6 +197,8 @@ def test_pool_of_fronts_has_one_front_per_node():
     assert own_fronts(runs) == pytest.approx([(0.56 + 0.25) / 2])
     alone = [run | {"seed": seed} for seed, run in enumerate(runs)]
     assert own_fronts(alone) == pytest.approx([(0.4 + 0.25) / 2, (0.36 + 0.25) / 2])
+    attacked = [run | {"extra_metrics": {name: {"nodes": [0.5, nan]} for name in run["extra_metrics"]}} for run in runs]
+    assert own_fronts(attacked) == pytest.approx([0.25])
 
 
 @pytest.mark.slow

@@ -865,3 +865,29 @@ def test_long_and_short_tables_are_written_below_each_other(tmp_path, monkeypatc
     assert list(found) == ["run", "seed", "round", "loss"]
     for name, column in stacked.items():
         np.testing.assert_array_equal(np.ma.filled(found[name], np.nan) if name == "loss" else found[name], column)
+
+
+@pytest.mark.parametrize("changes", [{"evaluate_every": 2, "rounds": 5}, {"patience": 1, "rounds": 8}])
+def test_late_figures_are_of_each_nodes_last_evaluations(changes):
+    table = {"nodes": 4, "late_rounds": 2, "task": {"name": "digits", "samples": 30}, "policy": "random"}
+    (found,) = p2pfl.simulate(table | changes, progress=False)
+    rounds = found.rounds
+    last = []
+    for node in range(4):
+        values = rounds["merged_test_accuracy"][rounds["node"] == node]
+        last.append(values[~np.isnan(values)][-2:].mean())
+    assert found.summary["extra_metrics"]["late"]["nodes"] == pytest.approx(last)
+
+
+@pytest.mark.parametrize("changes", [{"evaluate_every": 0}, {"rounds": 0}])
+def test_late_figures_without_evaluations_are_undefined(changes):
+    (found,) = p2pfl.simulate({"nodes": 2, "rounds": 2, "late_rounds": 1, "policy": "local"} | changes, progress=False)
+    assert np.isnan(found.summary["extra_metrics"]["late"]["mean"])
+
+
+@pytest.mark.parametrize("task", ["deep-sea-treasure", "teachers"])
+def test_objectives_are_those_of_honest_nodes(task):
+    table = {"nodes": 4, "rounds": 1, "task": task, "policy": "random", "attack": {"name": "gaussian", "nodes": [1]}}
+    (found,) = p2pfl.simulate(table, progress=False)
+    assert found.summary["objectives"]["of_nodes"] == [0, 2, 3]
+    assert len(found.summary["objectives"]["nodes"]) == 3
