@@ -11,6 +11,8 @@ from asyncio import Future
 from functools import partial
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from p2pfl.node.coordination.aggregation_step import without_known_start
 from p2pfl.node.coordination.coordinator import Coordinator, PendingSubmission
 from p2pfl.node.coordination.election_runner import ElectionRunner
@@ -127,7 +129,10 @@ class CoordinationClient:
             n_samples=submission.n_samples,
             start=submission.start is not None,
         )
-        payload = submission_payload(submission)
+        try:
+            payload = submission_payload(submission)
+        except ValueError:  # the last coordinator may have assigned more than fits
+            payload = submission_payload(replace(submission, previous={}))
         try:
             self._contacts.send(peer, message, payload)
         except TransportError:

@@ -111,7 +111,7 @@ def credible(extras: Extras, round: int) -> bool:
         known = read(extras)
     except ValueError:
         return False
-    return known is None or known[1].round <= round
+    return known is None or (known[1].round <= round and len(extras) == 2)
 
 
 def gather(

@@ -30,12 +30,18 @@ class CoordinatedFedAvg(FedAvg):
     previous: Extras = field(default_factory=dict, init=False, repr=False)
 
     async def aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
+        self._forget_later_extras(me.round)
         start = self._start(me) if self.needs_start else None
         assignment = await peers.submit(trained, extras=self._extras(), previous=self.previous, start=start)
         if assignment is None:
             return Merge(trained, {me.id: 1.0})
         self.previous = assignment.extras if self._credible(assignment.extras, me.round) else {}
         return Merge(assignment.params, assignment.weights)
+
+    def _forget_later_extras(self, round: int) -> None:
+        """Forget the assigned extras if they are not from before this round, because the node went back to it."""
+        if self.previous and not self._credible(self.previous, round - 1):
+            self.previous = {}
 
     def _extras(self) -> Extras:
         """Return the extras to submit with the model."""
@@ -45,9 +51,9 @@ class CoordinatedFedAvg(FedAvg):
         """Return whether a step of this round can have assigned these extras.
 
         A lying coordinator can assign anything. If participants repeated it, the next coordinator could not make a
-        step.
+        step. A subclass whose step assigns extras should override this method, and refuse other names.
         """
-        return True
+        return not extras or type(self).step is not CoordinatedFedAvg.step
 
     def _start(self, me: Me) -> Parameters:
         return me.params

@@ -56,7 +56,7 @@ class FairFed(LftFedAvg):
             previous_weight(extras)
         except ValueError:
             return False
-        return True
+        return len(extras) == 1
 
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout

@@ -99,7 +99,7 @@ class FedCmoo(CoordinatedFedAvg):
             read(extras, len(self.seen.losses))
         except ValueError:
             return False
-        return True
+        return len(extras) == 2
 
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout

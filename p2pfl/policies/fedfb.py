@@ -44,6 +44,7 @@ class Weighing(CoordinatedFedAvg):
 
     async def _train(self, me: Me) -> Parameters:
         self.began = await me.compute(CountGroups(me.params))
+        self._forget_later_extras(me.round)
         _, weights = previous_weights(self.previous, self.began, me.round)
         return await me.train(epochs=self.epochs, rule=Weighted(weights))
 
@@ -57,7 +58,7 @@ class Weighing(CoordinatedFedAvg):
             previous_weights(extras, self.began, round + 1)
         except ValueError:
             return False
-        return True
+        return not extras or len(extras) == 2
 
     @abstractmethod
     def next_weights(self, weights: np.ndarray, everyone: GroupCounts, number: int) -> np.ndarray:

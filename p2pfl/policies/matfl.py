@@ -12,7 +12,7 @@ from p2pfl.algorithms.clustering import Matrix, layers, similarity
 from p2pfl.parameters import Layout
 from p2pfl.policies.clusters import mean
 from p2pfl.policies.coordinated import CoordinatedFedAvg, apart, sender
-from p2pfl.policy import Assignment, Submission
+from p2pfl.policy import Assignment, Extras, Submission
 
 
 @dataclass
@@ -39,6 +39,9 @@ class MaTfl(CoordinatedFedAvg):
         super().__post_init__()
         if self.neighbours < 1:
             raise ValueError(f"neighbours must be 1 or more, got {self.neighbours}")
+
+    def _credible(self, extras: Extras, round: int) -> bool:
+        return not extras
 
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout

@@ -15,7 +15,7 @@ from p2pfl.multiobjective.preferences import nearest
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.cfl import layout_as_one
 from p2pfl.policies.coordinated import CoordinatedFedAvg, apart, sender
-from p2pfl.policy import Assignment, Me, ReportedStage, Submission
+from p2pfl.policy import Assignment, Extras, Me, ReportedStage, Submission
 from p2pfl.update_rules import Aligned, Rule
 
 SAME = 0.9  # higher similarities count as 1, as in the authors' program
@@ -52,6 +52,9 @@ class PFedGraph(CoordinatedFedAvg):
             raise ValueError(f"alpha must be above 0, and finite, got {self.alpha}")
         if not 0 <= self.weight < inf:
             raise ValueError(f"weight must be 0 or more, and finite, got {self.weight}")
+
+    def _credible(self, extras: Extras, round: int) -> bool:
+        return not extras
 
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout

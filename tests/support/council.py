@@ -96,12 +96,12 @@ class Council:
     def term(self):
         return self.nodes[self.leader()].electing.term
 
-    async def round(self, round):
+    async def round(self, round, previous=None):
         """Let every honest node submit its trained model; keep its assignment, or None."""
 
         async def one(name, node):
             start = own(name, round - 1)
-            submission = Submission(name, round, own(name, round), SAMPLES[name], start=start)
+            submission = Submission(name, round, own(name, round), SAMPLES[name], previous=previous or {}, start=start)
             self.assigned[name][round] = await node.submit(submission)
 
         async with asyncio.TaskGroup() as tasks:

@@ -15,6 +15,7 @@ from p2pfl.policy import Submission
 from p2pfl.protocols.election.types import LAST, Electorate, Term
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import Payload
+from p2pfl.protocols.wire.payload import EXTRAS_LIMIT
 from p2pfl.protocols.wire.submission import encode_assignment
 from p2pfl.sim.simulation import clock
 from tests.support.council import DEADLINE, HONEST, LAYOUT, NAMES, SAMPLES, SIZE, council, own
@@ -52,6 +53,18 @@ def attack(policy, *attacks, cause="", times=None, **options):
             assert (here.leader(), here.term) == (leader, term)
             if cause:
                 assert here.rejected(cause) >= len(attacks)
+
+    clock.run(main())
+
+
+def test_previous_extras_that_do_not_fit_are_left_out():
+    """A coordinator can assign extras that with a node's own are too large to submit."""
+
+    async def main():
+        async with council(CoordinatedFedAvg()) as (here, _):
+            await here.round(1)  # mallory is silent
+            await here.round(2, previous={"junk": np.zeros(EXTRAS_LIMIT // 8)})
+            assert_joint(here, 2)
 
     clock.run(main())
 

@@ -18,6 +18,7 @@ from p2pfl.policies.fedpref import FedPref
 from p2pfl.policies.fedprox import FedProx
 from p2pfl.policies.local import Local
 from p2pfl.policies.matfl import MaTfl, votes
+from p2pfl.policies.pfedgraph import PFedGraph
 from p2pfl.policy import Assignment, Budget, Coordinated, Merge, Submission
 from p2pfl.task import Part, make_task
 from p2pfl.testing import run_in_memory
@@ -462,6 +463,29 @@ def test_participant_ignores_invalid_assigned_extras(policy):
 
     policies = play(lying, rounds=2)[0]
     assert all(made.previous == {} for made in policies.values())
+
+
+@pytest.mark.parametrize("policy", [Cfl, FedPref])
+def test_participants_that_go_back_forget_later_clusters(policy):
+    policies, *_ = play(policy, rounds=4)
+    run_in_memory(policies, TASKS, 2)
+    assert {read(each.previous)[1].round for each in policies.values()} <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("policy", [CoordinatedFedAvg, MaTfl, PFedGraph, Cfl])
+def test_participant_ignores_extras_with_other_names(policy):
+    def lying():
+        made = policy()
+        honest = made.step
+
+        def step(*given):
+            assignments, state = honest(*given)
+            return {id: replace(a, extras=a.extras | {"junk": np.zeros(4)}) for id, a in assignments.items()}, state
+
+        made.step = step
+        return made
+
+    assert all(made.previous == {} for made in play(lying, rounds=2)[0].values())
 
 
 def test_gather_uses_the_newest_cluster_figures():

@@ -218,7 +218,7 @@ def test_fedcmoo_submissions_do_not_reveal_the_preference(monkeypatch):
 
 
 def test_fine_tuning_of_fedcmoo_keeps_the_weights(monkeypatch):
-    queries, train = [], TorchLearner._train
+    queries, train = [], TorchLearner._train  # noqa: SLF001
 
     def watched(self, query):
         queries.append(query)

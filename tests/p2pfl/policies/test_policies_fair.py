@@ -430,6 +430,31 @@ def test_invalid_previous_extras_are_refused_and_never_sent(name, previous, mess
     assert all(policy.previous == {} for policy in policies.values())
 
 
+@pytest.mark.parametrize("name", COORDINATED)
+def test_extras_with_other_names_are_never_sent(name):
+    def lying():
+        policy = COORDINATED[name]()
+        honest = policy.step
+
+        def step(*given):
+            assignments, state = honest(*given)
+            junk = {"junk": np.zeros(4)}
+            return {id: msgspec.structs.replace(a, extras=a.extras | junk) for id, a in assignments.items()}, state
+
+        policy.step = step
+        return policy
+
+    policies, *_ = play(lying, rounds=2)
+    assert all(policy.previous == {} for policy in policies.values())
+
+
+@pytest.mark.parametrize("name", COORDINATED)
+def test_node_that_goes_back_forgets_later_extras(name):
+    policies, *_ = play(COORDINATED[name], rounds=4)
+    run_in_memory(policies, TASKS, 2)
+    assert all(int(policy.previous.get("number", [0])[0]) <= 2 for policy in policies.values())
+
+
 def test_fairfed_weight_above_1_reaches_the_successor():
     """The step of FairFed leaves a sum above 1 if it holds a weight at 0."""
     fair, unfair = tally([[2, 2], [2, 2]], [[1, 1], [1, 1]]), tally([[2, 2], [2, 2]], [[2, 0], [2, 0]])
