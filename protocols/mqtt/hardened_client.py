@@ -10,6 +10,8 @@ then treats an error that was never retrieved as an error of the program. aiomqt
 that failed.
 
 The client keeps a packet until it is complete, and a packet of MQTT may have 256 MiB. Here it keeps the beginning only.
+It also keeps each message of quality of service 2 until the broker releases it. All subscriptions have quality 0, so a
+message of another quality ends the connection.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from contextlib import suppress
 from typing import Any
 
 import aiomqtt
+from paho.mqtt.enums import MQTTErrorCode
 
 KEPT = 512 << 10  # bytes of an incoming packet; longer ones are cut, and are then too long for their receiver, too
 PIECE = 64 << 10  # maximum bytes to read at once
+QUALITY = 0b110  # bits of a PUBLISH packet's first byte with its quality of service
 
 
 class Client(aiomqtt.Client):
@@ -33,7 +37,13 @@ class Client(aiomqtt.Client):
             del client._in_packet["packet"][KEPT:]
             return receive(min(size, PIECE))
 
+        handle = client._handle_publish
+
+        def handle_publish() -> MQTTErrorCode:
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL if client._in_packet["command"] & QUALITY else handle()
+
         client._sock_recv = receive_piece  # type: ignore[method-assign, assignment]
+        client._handle_publish = handle_publish  # type: ignore[method-assign]
         self._abandoned = False
 
     @property

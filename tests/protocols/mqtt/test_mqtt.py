@@ -1217,6 +1217,22 @@ def test_bus_leaves_broker_that_sends_garbage_at_connect(monkeypatch, trick, on_
     assert strays == []
 
 
+@pytest.mark.parametrize("first", [0x32, 0x34], ids=["quality 1", "quality 2"])
+def test_message_of_higher_quality_ends_the_connection(first, on_loop):
+    """The client would keep messages of quality 2 until the broker releases them."""
+
+    async def behave(reader, writer):
+        writer.write(bytes([first, 5]) + b"\x00\x01t\x00\x07")
+        await reader.read(-1)
+
+    async def main():
+        async with serving(behave) as bus:
+            with pytest.raises(TransportError, match=r"the broker at 127.0.0.1:\d+ closed the connection"):
+                await bus.run(Message("will", b""), ["t"], Collector(None))
+
+    on_loop(main())
+
+
 RULES = f"""
 pattern write {ROOT}/+/%u
 pattern read {ROOT}/%u/+
