@@ -61,7 +61,7 @@ def add_commands(commands: Any) -> None:
 def _chaos(options: argparse.Namespace) -> int:
     interrupt_on_sigterm()
     check_workers(options)
-    file = load_changed(options).only(*options.only)
+    file = load_changed(options)
     return _search(options, file) if options.replay is None else _replay(options, file)
 
 

@@ -55,7 +55,7 @@ def _check(options: argparse.Namespace) -> int:
         if options.changes or options.only:
             raise ConfigurationError("--set and --only need a scenario: p2pfl-sim data check SCENARIO")
         return _show_sets(options.root, options.json)
-    divisions = divisions_of(load_changed(options).only(*options.only))
+    divisions = divisions_of(load_changed(options))
     if options.json:
         print(to_json({"scenario": options.scenario, "divisions": divisions}))
         return 0

@@ -131,7 +131,7 @@ def scenario_of(options: argparse.Namespace) -> ScenarioFile:
             raise ConfigurationError(
                 "no scenario: name one, or continue a run with --resume DIR; `p2pfl-sim list` prints the shipped scenarios"
             )
-        file = load_changed(options).only(*options.only)
+        file = load_changed(options)
         return file if options.seeds is None else replace(file, seeds=tuple(parse_seeds(options.seeds)))
     given = {"a scenario": options.scenario, "--set": options.changes, "--seeds": options.seeds, "--only": options.only}
     of_sweep = {f"--{key.replace('_', '-')}": getattr(options, key, None) for key in ("vary", "dry_run")}
@@ -148,7 +148,7 @@ def _seed(text: str) -> str:
 
 
 def load_changed(options: argparse.Namespace) -> ScenarioFile:
-    """Return the scenario that the options name, with the changes of --set.
+    """Return the scenario that the options name, with the changes of --set, and only the runs that --only selects.
 
     Raises:
         ConfigurationError: the scenario or a change is wrong; the text names its source, the file or the command line.
@@ -156,7 +156,7 @@ def load_changed(options: argparse.Namespace) -> ScenarioFile:
     from p2pfl.sim.scenario.scenario import load
 
     try:
-        return load(options.scenario, options.changes, options.trust)
+        return load(options.scenario, options.changes, options.trust, options.only)
     except ConfigurationError as error:
         load(options.scenario, trust=options.trust)  # raises the error if the file has it
         problem = str(error).removeprefix(f"{Path(options.scenario).stem}: ")

@@ -324,10 +324,11 @@ def unknown_scenario(name: str) -> ConfigurationError:
     return ConfigurationError(f"unknown scenario {name!r}; `p2pfl-sim list` prints all names, and a file must end in .toml")
 
 
-def load(name: str, changes: Sequence[str] = (), trust: bool = False) -> ScenarioFile:
+def load(name: str, changes: Sequence[str] = (), trust: bool = False, only: Sequence[str] = ()) -> ScenarioFile:
     """Read a scenario by its name or its file, with `key=value` changes applied to all of its runs.
 
     Args:
+        only: texts that select runs by their names, before or after the changes; see `ScenarioFile.only`.
         trust: import every module that it names; see p2pfl.sim.scenario.imports.
 
     Raises:
@@ -342,10 +343,19 @@ def load(name: str, changes: Sequence[str] = (), trust: bool = False) -> Scenari
         if (path / "scenario.toml").is_file():
             raise ConfigurationError(f"{name} is a folder; name its file {path / 'scenario.toml'}")
         raise unknown_scenario(name)
-    return resolve(toml_reader.read(path), changes, name=path.stem, folder=str(path.resolve().parent), trust=trust)
+    folder = str(path.resolve().parent)
+    return resolve(toml_reader.read(path), changes, name=path.stem, folder=folder, trust=trust, only=only)
 
 
-def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: str, trust: bool = True) -> ScenarioFile:
+def resolve(
+    raw: Mapping[str, Any],
+    changes: Sequence[str],
+    name: str,
+    folder: str,
+    *,
+    trust: bool = True,
+    only: Sequence[str] = (),
+) -> ScenarioFile:
     """Resolve parsed TOML, or a dict of the caller, into a scenario; see `load`."""
     base = DEFAULTS | with_files(with_tables(raw), folder)
     keys = FileKeys(**{key: base.pop(key) for key in FileKeys.__struct_fields__ if key in base})
@@ -361,6 +371,9 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     if keys.against and keys.against not in rows:
         raise ConfigurationError(f"{name}: against: {unknown('run', keys.against, rows)}")
     entries = run_tables(name, of_all, select_entries(name, keys.run, form.runs), folder)
+    if all(any(text in str(entry["name"]) for entry in entries) for text in only):
+        entries = [entry for entry in entries if not only or any(text in str(entry["name"]) for text in only)]
+        only = ()  # changes of the policy change names
     kept, notes = change_runs(name, entries, [change for change in given if change[0] not in ("form", "target")])
     runs = tuple(parse_run(name, run) for run in kept)
     _check_pools(name, runs, form.target)
@@ -371,7 +384,7 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     path = module_folders(
         name, used, home=str(Path(folder).resolve()), modules=modules, given=given_names(given), trust=trust
     )
-    return ScenarioFile(
+    file = ScenarioFile(
         name=called,
         description=form.describe(keys.description),
         runs=runs,
@@ -393,6 +406,7 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
         claims=claims_of(name, keys.claim, rows),
         forms=tuple(keys.forms),
     )
+    return file.only(*only)
 
 
 def restore(raw: Mapping[str, Any], folder: Path) -> ScenarioFile:

@@ -168,6 +168,15 @@ def test_only_selects_runs_by_name(file):
         many.only("x")
 
 
+def test_runs_are_selected_by_their_names_before_changes():
+    table = {"run": [{"name": "one", "policy": "random"}, {"name": "two", "policy": "local"}]}
+    (run,) = resolve(table, ["policy.name=dac", "policy.neighbours=2"], "study", ".", only=["one"]).runs
+    assert (run.name, run.policy["neighbours"]) == ("dac", 2)
+    assert [run.name for run in resolve(table, ["policy.name=dac"], "study", ".", only=["dac"]).runs] == ["dac"]
+    with pytest.raises(ConfigurationError, match="no run of study has 'two' in its name"):
+        resolve(table, ["policy.name=dac"], "study", ".", only=["dac", "two"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_scenarios())
 def test_shipped_scenarios_use_existing_names(name):
