@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -20,11 +20,14 @@ import msgspec
 import numpy as np
 
 from p2pfl._version import __version__
+from p2pfl.config.own_modules import module_files
+from p2pfl.config.registry import root_of
 from p2pfl.errors import ConfigurationError, DivergenceError, RunError
 from p2pfl.sim.columns import Table
 from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
 from p2pfl.sim.results.results import Result
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
+from p2pfl.sim.scenario.topology import FILE
 from p2pfl.system.atomic_files import DamagedFileError, lock_folder, read_sealed, reason, replace_file, write_sealed
 
 _MAGIC = b"p2pfl-sim part 2\n"
@@ -70,6 +73,8 @@ class Unfinished:
     def __init__(self, path: Path, file: ScenarioFile, within: str) -> None:
         self.path = path
         self.done = 0
+        self._modules = file.path
+        self._of_files: dict[tuple[str, ...], bytes] = {}  # digests as the files were when they were first needed
         self._folder = path / within
         self.resume = f"--resume {quote(str(path))}" + " --trust" * bool(file.path)  # its modules are elsewhere
         self._made = [folder for folder in (self._folder, path, *path.parents) if not folder.exists()]
@@ -80,6 +85,13 @@ class Unfinished:
                 replace_file(path / SCENARIO, [msgspec.toml.encode(file.raw())])
         except OSError as error:
             raise ConfigurationError(f"cannot create the folder {path}: {reason(error)}") from error
+
+    def digest(self, job: Scenario) -> bytes:
+        """Return a digest of a job, of its own modules and of the graphs it names, and of the version of the program."""
+        named = (*sorted(_own_modules(job)), *filter(None, (str(job.topology.get(FILE, "")), job.network.places)))
+        if named not in self._of_files:
+            self._of_files[named] = _digest_files(named, self._modules)
+        return digest(job) + self._of_files[named]
 
     def write(self, number: int, magic: bytes, content: bytes | Callable[[], Iterable[bytes]]) -> None:
         """Write a file so that it survives the end of this process or of the machine.
@@ -137,6 +149,7 @@ class Parts(Unfinished):
     def __init__(self, path: Path, file: ScenarioFile) -> None:
         super().__init__(path, file, PARTS)
         self._jobs = jobs_of(file)
+        self._digests = list(map(self.digest, self._jobs))
 
     def save(self, number: int, result: Result) -> None:
         """Write the result of a job so that it survives the end of this process or of the machine.
@@ -146,7 +159,7 @@ class Parts(Unfinished):
         """
         tables = [result.rounds, result.edges, *result.more.values()]
         head = _Head(
-            digest(self._jobs[number]),
+            self._digests[number],
             json.dumps(result.summary),
             result.notes,
             _describe(result.rounds),
@@ -176,7 +189,7 @@ class Parts(Unfinished):
             if part is None:
                 continue
             head, found = part
-            if head.job != digest(job):
+            if head.job != self._digests[number]:
                 notes.append(f"{job.name}, seed {job.seed} was computed again: the scenario or the program has changed")
                 continue
             results[number] = found
@@ -241,6 +254,28 @@ def scenario_to_resume(path: Path, command: str = "run") -> str:
 def digest(job: Scenario) -> bytes:
     """Return a digest of a job and the version of the program."""
     return sha256(__version__.encode() + b"\0" + msgspec.msgpack.encode(job, order="deterministic")).digest()
+
+
+def _own_modules(job: Scenario) -> set[str]:
+    """Return the top-level modules of the task and the policies that a job names by their place."""
+    tables = [job.task, job.policy, *job.policy_by_group.values()]
+    names = [str(table.get("name", "")) for table in tables]
+    return {root_of(name) for name in names if ":" in name}
+
+
+def _digest_files(named: Sequence[str], folders: Sequence[str]) -> bytes:
+    """Return a digest of files: graphs, and modules in the first of the folders that has them; b"" if none exists.
+
+    It covers the modules of those folders that they import.
+    """
+    content = sha256()
+    found = [Path(name) for name in named if Path(name).is_file()]
+    for name in named:
+        found += next(filter(None, (module_files(Path(folder), [name]) for folder in folders)), [])
+    for path in found:
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            content.update(file.name.encode() + b"\0" + sha256(file.read_bytes()).digest())
+    return content.digest() if found else b""
 
 
 def _describe(table: Table) -> _Columns:

@@ -16,7 +16,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters
 from p2pfl.pareto_metrics import Points, non_dominated, to_maximisation
 from p2pfl.queries import Evaluate, NodeQuery
-from p2pfl.sim.execution.resume import Unfinished, digest
+from p2pfl.sim.execution.resume import Unfinished
 from p2pfl.sim.results.artifacts import CANDIDATES
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.simulation.sharding import task_of
@@ -40,9 +40,9 @@ class Job(msgspec.Struct, frozen=True):
     scenario: Scenario
     start: Parameters | None = None
 
-    def digest(self) -> bytes:
-        """Return a digest of the job and of its start model."""
-        return sha256(digest(self.scenario) + (b"" if self.start is None else self.start.tobytes())).digest()
+    def digest(self, scenario: bytes) -> bytes:
+        """Return a digest of the job and of its start model, from the digest of the scenario."""
+        return sha256(scenario + (b"" if self.start is None else self.start.tobytes())).digest()
 
 
 class Solved(msgspec.Struct, frozen=True):
@@ -139,7 +139,7 @@ class Candidates(Unfinished):
         Raises:
             RunError: the file cannot be written.
         """
-        part = _Kept(job.digest(), solved.values.tolist(), solved.params.tobytes(), solved.seconds)
+        part = _Kept(job.digest(self.digest(job.scenario)), solved.values.tolist(), solved.params.tobytes(), solved.seconds)
         self.write(job.number, _MAGIC, msgspec.msgpack.encode(part))
 
     def load(self, job: Job) -> Solved | None:
@@ -153,7 +153,7 @@ class Candidates(Unfinished):
             return None
         if part is None:
             return None
-        if part.job != job.digest():
+        if part.job != job.digest(self.digest(job.scenario)):
             self.notes.append(f"{called}: the scenario or the program has changed")
             self.done -= 1
             return None

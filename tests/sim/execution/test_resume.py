@@ -264,6 +264,21 @@ def test_run_killed_repeatedly_completes_by_resume(end, whole):
     assert left_behind("here") == whole
 
 
+@pytest.mark.parametrize("changed", [True, False])
+def test_runs_of_an_edited_module_are_computed_again(capsys, changed):
+    scenario = SCENARIO.replace(
+        'name = "first"\npolicy = { name = "random"', 'name = "first"\npolicy = { name = "stopping:Stopped"'
+    )
+    Path("study.toml").write_text(scenario)
+    Path("stopping.py").write_text("import helper\n" + POLICY.replace("me.round == 2", "me.draws.seed == 1"))
+    Path("helper.py").write_text("")
+    stopped(capsys)
+    Path("helper.py").write_text("VALUE = 1" if changed else "")
+    code, out, _ = sim(capsys, "--resume", "here", "--trust", "--engine", "local")
+    assert code == 0
+    assert ("first, seed 0 was computed again: the scenario or the program has changed" in " ".join(out.split())) == changed
+
+
 WILD = SCENARIO.replace("rounds = 3", "rounds = 1").replace(
     'policy = { name = "stopping:Stopped", neighbours = 1 }', "task = { lr = 1e9 }"
 )
