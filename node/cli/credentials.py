@@ -62,7 +62,10 @@ def _read_file(word: str) -> tuple[str, str]:
         if sys.stdin.isatty():
             print("paste the text, then press Enter: ", end="", file=sys.stderr, flush=True)
             return "standard input", sys.stdin.readline()
-        return "standard input", sys.stdin.read(LONGEST)
+        try:
+            return "standard input", sys.stdin.read(LONGEST)
+        except UnicodeDecodeError as error:
+            raise ConfigurationError("the standard input is not UTF-8 text") from error
     try:
         with Path(word).open(encoding="utf-8") as file:
             return word, file.read(LONGEST)

@@ -165,6 +165,8 @@ def write(
         "federation": federation,
         "fingerprint": layout.fingerprint.hex(),
     }
+    if target.is_dir():
+        raise ConfigurationError(f"{target} is a folder; name a file")
     if target.exists() and not force:
         raise ConfigurationError(f"{target} exists; use --force to overwrite it")
     vector = unpack(params)

@@ -104,7 +104,7 @@ def _add_admit(commands: Any) -> None:
         help="file with the line of request, or the line itself (default: standard input)",
     )  # fmt: skip
     member = admit.add_argument_group("new member")
-    add_role(member)
+    add_role(member, None)
     output = add_output(admit)
     output.add_argument(
         "--out", type=Path, required=True, metavar="FILE",
@@ -242,7 +242,7 @@ def _admit(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import admission
 
     options.folder, word = _folder_and_source(options.folder, options.request)
-    name = admission.admit(
+    name, role = admission.admit(
         options.folder,
         credentials.read(word, (REQUEST,)),
         options.role,
@@ -251,7 +251,7 @@ def _admit(options: argparse.Namespace) -> int:
         reuse_name=options.reuse_name,
     )
     text = f"admitted {name}; on its machine, run: p2pfl-node join FOLDER {options.out}"
-    print_answer(options, text, {"name": name, "role": options.role, "admission": str(options.out)})
+    print_answer(options, text, {"name": name, "role": role, "admission": str(options.out)})
     return 0
 
 

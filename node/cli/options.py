@@ -87,9 +87,9 @@ def add_policy(group: argparse._ActionsContainer, default: str | None = "dac") -
     group.add_argument("--policy", metavar="POLICY", default=default, help=_POLICY_HELP)
 
 
-def add_role(member: argparse._ActionsContainer) -> None:
+def add_role(member: argparse._ActionsContainer, default: str | None = "participant") -> None:
     """Add the options for the role and the name of a new member."""
-    member.add_argument("--role", choices=ROLES, default="participant", help=_ROLE_HELP)
+    member.add_argument("--role", choices=ROLES, default=default, help=_ROLE_HELP)
     member.add_argument(
         "--reuse-name",
         action="store_true",

@@ -125,10 +125,10 @@ class Coordinator:
     def _drop_older(self, sender: str) -> None:
         """Drop a sender's submissions except the newest AT_ONCE."""
         rounds = sorted(round for round, opened in self._open.items() if sender in opened.entries)
-        for round in rounds[:-AT_ONCE]:
-            self._open[round].entries.pop(sender).reply(None)
-            if not self._open[round].entries:
-                del self._open[round]
+        dropped = [self._open[round].entries.pop(sender) for round in rounds[:-AT_ONCE]]
+        self._open = {round: opened for round, opened in self._open.items() if opened.entries}
+        for entry in dropped:  # last, because a reply may lead back here
+            entry.reply(None)
 
     def rewind(self, round: int) -> None:
         """Reopen a round and the rounds after it for submissions."""

@@ -83,8 +83,9 @@ class ModelServer:
         for peer in self._contacts.introduced_peers():
             for key in list(peer.waiting):
                 found = self._outbox.find(*key)
-                if found != "wait":
-                    self._try_answer(peer, peer.waiting.pop(key), found)
+                get = None if found == "wait" else peer.waiting.pop(key, None)  # a lost link clears the rest
+                if get is not None and found != "wait":
+                    self._try_answer(peer, get, found)
 
     def drained(self, peer: Peer) -> None:
         """Send the queued model to a peer that has read most of its data."""

@@ -250,24 +250,29 @@ def former_federation(folder: Path) -> str:
 
 
 def admit(
-    folder: Path, line: str, role: Role, out: Path, *, passphrase: bytes | None = None, reuse_name: bool = False
-) -> str:
-    """Admit the node that printed a request; write the bundle that it needs to join, and return its name.
+    folder: Path, line: str, role: Role | None, out: Path, *, passphrase: bytes | None = None, reuse_name: bool = False
+) -> tuple[str, Role]:
+    """Admit the node that printed a request; write the bundle that it needs to join, and return its name and its role.
 
     Args:
+        role: None is that of a member, and `participant` for a node that is none.
         passphrase: passphrase of the admission key, if it is encrypted.
         reuse_name: whether the name may be that of a former member.
 
     Raises:
-        ConfigurationError: there is no admission key here, its passphrase is wrong, the request is invalid, or its name
-            is taken.
+        ConfigurationError: there is no admission key here, its passphrase is wrong, the request is invalid, its name is
+            taken, or the node is a member with another role.
     """
     with as_configuration():
         asked = Request.parse(line)
         with adding(folder) as log:
             admission = admission_key.load(folder, log, passphrase)
             known = log.member(asked.name)
-            if known is None or known.key not in (asked.key, asked.replaces):
+            is_member = known is not None and known.key in (asked.key, asked.replaces)
+            if known is not None and is_member and role not in (None, known.role):
+                raise ConfigurationError(f"{asked.name} is a member with the role {known.role}, which cannot be changed")
+            given = role or (known.role if known is not None and is_member else "participant")
+            if known is None or not is_member:
                 if log.refusal(asked.key) == "revoked":
                     raise ConfigurationError(
                         f"the key of {asked.name} is that of a former member, and cannot be admitted again; ask its owner"
@@ -275,11 +280,11 @@ def admit(
                     )
                 if log.refusal(asked.key) == "stranger":  # otherwise the key is the problem
                     check_name_is_free(log, asked.name, reuse_name)
-                log.append(admission, "add", asked.name, asked.key, role)
+                log.append(admission, "add", asked.name, asked.key, given)
             elif known.key == asked.replaces:
                 log.append(admission, "replace", asked.name, asked.key)
         replace_file(out, [encode_admission(Joined(log.file.data, log.encode())).encode()])
-    return asked.name
+    return asked.name, given
 
 
 def check_name_is_free(log: Membership, name: str, reuse: bool) -> None:

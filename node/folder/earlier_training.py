@@ -24,11 +24,10 @@ def set_checkpoints_aside(folder: Path) -> bool:
     rounds as those of the federation, and could finish at once.
     """
     found = checkpoints(folder)
-    if found:
-        found[0].replace(folder / EARLIER)
-    for older in found[1:]:
+    for older in found[1:]:  # first: after an interruption they would replace the newest one
         older.unlink()
     if found:
+        found[0].replace(folder / EARLIER)
         sync_folder(folder)
     return bool(found)
 

@@ -73,11 +73,17 @@ def note_published(path: Path, round: int, disk: Disk = SYSTEM) -> None:
 
 
 def last_published(path: Path, disk: Disk = SYSTEM) -> int:
-    """Return the round that `note_published` has written; 0 if there is none, or if the file is damaged."""
+    """Return the round that `note_published` has written; 0 if there is none, or if the file is damaged.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+    """
     try:
         content = read_sealed(path, PUBLISHED_MAGIC, disk)
     except (FileNotFoundError, DamagedFileError):
         return 0
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {reason(error)}") from error
     return int(content) if content.isdigit() else 0
 
 

@@ -34,6 +34,7 @@ from p2pfl.system.event_log import EventLogger
 from p2pfl.system.printable import byte_size, plural
 from p2pfl.task import does_not_count
 
+MOST_START_LINES = 1000  # about the start of a federation
 ROUNDS_APART, PEERS_APART = 0.1, 1.0  # seconds between two writes of the file after rounds, and after changes of peers
 MOST_ROUNDS = 1000  # maximum number of rounds that are kept
 
@@ -67,6 +68,7 @@ class StatusObserver:
         self._exchange = exchange
         self._log = log
         self._before = (0, 0)
+        self._start_lines = 0
         self._refused = 0
         self._discarded: Counter[str] = Counter()
         self._missing: Mapping[str, str] = {}
@@ -278,6 +280,11 @@ class StatusObserver:
     def _start_changed(self) -> None:
         """Log the number of members for which the node waits at its start, and the end of the wait."""
         wait, node = self._exchange.start_wait, self._node
+        self._file.write(PEERS_APART)
+        self._log_links()
+        self._start_lines += 1
+        if self._start_lines > MOST_START_LINES:  # a member that comes and goes must not fill the log
+            return
         if wait.waiting is not None:
             present, needed = wait.waiting.present, wait.waiting.needed
             self._log.info(describe_wait(wait.waiting), kind="waiting", present=present, needed=needed)
@@ -287,8 +294,6 @@ class StatusObserver:
             if all(peer.stopped or peer.round in (node.round, node.round + 1) for peer in peers):
                 text += f"; starting round {describe_progress(node.round + 1, node.settings.rounds)}"
             self._log.info(text, kind="connected")
-        self._log_links()
-        self.write()
 
     def _peers_changed(self) -> None:
         """Log the peers that have disappeared or are connected, except peers that leave after their last round.
