@@ -651,6 +651,13 @@ def test_create_names_the_options_for_pairs_of_members(capsys, change):
     )
 
 
+def test_create_refuses_settings_of_a_single_node(capsys):
+    init(capsys)
+    code, _, err = node(capsys, "federation", "create", "alice", "--backup", "backup.pem", "--set", "mdns=false")
+    assert code == 2
+    assert err == "command line: members do not agree on mdns; set it in alice/node.toml, or with run --set\n"
+
+
 def test_run_refuses_key_readable_by_others(capsys, tmp_path):
     init(capsys)
     (tmp_path / "alice" / KEY).chmod(0o644)
@@ -805,6 +812,7 @@ def test_export_writes_the_best_model(capsys):
     code, _, err = node(capsys, "export", "alice", "model.safetensors")
     assert (code, err) == (2, "model.safetensors exists; use --force to overwrite it\n")
     assert node(capsys, "export", "alice", "model.safetensors", "--force")[0] == 0
+    assert "is a folder; name a file" in node(capsys, "export", "alice", ".", "--force")[2]
 
 
 @pytest.mark.slow

@@ -924,6 +924,14 @@ def test_admit_same_request_twice_returns_same_bundle(home):
     assert home.log().membership_version == 2
 
 
+def test_admit_keeps_the_role_of_a_member(home):
+    bob = home.node("bob")
+    home.bundle(bob, role="observer")
+    assert admission.admit(home.alice, admission.request(bob), None, home.root / "bundle") == ("bob", "observer")
+    with pytest.raises(ConfigurationError, match="bob is a member with the role observer, which cannot be changed"):
+        home.bundle(bob, role="participant")
+
+
 def test_admit_refuses_taken_name_for_another_key(home, tmp_path):
     home.bundle(home.node("bob"))
     config.create(tmp_path / "impostor", "bob")
