@@ -29,6 +29,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 
 class P2pflError(Exception):
@@ -70,6 +71,13 @@ def needs_extra(what: str, extra: str = "") -> Iterator[None]:
             raise
         library, usual = IN_EXTRAS[root]
         raise MissingRequirementError(f"{what} needs {library}: pip install 'p2pfl-node[{extra or usual}]'") from error
+
+
+def require(module: str, what: str) -> None:
+    """Raise MissingRequirementError if a module of IN_EXTRAS is not installed; do not import it."""
+    with needs_extra(what):
+        if find_spec(module) is None:
+            raise ModuleNotFoundError(name=module)
 
 
 class RunError(P2pflError):

@@ -14,6 +14,7 @@ from p2pfl.config.own_modules import find_module, module_files
 from p2pfl.config.registry import root_of
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.node.folder.settings import Settings
+from p2pfl.robust.registry import CLIP_LOSS
 from p2pfl.system import toml_reader
 
 SCENARIO = "scenario.toml"
@@ -46,6 +47,8 @@ class Project(NamedTuple):
         yield f"task {task} and policy {policy} from {self.scenario}"
         if self.files:
             yield f"copied {', '.join(path.name for path in self.files)}; copy them again after a change"
+        if "robust" not in self.settings:
+            yield f"robust is {CLIP_LOSS} on the node, and none in the scenario; see docs/reference/configuration.md"
         if self.unused:
             yield f"for simulations only, not used by the node: {', '.join(self.unused)}"
 

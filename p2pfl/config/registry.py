@@ -5,6 +5,7 @@ Only names from the user's own configuration are resolved, never names that arri
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import pkgutil
 import re
@@ -40,6 +41,9 @@ def locate(what: str, name: str, table: Mapping[str, str], group: str) -> str:
             f"{what} {name!r} was an object of a Python program; run that program again, or name a package.module:factory"
         )
     if ":" in name:
+        module, _, attribute = name.partition(":")
+        if module.endswith(".py"):
+            raise ConfigurationError(f"{what} {name!r}: write {module.removesuffix('.py')}:{attribute}, without .py")
         if not _PATH.fullmatch(name):
             raise ConfigurationError(f"{what} {name!r} is not of the form package.module:factory")
         if (module := root_of(name)) in sys.stdlib_module_names:
@@ -77,13 +81,25 @@ def _import(what: str, name: str, path: str) -> Callable[..., Any]:
         with needs_extra(f"{what} {name!r}"):
             factory = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"{what} {name!r} cannot be imported: {error}") from error
+        raise ConfigurationError(f"{what} {name!r} cannot be imported: {error}{_remedy(path, error)}") from error
     defined = inspect.unwrap(factory)
     if not (inspect.isclass(defined) or inspect.isroutine(defined)):
         raise ConfigurationError(f"{what} {name!r} is neither a class nor a function")
     if (home := root_of(defined.__module__ or "")) in sys.stdlib_module_names:
         raise ConfigurationError(f"{what} {name!r} is not a valid {what}: it belongs to {home} in Python's standard library")
     return typing.cast(Callable[..., Any], factory)
+
+
+def _remedy(path: str, error: Exception) -> str:
+    """Return the end of an error about a "package.module:attribute" that cannot be imported; "" if nothing is known."""
+    module, _, attribute = path.partition(":")
+    if isinstance(error, ModuleNotFoundError) and error.name == root_of(path):
+        return f"; its file {error.name}.py must be in the folder of the scenario or of the node"
+    if isinstance(error, AttributeError) and module in sys.modules:
+        names = [name for name, value in vars(sys.modules[module]).items() if callable(value)]
+        if near := difflib.get_close_matches(attribute, names, n=1):
+            return f"; did you mean {module}:{near[0]}?"
+    return ""
 
 
 def _lacks(factory: Callable[..., Any], methods: Sequence[str]) -> list[str]:

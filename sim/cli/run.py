@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from p2pfl.errors import ConfigurationError, DivergenceError
+from p2pfl.errors import ConfigurationError, DivergenceError, require
 from p2pfl.sim.cli.attack_table import print_attack_table
 from p2pfl.sim.cli.console import print_table
 from p2pfl.sim.cli.data import same_rows_note
@@ -128,6 +128,7 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
         book: file of measured figures to which each finished row is written.
     """
     interrupt_on_sigterm()
+    require("duckdb", "p2pfl-sim")  # before the runs, not after them
     check_workers(options)
     prepare_process(file.path)  # the factory in a module declares which options it takes
     check_changes(file.runs, options.changes)

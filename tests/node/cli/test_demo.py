@@ -57,7 +57,11 @@ def wait_for_end(process, folder):
     ("policy", "message"),
     [
         ("nope", f"unknown policy 'nope'; known: {', '.join(sorted(POLICIES))}\n"),
-        ("nowhere:Policy", "policy 'nowhere:Policy' cannot be imported: No module named 'nowhere'\n"),
+        (
+            "nowhere:Policy",
+            "policy 'nowhere:Policy' cannot be imported: No module named 'nowhere'; its file nowhere.py must be in the"
+            " folder of the scenario or of the node\n",
+        ),
     ],
 )
 def test_demo_reports_invalid_policy_before_starting(tmp_path, policy, message):

@@ -75,7 +75,7 @@ class Home:
     def token(self, name="bob", role="participant", minutes=15, now=NOW, **options):
         return invite(self.alice, name, ["10.0.0.1:4100"], role, minutes, now, **options)
 
-    def bundle(self, folder, role="participant", new_key=False, **options):
+    def bundle(self, folder, role=None, new_key=False, **options):
         """Admit a node by hand; return the bundle with which it joins."""
         line = admission.request(folder, new_key)
         admission.admit(self.alice, line, role, self.root / "bundle", **options)
@@ -323,7 +323,7 @@ def test_concurrent_admissions_are_all_kept(home):
     works = [
         partial(admission.admit, home.alice, line, "participant", home.root / f"bundle-{k}") for k, line in enumerate(lines)
     ]
-    assert run_concurrently(*works) == [f"node-{k}" for k in range(8)]
+    assert run_concurrently(*works) == [(f"node-{k}", "participant") for k in range(8)]
     assert home.log().membership_version == 9
     assert len(home.log().members) == 9
 
