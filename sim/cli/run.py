@@ -193,6 +193,8 @@ def _compute(
                     raise
             summary = results.summarise(file, outcome)
             results.write(out, file, outcome, summary)
+            if recorder is not None:
+                recorder.ended(file, summary)
             if len(outcome) == len(finished):
                 parts.remove()
             else:  # those of rows that are left out are only here
@@ -251,7 +253,11 @@ def _run_rest(
             for follower in followers:
                 follower.saw(number, snapshot)
 
-        listener = Listener(advance, finished, saw if followers else None)
+        def diverged(number: int) -> None:
+            for follower in followers:
+                follower.diverged(number)
+
+        listener = Listener(advance, finished, saw if followers else None, diverged)
         return run_all(
             file,
             options.engine,

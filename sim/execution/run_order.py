@@ -26,11 +26,13 @@ class Listener:
             p2pfl.sim.scenario.scenario.jobs_of).
         watched: receives the number of a job, with None when the job begins and with snapshots while it runs; without
             this callback no snapshots are taken.
+        diverged: receives the number of a job that has diverged, if the others go on.
     """
 
     progress: Callable[[int], None] = lambda node_rounds: None
     finished: Callable[[int, Result], None] = lambda number, result: None
     watched: Callable[[int, Snapshot | None], None] | None = None
+    diverged: Callable[[int], None] = lambda number: None
 
 
 QUIET = Listener()

@@ -121,6 +121,7 @@ def _run_in_workers(
     def received(number: int, message: int | Snapshot | Result | DivergenceError) -> bool:
         if isinstance(message, DivergenceError):
             diverged.append(message)
+            listener.diverged(number)
             return True
         if isinstance(message, int):
             listener.progress(message)
@@ -152,6 +153,7 @@ def _run_in_turn(orders: Mapping[int, RunOrder], listener: Listener, finish_othe
                 raise
             error.__traceback__ = error.__context__ = error.__cause__ = None  # they keep the whole simulation
             diverged.append(error)
+            listener.diverged(number)
         else:
             listener.finished(number, results[number])
     raise_if_diverged(diverged)

@@ -36,6 +36,12 @@ class Watch:
         for each in self._views:
             each.show(number)
 
+    def diverged(self, number: int) -> None:
+        """Show that a job will never finish."""
+        self._status_observer.diverged(number)
+        for each in self._views:
+            each.show(number)
+
     def ended(self, words: str) -> None:
         """Show the end, with `words` about it; wait until an open page has received it."""
         self._status_observer.ended(words)

@@ -87,6 +87,11 @@ class RunMonitor:
             row = self.rows[number]
             row.state, row.seen, row.result = state, seen, result.summary["test"]["mean"]
 
+    def diverged(self, number: int) -> None:
+        """Record that a job will never finish."""
+        with self._lock:
+            self.rows[number].state = "stopped"
+
     def ended(self, words: str) -> None:
         """Record the end of all runs, with `words` about it."""
         with self._lock:
@@ -101,7 +106,8 @@ class RunMonitor:
     def pace(self) -> tuple[float, float | None]:
         """Return the node-rounds per second so far, and the estimated seconds for the rest."""
         own = [row for row in self.rows if row.state != "kept"]
-        done, all_of_them = sum(row.node_rounds for row in own), sum(row.all_node_rounds for row in own)
+        done = sum(row.node_rounds for row in own)
+        all_of_them = sum(row.node_rounds if row.state == "stopped" else row.all_node_rounds for row in own)
         if not done or not self._moved:
             return 0.0, None
         rate = done / max(time.monotonic() - self._moved, 1e-9)

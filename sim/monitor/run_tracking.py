@@ -43,6 +43,9 @@ class RunTracking:
                 log.log(round, {f"live/test_{snapshot.metric}": value})
         self._seen[number] = max(last, snapshot.rounds[-1])
 
+    def diverged(self, number: int) -> None:
+        """Do nothing: the log of the job keeps what it has received, and is closed with the others."""
+
     def finished(self, number: int, result: Result) -> None:
         """Log all figures of a finished job."""
         log = self._log(number)

@@ -88,6 +88,18 @@ class RowRecorder:
             summary = summarise(part, [self._results.pop(k) for k in numbers])
             _add(self._book, self._form, part, summary, "this run")
 
+    def ended(self, file: ScenarioFile, summary: Mapping[str, Any]) -> None:
+        """Record all rows of a finished run again, with the figures that compare them with each other.
+
+        Args:
+            file: the runs that have results.
+            summary: contents of summary.json.
+
+        Raises:
+            ConfigurationError: the figures cannot be written.
+        """
+        _add(self._book, self._form, file, summary, "this run")
+
 
 def form_of(file: ScenarioFile) -> Form:
     """Return the form of a shipped scenario that runs belong to.

@@ -130,6 +130,7 @@ class _Dispatcher:
         elif self._finish_others and isinstance(message, DivergenceError):
             del self._active[stream]
             self._diverged.append(message)
+            self._listener.diverged(attempt.number)
         elif isinstance(message, Exception):
             raise message
         else:

@@ -209,10 +209,12 @@ def test_other_runs_are_finished_when_some_diverge(engine):
     rows = [{"name": name, "task": {"where": where}} for name, where in [("a", 0), ("b", 9), ("c", 1), ("d", 9)]]
     table = {"nodes": 3, "rounds": 2, "task": {"name": "own:diverging", "where": 9}, "trainer": "one-by-one", "run": rows}
     finished = {}
-    listener = Listener(finished=finished.__setitem__)
+    stopped = []
+    listener = Listener(finished=finished.__setitem__, diverged=stopped.append)
     with pytest.raises(DivergenceError) as caught:
         run_all(resolve(table, [], "study", "."), engine, workers=2, listener=listener, finish_others=True)
     assert {result.summary["name"] for result in finished.values()} == {"b", "d"}
+    assert sorted(stopped) == [0, 2]
     assert "diverged in round 1; a lower learning rate may help" in str(caught.value)
     assert caught.value.run in ("run 'a', seed 0, and 1 other run", "run 'c', seed 0, and 1 other run")
 

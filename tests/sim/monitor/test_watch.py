@@ -162,6 +162,10 @@ def test_monitor_tracks_state_of_each_run():
     assert shown["runs"][0]["result"] == kept.summary["test"]["mean"]
     assert shown["left"] / (3 * 72 - 24) == pytest.approx(1 / shown["node_rounds_per_s"])
     assert shown["end"] == ""
+    status_observer.diverged(2)
+    shown = overview(status_observer)
+    assert shown["runs"][2]["state"] == "stopped"
+    assert shown["left"] / (2 * 72) == pytest.approx(1 / shown["node_rounds_per_s"])  # it will do no more rounds
     assert not status_observer.end_received.is_set()
     status_observer.ended("results: here")
     assert overview(status_observer)["end"] == "results: here"

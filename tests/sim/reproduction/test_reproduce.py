@@ -16,6 +16,7 @@ from p2pfl.sim.reproduction import measured
 from p2pfl.sim.reproduction.catalogue import MOST_ROWS, CatalogueEntry, markdown
 from p2pfl.sim.reproduction.measured import Measured
 from p2pfl.sim.reproduction.record import RowRecorder, without_recorded
+from p2pfl.sim.results.results import summarise
 from p2pfl.sim.scenario import scenario
 from p2pfl.sim.scenario.scenario import load, resolve, shipped_scenarios
 from tests.support.readme import ROOT
@@ -209,13 +210,19 @@ def test_rows_are_recorded_when_their_last_seed_is_finished(study):
         recorder.finished(number, result)
         rows.append([*measured.load(measured.FILE).get("study", {}).get("short", Measured()).figures])
 
-    run_all(file, listener=Listener(finished=finished))
+    results = run_all(file, listener=Listener(finished=finished))
     assert rows == [[], ["alone"], ["alone"], ["alone", "together"]]
     kept = measured.load(measured.FILE)["study"]["short"]
     assert kept.seeds == [0, 1]
     assert [*kept.by_seed["mean"]] == ["alone", "together"]
     assert all(np.mean(values) == pytest.approx(kept.figures[row], rel=1e-3) for row, values in kept.by_seed["mean"].items())
     assert without_recorded(file, measured.FILE).runs == ()
+    summary = summarise(file, results)
+    summary["table"][1]["by_seed"]["against.times_bytes"] = [2.0, 3.0]  # only the whole table has it
+    recorder.ended(file, summary)
+    kept = measured.load(measured.FILE)["study"]["short"]
+    assert kept.by_seed["against.times_bytes"] == {"together": [2.0, 3.0]}
+    assert [*kept.by_seed["mean"]] == ["alone", "together"]
     assert len(without_recorded(replace(file, seeds=(0, 1, 2)), measured.FILE).runs) == 2
 
 
