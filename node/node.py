@@ -37,7 +37,7 @@ from p2pfl.node.folder.settings import Settings
 from p2pfl.node.policy_api import Me, NodePeers
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters, detached, problem
-from p2pfl.policy import Budget, Coordinated, Merge, Policy, Stage, asks_scores, memory_of
+from p2pfl.policy import Budget, Coordinated, Merge, Policy, Stage, asks_scores, check_stage, memory_of
 from p2pfl.queries import Evaluate, Split
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system.failpoints import failpoint
@@ -99,6 +99,7 @@ class Node:
         resume_after: int = 0,
     ) -> None:
         settings.check()
+        check_stage(policy)
         self.name = name
         self.task = task
         self.policy = policy
@@ -219,7 +220,7 @@ class Node:
 
     async def _prepare(self) -> None:
         await self._save()
-        self._take(await self.policy.prepare(self.me, self.peers))
+        self._take(await _asynchronous(self.policy, self.policy.prepare(self.me, self.peers)))
         self._prepared = True
         self._skip_published()
         await self._save()
@@ -236,7 +237,7 @@ class Node:
         finished, me.round = me.round, following
         self.peers.begin_round()
         try:
-            merge = await self.policy.round(me, self.peers)
+            merge = await _asynchronous(self.policy, self.policy.round(me, self.peers))
         except BaseException:
             me.round = finished
             raise
@@ -368,6 +369,13 @@ class Node:
         outbox.final = checkpoint.final and self.done  # unless there are more rounds to do now
         if self._observer is not None:
             self._observer.restored(self)
+
+
+def _asynchronous(policy: Policy, work: Awaitable[Merge]) -> Awaitable[Merge]:
+    """Return what a method of a policy has returned, after checking that the method is asynchronous."""
+    if isinstance(work, Merge):
+        raise ConfigurationError(f"a method of {type(policy).__name__} is not asynchronous; write `async def`")
+    return work
 
 
 def _checkpoint_of(node: Node, evaluations: Evaluations, prepared: bool) -> Checkpoint:

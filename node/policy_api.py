@@ -258,6 +258,8 @@ class NodePeers:
         return common_order(self._seed, round, self._names)
 
     async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
+        if not isinstance(params, np.ndarray):
+            raise ConfigurationError(f"publish takes a model, got a {type(params).__name__}; is an `await` missing?")
         self.published[stage] = self._me.private_parameters.whole(params)
         self._own = params
         if self._me.budget.bytes:

@@ -25,11 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import isfinite
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import msgspec
 import numpy as np
 
+from p2pfl.errors import none_of
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.prediction_mixing import PredictionMixer
 from p2pfl.queries import Combine, Loss, Mean, Query, R, Split, Train
@@ -368,6 +369,12 @@ def memory_of(policy: Policy) -> PredictionMixer | None:
     """Return the memory with which a policy's models are evaluated; None without one."""
     memory: PredictionMixer | None = getattr(policy, "memory", None)
     return memory
+
+
+def check_stage(policy: Policy) -> None:
+    """Raise ConfigurationError if a policy reports a stage that does not exist."""
+    if policy.reported_stage not in (stages := get_args(ReportedStage)):
+        raise none_of(f"reported_stage of {type(policy).__name__}", policy.reported_stage, stages)
 
 
 def asks_scores(policy: Policy) -> bool:

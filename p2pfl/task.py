@@ -183,6 +183,8 @@ def make_task(name: str, options: Mapping[str, Any], part: Part, seed: int) -> T
         task: Task = build("task", factory, options, part=part, seed=seed)
     needed = ("layout", "n_samples", "metric", "higher_is_better", "public_info", "initial", "learner")
     missing = [m for m in needed if not hasattr(task, m)]
+    if task is None:
+        raise ConfigurationError(f"task {name!r} returned None; return a task, such as that of p2pfl.classification")
     if missing:
         raise ConfigurationError(f"task {name!r} is not a valid task: it lacks {', '.join(missing)}")
     try:

@@ -1,12 +1,14 @@
 """Nodes on virtual time: rounds, silence, crashes, late joiners, early stopping. Every message is real."""
 
 import asyncio
+import re
 
 import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
+import p2pfl
 from p2pfl.errors import BudgetExceededError, ConfigurationError
 from p2pfl.node.exchange.published_models import Published
 from p2pfl.node.folder.settings import Settings
@@ -988,6 +990,35 @@ def test_policy_state_that_cannot_be_saved_is_reported(tmp_path):
 
     with pytest.raises(ConfigurationError, match=r"policy .*Hoarder must consist of numbers, strings"):
         play(to_the_end, ("a",), settings(), policy=Hoarder, folder=tmp_path)
+
+
+class NotAsynchronous(Random):
+    def round(self, me, peers):
+        return Merge(me.params, {me.id: 1.0})
+
+
+class WithoutAwait(Random):
+    async def round(self, me, peers):
+        await peers.publish(me.train())
+
+
+class OfNoStage(Random):
+    def __post_init__(self):
+        self.reported_stage = "mergd"
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (NotAsynchronous, "a method of NotAsynchronous is not asynchronous; write `async def`"),
+        (WithoutAwait, "publish takes a model, got a Future; is an `await` missing?"),
+        (OfNoStage, "reported_stage of OfNoStage must be one of auto, trained, merged, got 'mergd'"),
+    ],
+)
+def test_mistake_in_a_policy_is_named(policy, message):
+    table = {"nodes": 2, "rounds": 1, "task": "digits", "policy": policy}
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        p2pfl.simulate(table, progress=False)
 
 
 def test_policy_that_returns_none_ends_node():
