@@ -174,7 +174,7 @@ class BatchedLearner:
             shared=self._shared,
             generators=self._generators_of(nodes, queries) if self.kernel.random else None,
             state=self._lasting.start(optimizer, occasion(queries[0]), nodes),
-            beside=self._lasting.start(optimizer, queries[0].purpose, nodes) if mixed else None,
+            other_state=self._lasting.start(optimizer, queries[0].purpose, nodes) if mixed else None,
         )
         permutations = [
             orders(self._draws[node], query.round, query.purpose, n=count, batch_size=batch_size, epochs=epochs)

@@ -29,7 +29,7 @@ class StackedTraining:
         shared: see p2pfl.learning.rule_gradients.shared_values.
         generators: those of the models, if the kernel draws random numbers.
         state: the state of the optimiser at the start, [K, n] or [K, 1]; changed in place. By default a new one.
-        beside: see p2pfl.learning.rule_gradients.follow.
+        other_state: see p2pfl.learning.rule_gradients.follow.
 
     Attributes:
         state: the state of the optimiser after the steps so far.
@@ -50,7 +50,7 @@ class StackedTraining:
         shared: Tensor | None,
         generators: RowGenerators | None = None,
         state: State | None = None,
-        beside: State | None = None,
+        other_state: State | None = None,
     ) -> None:
         rules, device = [query.rule for query in queries], start.device
         self.models = models
@@ -62,7 +62,7 @@ class StackedTraining:
         self._optimizer = optimizer
         self._weights = weights
         self.state = optimizer.start(start[:, :n_trained], steps) if state is None else state
-        self._following = follow(rules, start[:, :n_trained], optimizer, steps, shared, beside=beside)
+        self._following = follow(rules, start[:, :n_trained], optimizer, steps, shared, other_state=other_state)
         self._still = resting(rules[0], shared)
         self._rest = None if self._still is None else start[:, self._still]
         self._anchors: Tensor | None = None

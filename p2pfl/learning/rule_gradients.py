@@ -76,7 +76,7 @@ def follow(
     steps: int,
     shared: Tensor | None = None,
     *,
-    beside: State | None = None,
+    other_state: State | None = None,
 ) -> Follow | None:
     """Return the function that computes the gradients of rules of one kind; None for plain gradients at the models.
 
@@ -86,7 +86,7 @@ def follow(
         optimizer: the optimiser of the training.
         steps: maximum number of steps.
         shared: see `shared_values`.
-        beside: the optimiser's state for the shared models of `Mixture`; by default a new one.
+        other_state: the optimiser's state for the shared models of `Mixture`; by default a new one.
     """
     if rules[0] is None:  # then all are
         return None
@@ -97,7 +97,7 @@ def follow(
         if shared is not None:  # private values are only those of the trained model
             alpha = 1 - (1 - alpha) * shared
         others = _vectors([rule.shared for rule in mixtures], like)
-        return _Mixture(alpha, others, optimizer, optimizer.start(others, steps) if beside is None else beside)
+        return _Mixture(alpha, others, optimizer, optimizer.start(others, steps) if other_state is None else other_state)
     if aligned := [rule for rule in rules if isinstance(rule, Aligned)]:
         anchors = _vectors([rule.anchor for rule in aligned], like)
         return _Aligned(_column([rule.weight for rule in aligned], like), anchors, shared)

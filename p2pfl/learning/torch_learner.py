@@ -88,8 +88,8 @@ class TorchLearner(Learner):
         before = self._lasting.start(optimizer, occasion(query), [0])
         state = optimizer.start(weights, steps) if before is None else {name: rows[0] for name, rows in before.items()}
         mixed = self._lasting.start(optimizer, query.purpose, [0]) if isinstance(rule, Mixture) else None
-        beside = None if mixed is None else {name: rows[0] for name, rows in mixed.items()}
-        gradient = self._gradient_by(rule, vector, own, optimizer, steps, beside=beside)
+        other_state = None if mixed is None else {name: rows[0] for name, rows in mixed.items()}
+        gradient = self._gradient_by(rule, vector, own, optimizer, steps, other_state=other_state)
         still = resting(rule, self._shared)
         rest = None if still is None else weights[still]
         self._module.train()
@@ -134,7 +134,7 @@ class TorchLearner(Learner):
         optimizer: Optimizer,
         steps: int,
         *,
-        beside: State | None,
+        other_state: State | None,
     ) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the function from a batch (inputs, targets) to the direction of a rule's step from `vector`, [n].
 
@@ -142,10 +142,10 @@ class TorchLearner(Learner):
             vector: the model that is trained in place, [P].
             own: the weights of the objectives.
             steps: maximum number of steps.
-            beside: see p2pfl.learning.rule_gradients.follow.
+            other_state: see p2pfl.learning.rule_gradients.follow.
         """
         weights, buffers = vector[: self.task.layout.n_trained], self._views(vector, self._rest)
-        following = follow([rule], weights, optimizer, steps, self._shared, beside=beside)
+        following = follow([rule], weights, optimizer, steps, self._shared, other_state=other_state)
         if self._kernel is not None and not isinstance(rule, TrainSubset):
             kernel = self._kernel
 

@@ -613,7 +613,7 @@ def test_stacking_of_different_tasks_is_refused():
 
 
 class Rolled(nn.Sequential):
-    """Module with a plain attribute, an attribute made anew for each module, and an integer buffer."""
+    """Module with a plain attribute, an attribute that each module makes, and an integer buffer."""
 
     def __init__(self, shift=0, factor=1, order=0):
         super().__init__(nn.Linear(6, 3))
