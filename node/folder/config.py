@@ -178,6 +178,8 @@ def check_folder_of_node(folder: Path) -> None:
     if not (folder / CONFIG).exists():
         raise ConfigurationError(
             f"{folder} is not a node's folder: it has no {CONFIG}; create one with p2pfl-node init {folder}"
+            if not folder.is_file()
+            else f"{folder} is a file; name the folder of the node, such as {folder.parent}"
         )
 
 

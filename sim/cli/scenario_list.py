@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import sys
 from collections.abc import Sequence
 from itertools import zip_longest
 from textwrap import wrap
@@ -52,23 +54,25 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print(to_json({file.name: _summary(file) for file in files}))
     else:
-        print(*table(files, _width()), sep="\n")
+        asked = sys.stdout.isatty() or "COLUMNS" in os.environ
+        print(*table(files, _width() if asked else None), sep="\n")
         print("\ntime: rough run time of the full form on two cores\ndetails of a scenario: p2pfl-sim list NAME")
     return 0
 
 
-def table(files: Sequence[ScenarioFile], width: int) -> list[str]:
-    """Return the lines of a table of scenarios, at most `width` columns wide."""
+def table(files: Sequence[ScenarioFile], width: int | None) -> list[str]:
+    """Return the lines of a table of scenarios.
+
+    Args:
+        width: columns, at most; None has one line for each scenario, for other programs.
+    """
     rows = [HEADS, *((file.name, file.title, _paper(file), file.needs or UNKNOWN, _time(file)) for file in files)]
-    first, last = max(len(row[0]) for row in rows), max(len(row[-1]) for row in rows)
-    paper, needs = (20, 14) if width >= WIDEST else (14, 10)
-    widths = [
-        first,
-        max(len(HEADS[1]), width - first - paper - needs - last - len(GAP) * (len(HEADS) - 1)),
-        paper,
-        needs,
-        last,
-    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    first, *_, last = widths
+    if width is not None:
+        paper, needs = (20, 14) if width >= WIDEST else (14, 10)
+        title = width - first - paper - needs - last - len(GAP) * (len(HEADS) - 1)
+        widths = [first, max(len(HEADS[1]), title), paper, needs, last]
     lines = []
     for row in rows:
         cells = [wrap(cell, columns) or [""] for cell, columns in zip(row, widths, strict=True)]

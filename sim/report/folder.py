@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.sim.formatting import some
 from p2pfl.sim.report.summary import Summary
 from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
 from p2pfl.system import toml_reader
@@ -101,7 +102,9 @@ def _summary(path: Path) -> tuple[dict[str, Any], Summary]:
             raise ConfigurationError(f"the run in {path} is not finished; continue with p2pfl-sim run --resume {path}")
         if (path / CANDIDATES).exists():
             raise ConfigurationError(f"the search in {path} is not finished; continue with p2pfl-sim pareto --resume {path}")
-        raise ConfigurationError(f"{path} holds no run: it has no {SUMMARY}")
+        below = sorted(each.parent.name for each in path.glob(f"*/{SUMMARY}"))
+        hint = f"; runs below it: {some(below)}" if below else ""
+        raise ConfigurationError(f"{path} holds no run: it has no {SUMMARY}{hint}")
     try:
         content = file.read_bytes()
         raw, summary = msgspec.json.decode(content), msgspec.json.decode(content, type=Summary)

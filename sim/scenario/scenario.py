@@ -450,6 +450,8 @@ def _check_keys(where: str, base: Mapping[str, Any]) -> None:
 
 def _check_not_varied(where: str, keys: FileKeys, changes: Changes) -> None:
     for key, _ in changes:
+        if key == "seeds":
+            raise ConfigurationError(f"{where}: seeds cannot be changed with --set; use --seeds 0:3 (in Python: seeds=3)")
         if key in keys.varied:
             raise ConfigurationError(f"{where}: this sweep varies {key}; it cannot be changed for all runs")
 

@@ -184,6 +184,7 @@ def test_run_reports_folder_that_cannot_be_created(capsys, tmp_path):
             "run 'local': device 'cpu:abc' is not of the form cpu or cpu:0",
         ),
         (["run", "dac-synthetic", "--only", "x"], "command line: no run of dac-synthetic has 'x' in its name; its runs: "),
+        (["run", "dac-synthetic", "--set", "seeds=3"], "command line: seeds cannot be changed with --set; use --seeds 0:3"),
         (["run", "none.toml"], "the scenario file none.toml does not exist"),
         (
             ["run", "dac-synthetic", "--set", "form=smoke", "--set", "policy.name=knn-per", "--engine", "local"],
