@@ -99,7 +99,10 @@ def computes_alike(first: nn.Module, second: nn.Module) -> bool:
     different.
     """
     parts, others = dict(first.named_modules()), dict(second.named_modules())
-    return list(parts) == list(others) and all(_equal(_settings(parts[name]), _settings(others[name])) for name in parts)
+    try:
+        return list(parts) == list(others) and all(_equal(_settings(parts[name]), _settings(others[name])) for name in parts)
+    except (RecursionError, ValueError):  # attributes that contain themselves, or a function with an unset variable
+        return False
 
 
 def _settings(part: nn.Module) -> dict[str, object]:
@@ -114,7 +117,7 @@ def _equal(a: object, b: object) -> bool:
         return True
     if type(a) is not type(b):
         return False
-    if isinstance(a, FunctionType) and isinstance(b, FunctionType):  # such as a lambda that each module makes anew
+    if isinstance(a, FunctionType) and isinstance(b, FunctionType):  # such as a lambda in a constructor
         cells = [[cell.cell_contents for cell in each.__closure__ or ()] for each in (a, b)]
         return a.__code__ is b.__code__ and _equal(a.__defaults__, b.__defaults__) and _equal(*cells)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
