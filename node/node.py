@@ -110,8 +110,7 @@ class Node:
         self._store = store
         self._observer = observer
         self._resume_after = min(resume_after, settings.rounds)
-        self._stopping = False
-        self._prepared = False
+        self._stopping = self._prepared = False
         self._ended = False  # whether the checkpoint is from the end of all rounds so far
         self._evaluations = Evaluations(
             self.early_stopping,
