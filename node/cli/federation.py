@@ -129,13 +129,14 @@ def _create(options: argparse.Namespace) -> int:
 
     if any(change.partition("=")[0].strip() in ("edge", "edges") for change in options.changes):
         raise ConfigurationError("command line: list the pairs of members with --edge A-B or --edges FILE, not with --set")
+    own = config.load(options.folder, options.changes)  # first: it names unknown keys
     for change in options.changes:
         key = change.partition("=")[0].strip()
         if key.partition(".")[0] not in (*agreement.AGREED, "task", "policy"):
             raise ConfigurationError(
-                f"command line: members do not agree on {key}; set it in {options.folder / config.CONFIG}, or with run --set"
+                f"command line: {key} is a setting of each node, not of the federation; set it in"
+                f" {options.folder / config.CONFIG}, or with run --set"
             )
-    own = config.load(options.folder, options.changes)
     passphrase = passphrases.choose(options.passphrase_file, options.passphrase)
     pairs = [edge.split("-", 1) if edge.count("-") == 1 else edge.split(" - ", 1) for edge in options.edges]
     if options.edge_list is not None:

@@ -17,7 +17,7 @@ VARIABLE = "P2PFL_NODE"  # environment variable with the folder of a node
 PORT = 4100  # TCP port of a new node
 _ROLE_HELP = (
     "role of the new member: an observer does not vote, and no node learns from it; for coordinator-eligible see"
-    " docs/explanation/elections.md (default: participant)"
+    " docs/explanation/elections.md"
 )
 _POLICY_HELP = (
     f"policy that selects peers and averages models: {', '.join(POLICIES)}, or package.module:factory (default: dac); for"
@@ -89,7 +89,8 @@ def add_policy(group: argparse._ActionsContainer, default: str | None = "dac") -
 
 def add_role(member: argparse._ActionsContainer, default: str | None = "participant") -> None:
     """Add the options for the role and the name of a new member."""
-    member.add_argument("--role", choices=ROLES, default=default, help=_ROLE_HELP)
+    usual = default or "the role of a member, and participant for a new one"
+    member.add_argument("--role", choices=ROLES, default=default, help=f"{_ROLE_HELP} (default: {usual})")
     member.add_argument(
         "--reuse-name",
         action="store_true",

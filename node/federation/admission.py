@@ -255,7 +255,8 @@ def admit(
     """Admit the node that printed a request; write the bundle that it needs to join, and return its name and its role.
 
     Args:
-        role: None is that of a member, and `participant` for a node that is none.
+        role: the role of the new member. None keeps the role of a node that is a member, and is `participant` for any
+            other node.
         passphrase: passphrase of the admission key, if it is encrypted.
         reuse_name: whether the name may be that of a former member.
 

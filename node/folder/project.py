@@ -48,7 +48,10 @@ class Project(NamedTuple):
         if self.files:
             yield f"copied {', '.join(path.name for path in self.files)}; copy them again after a change"
         if "robust" not in self.settings:
-            yield f"robust is {CLIP_LOSS} on the node, and none in the scenario; see docs/reference/configuration.md"
+            yield (
+                f"the scenario sets no robust rule for all runs, and the node uses {CLIP_LOSS}; see"
+                " docs/reference/configuration.md"
+            )
         if self.unused:
             yield f"for simulations only, not used by the node: {', '.join(self.unused)}"
 

@@ -58,7 +58,7 @@ broker = ""                # MQTT broker for members that cannot connect to each
 status_port = -1           # port of the status page and of Prometheus metrics, such as 4180; 0: a free port, -1: none
 status_host = "127.0.0.1"  # address of the status page; other machines can read the page if this is not loopback
 distrust = 0               # score from which a peer is left out, from 1 to 100; 0: none is (see p2pfl-node status)
-evaluate_every = 1         # rounds between evaluations on validation and test data; 0: evaluate the last model only
+evaluate_every = 1         # rounds between evaluations, besides that of the last round; 0: evaluate the last model only
 best_by = "loss"           # the model that counts has the lowest validation "loss", or the best validation "metric"
 
 # All members share the settings from here to the codec. `federation create` reads them from this file. For a node that has

@@ -34,7 +34,7 @@ from p2pfl.system.event_log import EventLogger
 from p2pfl.system.printable import byte_size, plural
 from p2pfl.task import does_not_count
 
-MOST_START_LINES = 1000  # about the start of a federation
+MOST_START_LINES = 1000  # maximum number of lines in the log about the wait for members
 ROUNDS_APART, PEERS_APART = 0.1, 1.0  # seconds between two writes of the file after rounds, and after changes of peers
 MOST_ROUNDS = 1000  # maximum number of rounds that are kept
 
@@ -282,10 +282,10 @@ class StatusObserver:
         wait, node = self._exchange.start_wait, self._node
         self._file.write(PEERS_APART)
         self._log_links()
-        self._start_lines += 1
-        if self._start_lines > MOST_START_LINES:  # a member that comes and goes must not fill the log
-            return
         if wait.waiting is not None:
+            self._start_lines += 1
+            if self._start_lines > MOST_START_LINES:  # a member that comes and goes must not fill the log
+                return
             present, needed = wait.waiting.present, wait.waiting.needed
             self._log.info(describe_wait(wait.waiting), kind="waiting", present=present, needed=needed)
         elif self._exchange.peers and node is not None and not (node.done or self._exchange.pacer.leaving):

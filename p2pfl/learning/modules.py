@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
-from types import FunctionType
+from types import FunctionType, MethodType
 from weakref import ReferenceType
 
 import numpy as np
@@ -99,35 +100,50 @@ def computes_alike(first: nn.Module, second: nn.Module) -> bool:
     different.
     """
     parts, others = dict(first.named_modules()), dict(second.named_modules())
+    known = _names_of(first) | _names_of(second)
     try:
-        return list(parts) == list(others) and all(_equal(_settings(parts[name]), _settings(others[name])) for name in parts)
+        return list(parts) == list(others) and all(
+            _equal(_settings(parts[name]), _settings(others[name]), known) for name in parts
+        )
     except (RecursionError, ValueError):  # attributes that contain themselves, or a function with an unset variable
         return False
 
 
+def _names_of(module: nn.Module) -> dict[int, str]:
+    """Return the names of a module's submodules and of its parameters, which are in the layout, by their ids."""
+    parameters = {id(parameter): f"parameter {name}" for name, parameter in module.named_parameters()}
+    return parameters | {id(part): f"module {name}" for name, part in module.named_modules()}
+
+
 def _settings(part: nn.Module) -> dict[str, object]:
-    """Return what determines the outputs of a module without its submodules and the tensors of its layout."""
+    """Return what determines the outputs of a module, apart from its submodules and the tensors of its layout."""
     values = {name: value for name, value in vars(part).items() if name not in ("_parameters", "_buffers", "_modules")}
     local = {key: b for key, b in part.named_buffers(recurse=False) if not b.is_floating_point()}
     return {"type": type(part), "attributes": values, "buffers": local}
 
 
-def _equal(a: object, b: object) -> bool:
+def _equal(a: object, b: object, known: Mapping[int, str]) -> bool:
+    """Return whether two attributes are equal.
+
+    Args:
+        known: the names of objects that are compared elsewhere, by their ids.
+    """
+
+    def equal(a: object, b: object) -> bool:
+        return _equal(a, b, known)
+
     if a is b:
         return True
+    if id(a) in known or id(b) in known:
+        return known.get(id(a)) == known.get(id(b))
     if type(a) is not type(b):
         return False
-    if isinstance(a, FunctionType) and isinstance(b, FunctionType):  # such as a lambda in a constructor
-        cells = [[cell.cell_contents for cell in each.__closure__ or ()] for each in (a, b)]
-        return a.__code__ is b.__code__ and _equal(a.__defaults__, b.__defaults__) and _equal(*cells)
+    if (parts := _parts_of(a)) is not None:
+        return equal(parts, _parts_of(b))
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return list(a) == list(b) and all(_equal(a[key], b[key]) for key in a)
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    if isinstance(a, ReferenceType) and isinstance(b, ReferenceType):
-        return _equal(a(), b())
-    if isinstance(a, nn.Parameter) and isinstance(b, nn.Parameter):  # in the layout; recurrent layers also list them
-        return a.shape == b.shape
+        return len(a) == len(b) and all(map(equal, a, b))
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
@@ -136,6 +152,18 @@ def _equal(a: object, b: object) -> bool:
         return bool(a == b)
     except Exception:  # of a user's class
         return False
+
+
+def _parts_of(value: object) -> list[object] | None:
+    """Return what a function, a method, a partial function or a reference consists of; None for other objects."""
+    if isinstance(value, FunctionType):  # such as a lambda in a constructor
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return [value.__code__, value.__defaults__, value.__kwdefaults__, cells]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    return [value()] if isinstance(value, ReferenceType) else None
 
 
 def flatten(module: nn.Module, layout: Layout) -> Parameters:

@@ -39,7 +39,10 @@ class CoordinatedFedAvg(FedAvg):
         return Merge(assignment.params, assignment.weights)
 
     def _forget_later_extras(self, round: int) -> None:
-        """Forget the assigned extras if they are not from before this round, because the node went back to it."""
+        """Forget the assigned extras if no step before this round can have assigned them.
+
+        This happens when the node goes back to an earlier round.
+        """
         if self.previous and not self._credible(self.previous, round - 1):
             self.previous = {}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -146,6 +147,8 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
     outcome = _compute(options, file, out, forecasts, book)
     _print_outcome(options, outcome)
     if outcome.divergence is not None:
+        again = f"p2pfl-sim {options.command} --resume {quote(str(out))}"
+        print(f"after a change of its code, a row that is left out can be computed with: {again}", file=sys.stderr)
         raise outcome.divergence
     return 0
 
@@ -183,7 +186,7 @@ def _compute(
                 if recorder is not None:
                     recorder.finished(number, result)
 
-            divergence = None
+            whole, divergence = file, None
             try:
                 outcome = _run_rest(options, file, keep, done, [each for each in (watch, track) if each is not None])
             except DivergenceError as error:
@@ -195,10 +198,10 @@ def _compute(
             results.write(out, file, outcome, summary)
             if recorder is not None:
                 recorder.ended(file, summary)
-            if len(outcome) == len(finished):
+            if divergence is None:
                 parts.remove()
-            else:  # those of rows that are left out are only here
-                parts.close()
+            else:
+                parts.keep(whole)
             page, problem = (None, "") if options.no_report else try_write_report(out)
             written = words_of_end(out, page)
             if watch is not None:

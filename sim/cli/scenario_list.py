@@ -64,7 +64,7 @@ def table(files: Sequence[ScenarioFile], width: int | None) -> list[str]:
     """Return the lines of a table of scenarios.
 
     Args:
-        width: columns, at most; None has one line for each scenario, for other programs.
+        width: maximum number of columns; None puts each scenario on one line, for other programs.
     """
     rows = [HEADS, *((file.name, file.title, _paper(file), file.needs or UNKNOWN, _time(file)) for file in files)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]

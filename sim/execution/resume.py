@@ -87,7 +87,7 @@ class Unfinished:
             raise ConfigurationError(f"cannot create the folder {path}: {reason(error)}") from error
 
     def digest(self, job: Scenario) -> bytes:
-        """Return a digest of a job, of its own modules and of the graphs it names, and of the version of the program."""
+        """Return a digest of a job, of the program's version, and of the modules and graphs that the job names."""
         named = (*sorted(_own_modules(job)), *filter(None, (str(job.topology.get(FILE, "")), job.network.places)))
         if named not in self._of_files:
             self._of_files[named] = _digest_files(named, self._modules)
@@ -123,18 +123,23 @@ class Unfinished:
         except (OSError, ValueError) as error:  # msgspec.DecodeError is a ValueError
             raise DamagedFileError(f"{path} cannot be read") from error
 
-    def close(self) -> None:
-        """Let other processes use the folder."""
+    def keep(self, file: ScenarioFile) -> None:
+        """Keep the parts of a run whose files lack the rows that have diverged, so that --resume can compute these.
+
+        Args:
+            file: the whole scenario.
+        """
+        replace_file(self._folder / SCENARIO, [msgspec.toml.encode(file.raw())])
         self._lock.close()
 
     def remove(self) -> None:
         """Remove the parts, once the files of the whole run contain all results."""
-        self.close()
+        self._lock.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def give_up(self) -> None:
         """Remove everything that this object has made, if no result is finished."""
-        self.close()
+        self._lock.close()
         if not self.done and self._folder in self._made:
             shutil.rmtree(self._folder, ignore_errors=True)
             (self.path / SCENARIO).unlink(missing_ok=True)
@@ -239,7 +244,8 @@ def scenario_to_resume(path: Path, command: str = "run") -> str:
     Raises:
         ConfigurationError: the folder has no scenario file, the run is finished, or another command has begun it.
     """
-    if (path / SUMMARY).exists():
+    whole = path / PARTS / SCENARIO  # of a run whose files lack rows that have diverged
+    if (path / SUMMARY).exists() and not whole.exists():
         raise ConfigurationError(f"{path} holds a finished run; there is nothing to resume")
     if not (path / SCENARIO).exists():
         raise ConfigurationError(f"{path} holds no run to resume: it has no {SCENARIO}")
@@ -248,7 +254,7 @@ def scenario_to_resume(path: Path, command: str = "run") -> str:
             raise ConfigurationError(
                 f"{path} was written by p2pfl-sim {other}; continue with p2pfl-sim {other} --resume {path}"
             )
-    return str(path / SCENARIO)
+    return str(whole if whole.exists() else path / SCENARIO)
 
 
 def digest(job: Scenario) -> bytes:

@@ -60,6 +60,7 @@ class Objectives(msgspec.Struct, frozen=True):
 
     higher_is_better: dict[str, bool]
     nodes: list[list[float | None]]
+    of_nodes: list[int] = []
     left_out: list[int] = []
     reference: list[float] | None = None
     front: list[list[float]] = []

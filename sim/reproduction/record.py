@@ -89,7 +89,7 @@ class RowRecorder:
             _add(self._book, self._form, part, summary, "this run")
 
     def ended(self, file: ScenarioFile, summary: Mapping[str, Any]) -> None:
-        """Record all rows of a finished run again, with the figures that compare them with each other.
+        """Record all rows of a finished run again, now with the figures that compare rows.
 
         Args:
             file: the runs that have results.

@@ -111,7 +111,7 @@ def by_snapshot(rounds: Table, metric: str, by: BestBy = "loss", higher_is_bette
 
 
 def late_figures(rounds: Table, metric: str, count: int) -> dict[str, dict[str, Any]]:
-    """Return the test metric after local training in the last round, and means over the last rounds of each model.
+    """Return the test metric after local training in each node's last evaluated round, and means over its last ones.
 
     `trained` is the metric of the model after the last local training, before the merge. With `ft = "replace-last"` the
     result of a run is this model. `late` and `late_trained` are means over the last `count` evaluated rounds of each

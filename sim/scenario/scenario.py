@@ -121,8 +121,8 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         attack: the attack of some nodes: a table with a `name`, the `share` of the nodes that attack (0.2 by default) or
             their numbers in `nodes`, and options of the attack; without it all nodes are honest.
         mean_model: whether to evaluate the mean of the honest nodes' models as well, and the mean of each group's models.
-        late_rounds: number of last rounds whose mean is reported as well, for metrics that vary from round to round; 0
-            reports none.
+        late_rounds: number of last evaluated rounds of each node whose mean is reported as well, for metrics that vary
+            from round to round; 0 reports none.
         fidelity: `modelled` computes arrival times of models; `wire` creates, signs and verifies every message.
         trainer: `stacked` trains many nodes as one tensor program where the module allows it; `one-by-one` never does.
         search: options of `p2pfl-sim pareto` for its search for a front; other commands run a single training with the

@@ -106,7 +106,8 @@ def point(series: Series, model: Solution, names: Sequence[str], a: int, b: int)
     """Return a point in the view of objectives a and b; its tooltip has the others."""
     of = shown_front(series)
     labels = of.labels if len(of.labels) == len(of.objectives.nodes) else []
-    called = some((labels[place] if labels else str(place) for place in model.places), MOST_NAMED)
+    numbers = of.objectives.of_nodes or range(len(of.objectives.nodes))
+    called = some((labels[place] if labels else str(numbers[place]) for place in model.places), MOST_NAMED)
     called = called if series.shown.pool else f"{of.objectives.each}{'s' * (len(model.places) > 1)} {called}"
     called += "" if model.counts else " (excluded: not converged)"
     found = {"run": series.name, "x": model.values[a], "y": model.values[b], "on_front": model.on_front}

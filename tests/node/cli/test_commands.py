@@ -656,7 +656,9 @@ def test_create_refuses_settings_of_a_single_node(capsys):
     init(capsys)
     code, _, err = node(capsys, "federation", "create", "alice", "--backup", "backup.pem", "--set", "mdns=false")
     assert code == 2
-    assert err == "command line: members do not agree on mdns; set it in alice/node.toml, or with run --set\n"
+    where = "set it in alice/node.toml, or with run --set"
+    assert err == f"command line: mdns is a setting of each node, not of the federation; {where}\n"
+    assert "did you mean 'rounds'" in node(capsys, "federation", "create", "alice", "--backup", "b", "--set", "rouns=3")[2]
 
 
 def test_run_refuses_key_readable_by_others(capsys, tmp_path):

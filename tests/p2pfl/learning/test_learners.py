@@ -615,17 +615,24 @@ def test_stacking_of_different_tasks_is_refused():
 class Rolled(nn.Sequential):
     """Module with a plain attribute, an attribute that each module makes, and an integer buffer."""
 
-    def __init__(self, shift=0, factor=1, order=0):
+    def __init__(self, shift=0, factor=1, order=0, power=1, offset=0.0):
         super().__init__(nn.Linear(6, 3))
         self.shift = shift
-        self.scale = lambda x: factor * x
+        self.scale = lambda x, *, power=power: factor * x**power
+        self.offsets = [nn.Parameter(torch.tensor([offset]))]  # not registered
+        self.first = [self[0]]
+        self.activation = self.double
+        self.clamp = partial(torch.clamp, min=-1.0)
         self.register_buffer("order", torch.tensor([order]))
+
+    def double(self, x):
+        return 2 * x
 
     def forward(self, x):
         return super().forward(self.scale(x).roll(self.shift + int(self.order), 1))
 
 
-@pytest.mark.parametrize("change", [{"shift": 1}, {"factor": 2}, {"order": 1}])
+@pytest.mark.parametrize("change", [{"shift": 1}, {"factor": 2}, {"order": 1}, {"power": 2}, {"offset": 1.0}])
 def test_modules_that_compute_differently_are_not_stacked(change):
     assert computes_alike(Rolled(), Rolled())
     assert not computes_alike(Rolled(), Rolled(**change))

@@ -448,11 +448,11 @@ def test_extras_with_other_names_are_never_sent(name):
     assert all(policy.previous == {} for policy in policies.values())
 
 
-@pytest.mark.parametrize("name", COORDINATED)
+@pytest.mark.parametrize("name", ["fedfb", "agnostic-fair"])
 def test_node_that_goes_back_forgets_later_extras(name):
     policies, *_ = play(COORDINATED[name], rounds=4)
     run_in_memory(policies, TASKS, 2)
-    assert all(int(policy.previous.get("number", [0])[0]) <= 2 for policy in policies.values())
+    assert all(int(policy.previous["number"][0]) <= 2 for policy in policies.values())
 
 
 def test_fairfed_weight_above_1_reaches_the_successor():

@@ -296,7 +296,6 @@ def test_other_rows_have_results_when_a_row_diverges(capsys):
     assert [row["name"] for row in summary["table"]] == ["first", "third"]
     assert summary["notes"][0].startswith("left out: second")
     assert Path("here/report.html").exists()
-    assert not Path("here/parts").exists()
     assert len(p2pfl.load("here")) == 4
     code, out, _ = sim(capsys, "wild.toml", "--out", "there", "--engine", "local", "--json")
     assert code == 1
@@ -310,15 +309,21 @@ def test_nothing_is_written_when_every_row_diverges(capsys):
     assert not Path("here").exists()
 
 
-def test_results_of_incomplete_rows_stay_in_parts(capsys):
-    Path("stopping.py").write_text(
-        POLICY.replace("import RunError", "import DivergenceError, RunError").replace(
-            "        if me",
-            "        if me.draws.seed == 1:\n            raise DivergenceError(me.id, me.round)\n        if me",
-        )
+def test_row_that_has_diverged_can_be_resumed(capsys):
+    broken = POLICY.replace("import RunError", "import DivergenceError, RunError").replace(
+        "        if me",
+        "        if me.draws.seed == 1:\n            raise DivergenceError(me.id, me.round)\n        if me",
     )
+    Path("stopping.py").write_text(broken)
     code, _, err = sim(capsys, "study.toml", "--out", "here", "--engine", "local", "--no-report")
     assert code == 1
     assert err.splitlines()[-1].startswith("run 'second', seed 1: the training of node-")
     assert [row["name"] for row in json.loads(Path("here/summary.json").read_text())["table"]] == ["first", "third"]
     assert len([path for path in Path("here", PARTS).iterdir() if path.name.isdigit()]) == 5
+    Path("stopping.py").write_text(POLICY)
+    del sys.modules["stopping"]  # as in a new process
+    code, _, _ = sim(capsys, "--resume", "here", "--trust", "--engine", "local", "--no-report")
+    assert code == 0
+    rows = json.loads(Path("here/summary.json").read_text())["table"]
+    assert [row["name"] for row in rows] == ["first", "second", "third"]
+    assert not Path("here", PARTS).exists()
