@@ -69,7 +69,7 @@ topology = { file = "cities.txt" }
 task = { name = "digits", samples = 20 }
 """
 # keys that need data sets, or appear only sometimes
-PLACED = {"figure", "left_out", "mean_left_out", "answers.dead", "test.without_data"}
+PLACED = {"figure", "left_out", "mean_left_out", "of_nodes", "answers.dead", "test.without_data"}
 
 
 def described(section):
