@@ -83,8 +83,7 @@ class ModelServer:
         for peer in self._contacts.introduced_peers():
             for key in list(peer.waiting):
                 found = self._outbox.find(*key)
-                get = None if found == "wait" else peer.waiting.pop(key, None)  # a lost link clears the rest
-                if get is not None and found != "wait":
+                if found != "wait" and (get := peer.waiting.pop(key, None)) is not None:  # a lost link clears the rest
                     self._try_answer(peer, get, found)
 
     def drained(self, peer: Peer) -> None:

@@ -269,11 +269,11 @@ def admit(
         with adding(folder) as log:
             admission = admission_key.load(folder, log, passphrase)
             known = log.member(asked.name)
-            is_member = known is not None and known.key in (asked.key, asked.replaces)
-            if known is not None and is_member and role not in (None, known.role):
-                raise ConfigurationError(f"{asked.name} is a member with the role {known.role}, which cannot be changed")
-            given = role or (known.role if known is not None and is_member else "participant")
-            if known is None or not is_member:
+            member = known if known is not None and known.key in (asked.key, asked.replaces) else None
+            if member is not None and role not in (None, member.role):
+                raise ConfigurationError(f"{asked.name} is a member with the role {member.role}, which cannot be changed")
+            given = role or ("participant" if member is None else member.role)
+            if member is None:
                 if log.refusal(asked.key) == "revoked":
                     raise ConfigurationError(
                         f"the key of {asked.name} is that of a former member, and cannot be admitted again; ask its owner"
@@ -282,7 +282,7 @@ def admit(
                 if log.refusal(asked.key) == "stranger":  # otherwise the key is the problem
                     check_name_is_free(log, asked.name, reuse_name)
                 log.append(admission, "add", asked.name, asked.key, given)
-            elif known.key == asked.replaces:
+            elif member.key == asked.replaces:
                 log.append(admission, "replace", asked.name, asked.key)
         replace_file(out, [encode_admission(Joined(log.file.data, log.encode())).encode()])
     return asked.name, given

@@ -53,7 +53,7 @@ class CommandResults:
         recomputed: a line for each result of an earlier attempt that was computed again.
         written: line that names the location of the results.
         problem: reason why there is no report; "" if there is a report, or none was requested.
-        divergence: the error of the runs that have diverged; the results are those of the other rows.
+        divergence: error of the runs that have diverged, whose rows have no results; None if none has.
     """
 
     file: ScenarioFile
@@ -212,7 +212,7 @@ def _compute(
 def _complete_rows(
     file: ScenarioFile, finished: Mapping[int, Result], error: DivergenceError
 ) -> tuple[ScenarioFile, list[Result]]:
-    """Return a scenario without the rows of which a run has diverged, and its results.
+    """Return a scenario without the rows that lack a result because a run has diverged, and the results of the others.
 
     Args:
         finished: results by the number of their job.
