@@ -15,6 +15,7 @@ import numpy as np
 
 from p2pfl.config.binding import build, takes
 from p2pfl.config.registry import resolve
+from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError, needs_extra
 from p2pfl.learner import Learner
 from p2pfl.parameters import Layout, Parameters
@@ -143,6 +144,10 @@ class Task(Protocol):
 
     A task may take options from the node's data if they are not set, for example the number of classes. It then has
     `derived_options`, their values by name. A new federation sets these options for all of its members.
+
+    A task that reads files or objects of the user has `data_facts`, a sequence of p2pfl.data_facts.DataFacts: what its
+    readers understood, one entry for each source. Nodes that share a source share the object, so that it is made once.
+    A run shows the entries of all nodes, and their notes; a node logs its own when it starts.
     """
 
     # Read-only, so that a task may compute them.
@@ -227,6 +232,12 @@ def extra_metrics_of(task: Task) -> Sequence[str]:
 def derived_options_of(task: Task) -> Mapping[str, Any]:
     """Return the options that a task has, or has taken from its data, and that all nodes must share; see Task."""
     found: Mapping[str, Any] = getattr(task, "derived_options", {})
+    return found
+
+
+def data_facts_of(task: Task) -> Sequence[DataFacts]:
+    """Return what the readers of a task's data understood; empty if the task does not say."""
+    found: Sequence[DataFacts] = getattr(task, "data_facts", ())
     return found
 
 

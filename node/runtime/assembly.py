@@ -40,7 +40,7 @@ from p2pfl.protocols.transport import Transport
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system.event_log import EventLogger
-from p2pfl.task import Task
+from p2pfl.task import Task, data_facts_of
 from p2pfl.tracking.background import Tracking
 from p2pfl.tracking.tracker import factories
 
@@ -91,6 +91,10 @@ class Assembly:
         self._supervisor = supervisor
         self._identity = Identity.load(ready.folder / folders.KEY)
         self._task: Task = loading.task_of(ready)
+        for facts in data_facts_of(self._task):
+            log.info(f"data: {facts.line}", kind="data", source=facts.source, samples=facts.samples)
+            for note in facts.notes:
+                log.warning(f"data: {note}", kind="data-note")
         self._initial = self._task.initial(config.seed)
         if ready.agreement is not None:
             agreement.same_model(ready.agreement, self._task, self._initial)

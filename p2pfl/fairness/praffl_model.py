@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import Adam, Optimizer
 from p2pfl.multiobjective.preferences import validate_preference
@@ -164,12 +165,14 @@ class PrafflProblem:
         data: samples by split; `train` is required.
         groups: number of groups.
         training: training settings.
+        data_facts: what the readers of the data understood; see p2pfl.task.Task.
     """
 
     data: Mapping[Split, GroupedSamples]
     groups: int
     training: Training = field(default_factory=Training)
     public_info: Mapping[str, Any] = field(default_factory=dict)
+    data_facts: Sequence[DataFacts] = ()
     metric: str = field(default="hypervolume", init=False)
     higher_is_better: bool = field(default=True, init=False)
     extra_metrics: tuple[str, ...] = field(default=ALSO, init=False)

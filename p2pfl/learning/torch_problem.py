@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.losses import PerSample, accuracy, cross_entropy
 from p2pfl.learning.metrics import Metric
@@ -52,6 +53,7 @@ class TorchProblem:
         group: the number of the node's group if preferences are given by groups; it stays on this node too.
         derived_options: options that the task has taken from its data, and that all nodes must share; see
             p2pfl.task.Task.
+        data_facts: what the readers of the data understood; see p2pfl.task.Task.
         private: the parts of the module that stay on this node, by the names of its tensors or submodules; see
             p2pfl.parameters.Layout.
 
@@ -76,6 +78,7 @@ class TorchProblem:
     private: Sequence[str] = ()
     metrics: Sequence[Metric] = ()
     derived_options: Mapping[str, Any] = field(default_factory=dict)
+    data_facts: Sequence[DataFacts] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.module, nn.Module):

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from p2pfl.data_facts import distinct
 from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.sim.cli.options import add_selection, load_changed
 from p2pfl.system.console import FAILED, add_command
@@ -85,10 +86,12 @@ def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
     """Return each different division of the data of a scenario: its runs, and each node's group and splits.
 
     A split has its number of samples, for class targets the number of samples of each class, and for sensitive
-    attributes that of each group.
+    attributes that of each group. `data` has what the readers of the data understood; see p2pfl.data_facts.
     """
     from p2pfl.sim.execution.memory_estimate import check_runs
+    from p2pfl.sim.simulation.plan import names
     from p2pfl.sim.simulation.workers import prepare_process
+    from p2pfl.task import data_facts_of
 
     prepare_process(file.path)
     check_runs(file.runs, 1, 1)
@@ -97,8 +100,11 @@ def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
         runs.setdefault(json.dumps([run.task, run.nodes, run.seed], sort_keys=True, default=str), []).append(run)
     found: dict[str, dict[str, Any]] = {}
     for alike in runs.values():
-        first, nodes = alike[0], _nodes(alike[0])
-        division = {"task": first.task, "seed": first.seed, "nodes": nodes, "note": same_rows_note(first)}
+        first = alike[0]
+        tasks = _tasks(first)
+        nodes = [_node(name, task) for name, task in zip(names(first.nodes), tasks, strict=True)]
+        facts = [each.to_json() for each in distinct(each for task in tasks for each in data_facts_of(task))]
+        division = {"task": first.task, "seed": first.seed, "data": facts, "nodes": nodes, "note": same_rows_note(first)}
         key = json.dumps([first.task["name"], first.task.get("data"), first.seed, nodes, division["note"]], default=str)
         found.setdefault(key, {"runs": [], **division})["runs"] += [run.name for run in alike]
     return [*found.values()]
@@ -112,20 +118,21 @@ def same_rows_note(scenario: Scenario) -> str:
     return "all nodes have the same rows; set partition"
 
 
-def _nodes(scenario: Scenario) -> list[dict[str, Any]]:
+def _tasks(scenario: Scenario) -> list[Task]:
     from p2pfl.config.binding import split_name
-    from p2pfl.sim.simulation.plan import names
+    from p2pfl.system.shared_work import sharing
     from p2pfl.task import Part, make_task
 
     name, options = split_name("task", scenario.task)
-    result = []
-    for k, node in enumerate(names(scenario.nodes)):
-        try:
-            task = make_task(name, options, Part(k, scenario.nodes), scenario.seed)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"run {scenario.name!r}: {error}") from error
-        result.append({"node": node, "group": task.public_info.get("group"), **_splits(task)})
-    return result
+    try:
+        with sharing():
+            return [make_task(name, options, Part(k, scenario.nodes), scenario.seed) for k in range(scenario.nodes)]
+    except ConfigurationError as error:
+        raise ConfigurationError(f"run {scenario.name!r}: {error}") from error
+
+
+def _node(name: str, task: Task) -> dict[str, Any]:
+    return {"node": name, "group": task.public_info.get("group"), **_splits(task)}
 
 
 def _splits(task: Task) -> dict[str, Any]:
@@ -219,6 +226,8 @@ def _show_division(division: dict[str, Any]) -> None:
     task, nodes = division["task"], division["nodes"]
     size = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
     print(f"{', '.join(division['runs'])}: task {task['name']}, {size}, seed {division['seed']}")
+    for facts in division["data"]:
+        _show_facts(facts)
     splits = [split for split in SPLITS if any(split in node for node in nodes)]
     attributes = list(nodes[0]["train"].get("groups", ())) if nodes else []
     rows = [["node", "group", *splits, "training samples per label", *map(_of_groups, attributes)]]
@@ -228,8 +237,23 @@ def _show_division(division: dict[str, Any]) -> None:
         rows.append([node["node"], group, *(str(node.get(s, {}).get("samples", "")) for s in splits), *map(_counts, counts)])
     kept = [k for k in range(len(rows[0])) if any(row[k] for row in rows[1:])]
     _print_aligned([[row[k] for k in kept] for row in rows])
-    if division["note"]:
-        print(f"note: {division['note']}")
+    for note in filter(None, [division["note"], *(note for facts in division["data"] for note in facts["notes"])]):
+        print(f"note: {note}")
+
+
+def _show_facts(facts: dict[str, Any]) -> None:
+    print(f"data: {facts['line']}")
+    rows = [["column", "kind", "role", "values", "missing", "range"]]
+    for column in facts["columns"]:
+        least, greatest = column.get("range", (None, None))
+        values = f"{column['values']:,}" if "values" in column else ""
+        spread = "" if least is None else f"{least:.10g} to {greatest:.10g}"
+        name = column["name"] or "(no name)"
+        rows.append([name, column["kind"], column["role"], values, f"{column['missing']:,}", spread])
+    if facts["columns"]:
+        _print_aligned(rows)
+    if left_out := facts.get("columns_not_listed"):
+        print(f"... and {left_out:,} more columns")
 
 
 def _of_groups(attribute: str) -> str:

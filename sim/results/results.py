@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from p2pfl._version import __version__
+from p2pfl.data_facts import distinct
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.node.node import Node
 from p2pfl.policy import ReportedStage
@@ -40,7 +41,7 @@ from p2pfl.sim.simulation import cluster_log
 from p2pfl.sim.simulation.simulation import Run
 from p2pfl.system.atomic_files import reason, replace_file
 from p2pfl.system.json_output import to_json
-from p2pfl.task import extra_metrics_of, goals_of, group_of
+from p2pfl.task import data_facts_of, extra_metrics_of, goals_of, group_of
 from p2pfl.topologies.graphml import to_graphml
 
 if TYPE_CHECKING:
@@ -298,8 +299,7 @@ def result_of(run: Run, models: bool = False) -> Result:
     Args:
         models: whether the result holds the models of the nodes.
     """
-    rounds, edges = run.recorder.rounds_table(), run.recorder.edges_table()
-    scenario = run.scenario
+    rounds, edges, scenario = run.recorder.rounds_table(), run.recorder.edges_table(), run.scenario
     nodes = list(run.nodes.values())
     metric = nodes[0].task.metric
     groups = [group_of(node.task) for node in nodes]
@@ -351,12 +351,14 @@ def result_of(run: Run, models: bool = False) -> Result:
     more = run.recorder.clusters.tables() | run.recorder.elections()
     if "clusters" in more:
         summary["clusters"] = cluster_log.over_rounds(more["clusters"], groups)
+    if facts := distinct(each for node in nodes for each in data_facts_of(node.task)):
+        summary["data"] = [each.to_json() for each in facts]
     return Result(summary, rounds, edges, _notes(run, summary), more, [_tensors(node) for node in nodes] if models else None)
 
 
 def _notes(run: Run, summary: Mapping[str, Any]) -> list[str]:
-    """Return the notes of a run, with the reason if its test metric was not computed."""
-    return [*run.notes, *_missing(summary)]
+    """Return the notes of a run and on its data, with the reason if its test metric was not computed."""
+    return [*run.notes, *(note for facts in summary.get("data", ()) for note in facts["notes"]), *_missing(summary)]
 
 
 def _missing(summary: Mapping[str, Any]) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.learning.dense.measures import Measure, accuracy
 from p2pfl.learning.dense.network import DenseNetwork, Loss, cross_entropy
@@ -34,6 +35,7 @@ class DenseProblem:
         batch_size: samples in a step; the last batch of an epoch may be smaller.
         public_info: public facts that are sent to peers.
         derived_options: options taken from the data that all nodes must share.
+        data_facts: what the readers of the data understood; see p2pfl.task.Task.
 
     Raises:
         ConfigurationError: there is no training data, a value is not finite, or the network is too large for the memory.
@@ -49,6 +51,7 @@ class DenseProblem:
     batch_size: int = 16
     public_info: Mapping[str, Any] = field(default_factory=dict)
     derived_options: Mapping[str, Any] = field(default_factory=dict)
+    data_facts: Sequence[DataFacts] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, SGD):
