@@ -60,7 +60,7 @@ class Gather:
             self.future.set_result(complete)
 
     def close(self) -> None:
-        """End the waiting at the deadline."""
+        """End the waiting at the deadline. It is not called if the waiting has ended."""
         self.expire()
 
 

@@ -18,9 +18,15 @@ from p2pfl.sim.simulation.modelled_network import ModelledPeer
 class Fetch(Gather):
     """One node's requests to several peers for models of a round.
 
+    Each request is served once, when its model is published. The fetch may have ended by then; the peer sends the model
+    nevertheless, as with messages.
+
     Args:
         stages: stage of the models, or one for each peer.
         known: models of peers that the requesting node has, by peer; peers send differences from them.
+
+    Attributes:
+        pending: requests that wait for one another, with the times at which they arrive; see `advance`.
     """
 
     __slots__ = ("asker", "known", "links", "pending", "round", "stages")
@@ -42,11 +48,13 @@ class Fetch(Gather):
         self.links = links = network.links
         peers, now = network.peers, self.latest
         arrivals = [(peers[id], links.arrival(asker.name, id, OVERHEAD, now)) for id in ids]
-        self.pending = [(peer, when) for peer, when in arrivals if when is not None]
+        requests = [(peer, when) for peer, when in arrivals if when is not None]
+        self.pending: list[tuple[ModelledPeer, float]] = []
         if network.synchronous and links.steady:
+            self.pending = requests
             self.advance()
             return
-        for peer, when in self.pending:  # the served model depends on events before the request arrives
+        for peer, when in requests:  # the served model depends on events before the request arrives
             self.loop.call_at(when, self.serve, peer, when)
 
     def advance(self) -> None:
@@ -67,14 +75,10 @@ class Fetch(Gather):
             self.take(peer, found, asked)
 
     def close(self) -> None:
-        """Serve the requests that waited for another one, and end without the rest."""
-        waiting, self.pending = self.pending, []
-        for peer, asked in waiting:
-            found = peer.outbox.find(self.round, self.stage_of(peer))
-            if found == "wait":
-                self.pending.append((peer, asked))
-            else:
-                self.take(peer, found, asked)
+        """Let no request wait for another one any longer, and end without the missing models."""
+        pending, self.pending = self.pending, []
+        for peer, asked in pending:
+            self.serve(peer, asked)
         self.expire()
 
     def serve(self, peer: ModelledPeer, asked: float) -> None:

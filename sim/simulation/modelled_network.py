@@ -119,7 +119,9 @@ class ModelledNetwork:
     def _expire(self) -> None:
         queue, now = self._open, self.loop.now
         while queue and (queue[0].future.done() or queue[0].expires <= now):
-            queue.popleft().close()
+            gather = queue.popleft()
+            if not gather.future.done():
+                gather.close()
         self._alarm = bool(queue)
         if queue:
             self.loop.call_at(queue[0].expires, self._expire)

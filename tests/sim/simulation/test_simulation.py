@@ -15,6 +15,7 @@ from msgspec.structs import replace
 import p2pfl
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.policies.random import Random
+from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim import columns
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.network import Links, Network
@@ -363,6 +364,24 @@ def test_stacked_runs_equal_one_by_one_runs(mode, task):
 
 
 # Faults of the network
+
+
+LINKS = {
+    "jitter": {"jitter": 0.2},
+    "bandwidth": {"bandwidth": 5000.0},
+    "loss": {"loss": 0.05},
+    "heavy loss": {"loss": 0.4},
+}
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("links", LINKS)
+def test_no_request_is_served_again_after_its_deadline(links, mode):
+    options = {"nodes": 4, "rounds": 8, "mode": mode, "deadline": 1.5, "network": {"latency": 0.05, **LINKS[links]}}
+    result = run(scenario(**options))  # conftest.py asserts that no more models are served than requested
+    traffic = [node.exchange.traffic for node in result.nodes.values()]
+    assert result.virtual_s > 4 * 1.5
+    assert 0 < sum(each.received_models for each in traffic) <= sum(each.sent_get for each in traffic) / OVERHEAD
 
 
 @pytest.mark.slow
