@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from p2pfl.data.formats.numbers import number
 from p2pfl.errors import ConfigurationError
 
 Label = int | float | str
@@ -39,16 +40,19 @@ class ClassLabels:
         """Return the class of a label in a text file; None if it is not a label."""
         if text.strip() in self._classes:
             return self._classes[text.strip()]
-        try:
-            found = int(self.classes_of(np.array([float(text)]))[0])
-        except ValueError:
+        value = number(text)
+        if value is None:
             return None
-        return None if found < 0 else found
+        if self._classes:
+            return self._classes.get(value)
+        whole = value >= 0 and value < (2**31 if self.count is None else self.count) and value == int(value)
+        return int(value) if whole else None
 
     def classes_of(self, values: np.ndarray) -> np.ndarray:
         """Return the classes of labels that are numbers, int64 [n]; -1 for each value that is not a label."""
         if self._classes:
             return np.array([self._classes.get(value, -1) for value in values.tolist()], np.int64)
+        values = values.astype(np.uint8) if values.dtype == bool else values
         with np.errstate(invalid="ignore"):
             valid = (values >= 0) & (values < (2**31 if self.count is None else self.count)) & (values == np.floor(values))
         return np.where(valid, values, -1).astype(np.int64)

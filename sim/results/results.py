@@ -301,8 +301,7 @@ def result_of(run: Run, models: bool = False) -> Result:
     """
     rounds, edges, scenario = run.recorder.rounds_table(), run.recorder.edges_table(), run.scenario
     nodes = list(run.nodes.values())
-    metric = nodes[0].task.metric
-    groups = [group_of(node.task) for node in nodes]
+    metric, groups = nodes[0].task.metric, [group_of(node.task) for node in nodes]
     summary: dict[str, Any] = {
         "name": scenario.name,
         "seed": scenario.seed,

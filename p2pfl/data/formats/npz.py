@@ -23,6 +23,16 @@ from p2pfl.system.available_memory import check_memory
 
 MOST_DIMENSIONS = 32
 KINDS = "biuf"  # of dtypes: bool, int, unsigned int, float
+_REMEDIES = {  # by the kind of a dtype
+    "O": "save it with a numeric dtype, such as numpy.stack(array).astype(numpy.float32)",
+    "U": "number the labels, or write a .csv file with task.labels",
+    "S": "number the labels, or write a .csv file with task.labels",
+    "c": "save its real and imaginary parts as columns",
+    "V": "save its fields as columns of one array",
+    "M": "save a number, such as days since a fixed date",
+    "m": "save a number, such as days",
+}
+_NOT_PLAIN = "is damaged, or not a file of plain arrays written by numpy.savez"
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, struct.error, ValueError, OverflowError, RuntimeError)
 
 
@@ -34,6 +44,21 @@ class _Array(NamedTuple):
     def size(self) -> int:
         """Number of bytes of the values."""
         return prod(self.shape) * self.dtype.itemsize
+
+
+def names(path: Path) -> list[str]:
+    """Return the names of the arrays of an archive, in their order.
+
+    Raises:
+        ConfigurationError: it is damaged or not an archive of arrays.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+        except _BROKEN as error:
+            raise ConfigurationError(f"{path} {_NOT_PLAIN}") from error
 
 
 def read(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -54,8 +79,7 @@ def read(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
                 check_memory(f"{path}", sum(array.size + 4 * prod(array.shape) for array in found.values()))
                 return {name: _values(archive, member) for name, member in members.items()}
         except _BROKEN as error:
-            reason = "is damaged, or not a file of plain arrays written by numpy.savez"
-            raise ConfigurationError(f"{path} {reason}") from error
+            raise ConfigurationError(f"{path} {_NOT_PLAIN}") from error
 
 
 def _header(path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Array:
@@ -69,7 +93,8 @@ def _header(path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.Zip
         array = _read_header(content)
         begin = content.tell()
     if array.dtype.kind not in KINDS:
-        raise ConfigurationError(f"{path}: {name} must be of numbers, got {array.dtype}")
+        kind, remedy = array.dtype, _REMEDIES.get(array.dtype.kind, "convert it")
+        raise ConfigurationError(f"{path}: {name} must be of numbers, got {kind}; {remedy}")
     if begin + array.size != member.file_size:
         raise ConfigurationError(
             f"{path}: the header of {name} announces {array.size:,} bytes, but there are {member.file_size - begin:,}"

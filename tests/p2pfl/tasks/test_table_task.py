@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pfl.data.formats import reading as files
+from p2pfl.data.tabular import labelled
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import AdamW
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system import available_memory
 from p2pfl.task import Part, make_task
-from p2pfl.tasks import table as table_task
 
 ALONE = Part(0, 1)
-CSV = "a,b,kind\n" + "".join(f"{k},{-k / 2},{k % 3}\n" for k in range(20))
+ORDER = [7 * k % 20 for k in range(20)]  # in ascending order, `a` would be an index
+CSV = "a,b,kind\n" + "".join(f"{k},{-k / 2},{k % 3}\n" for k in ORDER)
 
 
 def make(path, seed=0, **options):
@@ -61,9 +62,9 @@ def test_csv_file_is_divided_into_disjoint_splits(tmp_path):
 
 
 def test_csv_and_npz_with_equal_rows_make_equal_tasks(tmp_path):
-    x = np.array([[k, -k / 2] for k in range(20)])
+    x = np.array([[k, -k / 2] for k in ORDER])
     one = make(write_csv(tmp_path))
-    other = make(write_npz(tmp_path, x=x, y=np.arange(20) % 3))
+    other = make(write_npz(tmp_path, x=x, y=np.array(ORDER) % 3))
     for split in ("train", "validation", "test"):
         assert torch.equal(one.data[split].x, other.data[split].x)
         assert torch.equal(one.data[split].y, other.data[split].y)
@@ -147,7 +148,7 @@ def test_file_with_one_class_makes_a_model_of_two(tmp_path):
 )
 def test_listed_labels_are_classes_in_their_order(tmp_path, labels, cells):
     cells = cells or [str(label) for label in labels]
-    path = write_csv(tmp_path, "kind,a\n" + "".join(f"{cells[k % 3]},{k}\n" for k in range(20)))
+    path = write_csv(tmp_path, "kind,a\n" + "".join(f"{cells[k % 3]},{k}\n" for k in ORDER))
     task = make_plain(path, target="kind", labels=labels)
     assert (task.derived_options["classes"], task.derived_options["features"]) == (3, 1)
     rows_of = {(k, label) for split in task.data for k, label in rows(task, split)}
@@ -188,9 +189,9 @@ def test_invalid_list_of_labels_is_refused(tmp_path, options, message):
         ),
         ("a,b,kind\n1,2,0\n1,2,7\n", r"the labels are 0 and 7, .* set task.labels = \[0, 7\], or task.classes = 8 if"),
         ("kind\n1\n", "has no features: it must have two columns or more"),
-        ("a;b;kind\n1;2;0\n", "has no features: it must have two columns or more, separated by commas"),
+        ("a;b;kind\n1;2;0\n", r"line 1: the columns are separated by ';', not by ','; set task\.delimiter, or convert"),
         ("a,b,kind\n", "no row is left to train on"),
-        ("a,b,kind\n1,,1\n", "line 2: b must be a number, got ''; fill in the missing value, or remove the line"),
+        ("a,b,kind\n1,,1\n", "line 2: b must be a number, got '', a missing value; fill it in, or remove the line"),
         ("0.5,1e3,0\n1,2,1\n", "line 1: it has numbers, but the first line must name the columns"),
     ],
 )
@@ -275,9 +276,9 @@ def test_table_layout_does_not_depend_on_the_file(tmp_path):
     [
         ("a,b,kind\n1,2,0\n1,x,0\n", {}, "line 3: b must be a number, got 'x'"),
         ("a,b,kind\n1,,0\n", {}, "line 2: b must be a number, got ''"),
-        ("a,b,kind\n1,nan,0\n", {}, "line 2: b must be a finite float32, got 'nan'"),
-        ("a,b,kind\n1,-inf,0\n", {}, "line 2: b must be a finite float32, got '-inf'"),
-        ("a,b,kind\n1,1e39,0\n", {}, "line 2: b must be a finite float32, got '1e39'"),
+        ("a,b,kind\n1,nan,0\n", {}, "line 2: b must be a number, got 'nan', a missing value"),
+        ("a,b,kind\n1,-inf,0\n", {}, "line 2: b must be a number, got '-inf', infinite"),
+        ("a,b,kind\n1,1e39,0\n", {}, r"line 2: b must be a finite float32, got 1e\+39"),
         ("a,b,kind\n1,2,3\n", {}, "line 2: kind is 3, a label must be a whole number from 0 to 2"),
         ("a,b,kind\n1,2,-1\n", {}, "line 2: kind is -1, a label"),
         ("a,b,kind\n1,2,0.5\n", {}, "line 2: kind is 0.5, a label"),
@@ -518,7 +519,7 @@ def test_csv_with_too_long_line_is_refused(tmp_path, monkeypatch):
 
 
 def test_csv_larger_than_memory_is_refused_while_reading(tmp_path, monkeypatch):
-    monkeypatch.setattr(table_task, "free_memory", lambda: 800)
+    monkeypatch.setattr(labelled, "free_memory", lambda: 1600)
     path = write_csv(tmp_path, "a,b,kind\n" + "1,2,0\n" * 50)
     assert make(path).n_samples
     with pytest.raises(ConfigurationError, match="has more values than fit into memory"):
