@@ -53,7 +53,7 @@ class DataFacts:
         format: kind of the format with its dialect, for example "CSV separated by ','".
         samples: number of samples (rows) that were read.
         columns: the columns of a table; empty for other data.
-        dropped: number of lines, files or samples that were left out, by reason in the plural ("empty lines").
+        dropped: number of lines, files or samples that were left out, by kind in the singular ("empty line").
         notes: sentences about what the user should check; each names the source.
         details: further facts for the line, for example "10 classes" or "28 x 28 pixels".
     """
@@ -77,7 +77,7 @@ class DataFacts:
                 parts.append(f"{role} {_names(chosen)}")
         if gaps := [column for column in self.columns if column.missing]:
             parts.append(f"{_count(sum(column.missing for column in gaps), 'missing value')} in {_names(gaps)}")
-        parts += [f"{count:,} {reason} left out" for reason, count in self.dropped.items() if count]
+        parts += [f"{_count(count, kind)} left out" for kind, count in self.dropped.items() if count]
         return f"{self.source}: {'; '.join(parts)}"
 
     def to_json(self) -> dict[str, Any]:

@@ -153,6 +153,7 @@ def fairness(
         measured=measure,
         against=against,
         output=output,
+        data_facts=pool.facts,
     )
 
 
@@ -218,6 +219,7 @@ class Pool:
         shares: Sequence[group_partition.Share],
     ) -> None:
         self.attributes = attributes
+        self.facts = data.facts([attribute.name for attribute in attributes])
         self.counts = tuple(len(attribute.groups) for attribute in attributes)
         self.trained = np.sort(np.concatenate([share.train for share in shares]))
         self._shares = shares

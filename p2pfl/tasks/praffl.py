@@ -125,11 +125,12 @@ def praffl(
             kept=kept,
             optimizer=made,
             batch_size=batch_size,
+            data_facts=pool.facts,
         )
     scalarise = SmoothTchebycheff(gamma, divide=True)
     training = Training(communicated, personal, preferences, scalarise, made, batch_size, measured)
     own = {split: GroupedSamples(x, y[:, 0].contiguous(), y[:, 1].long()) for split, (x, y) in samples.items()}
-    return PrafflTask(own, pool.counts[0], training)
+    return PrafflTask(own, pool.counts[0], training, data_facts=pool.facts)
 
 
 def _network(features: int) -> nn.Module:

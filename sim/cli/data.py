@@ -237,7 +237,7 @@ def _show_division(division: dict[str, Any]) -> None:
         rows.append([node["node"], group, *(str(node.get(s, {}).get("samples", "")) for s in splits), *map(_counts, counts)])
     kept = [k for k in range(len(rows[0])) if any(row[k] for row in rows[1:])]
     _print_aligned([[row[k] for k in kept] for row in rows])
-    for note in filter(None, [division["note"], *(note for facts in division["data"] for note in facts["notes"])]):
+    for note in filter(None, [*(note for facts in division["data"] for note in facts["notes"]), division["note"]]):
         print(f"note: {note}")
 
 

@@ -16,7 +16,7 @@ LOANS = DataFacts(
         ColumnFacts("sex", "category", "sensitive", 2),
         ColumnFacts("paid", "category", "label", 2),
     ),
-    {"empty lines": 3, "comments": 0},
+    {"empty line": 3, "comment line": 0},
     ("loans.csv: check it",),
     ("2 classes",),
 )

@@ -18,7 +18,7 @@ from p2pfl.data.formats.numbers import number
 from p2pfl.data.formats.reading import lines_of, reading
 from p2pfl.errors import ConfigurationError
 
-EMPTY, COMMENTS = "empty lines", "lines of comments"
+EMPTY, COMMENTS = "empty line", "comment line"
 SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'", ",": "','"}
 _MAGIC = {
     b"PK\x03\x04": "an Excel workbook or another zip archive",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from p2pfl.data.rows import Rows
 from p2pfl.data.tabular import table as tables
 from p2pfl.data.tabular.sensitive_attributes import groups_of
 from p2pfl.data.tabular.synthetic import synthetic
+from p2pfl.data_facts import ColumnFacts, DataFacts
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.random_streams import RandomStreams
 
@@ -41,6 +42,7 @@ class FairSet:
         attribute: function that returns a sensitive attribute by its name.
         encoder: function that fits an encoder on the rows with these indices, and returns it.
         sensitive: the sensitive attributes that the data set declares.
+        facts: function that returns what was understood of each file, for these sensitive attributes.
     """
 
     labels: np.ndarray
@@ -48,6 +50,7 @@ class FairSet:
     attribute: Callable[[str], Attribute]
     encoder: Callable[[np.ndarray], Encode]
     sensitive: tuple[str, ...]
+    facts: Callable[[Sequence[str]], tuple[DataFacts, ...]] = lambda sensitive: ()
 
     def groups(self, by: str) -> np.ndarray:
         """Return the group of each row by an attribute, or by its label; int64 [n]."""
@@ -86,8 +89,17 @@ def load(name: str, root: str, seed: int, rows: int = 0, columns: Mapping[str, t
         known = tables.Encoder(whole.take(train))
         return lambda index: known.transform(whole.take(index))
 
+    def facts(sensitive: Sequence[str]) -> tuple[DataFacts, ...]:
+        groups = table.schema.groups
+        used = {groups[of].column or of if of in groups else of for name in sensitive for of in name.split("+")}
+        return tuple(replace(each, columns=tuple(_mark(column, used) for column in each.columns)) for each in table.facts)
+
     test = None if table.test is None else np.arange(len(table.train), len(whole))
-    return FairSet(whole.labels, test, attribute, encoder, table.schema.sensitive)
+    return FairSet(whole.labels, test, attribute, encoder, table.schema.sensitive, facts)
+
+
+def _mark(column: ColumnFacts, sensitive: Collection[str]) -> ColumnFacts:
+    return replace(column, role="sensitive") if column.name in sensitive and column.role == "feature" else column
 
 
 def concatenate_rows(first: Rows, second: Rows) -> Rows:

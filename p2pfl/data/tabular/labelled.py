@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from math import inf
 from operator import itemgetter
@@ -170,14 +169,18 @@ def _is_data(line: Sequence[str], labels: ClassLabels) -> bool:
     return bool(line) and (number(line[-1]) is not None or labels.class_of(line[-1]) is not None)
 
 
-def _picker(kept: Sequence[int]) -> itemgetter[int] | partial[list[str]]:
+def _picker(kept: Sequence[int]) -> Callable[[Sequence[str]], Sequence[str]]:
     """Return a function that selects the cells of the features."""
     first, last = kept[0], kept[-1] + 1
-    return itemgetter(slice(first, last)) if last - first == len(kept) else partial(_pick, itemgetter(*kept))
+    if last - first == len(kept):
+        return lambda row: row[first:last]
+    cells = itemgetter(*kept)
 
+    def pick(row: Sequence[str]) -> tuple[str, ...]:
+        found: tuple[str, ...] = cells(row)
+        return found
 
-def _pick(cells: itemgetter[int], row: Sequence[str]) -> list[str]:
-    return cells(row)
+    return pick
 
 
 def _not_a_number(where: str, cells: Sequence[tuple[str, str]]) -> ConfigurationError:
@@ -334,7 +337,8 @@ def _validate(
     if features is not None and width != features:
         raise ConfigurationError(f"{path}: {x_name} has {width} features, task.features is {features}")
     x = x.reshape(len(x), width)
-    bad = np.flatnonzero(~(np.isfinite(x) & (np.abs(x) <= LARGEST)).all(1)) if x.dtype.kind == "f" else []
+    usable = np.isfinite(x) & (np.abs(x) <= LARGEST) if x.dtype.kind == "f" else np.ones(x.shape, bool)
+    bad = np.flatnonzero(~usable.all(1))
     if len(bad):
         raise ConfigurationError(
             f"{path}: {x_name}[{bad[0]}] has a value that is not finite, or too large for float32; fill in missing values"

@@ -10,27 +10,28 @@ A schema is a TOML file:
     delimiter = ","
     header = true                # the first line names the columns, in any order; others than those below are ignored
     comment = "|"                # lines that begin with this are skipped
-    missing = ["?"]              # texts of a missing value, in addition to an empty one
+    missing = ["?"]              # texts of a missing value, in addition to an empty one; for a numeric column also to
+                                 # known markers, such as NA, nan and null
     negative = ["<=50K"]         # the labels of class 0, and of class 1
     positive = [">50K"]
     sensitive = ["sex", "race"]  # possible sensitive columns; [groups] defines their groups (see sensitive_attributes)
     rest = "auto"                # kind of the header's columns that are not named below, "ignore" by default
-                                 # (a column without a name, for example of row numbers, is ignored)
+                                 # (a column without a name, and one that numbers or identifies the rows, is ignored)
 
     [columns]                    # in the order of the file if it has no header
     age = "numeric"              # or "categorical", "ignore", and for one of them "label"
-    job = "auto"                 # numeric if the training part contains only numbers, else categorical
+    job = "auto"                 # numeric if the training part contains only numbers, categorical if it contains texts;
+                                 # many different numbers with texts among them are refused
 
 `schemas/` contains the schemas of adult, bank and compas.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from sys import intern
 from typing import Literal, NamedTuple
@@ -38,10 +39,14 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from p2pfl.data.formats.reading import reading
+from p2pfl.data.formats.delimited import Dialect, header_of, read_rows
+from p2pfl.data.formats.numbers import describe, is_marker, number
 from p2pfl.data.images.registry import data_root
 from p2pfl.data.rows import Rows
+from p2pfl.data.tabular import column_checks
+from p2pfl.data.tabular.column_kinds import ColumnSurvey
 from p2pfl.data.tabular.sensitive_attributes import Grouping
+from p2pfl.data_facts import ColumnFacts, DataFacts
 from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.system import toml_reader
 
@@ -50,6 +55,7 @@ MOST_BYTES = 2**28  # of one file, unpacked
 MOST_COLUMNS = 2**16  # named by a header
 MOST_VALUES = 2**28  # features of all rows encoded together: 1 GiB; and characters of a column of categories
 LARGEST = float(np.finfo(np.float32).max)
+MANY_CATEGORIES = 100  # of one column; more are noted
 LONGEST_CATEGORY = 256  # characters: an array of categories is as wide as its longest one
 
 Kind = Literal["numeric", "categorical", "ignore", "label", "auto"]
@@ -81,11 +87,36 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Table(NamedTuple):
-    """A data set: its schema, its training part, and its official test part, if any."""
+    """A data set: its schema, its training part, its official test part, if any, and what was understood of each file."""
 
     schema: Schema
     train: Rows
     test: Rows | None
+    facts: tuple[DataFacts, ...]
+
+
+class _Part(NamedTuple):
+    """Contents of one file.
+
+    Attributes:
+        header: the names of all columns in their order.
+        keys: a hash of each row.
+        lines: the line of each row.
+        notes: on its columns.
+        dropped: lines that were left out, by reason.
+    """
+
+    rows: Rows
+    header: list[str]
+    keys: array[int]
+    lines: array[int]
+    notes: list[str]
+    dropped: Counter[str]
+
+    def without(self, columns: Sequence[str]) -> _Part:
+        """Return the part without some numeric columns."""
+        kept = {name: values for name, values in self.rows.numbers.items() if name not in columns}
+        return self._replace(rows=replace(self.rows, numbers=kept))
 
 
 def names() -> list[str]:
@@ -115,13 +146,19 @@ def load(name: str, root: str = "", columns: Mapping[str, Kind] | None = None) -
     try:
         if not (folder / schema.train).exists():
             raise MissingRequirementError(f"there is no file {folder / schema.train}")
-        schema = resolve(folder / schema.train, schema)
-        train = read(folder / schema.train, schema, schema.rows)
-        test = read(folder / schema.test, schema, schema.test_rows) if schema.test else None
+        found, notes = resolve(folder / schema.train, schema)
+        train = _read(folder / schema.train, found, schema.rows)
+        found, train, left_out = _without_indices(folder / schema.train, schema, found, train)
+        test = _read(folder / schema.test, found, schema.test_rows) if schema.test else None
     except ConfigurationError as error:
         where = f"; the official files come from {schema.home}" if schema.home else ""
         raise type(error)(f"{error}{where}") from error
-    return Table(schema, train, test)
+    parts = [(schema.train, train, [*notes, *left_out])]
+    if test is not None:
+        shared = column_checks.note_on_shared(train.keys, test.keys, "test")
+        parts.append((schema.test, test, shared))
+    facts = tuple(_facts(str(folder / file), found, part, notes) for file, part, notes in parts)
+    return Table(found, train.rows, None if test is None else test.rows, facts)
 
 
 def read_schema(path: Path, columns: Mapping[str, Kind] | None = None) -> Schema:
@@ -164,35 +201,64 @@ def read_schema(path: Path, columns: Mapping[str, Kind] | None = None) -> Schema
     return schema
 
 
-def resolve(path: Path, schema: Schema) -> Schema:
-    """Return the schema with the kind of each "auto" column determined from the file.
+def resolve(path: Path, schema: Schema) -> tuple[Schema, list[str]]:
+    """Return the schema with the kind of each "auto" column determined from the file, and notes on these columns.
 
     Args:
         path: the training part.
 
     Raises:
-        ConfigurationError: the file cannot be read, or the schema is invalid with the kinds that were found.
+        ConfigurationError: the file cannot be read, a column is of no clear kind, or the schema is invalid with the kinds
+            that were found.
     """
     if schema.rest == "ignore" and not schema.columns_of("auto"):
-        return schema
+        return schema, []
     columns = dict(schema.columns)
-    auto: list[str] | None = None
-    for _, row in _rows(path, schema):
-        if auto is None:
+    surveys: dict[str, ColumnSurvey] | None = None
+    for line, row in _rows(path, schema, Counter()):
+        if surveys is None:
             if schema.rest == "auto":
-                columns |= {name: "auto" for name in row if name and name not in columns}
-            auto = [name for name, kind in columns.items() if kind == "auto"]
-        for name in [name for name in auto if not _is_number(row[name], schema)]:
-            columns[name] = "categorical"
-        auto = [name for name in auto if columns[name] == "auto"]
-    if auto is None:
+                columns |= {name: "auto" for name in row if name not in columns and not column_checks.is_nameless(name)}
+            surveys = {name: ColumnSurvey(name, schema.missing) for name, kind in columns.items() if kind == "auto"}
+        for name, survey in surveys.items():
+            survey.add(line, row[name])
+    if surveys is None:
         raise ConfigurationError(f"{path} has 0 rows")
-    kinds: dict[str, Kind] = {name: "numeric" if kind == "auto" else kind for name, kind in columns.items()}
-    found = msgspec.structs.replace(schema, columns=kinds, rest="ignore")
-    if not found.columns_of("numeric") and not found.columns_of("categorical"):
+    notes: list[str] = []
+    for name, survey in surveys.items():
+        columns[name], found = survey.kind(path)
+        notes += found
+    resolved = msgspec.structs.replace(schema, columns=columns, rest="ignore")
+    if not resolved.columns_of("numeric") and not resolved.columns_of("categorical"):
         raise ConfigurationError(f"{path}: no column is left except the label")
-    _check_sensitive(path, found)
-    return found
+    _check_sensitive(path, resolved)
+    return resolved, notes
+
+
+def _without_indices(path: Path, schema: Schema, found: Schema, part: _Part) -> tuple[Schema, _Part, list[str]]:
+    """Leave out the columns that number or identify the rows, unless the schema names their kind.
+
+    Args:
+        schema: as its owner wrote it.
+        found: with the kinds of all columns.
+
+    Returns:
+        The schema and the part without these columns, and a note on each column of this kind.
+    """
+    numeric = list(part.rows.numbers)
+    if not numeric:
+        return found, part, []
+    values = np.column_stack([part.rows.numbers[name] for name in numeric])
+    indices = [numeric[k] for k in column_checks.indices(numeric, values)]
+    used = {grouping.column or name for name, grouping in schema.groups.items()} | {*schema.sensitive}
+    left_out = [name for name in indices if schema.columns.get(name, "auto") == "auto" and name not in used]
+    notes = [f"{name} numbers or identifies the rows; it is left out" for name in left_out]
+    notes += [f'{name} numbers or identifies the rows; set it to "ignore"' for name in indices if name not in left_out]
+    columns = found.columns | dict.fromkeys(left_out, "ignore")
+    found = msgspec.structs.replace(found, columns=columns)
+    if not found.columns_of("numeric") and not found.columns_of("categorical"):
+        raise ConfigurationError(f"{path}: no column is left except the label and {', '.join(left_out)}")
+    return found, part.without(left_out), notes
 
 
 def _check_sensitive(path: Path, schema: Schema) -> None:
@@ -206,7 +272,7 @@ def _check_sensitive(path: Path, schema: Schema) -> None:
         raise ConfigurationError(f"{path}: {error}") from error
 
 
-def read(path: Path, schema: Schema, rows: int = 0) -> Rows:
+def _read(path: Path, schema: Schema, rows: int = 0) -> _Part:
     """Read one file of a table.
 
     Args:
@@ -217,14 +283,20 @@ def read(path: Path, schema: Schema, rows: int = 0) -> Rows:
     """
     numbers = {name: array("d") for name in schema.columns_of("numeric")}
     categories: dict[str, list[str]] = {name: [] for name in schema.columns_of("categorical")}
-    labels = array("q")
+    labels, keys, lines, header = array("q"), array("q"), array("q"), list(schema.columns)
+    dropped, markers = Counter[str](), _Markers(schema)
     (label,) = schema.columns_of("label")
-    for where, row in _rows(path, schema):
+    used = [*numbers, *categories]
+    for line, row in _rows(path, schema, dropped):
+        if not labels:
+            header = list(row)
         for name, column in numbers.items():
-            column.append(_number(f"{where}: {name}", row[name], schema))
+            column.append(markers.number(path, line, name, row[name]))
         for name, texts in categories.items():
-            texts.append(intern(_category(f"{where}: {name}", row[name], schema)))
-        labels.append(_label(f"{where}: {label}", row[label], schema))
+            texts.append(intern(_category(f"{path}, line {line}: {name}", row[name], schema)))
+        labels.append(_label(f"{path}, line {line}: {label}", row[label], schema))
+        keys.append(hash((labels[-1], *[row[name] for name in used])))
+        lines.append(line)
     if not labels or (rows and len(labels) != rows):
         expected = f", not {rows:,}" if rows else ""
         raise ConfigurationError(f"{path} has {len(labels):,} rows{expected}")
@@ -233,11 +305,87 @@ def read(path: Path, schema: Schema, rows: int = 0) -> Rows:
             raise ConfigurationError(
                 f"{path}: the values of {name} are too long for {len(labels):,} rows; ignore the column"
             )
-    return Rows(
+    found = Rows(
         {name: np.array(column, np.float64) for name, column in numbers.items()},
         {name: np.array(texts) for name, texts in categories.items()},
         np.array(labels, np.int64),
     )
+    return _Part(found, header, keys, lines, markers.notes(), dropped)
+
+
+class _Markers:
+    """Numbers of the numeric columns, and the markers of missing ones that the schema does not list."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._missing = schema.missing
+        self._found: dict[tuple[str, str], list[int]] = {}  # lines by column and text
+
+    def number(self, path: Path, line: int, name: str, text: str) -> float:
+        """Return the number in a cell, NaN if it is missing."""
+        if not text or text in self._missing:
+            return float("nan")
+        value = number(text)
+        if value is None and is_marker(text):
+            self._found.setdefault((name, text), []).append(line)
+            return float("nan")
+        if value is None or abs(value) > LARGEST:
+            meaning = describe(text) if value is None else "too large for float32"
+            known = f", {meaning}" if meaning else ""
+            raise ConfigurationError(f"{path}, line {line}: {name} must be a finite number, got {text[:40]!r}{known}")
+        return value
+
+    def notes(self) -> list[str]:
+        """Return a note on each marker."""
+        return [
+            f"{name}: {text!r} is read as missing ({len(lines):,} value{'s' * (len(lines) > 1)}, first in line {lines[0]})"
+            for (name, text), lines in self._found.items()
+        ]
+
+
+def _facts(source: str, schema: Schema, part: _Part, notes: Sequence[str]) -> DataFacts:
+    """Return what was understood of a file."""
+    rows = part.rows
+    different = {name: np.unique(texts) for name, texts in rows.categories.items()}
+    all_notes = [*notes, *part.notes, *_notes_on_categories(different, len(rows))]
+    values = [*rows.numbers.values(), *(np.searchsorted(different[name], rows.categories[name]) for name in different)]
+    if values:
+        columns = np.column_stack(values).astype(float)
+        all_notes += column_checks.notes_on([*rows.numbers, *different], columns, rows.labels, narrow=False)
+    all_notes += column_checks.note_on_repeats(lambda k: f"line {part.lines[k]}", column_checks.repeats(part.keys))
+
+    def column(name: str) -> ColumnFacts:
+        if name in rows.numbers:
+            there = rows.numbers[name][~np.isnan(rows.numbers[name])]
+            span = (float(there.min()), float(there.max())) if len(there) else None
+            return ColumnFacts(name, "number", range=span, missing=len(rows) - len(there))
+        if name in different:
+            missing = int((rows.categories[name] == "").sum())
+            return ColumnFacts(name, "category", values=len(different[name]) - bool(missing), missing=missing)
+        is_label = schema.columns.get(name) == "label"
+        return ColumnFacts(name, "label", "label", 2) if is_label else ColumnFacts(name, "unread", "ignored")
+
+    return DataFacts(
+        source,
+        str(_dialect(schema)),
+        len(rows),
+        tuple(map(column, part.header)),
+        part.dropped,
+        tuple(f"{source}: {note}" for note in all_notes),
+    )
+
+
+def _notes_on_categories(different: Mapping[str, np.ndarray], rows: int) -> list[str]:
+    """Return a note on each column of categories with many values, each of which becomes an input."""
+    found = []
+    for name, values in different.items():
+        if rows >= column_checks.FEWEST_ROWS and (len(values) > MANY_CATEGORIES or len(values) == rows):
+            meaning = describe(str(values[-1]))
+            remedy = f" (such as {str(values[-1])[:40]!r}, {meaning})" if meaning else ""
+            found.append(
+                f"{name}: {len(values):,} different categories in {rows:,} rows, one input for each{remedy}; set it to"
+                ' "ignore" if it identifies the rows'
+            )
+    return found
 
 
 class Encoder:
@@ -282,63 +430,31 @@ class Encoder:
         return features
 
 
-def _rows(path: Path, schema: Schema) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each row as texts by column, and its position in the file."""
-    with reading(path) as (file, most):
-        data = file.read(min(MOST_BYTES, most) + 1)
-    if len(data) > MOST_BYTES:
-        raise ConfigurationError(f"{path} has more than {MOST_BYTES:,} bytes")
-    text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")
-    kept = ("\n" if schema.comment and line.startswith(schema.comment) else line for line in text)
-    lines = csv.reader(kept, delimiter=schema.delimiter, skipinitialspace=True, strict=True)
-    names: Sequence[str] | None = None if schema.header else list(schema.columns)
-    try:
-        for row in lines:
-            where = f"{path}, line {lines.line_num}"
-            if not row:  # skip empty lines
-                continue
-            if names is None:
-                names = _header(path, row, schema)
-            elif len(row) != len(names):
-                raise ConfigurationError(f"{where}: {len(row)} values, expected {len(names)}")
-            else:
-                yield where, {name: text.strip() for name, text in zip(names, row, strict=True)}
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path} is not UTF-8 text") from error
-    except csv.Error as error:
-        raise ConfigurationError(f"{path}, line {lines.line_num}: {error}") from error
+def _dialect(schema: Schema) -> Dialect:
+    columns = 0 if schema.header else len(schema.columns)
+    return Dialect(schema.delimiter, schema.comment, columns, "`delimiter` in the schema")
+
+
+def _rows(path: Path, schema: Schema, dropped: Counter[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the line of each row, and its texts by column."""
+    names = None if schema.header else list(schema.columns)
+    for line, row in read_rows(path, _dialect(schema), dropped, MOST_BYTES):
+        if names is None:
+            names = _header(path, row, schema)
+        elif line == 1 and [cell.strip() for cell in row] == names:
+            raise ConfigurationError(f"{path}, line 1: it names the columns; set `header = true` in the schema")
+        else:
+            yield line, {name: text.strip() for name, text in zip(names, row, strict=True)}
 
 
 def _header(path: Path, row: Sequence[str], schema: Schema) -> list[str]:
-    """Return the names of the columns, after checking that they are different and include the schema's."""
+    """Return the names of the columns, after checking that they include the schema's."""
     if len(row) > MOST_COLUMNS:
         raise ConfigurationError(f"{path} has {len(row):,} columns, at most {MOST_COLUMNS:,} are allowed: remove some")
-    names = [name.strip() for name in row]
-    counts = Counter(names)
-    if lacking := [name for name in schema.columns if name not in counts]:
-        hint = f": it has no {schema.delimiter!r}, which is the delimiter" if len(names) == 1 else ""
-        raise ConfigurationError(f"{path} has no column {lacking[0]!r}; its first line must name the columns{hint}")
-    if twice := [name for name, count in counts.items() if count > 1]:
-        raise ConfigurationError(f"{path} has two columns {twice[0]!r}")
+    names = header_of(path, row)
+    if lacking := [name for name in schema.columns if name not in names]:
+        raise ConfigurationError(f"{path} has no column {lacking[0]!r}; its first line must name the columns")
     return names
-
-
-def _number(where: str, text: str, schema: Schema) -> float:
-    if not text or text in schema.missing:
-        return float("nan")
-    if not _is_number(text, schema):
-        raise ConfigurationError(f"{where} must be a finite number, got {text[:40]!r}")
-    return float(text)
-
-
-def _is_number(text: str, schema: Schema) -> bool:
-    """Return whether a text is a number that fits into float32, or denotes a missing one."""
-    if not text or text in schema.missing:
-        return True
-    try:
-        return abs(float(text)) <= LARGEST
-    except ValueError:
-        return False
 
 
 def _category(where: str, text: str, schema: Schema) -> str:

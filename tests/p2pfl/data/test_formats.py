@@ -407,7 +407,7 @@ def test_encoder_maps_empty_column_to_zero(tmp_path):
     ("rows", "message"),
     [
         ("y,sex,age\nyes,f,1\n", "has no column 'code'; its first line must name the columns"),
-        ("y,sex,age,code\nyes,f,1\n", "line 2: 3 values, expected 4"),
+        ("y,sex,age,code\nyes,f,1\n", "line 2: 3 values, but the first line names 4 columns"),
         ("y,sex,age,code\n\nyes,f,old,1\n", "line 3: age must be a finite number, got 'old'"),
         ("y,sex,age,code\nyes,f,inf,1\n", "age must be a finite number, got 'inf'"),
         ("y,sex,age,code\nmaybe,f,1,1\n", r"y must be one of \['no', 'yes'\], got 'maybe'"),

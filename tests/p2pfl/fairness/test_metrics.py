@@ -477,7 +477,7 @@ y = "label"
 @pytest.mark.parametrize(
     ("header", "row", "words"),
     [
-        ("x;g;y", "{k};{g};{y}", "first line must name the columns: it has no ',', which is the delimiter"),
+        ("x;g;y", "{k};{g};{y}", "line 1: the columns are separated by ';', not by ','; set `delimiter`"),
         ("x,g,g,y", "{k},{g},{g},{y}", "has two columns 'g'"),
         ("x,h,y", "{k},{g},{y}", "but 'g' is neither"),
         ("x,g,y", "", "has 0 rows"),
