@@ -147,7 +147,9 @@ class Task(Protocol):
 
     A task that reads files or objects of the user has `data_facts`, a sequence of p2pfl.data_facts.DataFacts: what its
     readers understood, one entry for each source. Nodes that share a source share the object, so that it is made once.
-    A run shows the entries of all nodes, and their notes; a node logs its own when it starts.
+    A run shows the entries of all nodes, and their notes; a node logs its own when it starts. Notes on the node's own
+    samples, such as a test set that is smaller than requested, are in `data_notes`. `held_out` names the splits that were
+    drawn from the training samples.
     """
 
     # Read-only, so that a task may compute them.
@@ -238,6 +240,12 @@ def derived_options_of(task: Task) -> Mapping[str, Any]:
 def data_facts_of(task: Task) -> Sequence[DataFacts]:
     """Return what the readers of a task's data understood; empty if the task does not say."""
     found: Sequence[DataFacts] = getattr(task, "data_facts", ())
+    return found
+
+
+def data_notes_of(task: Task) -> Sequence[str]:
+    """Return what the user should know of the samples of a task's node."""
+    found: Sequence[str] = getattr(task, "data_notes", ())
     return found
 
 

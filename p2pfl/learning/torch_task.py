@@ -16,7 +16,7 @@ from p2pfl.learning.losses import cross_entropy, squared_error
 from p2pfl.learning.metrics import CLASSIFICATION, REGRESSION, Metric, metrics_of
 from p2pfl.learning.samples.datasets import Columns
 from p2pfl.learning.samples.labels import Label, Labels
-from p2pfl.learning.samples.node_samples import Division, NodeSamples, node_samples
+from p2pfl.learning.samples.node_samples import Division, NodeData, NodeSamples, node_samples, without_extra_dimension
 from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.learning.torch_problem import Samples, TorchProblem
 from p2pfl.multiobjective.preferences import Preference
@@ -76,12 +76,12 @@ def classification(
     """
     _check_options(options)
     known = Labels(labels) if len(labels) else None
-    samples = node_samples(train, validation, test, torch.int64, Division(partition, part, seed, columns, known))
+    found = node_samples(train, validation, test, torch.int64, Division(partition, part, seed, columns, known))
     (main,), more = metrics_of(metric, CLASSIFICATION), metrics_of(metrics, CLASSIFICATION)
     how = cross_entropy, main.name, main.measure, main.higher_is_better
-    task = TorchTask(module, _data(samples), *how, metrics=more, **options)
+    task = TorchTask(module, _data(found), *how, metrics=more, **options | _about(found))
     _check_inputs(task)
-    _check_classes(task, samples)
+    _check_classes(task, found.samples)
     return task
 
 
@@ -104,10 +104,10 @@ def regression(
     For the arguments see `classification`. The metrics are "mse", "mae" and "r2"; the partition is `iid` or `quantity`.
     """
     _check_options(options)
-    samples = node_samples(train, validation, test, torch.float32, Division(partition, part, seed, columns))
+    found = node_samples(train, validation, test, torch.float32, Division(partition, part, seed, columns))
     (main,), more = metrics_of(metric, REGRESSION), metrics_of(metrics, REGRESSION)
     how = squared_error, main.name, main.measure, main.higher_is_better
-    task = TorchTask(module, _data(samples), *how, metrics=more, **options)
+    task = TorchTask(module, _data(found), *how, metrics=more, **options | _about(found))
     _check_inputs(task)
     _check_numbers(task)
     return task
@@ -133,10 +133,9 @@ def multi_objective(
         options: further attributes of TorchTask.
     """
     _check_options(options, ("metric", "higher_is_better"))
-    data = _data(node_samples(train, validation, test, torch.float32, Division()))
-    task = TorchTask(
-        module, data, metric="reward", higher_is_better=True, objectives=objectives, preference=preference, **options
-    )
+    found = node_samples(train, validation, test, torch.float32, Division())
+    options |= {"metric": "reward", "higher_is_better": True} | _about(found)
+    task = TorchTask(module, _data(found), objectives=objectives, preference=preference, **options)
     _check_inputs(task)
     return task
 
@@ -146,14 +145,19 @@ def _check_options(
 ) -> None:
     """Raise ConfigurationError for a name that is not an optional attribute of TorchTask, or is `given` already."""
     optional = [each for each in fields(TorchTask) if not each.default is each.default_factory is MISSING]
-    known = {each.name for each in optional} - {*given}
+    known = {each.name for each in optional} - {*given, "data_facts", "data_notes", "held_out"}
     for name in options:
         if name not in known:
             raise unknown("option", name, known)
 
 
-def _data(samples: Mapping[Split, NodeSamples]) -> Mapping[Split, Samples]:
-    return {split: Samples(each.x, each.y) for split, each in samples.items()}
+def _data(found: NodeData) -> Mapping[Split, Samples]:
+    return {split: Samples(each.x, each.y) for split, each in found.samples.items()}
+
+
+def _about(found: NodeData) -> dict[str, Any]:
+    """Return the attributes of a task that describe its samples."""
+    return {"data_facts": found.facts, "data_notes": found.notes, "held_out": found.held_out}
 
 
 def _check_inputs(task: TorchTask) -> None:
@@ -190,6 +194,7 @@ def _check_classes(task: TorchTask, samples: Mapping[Split, NodeSamples]) -> Non
         if y.shape[1:] != shape[2:]:
             raise ConfigurationError(
                 f"{split} data: targets have the shape {_shape(y.shape)}, expected class numbers {_shape((0, *shape[2:]))}"
+                f"{without_extra_dimension(y.shape) if len(shape) == 2 else ''}"
             )
         if wrong := once((_first_outside, y, shape[1]), partial(_first_outside, y, shape[1])):
             raise ConfigurationError(
@@ -225,6 +230,8 @@ def _outputs(template: nn.Module, x: torch.Tensor) -> torch.Tensor:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         kind = str(x.dtype).removeprefix("torch.")
         hint = "" if x.is_floating_point() else "; most modules need float32 inputs, such as pixels / 255"
+        if x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+            hint += "; torch needs images with the channels first: x.transpose(0, 3, 1, 2)"
         raise ConfigurationError(
             f"module {name} does not take inputs {_shape(x.shape)} of {kind}: {reason}{hint}"
         ) from error

@@ -10,6 +10,7 @@ import networkx as nx
 
 from p2pfl.compression.codecs import Codec, make_codec
 from p2pfl.config.binding import split_name
+from p2pfl.data.partition.separation import check_separation, parts_of
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import check_schedule
 from p2pfl.learning.torch_learner import choose_device
@@ -22,9 +23,12 @@ from p2pfl.sim.scenario.topology import COMPLETE, locate_nodes, measure, placeme
 from p2pfl.sim.simulation.modelled_coordinator import refuse
 from p2pfl.sim.simulation.sharding import task_of
 from p2pfl.system.shared_work import sharing
-from p2pfl.task import POINT, Part, Task, extra_metrics_of, goals_of, make_task
+from p2pfl.task import POINT, TASKS, Part, Task, data_notes_of, extra_metrics_of, goals_of, make_task
 from p2pfl.topologies import complete_properties, labels, neighbours
 from p2pfl.topologies.geography import Point
+
+MOST_NOTES = 6  # different notes on the samples of single nodes
+READS_ROWS = ("classification",)  # built-in tasks whose nodes may have the same samples
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters 
     with sharing():
         tasks = [task_of(scenario, k) for k in range(scenario.nodes)]
         check_layouts(tasks, known_as)
-    scarcity = scarcity_notes(scenario, tasks)
+    scarcity = [*scarcity_notes(scenario, tasks), *data_notes(scenario, tasks, known_as)]
     check_groups(scenario, tasks)
     start = tasks[0].initial(scenario.seed) if initial is None else initial
     check_starts(tasks, known_as, start, scenario.seed)
@@ -152,6 +156,33 @@ def scarcity_notes(scenario: Scenario, tasks: Sequence[Task]) -> list[str]:
         return []
     few = sum(task.n_samples < asked for task in tasks)
     return [f"{few} of {len(tasks)} nodes have fewer than {asked} training samples; the minimum is {least}"]
+
+
+def data_notes(scenario: Scenario, tasks: Sequence[Task], known_as: Sequence[str]) -> list[str]:
+    """Return notes on the samples of the nodes, and on the separation of training and test samples.
+
+    Raises:
+        ConfigurationError: nodes train on samples that others have held out for their test.
+    """
+    nodes_of: dict[str, list[str]] = {}
+    for name, task in zip(known_as, tasks, strict=True):
+        for note in data_notes_of(task):
+            nodes_of.setdefault(note, []).append(name)
+    notes = [f"{_describe(nodes, len(tasks))}: {note}" for note, nodes in [*nodes_of.items()][:MOST_NOTES]]
+    if more := len({name for nodes in [*nodes_of.values()][MOST_NOTES:] for name in nodes}):
+        notes.append(f"{more:,} more nodes have notes of these kinds; p2pfl-sim data check lists the samples of each node")
+    name = scenario.task["name"]
+    parts = [part for task in tasks if (part := parts_of(task)) is not None]
+    if (name in TASKS and name not in READS_ROWS) or len(parts) < len(tasks):
+        return notes
+    held_out = ["test" in getattr(task, "held_out", ()) for task in tasks]
+    return [*notes, *check_separation(parts, held_out, known_as)]
+
+
+def _describe(nodes: Sequence[str], count: int) -> str:
+    if len(nodes) == count:
+        return "all nodes" if count > 1 else nodes[0]
+    return ", ".join(nodes[:2]) + (f" and {len(nodes) - 2:,} more" if len(nodes) > 2 else "")
 
 
 def check_layouts(tasks: Sequence[Task], known_as: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from p2pfl.task import Part
 RULES = {name: rule for name, rule in PARTITIONS.items() if name != "writer"}  # samples have no writers
 WITHOUT_CLASSES = ("iid", "quantity")  # the rules that do not read the labels
 JUDGED_ON = ("own", "all")
+FEW = 20  # test samples of a node, below which a note names the reason
 
 
 class Partition(msgspec.Struct, frozen=True):
@@ -70,6 +71,34 @@ class Partition(msgspec.Struct, frozen=True):
     def needs_classes(self) -> bool:
         """True if the rule divides by classes; if not, the labels may be any numbers."""
         return json.loads(self.table)["name"] not in WITHOUT_CLASSES
+
+
+def check_test(train: np.ndarray, test: np.ndarray, own: np.ndarray, drawn: np.ndarray) -> str:
+    """Return a note if a node draws few test samples in the proportions of its training labels; "" if not.
+
+    Args:
+        train, test: labels of all nodes' samples, int64 [n].
+        own, drawn: positions of the node's training and test samples.
+
+    Raises:
+        ConfigurationError: no training sample has the label of a test sample, which no node would draw.
+    """
+    unknown = np.flatnonzero(~np.isin(test, train))
+    if len(unknown):
+        raise ConfigurationError(
+            f"test data: target {unknown[0]} is {test[unknown[0]]}, which no training sample has; leave such samples out, or"
+            ' use p2pfl.partition(..., judged_on="all")'
+        )
+    there = np.isin(test, train[own])
+    if len(drawn) >= FEW or len(drawn) >= there.sum() / 10:
+        return ""
+    classes, counts = np.unique(test[there], return_counts=True)
+    rarest = int(counts.argmin())
+    return (
+        f"a node is tested on {len(drawn)} of {len(there)} test samples, because its test samples have the proportions of"
+        f" its training labels, and only {counts[rarest]} of class {classes[rarest]}; for all test samples use"
+        ' p2pfl.partition(..., judged_on="all")'
+    )
 
 
 def partition(name: str, *, judged_on: Literal["own", "all"] = "own", **options: Any) -> Partition:

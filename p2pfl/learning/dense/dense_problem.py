@@ -35,7 +35,7 @@ class DenseProblem:
         batch_size: samples in a step; the last batch of an epoch may be smaller.
         public_info: public facts that are sent to peers.
         derived_options: options taken from the data that all nodes must share.
-        data_facts: what the readers of the data understood; see p2pfl.task.Task.
+        data_facts, data_notes, held_out: what the readers of the data understood; see p2pfl.task.Task.
 
     Raises:
         ConfigurationError: there is no training data, a value is not finite, or the network is too large for the memory.
@@ -52,6 +52,8 @@ class DenseProblem:
     public_info: Mapping[str, Any] = field(default_factory=dict)
     derived_options: Mapping[str, Any] = field(default_factory=dict)
     data_facts: Sequence[DataFacts] = ()
+    data_notes: Sequence[str] = ()
+    held_out: Sequence[Split] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, SGD):

@@ -7,51 +7,93 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from numbers import Real
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
+from p2pfl.content.digests import UnknownContentError, digest_of
+from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError
+from p2pfl.learning.global_generators import seeded_generators
 from p2pfl.learning.samples.labels import Label, Labels
+from p2pfl.learning.samples.numeric import Array, kind_of, numbers
+from p2pfl.learning.samples.object_state import attributes_of, put_back
+from p2pfl.learning.samples.pictures import Pictures, as_mode, is_picture
 from p2pfl.system.available_memory import check_memory
+from p2pfl.system.shared_work import once
 
-Array = np.ndarray | Tensor
 Columns = tuple[str | Sequence[str], str]
 """Names of the column of the inputs (or of several columns of numbers) and of the column of the targets."""
 
 TARGETS = ("label", "labels", "target", "targets", "y")  # usual names of the column of the targets
 
-# Samples of the datasets that were read: many nodes of a simulation share one dataset.
-_known: dict[tuple[int, str, tuple[Label, ...]], tuple[Array, Array]] = {}
+
+class Source(NamedTuple):
+    """Samples of some data.
+
+    Attributes:
+        x, y: inputs [n, ...] and targets [n, ...].
+        facts: how they were understood; None for tensors, which are taken as they are.
+    """
+
+    x: Array
+    y: Array
+    facts: DataFacts | None = None
+
+
+class _Kept(NamedTuple):
+    """Samples of a dataset, and the digest of the dataset after it was read."""
+
+    source: Source
+    digest: bytes
+
+
+# Samples of the datasets that were read: many nodes and runs of a simulation share one dataset.
+_known: dict[tuple[int, str, tuple[Label, ...]], _Kept] = {}
 
 
 def read_samples(where: str, data: Any, columns: Columns | None = None, labels: Labels | None = None) -> tuple[Array, Array]:
-    """Return the inputs [n, ...] and the targets [n, ...] of some data, as arrays or tensors.
+    """Return the inputs [n, ...] and the targets [n, ...] of some data, as arrays or tensors; see `read_source`."""
+    source = read_source(where, data, columns, labels)
+    return source.x, source.y
+
+
+def read_source(where: str, data: Any, columns: Columns | None = None, labels: Labels | None = None) -> Source:
+    """Return the samples of some data.
+
+    A dataset is read once for all nodes of a run. A later run uses the same samples if the dataset has not changed: its
+    attributes, its code, and the global variables and files that it names. During the reading, the global generators of
+    Python, NumPy and torch are seeded with 0. Generators that the dataset holds are put back afterwards.
 
     Args:
         where: the name of the data, for errors, for example "train".
         data: a pair of arrays, tensors or lists; or an object with `len` and integer indices whose samples are pairs
-            (input, target), or dicts. Images of Pillow become float32 [channels, height, width] from 0 to 1. A dataset
-            is read once in a process; its random transforms are therefore applied once, with torch's seed 0.
+            (input, target), or dicts. Images of Pillow become float32 [channels, height, width] from 0 to 1; see
+            p2pfl.learning.samples.pictures.
         columns: names of the columns, for samples that are dicts. By default the targets are the column called label,
             labels, target, targets or y (or the only one with classes), and the inputs are all others.
         labels: labels that stand for classes; by default the targets are numbers.
 
     Raises:
-        ConfigurationError: the data have another form, samples of different shapes, or values that are no numbers.
+        ConfigurationError: the data have another form, samples of different shapes or types, or values that are missing
+            or no numbers.
     """
-    pair = _as_pair(data)
+    pair = _as_pair(where, data)
     if pair is None:
-        pair = _read_once(where, data, columns, labels)
-    elif labels is not None:
-        pair = pair[0], labels.classes_of(f"{where} data: target", pair[1])
-    x, y = (_array(f"{where} data: {what}", part) for what, part in zip(("inputs", "targets"), pair, strict=True))
+        return _read_once(where, data, columns, labels)
+    x, y = pair.x, pair.y
+    if labels is not None:
+        y = labels.classes_of(f"{where} data: target", y)
+    notes = list(pair.notes)
+    x, y = (_array(where, what, part, notes) for what, part in (("input", x), ("target", y)))
     if len(x) != len(y):
         raise ConfigurationError(f"{where} data: {len(x)} inputs, but {len(y)} targets")
-    return x, y
+    taken = all(isinstance(part, Tensor) for part in pair[:2])
+    return Source(x, y, None if taken and not notes else _facts(where, pair.kind, (x, y), notes))
 
 
 def take(array: Array, index: np.ndarray) -> Array:
@@ -59,36 +101,122 @@ def take(array: Array, index: np.ndarray) -> Array:
     return array[torch.from_numpy(index)] if isinstance(array, Tensor) else array[index]
 
 
-def _as_pair(data: Any) -> tuple[Any, Any] | None:
+class _Pair(NamedTuple):
+    x: Any
+    y: Any
+    kind: str
+    notes: tuple[str, ...] = ()
+
+
+def _as_pair(where: str, data: Any) -> _Pair | None:
     """Return data that are a pair of arrays already; None for other data."""
     if isinstance(data, tuple) and len(data) == 2:
-        return data
+        return _Pair(data[0], data[1], "arrays")
     if isinstance(data, list) and len(data) == 2 and not isinstance(data[0], tuple | Mapping):
-        return data[0], data[1]
+        if all(isinstance(each, list) and len(each) == 2 for each in data):
+            raise ConfigurationError(
+                f"{where} is a list of two lists of two, which may be two samples, or inputs and targets; pass samples as"
+                " tuples, or the tuple (inputs, targets)"
+            )
+        return _Pair(data[0], data[1], "arrays")
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
-        return data.tensors
-    if isinstance(data, Subset) and (base := _as_pair(data.dataset)) is not None:
-        index = np.asarray(data.indices, np.int64)
-        return take(base[0], index), take(base[1], index)
+        return _Pair(data.tensors[0], data.tensors[1], "TensorDataset")
+    if isinstance(data, Subset):
+        index, notes = _indices(where, data)
+        if (base := _as_pair(where, data.dataset)) is not None:
+            x, y = (_rows(where, what, part) for what, part in (("inputs", base.x), ("targets", base.y)))
+            return _Pair(take(x, index), take(y, index), f"Subset of {base.kind}", (*base.notes, *notes))
     return None
 
 
-def _read_once(where: str, data: Any, columns: Columns | None, labels: Labels | None) -> tuple[Array, Array]:
-    key = id(data), str(columns), () if labels is None else labels.names
-    if key not in _known:
-        found = _read(where, data, columns, labels)
-        try:
-            weakref.finalize(data, _known.pop, key, None)
-        except TypeError:  # a list, for example: read again the next time
-            return found
-        _known[key] = found
-    return _known[key]
+def _rows(where: str, what: str, values: Any) -> Array:
+    """Return values of which some are taken; labels may be text."""
+    if isinstance(values, Tensor | np.ndarray):
+        return values
+    found = np.asarray(values)
+    return found if found.dtype.kind == "U" else numbers(f"{where} data: {what}", values)
 
 
-def _read(where: str, data: Any, columns: Columns | None, labels: Labels | None) -> tuple[Array, Array]:
+def _indices(where: str, data: Subset[Any]) -> tuple[np.ndarray, list[str]]:
+    """Return the positions of a subset's samples, int64 [k], and notes.
+
+    Raises:
+        ConfigurationError: they are no positions.
+    """
+    found, n = np.asarray(data.indices), len(data.dataset)  # type: ignore[arg-type]
+    if found.dtype == bool:
+        raise ConfigurationError(
+            f"{where} data: the indices of the Subset are a mask of booleans, which torch takes for the positions 0 and 1;"
+            " pass np.flatnonzero(mask)"
+        )
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise ConfigurationError(f"{where} data: the indices of the Subset must be whole numbers [n], got {found.dtype}")
+    outside = np.flatnonzero((found < 0) | (found >= n))
+    if len(outside):
+        raise ConfigurationError(
+            f"{where} data: index {outside[0]} of the Subset is {found[outside[0]]}, but the dataset has the positions 0 to"
+            f" {n - 1}"
+        )
+    twice = len(found) - len(np.unique(found))
+    notes = [f"{where} data: {twice:,} of the {len(found):,} indices of the Subset repeat an earlier one"] if twice else []
+    return found.astype(np.int64), notes
+
+
+def _read_once(where: str, data: Any, columns: Columns | None, labels: Labels | None) -> Source:
+    """Return the samples of a dataset; within a run, read it only once, unless its attributes have changed."""
+    how = id(data), where + str(columns), () if labels is None else labels.names
+    try:
+        weakref.ref(data)
+    except TypeError:  # a list, for example
+        return _read(where, data, columns, labels)
+    states: dict[tuple[Any, ...], _Shared] = once(("samples", *how), dict)
+    before, held = attributes_of(data)
+    if before not in states:
+        source = _read_again(where, data, how, columns, labels)
+        after, also = attributes_of(data)  # the reading may have changed counters and caches of the dataset
+        states[before] = states[after] = _Shared(source, (*held, *also))
+    return states[before].source
+
+
+class _Shared(NamedTuple):
+    """Samples of a run, with the objects whose identities stand for the state of their dataset."""
+
+    source: Source
+    held: Sequence[Any]
+
+
+def _read_again(
+    where: str, data: Any, how: tuple[int, str, tuple[Label, ...]], columns: Columns | None, labels: Labels | None
+) -> Source:
+    """Return the samples of a dataset; read it only if it has changed since it was read."""
+    kept = _known.get(how)
+    if kept is not None and kept.digest == _digest(data):
+        return kept.source
+    source = _read(where, data, columns, labels)
+    if digest := _digest(data):  # after the reading
+        if kept is None:
+            weakref.finalize(data, _known.pop, how, None)
+        _known[how] = _Kept(source, digest)
+    return source
+
+
+def _digest(data: Any) -> bytes:
+    try:
+        return digest_of(data)
+    except UnknownContentError:
+        return b""
+
+
+def _read(where: str, data: Any, columns: Columns | None, labels: Labels | None) -> Source:
     if isinstance(data, Mapping):
         names = ", ".join(map(str, data))
         raise ConfigurationError(f"{where} is a dict with the keys {names}; pass one of its entries, or (inputs, targets)")
+    if hasattr(data, "columns") and hasattr(data, "iloc" if hasattr(data, "iloc") else "get_column"):
+        columns_of = list(data.columns)
+        raise ConfigurationError(
+            f"{where} is a table with the columns {', '.join(map(str, columns_of))}; pass (inputs, targets), such as"
+            f" (table[{columns_of[:-1]!r}], table[{columns_of[-1]!r}])"
+        )
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise ConfigurationError(
             f"{where} must be (inputs, targets), or a dataset with a length and indices, got {type(data).__name__}; collect"
@@ -97,16 +225,26 @@ def _read(where: str, data: Any, columns: Columns | None, labels: Labels | None)
     n = len(data)
     if not n:
         raise ConfigurationError(f"{where} data: there are no samples")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        first = _sample(where, data, 0)
-        parts = _splitter(where, first, getattr(data, "features", None), columns)
-        x, y = (_Stack(f"{where} data: {what}", n) for what in ("input", "target"))
-        for k in range(n):
-            one = parts(first if k == 0 else _sample(where, data, k))
-            x.put(k, one[0])
-            y.put(k, one[1] if labels is None else labels.class_of(f"{where} data: target {k}", one[1]))
-    return x.values, y.values
+    back = put_back(data)
+    try:
+        with seeded_generators(0):
+            first = _sample(where, data, 0)
+            parts = _splitter(where, first, getattr(data, "features", None), columns)
+            x, y = (_Stack(where, what, n) for what in ("input", "target"))
+            for k in range(n):
+                one = parts(k, first if k == 0 else _sample(where, data, k))
+                x.put(k, one[0])
+                y.put(k, one[1] if labels is None else labels.class_of(f"{where} data: target {k}", one[1]))
+    finally:
+        back()
+    notes = [*_notes_of(where, data), *x.notes()]
+    kind = "list of samples" if isinstance(data, list | tuple) else f"dataset {type(data).__name__}"
+    return Source(x.values, y.values, _facts(where, kind, (x.values, y.values), notes, x.details()))
+
+
+def _notes_of(where: str, data: Any) -> list[str]:
+    """Return notes on the indices of nested subsets."""
+    return [*_indices(where, data)[1], *_notes_of(where, data.dataset)] if isinstance(data, Subset) else []
 
 
 def _sample(where: str, data: Any, k: int) -> Any:
@@ -117,26 +255,46 @@ def _sample(where: str, data: Any, k: int) -> Any:
         raise ConfigurationError(f"{where} data: sample {k} cannot be read: {reason}") from error
 
 
-def _splitter(where: str, first: Any, features: Any, columns: Columns | None) -> Callable[[Any], tuple[Any, Any]]:
-    """Return the function that splits a sample into its input and its target."""
+def _splitter(where: str, first: Any, features: Any, columns: Columns | None) -> Callable[[int, Any], tuple[Any, Any]]:
+    """Return the function that splits a sample, given with its number, into its input and its target."""
     if isinstance(first, Mapping):
         inputs, target = _columns(where, list(first), features if isinstance(features, Mapping) else {}, columns)
-        if len(inputs) == 1:
-            return lambda sample: (sample[inputs[0]], sample[target])
-        return lambda sample: (_row(where, sample, inputs), sample[target])
-    if isinstance(first, tuple | list) and len(first) == 2:
-        return lambda sample: (sample[0], sample[1])
-    raise ConfigurationError(f"{where} data: a sample must be (input, target) or a dict, got {type(first).__name__}")
+        names = {*first}
+
+        def of_columns(k: int, sample: Any) -> tuple[Any, Any]:
+            if not isinstance(sample, Mapping) or {*sample} != names:
+                raise ConfigurationError(f"{where} data: sample {k} has other columns than number 0: {_form(sample)}")
+            return sample[inputs[0]] if len(inputs) == 1 else _row(where, k, sample, inputs), sample[target]
+
+        return of_columns
+
+    def of_pair(k: int, sample: Any) -> tuple[Any, Any]:
+        if not isinstance(sample, tuple | list) or len(sample) != 2:
+            raise ConfigurationError(
+                f"{where} data: a sample must be (input, target) or a dict, got {_form(sample)} as number {k}"
+            )
+        return sample[0], sample[1]
+
+    of_pair(0, first)
+    return of_pair
 
 
-def _row(where: str, sample: Mapping[str, Any], names: Sequence[str]) -> list[float]:
-    try:
-        return [float(sample[name]) for name in names]
-    except (TypeError, ValueError):
-        raise ConfigurationError(
-            f"{where} data: the columns {', '.join(names)} are not all numbers; name those of the inputs and of the targets"
-            " with `columns`"
-        ) from None
+def _form(sample: Any) -> str:
+    if isinstance(sample, Mapping):
+        return ", ".join(map(str, sample))
+    name = type(sample).__name__
+    return f"{name} of {len(sample)}" if isinstance(sample, tuple | list) else name
+
+
+def _row(where: str, k: int, sample: Mapping[str, Any], names: Sequence[str]) -> list[float]:
+    for name in names:
+        value = sample[name]
+        if not (isinstance(value, Real) or (hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0)):
+            raise ConfigurationError(
+                f"{where} data: the columns {', '.join(names)} are not all numbers; name those of the inputs and of the"
+                f" targets with `columns` ({name} of sample {k} is {value!r:.40})"
+            )
+    return [float(sample[name]) for name in names]
 
 
 def _columns(
@@ -168,61 +326,125 @@ class _Stack:
 
     values: Tensor
 
-    def __init__(self, what: str, n: int) -> None:
-        self._what = what
+    def __init__(self, where: str, what: str, n: int) -> None:
+        self._where = where
+        self._what = f"{where} data: {what}"
         self._n = n
+        self._kinds = ""
+        self._pictures: Pictures | None = None
 
     def put(self, k: int, value: Any) -> None:
-        """Put sample number k; all samples must have one shape."""
-        one = _tensor(f"{self._what} {k}", value)
+        """Put sample number k; all samples must have one shape, and one kind of numbers."""
+        what = f"{self._what} {k}"
+        one = self._picture(k, what, value) if is_picture(value) else self._numbers(k, what, value)
         if k == 0:
-            check_memory(f"{self._what}s in memory", self._n * one.numel() * one.element_size())
-            self.values = torch.empty((self._n, *one.shape), dtype=one.dtype)
+            self._allocate(one)
         if one.shape != self.values.shape[1:]:
+            remedy = "" if self._pictures is None else '; resize the images, and convert them to one mode, "L" or "RGB"'
             raise ConfigurationError(
-                f"{self._what} {k} has the shape {list(one.shape)}, but number 0 has {list(self.values.shape[1:])}; all"
-                " samples need one shape"
+                f"{what} has the shape {list(one.shape)}, but number 0 has {list(self.values.shape[1:])}; all samples need"
+                f" one shape{remedy}"
             )
-        if one.is_floating_point() and not self.values.is_floating_point():
-            self.values = self.values.float()
+        kind = torch.promote_types(self.values.dtype, one.dtype)
+        if kind != self.values.dtype:
+            self.values = self.values.to(kind)
         self.values[k] = one
 
+    def _allocate(self, one: Tensor) -> None:
+        check_memory(f"{self._what}s in memory", self._n * one.numel() * one.element_size())
+        self.values = torch.empty((self._n, *one.shape), dtype=one.dtype)
 
-def _tensor(what: str, value: Any) -> Tensor:
-    """Return one sample's value as a tensor; floats as float32."""
-    if isinstance(value, Tensor):
-        return value.float() if value.is_floating_point() else value
-    if hasattr(value, "getbands"):  # an image of Pillow
-        pixels = np.asarray(value)
-        if pixels.dtype != np.uint8:
-            raise ConfigurationError(f'{what}: the image has the mode {value.mode}; convert it to "L" or "RGB"')
-        return torch.from_numpy(np.atleast_3d(pixels).transpose(2, 0, 1).astype(np.float32) / 255)
-    found = torch.from_numpy(_numbers(what, value))
-    return found.float() if found.is_floating_point() else found
+    def _picture(self, k: int, what: str, picture: Any) -> Tensor:
+        """Return an image as float32 [1 or 3, height, width] from 0 to 1."""
+        if k == 0:
+            self._pictures = Pictures()
+        if self._pictures is None:
+            raise ConfigurationError(f"{what} is an image, but number 0 is not; all samples need one type")
+        was_open = self._pictures.may_be_grey
+        pixels = self._pictures.pixels(what, picture)
+        if (
+            k and was_open and len(pixels) == 3 and len(self.values[0]) == 1
+        ):  # the first with colours: the others get them too
+            self.values = self.values.repeat(1, 3, 1, 1)
+        return torch.from_numpy(pixels.astype(np.float32) / 255)
+
+    def _numbers(self, k: int, what: str, value: Any) -> Tensor:
+        if self._pictures is not None:
+            raise ConfigurationError(f"{what} is no image, but number 0 is; all samples need one type")
+        found = torch.as_tensor(numbers(what, value))
+        kind = kind_of(value)
+        if kind and self._kinds and kind != self._kinds:
+            raise ConfigurationError(
+                f"{what} is of {_type(found)}, but earlier ones of {_type(self.values)}; all samples need one type"
+            )
+        self._kinds = self._kinds or kind
+        return found.float() if found.is_floating_point() else found
+
+    def notes(self) -> list[str]:
+        """Return what the user should know of the images."""
+        return [] if self._pictures is None else self._pictures.notes(self._where, self.values.shape[1])
+
+    def details(self) -> list[str]:
+        if self._pictures is None:
+            return []
+        return [f"images of mode {self._pictures.counts} read as {as_mode(self.values.shape[1])}"]
 
 
-def _array(what: str, values: Any) -> Array:
-    """Return an array, a tensor or a list as an array or a tensor of one dimension or more."""
-    array: Array = values if isinstance(values, Tensor) else _numbers(what, values)
+def _type(values: Array) -> str:
+    return str(values.dtype).removeprefix("torch.")
+
+
+def _array(where: str, what: str, values: Any, notes: list[str]) -> Array:
+    """Return an array, a tensor or a list as an array or a tensor of one dimension or more; images are read."""
+    name = f"{where} data: {what}s"
+    if isinstance(values, list | tuple) and len(values) and is_picture(values[0]):
+        stack = _Stack(where, what, len(values))
+        for k, value in enumerate(values):
+            stack.put(k, value)
+        notes += stack.notes()
+        return stack.values
+    array = numbers(name, values)
     if not array.ndim:
-        raise ConfigurationError(f"{what} must be an array [n, ...], got a single number")
+        raise ConfigurationError(f"{name} must be an array [n, ...], got a single number")
+    if len(array) and what == "input" and isinstance(array, np.ndarray) and array.dtype == np.float64:
+        notes += once(("precision", name, id(array)), lambda: (_precision(name, array), array))[0]
     return array
 
 
-def _numbers(what: str, values: Any) -> np.ndarray:
-    try:
-        array = np.asarray(values)
-    except (ValueError, TypeError, RuntimeError):  # lists of different lengths
-        array = np.empty(0, object)
-    if array.dtype == object and isinstance(values, list | tuple):
-        shapes = [list(np.shape(value)) for value in values]
-        if other := next((k for k, shape in enumerate(shapes) if shape != shapes[0]), 0):
-            raise ConfigurationError(
-                f"{what}: number {other} has the shape {shapes[other]}, but number 0 has {shapes[0]}; all samples need one"
-                " shape"
-            )
-    if array.dtype.kind not in "biuf":
-        kind = "text; number the classes from 0, or list `labels`" if array.dtype.kind in "US" else array.dtype
-        raise ConfigurationError(f"{what} must be numbers, got {kind}")
-    # torch takes no reversed arrays and no foreign byte order, and warns of arrays that cannot be written
-    return np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
+def _precision(name: str, values: np.ndarray) -> list[str]:
+    """Return a note if float32 cannot tell apart values of an input that differ."""
+    flat = values.reshape(len(values), -1)
+    step = max(1, 2**22 // max(1, len(flat)))
+    for first in range(0, flat.shape[1], step):
+        part = flat[:, first : first + step]
+        with np.errstate(all="ignore"):
+            lost = np.abs(part - part.astype(np.float32)).max(0)
+            coarse = np.flatnonzero(np.isfinite(lost) & (part.std(0) > 0) & (lost > part.std(0) / 50))
+        if len(coarse):
+            place = first + int(coarse[0])
+            return [
+                f"{name}: feature {place} varies too little for its size ({flat[:, place].min():g} to"
+                f" {flat[:, place].max():g}), and loses precision as float32; subtract its mean"
+            ]
+    return []
+
+
+def _facts(
+    where: str, kind: str, samples: tuple[Array, Array], notes: Sequence[str], details: Sequence[str] = ()
+) -> DataFacts:
+    """Return how samples were understood."""
+    shown = (*details, *map(_describe, ("inputs", "targets"), samples))
+    return DataFacts(f"{where} data", kind, len(samples[0]), notes=tuple(notes), details=shown)
+
+
+def _describe(what: str, values: Array) -> str:
+    """Return the type, the shape and the range of values."""
+    shape = ", ".join(["n", *map(str, values.shape[1:])])
+    if not len(values) or not np.prod(values.shape):
+        return f"{what} {_type(values)} [{shape}]"
+    least, greatest = once(("range", id(values)), lambda: (_range(values), values))[0]
+    return f"{what} {_type(values)} [{shape}] from {least:g} to {greatest:g}"
+
+
+def _range(values: Array) -> tuple[float, float]:
+    return float(values.min()), float(values.max())

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from p2pfl.data.partition.partitioner import Partition
+from p2pfl.data.partition.partitioner import Partition, check_test
+from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.samples.datasets import Array, Columns, read_samples, take
+from p2pfl.learning.samples.datasets import Columns, Source, read_source, take
 from p2pfl.learning.samples.labels import Labels
+from p2pfl.learning.samples.numeric import Array
 from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system.shared_work import once
@@ -21,7 +23,7 @@ from p2pfl.task import Part
 
 Pairs = Mapping[Split, tuple[Array, Array]]
 
-FEW = 20  # test samples of a node, below which a warning names the reason
+FAR = 50  # times as great: inputs of two splits that are scaled differently
 
 
 class NodeSamples(NamedTuple):
@@ -41,6 +43,22 @@ class NodeSamples(NamedTuple):
     def name(self, what: str, k: int) -> str:
         """Return the name of a value for an error, such as "train data: input 3", by its place in the user's data."""
         return f"{self.source} data: {what} {k if self.places is None else self.places[k]}"
+
+
+class NodeData(NamedTuple):
+    """Samples of a node, and what the user should know of them.
+
+    Attributes:
+        samples: by split.
+        facts: how each source was understood.
+        notes: sentences about the node's splits.
+        held_out: splits that were drawn from the training samples.
+    """
+
+    samples: Mapping[Split, NodeSamples]
+    facts: tuple[DataFacts, ...]
+    notes: tuple[str, ...]
+    held_out: tuple[Split, ...]
 
 
 class Division(NamedTuple):
@@ -71,11 +89,14 @@ class _Chosen(NamedTuple):
         return _Chosen(self.source, places if self.places is None else self.places[places])
 
 
-def node_samples(train: Any, validation: Any, test: Any, kind: torch.dtype, division: Division) -> dict[Split, NodeSamples]:
-    """Return the samples of a node by split, with targets of a type.
+def node_samples(train: Any, validation: Any, test: Any, kind: torch.dtype, division: Division) -> NodeData:
+    """Return the samples of a node, with targets of a type.
+
+    Samples that are held out are drawn from the seed. Without a partition, all nodes with equally many samples hold out
+    the same positions, so that nodes with the same samples do not train on what the others test.
 
     Args:
-        train: samples; see p2pfl.learning.samples.datasets.read_samples.
+        train: samples; see p2pfl.learning.samples.datasets.read_source.
         validation, test: samples; None; or a number of training samples to hold out, or a fraction of them.
         kind: int64 for classes, float32 for numbers.
 
@@ -84,25 +105,29 @@ def node_samples(train: Any, validation: Any, test: Any, kind: torch.dtype, divi
     """
     given: Mapping[Split, Any] = {"train": train, "validation": validation, "test": test}
     sizes = {split: size for split, size in given.items() if isinstance(size, int | float)}
-    pairs: Pairs = {
-        split: read_samples(split, data, division.columns, division.labels)
+    sources: dict[Split, Source] = {
+        split: read_source(split, data, division.columns, division.labels)
         for split, data in given.items()
         if data is not None and split not in sizes
     }
-    if "train" not in pairs:
-        raise ConfigurationError(f"train must be samples, got {train!r}")
+    if "train" not in sources:
+        raise ConfigurationError(f"train must be samples, got {train!r:.60}")
+    pairs: Pairs = {split: (source.x, source.y) for split, source in sources.items()}
     if kind == torch.int64:
         for split, (_, y) in pairs.items():
             _check_whole(split, y)
+    notes: list[str] = []
     chosen = {split: _Chosen(split) for split in pairs}
     if division.partition is not None:
-        chosen |= _divide(pairs, division.partition, division.part, division.seed, kind)
+        chosen |= _divide(pairs, division.partition, division, kind, notes)
     n = len(pairs["train"][0]) if (own := chosen["train"].places) is None else len(own)
-    chosen |= _hold_out(n, chosen["train"], sizes, division)
+    chosen |= _hold_out(n, chosen["train"], sizes, division, notes)
     samples = {split: _samples(pairs, chosen[split], kind) for split in given if split in chosen}
     for found in samples.values():
         _check_finite(found)
-    return samples
+    notes += _range_notes(samples)
+    facts = tuple(source.facts for source in sources.values() if source.facts is not None)
+    return NodeData(samples, facts, tuple(notes), tuple(split for split, size in sizes.items() if size))
 
 
 def _check_whole(split: Split, y: Array) -> None:
@@ -115,10 +140,13 @@ def _check_whole(split: Split, y: Array) -> None:
         )
 
 
-def _divide(pairs: Pairs, partition: Partition, part: Part | None, seed: int, kind: torch.dtype) -> dict[Split, _Chosen]:
+def _divide(
+    pairs: Pairs, partition: Partition, division: Division, kind: torch.dtype, notes: list[str]
+) -> dict[Split, _Chosen]:
     """Return the training and test samples of one node, out of those of all nodes."""
     if not isinstance(partition, Partition):
         raise ConfigurationError(f'partition must be a rule such as p2pfl.partition("iid"), got {partition!r:.60}')
+    part, seed = division.part, division.seed
     if part is None:
         raise ConfigurationError("partition needs the part and the seed of the task function: part=part, seed=seed")
     classes = kind == torch.int64
@@ -128,46 +156,25 @@ def _divide(pairs: Pairs, partition: Partition, part: Part | None, seed: int, ki
     index: dict[Split, np.ndarray] = {"train": partition.train(labels["train"], part, seed)}
     if "test" in pairs and partition.judged_on == "own" and classes:
         index["test"] = partition.test(labels["train"][index["train"]], labels["test"], part, seed)
-        _check_test(labels, index)
+        if note := check_test(labels["train"], labels["test"], index["train"], index["test"]):
+            warnings.warn(note, stacklevel=2)
+            notes.append(note)
     return {split: _Chosen(split, places) for split, places in index.items()}
-
-
-def _check_test(labels: Mapping[Split, np.ndarray], index: Mapping[Split, np.ndarray]) -> None:
-    """Check the test samples that a node draws in the proportions of its training labels.
-
-    Args:
-        labels: the labels of all nodes' samples.
-        index: the samples of the node.
-
-    Raises:
-        ConfigurationError: no training sample has the label of a test sample, which no node would draw.
-    """
-    unknown = np.flatnonzero(~np.isin(labels["test"], labels["train"]))
-    if len(unknown):
-        raise ConfigurationError(
-            f"test data: target {unknown[0]} is {labels['test'][unknown[0]]}, which no training sample has; leave such"
-            ' samples out, or use p2pfl.partition(..., judged_on="all")'
-        )
-    drawn, own = len(index["test"]), np.isin(labels["test"], labels["train"][index["train"]])
-    if drawn < FEW and drawn < own.sum() / 10:
-        classes, counts = np.unique(labels["test"][own], return_counts=True)
-        rarest = int(counts.argmin())
-        warnings.warn(
-            f"a node is tested on {drawn} of {len(own)} test samples, because its test samples have the proportions of its"
-            f" training labels, and only {counts[rarest]} of class {classes[rarest]}; for all test samples use"
-            ' p2pfl.partition(..., judged_on="all")',
-            stacklevel=2,
-        )
 
 
 def _labels(y: Array) -> np.ndarray:
     labels = torch.as_tensor(y).to(torch.int64).numpy()
     if labels.ndim != 1:
-        raise ConfigurationError(f"a partition needs class numbers [n], got targets of shape {list(labels.shape)}")
+        raise ConfigurationError(
+            f"a partition needs class numbers [n], got targets of shape {list(labels.shape)}"
+            f"{without_extra_dimension(labels.shape)}"
+        )
     return labels
 
 
-def _hold_out(n: int, train: _Chosen, sizes: Mapping[Split, float], division: Division) -> dict[Split, _Chosen]:
+def _hold_out(
+    n: int, train: _Chosen, sizes: Mapping[Split, float], division: Division, notes: list[str]
+) -> dict[Split, _Chosen]:
     """Return the splits for which only a number is given, out of n training samples, and the remaining ones."""
     rest = 1.0
     for split, size in sizes.items():
@@ -176,22 +183,57 @@ def _hold_out(n: int, train: _Chosen, sizes: Mapping[Split, float], division: Di
                 f"{split} must be samples, a whole number, or a fraction of at most {rest / 2:g}, got {size!r}"
             )
         rest -= size if size < 1 else 0
-    name = "samples" if division.part is None else f"samples/{division.part.index}"
+    divided = division.partition is not None and division.part is not None
+    name = f"samples/{division.part.index}" if divided and division.part is not None else "samples"
     order = RandomStreams(division.seed, name).generator(0, "splits").permutation(n) if sizes else np.arange(0)
     found: dict[Split, _Chosen] = {}
     for split, size in sizes.items():
         held = round(size * n) if size < 1 else int(size)
-        held = min(max(held, 1), len(order) // 2) if size else 0
-        found[split], order = train.part(np.sort(order[:held])), order[held:]
+        kept = min(max(held, 1), len(order) // 2) if size else 0
+        if kept < held or (size and not kept):
+            asked = f"{size:,}" if size >= 1 else f"a fraction of {size:g}"
+            notes.append(
+                f"{split}: {kept:,} samples are held out, not {asked}, because of {len(order):,} samples half remain for"
+                " training"
+            )
+        found[split], order = train.part(np.sort(order[:kept])), order[kept:]
     return found | ({"train": train.part(np.sort(order))} if sizes else {})
 
 
 def _samples(pairs: Pairs, chosen: _Chosen, kind: torch.dtype) -> NodeSamples:
+    """Return a node's samples; nodes with the same samples of one array share the tensors."""
     x, y = pairs[chosen.source]
-    if chosen.places is not None:
-        x, y = take(x, chosen.places), take(y, chosen.places)
+    places = chosen.places
+    if places is not None:
+        key = ("taken", id(x), id(y), places.tobytes())
+        x, y, *_ = once(key, lambda: (take(x, places), take(y, places), *pairs[chosen.source]))
     inputs, targets = torch.as_tensor(x), torch.as_tensor(y)
     return NodeSamples(inputs.float() if inputs.is_floating_point() else inputs, targets.to(kind), *chosen)
+
+
+def _range_notes(samples: Mapping[Split, NodeSamples]) -> list[str]:
+    """Return a note on inputs whose size differs very much from that of the training inputs, as pixels and pixels / 255."""
+    sizes = {split: size for split, each in samples.items() if (size := _size(each.x))}
+    return [
+        f"{split} data: inputs are up to {size:g}, but those of the training data up to {sizes['train']:g}; scale both alike"
+        for split, size in sizes.items()
+        if "train" in sizes and max(size, sizes["train"]) > FAR * min(size, sizes["train"])
+    ]
+
+
+def _size(x: Tensor) -> float:
+    """Return the greatest absolute value of inputs that are no whole numbers; 0 if there is none."""
+    if not x.is_floating_point() or not x.numel():
+        return 0.0
+    least, greatest = once(("range", x), lambda: torch.stack(x.aminmax()).tolist())
+    return float(max(abs(least), abs(greatest)))
+
+
+def without_extra_dimension(shape: Sequence[int]) -> str:
+    """Return the remedy for targets that are columns or one-hot vectors instead of class numbers."""
+    if len(shape) == 2:
+        return "; for a column take y.reshape(-1)" if shape[1] == 1 else "; for one-hot vectors take y.argmax(1)"
+    return ""
 
 
 def _check_finite(samples: NodeSamples) -> None:
