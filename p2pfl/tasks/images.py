@@ -145,6 +145,8 @@ def images(
         batch_size=batch_size,
         public_info={} if share.group is None else {"group": share.group},
         metrics=metrics_of(metrics, CLASSIFICATION),
+        data_facts=() if source.name == "digits" else (source.facts,),
+        data_notes=share.notes,
     )
     if private:
         task.private = last_layer(task.template)

@@ -14,7 +14,7 @@ import numpy as np
 
 from p2pfl.config.binding import build, choose
 from p2pfl.data.class_labels import ClassLabels, Label, check_consecutive
-from p2pfl.data.partition.partitioner import partition_of
+from p2pfl.data.partition.partitioner import Partition, check_test, partition_of
 from p2pfl.data.tabular.labelled import HELD_OUT, Arrays, Choice, read
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import OPTIMIZERS
@@ -50,6 +50,7 @@ def table(
     standardize: Literal["none", "local"] = "none",
     metrics: Sequence[str] = (),
     partition: Table | None = None,
+    judged_on: Literal["own", "all"] = "own",
 ) -> Task:
     """Classification of numeric features: an MLP features-hidden-classes with ReLU, trained by SGD on this node's file.
 
@@ -87,6 +88,8 @@ def table(
         partition: for simulations, divides the rows of one file among the nodes: { name = "iid" }, "dirichlet" (alpha),
             "pathological" (classes), "quantity" (alpha), or "clusters" (groups, sizes). By default the whole file is
             this node's part.
+        judged_on: with a partition, the test rows that a node draws from the test split of an .npz file: in the
+            proportions of its `own` training labels (default), or `all`.
 
     Raises:
         ConfigurationError: an option is invalid, or the file cannot be used; the text names the file and the line.
@@ -113,9 +116,9 @@ def table(
     found: dict[str, Any] = _sizes(path, splits, known)
     if own_columns:
         found["columns"] = own_columns
-    if partition is not None:
-        _take_part(splits, partition, part, seed)
-    _hold_out(splits, {"validation": validation, "test": test}, seed)
+    notes = [] if partition is None else _take_part(splits, partition_of(partition, judged_on), part, seed)
+    held_out = [split for split in HELD_OUT if split not in splits]
+    notes += _hold_out(splits, {"validation": validation, "test": test}, seed)
     if not len(splits["train"][0]):
         raise ConfigurationError(f"{path}: no row is left to train on")
     if standardize == "local":
@@ -131,6 +134,8 @@ def table(
         batch_size=batch_size,
         derived_options=found,
         data_facts=(file.facts,),
+        data_notes=tuple(notes),
+        held_out=tuple(held_out),
     )
 
 
@@ -149,19 +154,25 @@ def _sizes(path: Path, splits: Mapping[Split, Arrays], labels: ClassLabels) -> d
     return {"classes": classes, "features": splits["train"][0].shape[1]}
 
 
-def _take_part(splits: dict[Split, Arrays], table: Table, part: Part, seed: int) -> None:
-    """Replace the training and test rows by those of one node."""
-    rule, (x, y) = partition_of(table), splits["train"]
+def _take_part(splits: dict[Split, Arrays], rule: Partition, part: Part, seed: int) -> list[str]:
+    """Replace the training and test rows by those of one node; return notes."""
+    x, y = splits["train"]
     own = rule.train(y, part, seed)
     splits["train"] = x[own], y[own]
     if "test" in splits:
         x, labels = splits["test"]
         drawn = rule.test(y[own], labels, part, seed)
         splits["test"] = x[drawn], labels[drawn]
+        if rule.judged_on == "own" and (note := check_test(y, labels, own, drawn, 'set task.judged_on = "all"')):
+            return [note]
+    return []
 
 
-def _hold_out(splits: dict[Split, Arrays], fractions: dict[Split, float], seed: int) -> None:
-    """Move a fraction of the rows to each split that the file lacks. A fraction of less than half a row adds none."""
+def _hold_out(splits: dict[Split, Arrays], fractions: dict[Split, float], seed: int) -> list[str]:
+    """Move a fraction of the rows to each split that the file lacks, and return notes.
+
+    A fraction of less than half a row adds none.
+    """
     x, y = splits["train"]
     order = RandomStreams(seed, "classification").generator(0, "splits").permutation(len(x))
     begin = 0
@@ -172,6 +183,11 @@ def _hold_out(splits: dict[Split, Arrays], fractions: dict[Split, float], seed: 
             begin += size
     rest = np.sort(order[begin:])
     splits["train"] = x[rest], y[rest]
+    return [
+        f"no row is held out for {split}: a fraction of {fractions[split]:g} of {len(x):,} rows is less than half a row"
+        for split in HELD_OUT
+        if split not in splits and fractions[split]
+    ]
 
 
 def _standardize(splits: dict[Split, Arrays]) -> None:

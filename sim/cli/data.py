@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from p2pfl.data.partition.separation import SAME
 from p2pfl.data_facts import distinct
 from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.sim.cli.options import add_selection, load_changed
@@ -86,7 +87,8 @@ def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
     """Return each different division of the data of a scenario: its runs, and each node's group and splits.
 
     A split has its number of samples, for class targets the number of samples of each class, and for sensitive
-    attributes that of each group. `data` has what the readers of the data understood; see p2pfl.data_facts.
+    attributes that of each group. `data` has what the readers of the data understood; see p2pfl.data_facts. `notes` are on
+    the division: small splits, and test samples that are also training samples.
     """
     from p2pfl.sim.execution.memory_estimate import check_runs
     from p2pfl.sim.simulation.plan import names
@@ -104,8 +106,10 @@ def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
         tasks = _tasks(first)
         nodes = [_node(name, task) for name, task in zip(names(first.nodes), tasks, strict=True)]
         facts = [each.to_json() for each in distinct(each for task in tasks for each in data_facts_of(task))]
-        division = {"task": first.task, "seed": first.seed, "data": facts, "nodes": nodes, "note": same_rows_note(first)}
-        key = json.dumps([first.task["name"], first.task.get("data"), first.seed, nodes, division["note"]], default=str)
+        note = same_rows_note(first)
+        notes = [each for each in _notes(first, tasks) if each != note]
+        division = {"task": first.task, "seed": first.seed, "data": facts, "nodes": nodes, "note": note, "notes": notes}
+        key = json.dumps([first.task["name"], first.task.get("data"), first.seed, nodes, note, notes], default=str)
         found.setdefault(key, {"runs": [], **division})["runs"] += [run.name for run in alike]
     return [*found.values()]
 
@@ -115,7 +119,16 @@ def same_rows_note(scenario: Scenario) -> str:
     name, partition = scenario.task["name"], scenario.task.get("partition")
     if name != "classification" or partition is not None or scenario.nodes < 2:
         return ""
-    return "all nodes have the same rows; set partition"
+    return SAME
+
+
+def _notes(scenario: Scenario, tasks: Sequence[Task]) -> list[str]:
+    from p2pfl.sim.simulation.plan import data_notes, names
+
+    try:
+        return data_notes(scenario, tasks, names(scenario.nodes))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"run {scenario.name!r}: {error}") from error
 
 
 def _tasks(scenario: Scenario) -> list[Task]:
@@ -237,7 +250,8 @@ def _show_division(division: dict[str, Any]) -> None:
         rows.append([node["node"], group, *(str(node.get(s, {}).get("samples", "")) for s in splits), *map(_counts, counts)])
     kept = [k for k in range(len(rows[0])) if any(row[k] for row in rows[1:])]
     _print_aligned([[row[k] for k in kept] for row in rows])
-    for note in filter(None, [*(note for facts in division["data"] for note in facts["notes"]), division["note"]]):
+    of_data = [note for facts in division["data"] for note in facts["notes"]]
+    for note in filter(None, [*of_data, *division["notes"], division["note"]]):
         print(f"note: {note}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 from p2pfl.data.formats import cifar, idx
 from p2pfl.errors import ConfigurationError
 
+PICTURES = {".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff"}
 _PART = {"train": "train", "test": "(?:t10k|test)"}
 
 
@@ -58,7 +60,7 @@ def read_cifar(folder: Path) -> tuple[Images, Images] | None:
         (1, r"data_batch_.*\.bin(\.gz)?", r"test_batch.*\.bin(\.gz)?"),
         (2, r"train\.bin(\.gz)?", r"test\.bin(\.gz)?"),
     ):
-        found = [[path for path in files if re.fullmatch(pattern, path.name)] for pattern in (train, test)]
+        found = [_without_copies(path for path in files if re.fullmatch(pattern, path.name)) for pattern in (train, test)]
         if all(found):
             batches = [[cifar.read(path, label_bytes) for path in paths] for paths in found]
             first, second = (
@@ -72,6 +74,34 @@ def read_cifar(folder: Path) -> tuple[Images, Images] | None:
             f"{folder} contains the pickled Python version, which is not supported; use the binary version"
         )
     return None
+
+
+def _without_copies(paths: Iterable[Path]) -> list[Path]:
+    """Return files without those .gz files that stand next to the plain file of the same name."""
+    names = {path.name: path for path in paths}
+    return [path for name, path in names.items() if not (name.endswith(".gz") and name.removesuffix(".gz") in names)]
+
+
+def read_folder(folder: Path) -> tuple[Images, Images]:
+    """Read the data set of a folder.
+
+    Raises:
+        ConfigurationError: it has files of no known format, or of several.
+    """
+    forms = {"IDX files": read_idx(folder), "binary files of CIFAR": read_cifar(folder)}
+    found = {name: images for name, images in forms.items() if images is not None}
+    if len(found) > 1:
+        raise ConfigurationError(f"{folder} contains several data sets ({' and '.join(found)}); move each to its own folder")
+    if not found:
+        pictures = any(path.suffix.lower() in PICTURES for path in [*folder.glob("*"), *folder.glob("*/*")])
+        remedy = (
+            "; for a folder of pictures, write a task with p2pfl.classification and a Dataset, such as torchvision's"
+            " ImageFolder"
+        )
+        raise ConfigurationError(
+            f"{folder} contains neither IDX files nor binary files of CIFAR{remedy if pictures else ''}"
+        )
+    return next(iter(found.values()))
 
 
 def the_one(folder: Path, pattern: str) -> Path | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,8 @@ import numpy as np
 from p2pfl.data.formats import idx
 from p2pfl.data.images import digits
 from p2pfl.data.images.catalog import KNOWN, WRITERS, Known
-from p2pfl.data.images.folders import Images, check, read_cifar, read_idx, the_one
+from p2pfl.data.images.folders import Images, check, read_folder, the_one
+from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.random_streams import RandomStreams
 
@@ -43,6 +44,20 @@ class ImageSet:
     std: tuple[float, ...]
     train: Images
     test: Images
+
+    @cached_property
+    def facts(self) -> DataFacts:
+        """How the files were understood; known sets and other folders alike."""
+        shape = " x ".join(map(str, self.train.x.shape[1:]))
+        missing = np.setdiff1d(np.arange(self.classes), self.train.y)
+        notes = []
+        if len(missing):
+            notes.append(
+                f"{self.name}: no training image has the label {missing[0]}; the model has {self.classes} classes, 0 to"
+                f" {self.classes - 1}"
+            )
+        details = (f"{len(self.test.y):,} test images", f"{shape} pixels from 0 to {self.top}", f"{self.classes} classes")
+        return DataFacts(self.name, "images", len(self.train.y), notes=tuple(notes), details=details)
 
 
 NAMES = ("digits", *KNOWN, "qmnist")
@@ -90,11 +105,9 @@ def _load(name: str, root: Path) -> ImageSet:
     folder = next((root / f for f in (known.folders if known else (name,)) if (root / f).is_dir()), root / name)
     where = f"; {known.title} comes from {known.home}: {known.files}" if known else ""
     try:
-        train, test = read_idx(folder) or read_cifar(folder) or (None, None)
-        if train is None or test is None:
-            if not folder.is_dir():
-                raise MissingRequirementError(f"there is no folder {folder}")
-            raise ConfigurationError(f"{folder} contains neither IDX files nor binary files of CIFAR")
+        if not folder.is_dir():
+            raise MissingRequirementError(f"there is no folder {folder}")
+        train, test = read_folder(folder)
         check(folder, train, test)
         if known:
             _check_known(folder, known, train, test)

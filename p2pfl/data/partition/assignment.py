@@ -12,7 +12,7 @@ from p2pfl.config.binding import build, choose
 from p2pfl.data.images.registry import ImageSet
 from p2pfl.data.partition.label_partition import PARTITIONS, class_pools
 from p2pfl.data.partition.shifts import SHIFTS, Shift
-from p2pfl.data.partition.splits import by_class, check_sizes, draw_test, histogram, hold_out
+from p2pfl.data.partition.splits import FEW, by_class, check_sizes, draw_test, histogram, hold_out
 from p2pfl.errors import ConfigurationError
 from p2pfl.random_streams import RandomStreams
 
@@ -29,6 +29,7 @@ class Share:
         angle: rotation of its images in degrees.
         names: the node's label for each class, int64 [classes].
         labels: number of different labels of all nodes.
+        notes: sentences on splits that are smaller than requested.
     """
 
     source: int
@@ -39,6 +40,7 @@ class Share:
     angle: float
     names: np.ndarray
     labels: int
+    notes: tuple[str, ...] = ()
 
 
 def plan(
@@ -69,6 +71,9 @@ def plan(
         ConfigurationError: an option is invalid, or a node has no sample to train on.
     """
     check_sizes(samples, validation, test)
+    if test_classes == "own":
+        for data in sets:
+            _check_labels(data)
     draws = RandomStreams(seed, "images")
     classes = max(data.classes for data in sets)
     kind = _shift(sets, n_nodes, classes, draws, shift)
@@ -88,6 +93,7 @@ def plan(
         labels_of = sets[source].test.y if test_classes == "all" else sets[source].train.y[train]
         counts = histogram(labels_of, classes)
         drawn = draw_test(counts, pools[source], own.generator(0, "test"), test)
+        notes = _size_notes(sets[source], (train, held, drawn), validation, test)
         result.append(
             Share(
                 source,
@@ -98,6 +104,7 @@ def plan(
                 kind.angles[group] if kind.angles else 0,
                 kind.names[group] if kind.names else np.arange(classes),
                 labels,
+                notes,
             )
         )
     return _ensure_validation(result, sets, seed) if validation else result
@@ -145,6 +152,35 @@ def _partition(
             given["writers"] = None if data.train.writers is None else data.train.writers[pool]
         shares += [pool[share] for share in build("task.partition", factory, options, **given)]
     return shares
+
+
+def _check_labels(data: ImageSet) -> None:
+    """Raise ConfigurationError if no training image has the label of a test image, which no node would draw."""
+    unknown = np.setdiff1d(data.test.y, data.train.y)
+    if len(unknown):
+        raise ConfigurationError(
+            f"the data set {data.name!r} has test images of the label {unknown[0]}, but no training image of it; leave these"
+            ' images out, or set task.test_classes = "all"'
+        )
+
+
+def _size_notes(
+    data: ImageSet, parts: tuple[np.ndarray, np.ndarray, np.ndarray], validation: float, test: int
+) -> tuple[str, ...]:
+    """Return notes on splits of a node that are smaller than requested."""
+    train, held, drawn = parts
+    notes = []
+    if validation >= 1 and len(held) < validation:
+        notes.append(f"validated on {len(held):,} images, not {validation:,g}, because half of its share is for training")
+    if len(drawn) < max(test, min(FEW, len(data.test.y))):
+        asked = f"{test:,}" if test else f"{len(data.test.y):,}"
+        own = data.test.y[np.isin(data.test.y, data.train.y[train])]
+        labels, counts = np.unique(own, return_counts=True)
+        rarest = f", and only {counts.min():,} have the label {labels[counts.argmin()]}" if len(labels) else ""
+        notes.append(
+            f"tested on {len(drawn):,} of {asked} test images, which have the proportions of its training labels{rarest}"
+        )
+    return tuple(notes)
 
 
 def _ensure_validation(shares: list[Share], sets: Sequence[ImageSet], seed: int) -> list[Share]:

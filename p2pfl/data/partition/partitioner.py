@@ -12,7 +12,7 @@ import numpy as np
 
 from p2pfl.config.binding import build, choose
 from p2pfl.data.partition.label_partition import PARTITIONS
-from p2pfl.data.partition.splits import by_class, draw_test, histogram
+from p2pfl.data.partition.splits import FEW, by_class, draw_test, histogram
 from p2pfl.errors import ConfigurationError, none_of
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part
@@ -20,7 +20,7 @@ from p2pfl.task import Part
 RULES = {name: rule for name, rule in PARTITIONS.items() if name != "writer"}  # samples have no writers
 WITHOUT_CLASSES = ("iid", "quantity")  # the rules that do not read the labels
 JUDGED_ON = ("own", "all")
-FEW = 20  # test samples of a node, below which a note names the reason
+REMEDY = 'use p2pfl.partition(..., judged_on="all")'
 
 
 class Partition(msgspec.Struct, frozen=True):
@@ -73,12 +73,13 @@ class Partition(msgspec.Struct, frozen=True):
         return json.loads(self.table)["name"] not in WITHOUT_CLASSES
 
 
-def check_test(train: np.ndarray, test: np.ndarray, own: np.ndarray, drawn: np.ndarray) -> str:
+def check_test(train: np.ndarray, test: np.ndarray, own: np.ndarray, drawn: np.ndarray, remedy: str = REMEDY) -> str:
     """Return a note if a node draws few test samples in the proportions of its training labels; "" if not.
 
     Args:
         train, test: labels of all nodes' samples, int64 [n].
         own, drawn: positions of the node's training and test samples.
+        remedy: what to do, for messages.
 
     Raises:
         ConfigurationError: no training sample has the label of a test sample, which no node would draw.
@@ -86,8 +87,8 @@ def check_test(train: np.ndarray, test: np.ndarray, own: np.ndarray, drawn: np.n
     unknown = np.flatnonzero(~np.isin(test, train))
     if len(unknown):
         raise ConfigurationError(
-            f"test data: target {unknown[0]} is {test[unknown[0]]}, which no training sample has; leave such samples out, or"
-            ' use p2pfl.partition(..., judged_on="all")'
+            f"test data: target {unknown[0]} is {test[unknown[0]]}, which no training sample has; leave such samples out,"
+            f" or {remedy}"
         )
     there = np.isin(test, train[own])
     if len(drawn) >= FEW or len(drawn) >= there.sum() / 10:
@@ -96,8 +97,8 @@ def check_test(train: np.ndarray, test: np.ndarray, own: np.ndarray, drawn: np.n
     rarest = int(counts.argmin())
     return (
         f"a node is tested on {len(drawn)} of {len(there)} test samples, because its test samples have the proportions of"
-        f" its training labels, and only {counts[rarest]} of class {classes[rarest]}; for all test samples use"
-        ' p2pfl.partition(..., judged_on="all")'
+        f" its training labels, and only {counts[rarest]} of class {classes[rarest]}; for all test samples"
+        f" {remedy}"
     )
 
 

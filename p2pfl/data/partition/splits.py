@@ -8,6 +8,7 @@ from p2pfl.data.partition.largest_remainder import quotas
 from p2pfl.errors import ConfigurationError
 
 Rng = np.random.Generator
+FEW = 20  # test samples of a node, below which a note names the reason
 
 
 def check_sizes(samples: int, validation: float, test: int) -> None:

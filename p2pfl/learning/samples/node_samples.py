@@ -225,7 +225,7 @@ def _size(x: Tensor) -> float:
     """Return the greatest absolute value of inputs that are no whole numbers; 0 if there is none."""
     if not x.is_floating_point() or not x.numel():
         return 0.0
-    least, greatest = once(("range", x), lambda: torch.stack(x.aminmax()).tolist())
+    least, greatest = once((_size, x), lambda: torch.stack(x.aminmax()).tolist())
     return float(max(abs(least), abs(greatest)))
 
 
