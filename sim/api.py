@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.execution.background import Call, compute_in_thread, loop_runs
+from p2pfl.sim.execution.inputs import RunInputs
 from p2pfl.sim.execution.run_order import Listener
 from p2pfl.sim.execution.runner import Engine, check_all, run_all
 from p2pfl.sim.monitor.progress import line_of, progress_bar
@@ -174,9 +175,13 @@ def _chosen_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
 
 def _compute(file: ScenarioFile, workers: int | None, listener: Listener, *, models: bool, memory: bool) -> list[Result]:
     with prepared_process(file.path):
+        inputs = RunInputs(file)
         check_all(file, workers or 1, memory)
         engine: Engine = "local" if workers is None else "process"
-        return run_all(file, engine, workers, listener=listener, models=models)
+        results = run_all(file, engine, workers, listener=listener, models=models, inputs=inputs)
+        if results:
+            results[0].notes.extend(inputs.notes)
+        return results
 
 
 @contextmanager

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
+import site
+import sys
+import sysconfig
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,6 +73,81 @@ def module_files(folder: Path, modules: Iterable[str]) -> list[Path]:
             found[module] = path
             waiting += _imported(path)
     return sorted(found.values())
+
+
+class UsedModules(NamedTuple):
+    """Modules that a computation uses.
+
+    Attributes:
+        files: files of modules that belong to no installed distribution, by a name such as "mine.py" or "mine/nets.py".
+        own: top-level names of these modules.
+        installed: top-level names of the modules of distributions that they import.
+    """
+
+    files: dict[str, Path]
+    own: set[str]
+    installed: set[str]
+
+
+def used_modules(modules: Iterable[str]) -> UsedModules:
+    """Return the files of top-level modules and of all modules that they import, wherever Python finds them.
+
+    No module is imported. Modules of Python itself and modules that do not exist are left out.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or is not valid Python.
+    """
+    importlib.invalidate_caches()
+    waiting, seen, found = list(modules), set[str](), UsedModules({}, set(), set())
+    while waiting:
+        module = waiting.pop()
+        if module in seen or module in sys.stdlib_module_names:
+            continue
+        seen.add(module)
+        places = _source_places(module)
+        if any(is_installed(str(place)) for place in places):
+            found.installed.add(module)
+            continue
+        for place in places:
+            found.own.add(module)
+            found.files.update(_files_at(place))
+            if place.suffix in ("", ".py"):
+                waiting += _imported(place)
+    return found
+
+
+def _source_places(module: str) -> list[Path]:
+    """Return the file or the folders of a top-level module; [] if it does not exist."""
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):  # a module without a spec, such as __main__
+        return []
+    if spec is None:
+        return []
+    if spec.submodule_search_locations:
+        return [Path(folder) for folder in spec.submodule_search_locations]
+    return [Path(spec.origin)] if spec.origin and Path(spec.origin).is_file() else []
+
+
+def _files_at(place: Path) -> Iterator[tuple[str, Path]]:
+    if place.is_file():
+        yield place.name, place
+        return
+    for file in sorted(place.rglob("*.py")):
+        yield (place.name / file.relative_to(place)).as_posix(), file
+
+
+@cache
+def _installed_folders() -> tuple[str, ...]:
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages()]
+    folders.append(str(Path(__file__).parents[1]))  # this program
+    return tuple({os.path.realpath(folder) + os.sep for folder in folders if folder})
+
+
+def is_installed(place: str) -> bool:
+    """Return whether a file or a folder belongs to Python, to an installed distribution or to this program."""
+    return (os.path.realpath(place) + os.sep).startswith(_installed_folders())
 
 
 def _is_module(path: Path) -> bool:

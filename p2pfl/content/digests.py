@@ -18,12 +18,10 @@ from __future__ import annotations
 import builtins
 import dis
 import os
-import site
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path, PurePath
 from types import (
     BuiltinFunctionType,
@@ -45,6 +43,7 @@ from weakref import ReferenceType
 import numpy as np
 from blake3 import blake3
 
+from p2pfl.config.own_modules import is_installed
 from p2pfl.errors import P2pflError
 
 SIZE = 16  # bytes of a digest
@@ -87,16 +86,19 @@ def digest_file(path: Path) -> bytes:
     return digest
 
 
-def digest_folder(path: Path) -> bytes:
+def digest_folder(path: Path, without: Path | None = None) -> bytes:
     """Return the digest of the names and contents of all files below a folder.
 
     Files that systems write by themselves, such as .DS_Store, do not count.
+
+    Args:
+        without: a folder inside whose files do not count.
 
     Raises:
         OSError: a file or a folder cannot be read.
     """
     hash = blake3()
-    for name, file in _below(path):
+    for name, file in _below(path, None if without is None else without.resolve()):
         hash.update(_framed(name.encode("utf-8", "surrogateescape")) + (b"" if file is None else digest_file(file)))
     return hash.digest(SIZE)
 
@@ -110,14 +112,14 @@ def _identity(found: os.stat_result) -> _Identity:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _below(folder: Path) -> Iterator[tuple[str, Path | None]]:
+def _below(folder: Path, without: Path | None = None) -> Iterator[tuple[str, Path | None]]:
     """Yield the relative name and the path of each file below a folder, in order; the path of a folder is None."""
     seen: set[str] = set()
     waiting = [""]
     while waiting:
         inner = waiting.pop()
         place = folder / inner
-        if (real := os.path.realpath(place)) in seen:  # links that form a circle
+        if (real := os.path.realpath(place)) in seen or Path(real) == without:  # links that form a circle
             continue
         seen.add(real)
         if inner:
@@ -357,13 +359,6 @@ def _globals_of(code: CodeType) -> list[str]:
     return sorted(found)
 
 
-@cache
-def _installed_folders() -> tuple[str, ...]:
-    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    folders += [*site.getsitepackages(), site.getusersitepackages()]
-    return tuple({os.path.realpath(folder) + os.sep for folder in folders if folder})
-
-
 def _is_installed(module: str) -> bool:
     """Return whether a module belongs to Python, to an installed distribution or to this program."""
     root = module.partition(".")[0]
@@ -373,7 +368,7 @@ def _is_installed(module: str) -> bool:
     if spec is None:
         return False
     origin = spec.origin or next(iter(spec.submodule_search_locations or []), "")
-    return os.path.realpath(origin).startswith(_installed_folders())
+    return is_installed(origin)
 
 
 def _lookup(module: str, name: str) -> object:

@@ -31,6 +31,7 @@ from p2pfl.multiobjective.preferences import preference_of
 from p2pfl.multiobjective.scalarisation import Objectives, scalarisation
 from p2pfl.queries import Split
 from p2pfl.random_streams import federation_draws
+from p2pfl.system.shared_work import once
 from p2pfl.task import Part
 
 Table = Mapping[str, Any]
@@ -183,7 +184,7 @@ def pool_of(
     division: Division,
     columns: Mapping[str, ColumnKind] | None = None,
 ) -> Pool:
-    """Return the rows of `count` nodes. The result is cached, so that the nodes of a process share it.
+    """Return the rows of `count` nodes. The nodes of a process share them as long as the files do not change.
 
     Args:
         seed: seed of the division, and of SYNTHETIC.
@@ -200,6 +201,7 @@ def pool_of(
     return _pool(
         data,
         where,
+        once(("table", data, where), lambda: fairness_datasets.content_of(data, where)),
         seed=seed,
         rows=rows,
         count=count,
@@ -249,6 +251,7 @@ class Pool:
 def _pool(
     data: str,
     root: str,
+    content: bytes,
     *,
     seed: int,
     rows: int,
@@ -258,7 +261,8 @@ def _pool(
     columns: tuple[tuple[str, ColumnKind], ...],
 ) -> Pool:
     partition, validation, test, official = json.loads(division)
-    source = _source(data, root, seed if data == fairness_datasets.SYNTHETIC else 0, rows, columns)
+    drawn = seed if data == fairness_datasets.SYNTHETIC else 0
+    source = _source(data, root, content, seed=drawn, rows=rows, columns=columns)
     chosen = sensitive or source.sensitive
     if not chosen:
         raise ConfigurationError(f"task.sensitive must name an attribute: the schema of {data!r} names none")
@@ -278,7 +282,7 @@ def _pool(
 
 @lru_cache(maxsize=4)
 def _source(
-    data: str, root: str, seed: int, rows: int, columns: tuple[tuple[str, ColumnKind], ...]
+    data: str, root: str, content: bytes, *, seed: int, rows: int, columns: tuple[tuple[str, ColumnKind], ...]
 ) -> fairness_datasets.FairSet:
     return fairness_datasets.load(data, root, seed, rows, dict(columns))
 

@@ -40,11 +40,6 @@ def add_run_options(running: argparse.ArgumentParser) -> None:
         help="Ray cluster for --engine ray, or auto for the cluster on this machine (default: the environment variable"
         " RAY_ADDRESS; without it Ray starts on this machine)",
     )
-    execution.add_argument(
-        "--allow-different-bits",
-        action="store_true",
-        help="also use machines of the cluster whose results differ from this machine's in the last bits (default: stop)",
-    )
     monitor = running.add_argument_group("monitor")
     monitor.add_argument("--watch", action="store_true", help="show the runs in the terminal and on a local web page")
     monitor.add_argument(
@@ -78,7 +73,14 @@ def add_choice(running: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--resume",
         type=Path,
         metavar="DIR",
-        help="continue an interrupted command that wrote to DIR; finished runs are kept, others start again",
+        help="continue an interrupted command that wrote to DIR; finished runs whose inputs have not changed are kept, and"
+        " others start again",
+    )
+    execution.add_argument(
+        "--allow-different-bits",
+        action="store_true",
+        help="accept results that differ in the last bits: with --resume, those of other versions of libraries (default:"
+        " compute them again); with --engine ray, those of other kinds of machines (default: stop)",
     )
     execution.add_argument("--ignore-memory", action="store_true", help="start even if the estimate exceeds the free memory")
     return execution
@@ -138,7 +140,7 @@ def scenario_of(options: argparse.Namespace) -> ScenarioFile:
     for what, value in (given | {"--out": options.out} | of_sweep).items():
         if value:
             raise ConfigurationError(f"--resume continues a run with its own settings; leave out {what}")
-    return load(scenario_to_resume(options.resume, options.command), trust=options.trust)
+    return load(scenario_to_resume(options.resume, options.command, options.trust), trust=options.trust)
 
 
 def _seed(text: str) -> str:
@@ -213,9 +215,10 @@ def cluster_of(options: argparse.Namespace) -> ClusterOptions:
     from p2pfl.sim.execution.cluster.options import ClusterOptions
 
     if options.engine != "ray":
-        given = {"--ray-address": options.ray_address, "--allow-different-bits": options.allow_different_bits}
-        if unused := next((name for name, value in given.items() if value), None):
-            raise ConfigurationError(f"{unused} needs --engine ray")
+        if options.ray_address:
+            raise ConfigurationError("--ray-address needs --engine ray")
+        if options.allow_different_bits and options.resume is None:
+            raise ConfigurationError("--allow-different-bits needs --engine ray or --resume")
     address = os.environ.get("RAY_ADDRESS", "") if options.ray_address is None else options.ray_address
     return ClusterOptions(address, options.allow_different_bits)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from p2pfl.sim.cli.console import print_whole
 from p2pfl.sim.cli.options import check_workers, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
+from p2pfl.sim.execution.inputs import RunInputs
 from p2pfl.sim.execution.resume import explain_resume
 from p2pfl.sim.execution.runner import check_all, processes_of
 from p2pfl.sim.formatting import number, of_paper
@@ -19,6 +20,7 @@ from p2pfl.sim.pareto.evaluation import Candidates, candidate, objectives_of
 from p2pfl.sim.pareto.search import FrontSearch, search_all, searches_of
 from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
 from p2pfl.sim.simulation.plan import check
+from p2pfl.sim.simulation.workers import prepare_process
 from p2pfl.system.json_output import to_json
 
 COLUMNS = (("hypervolume", "hypervolume"), ("sparsity", "sparsity"), ("igd", "IGD"), ("cardinality", "solutions"))
@@ -32,13 +34,17 @@ def pareto_command(options: argparse.Namespace) -> int:
     interrupt_on_sigterm()
     check_workers(options)
     out = folder_of(options, file.name)
+    prepare_process(file.path)
+    inputs = RunInputs(file, out)
     searches = begin(file, processes_of("process", options.workers), not options.ignore_memory)
-    candidates = Candidates(out, file)
+    candidates = Candidates(out, file, inputs, different_bits=options.allow_different_bits)
     with explain_resume(candidates, sum(search.total for search in searches), "pareto", "candidates"):
         total = sum(search.total * search.scenario.nodes * search.scenario.rounds for search in searches)
         with progress_bar(total, options.json or options.quiet, _line) as (advance, show):
             search_all(searches, file.path, candidates, workers=options.workers, progress=advance, iterated=show)
-        summary = pareto_results.summarise(file, searches, candidates.notes)
+        summary = pareto_results.summarise(file, searches, [*inputs.notes, *candidates.notes])
+        for search, entry in zip(searches, summary["runs"], strict=True):
+            entry["inputs"] = inputs.files(search.scenario)
         pareto_results.write(out, searches, summary)
         candidates.remove()
     page, problem = (None, "") if options.no_report else try_write_report(out)

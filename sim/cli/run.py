@@ -19,6 +19,7 @@ from p2pfl.sim.cli.console import print_table
 from p2pfl.sim.cli.data import same_rows_note
 from p2pfl.sim.cli.options import check_workers, cluster_of, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
 from p2pfl.sim.execution.forecast import forecast
+from p2pfl.sim.execution.inputs import RunInputs
 from p2pfl.sim.execution.resume import Parts, explain_resume
 from p2pfl.sim.execution.run_order import Listener
 from p2pfl.sim.execution.runner import check_all, processes_of, run_all
@@ -131,20 +132,22 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
     interrupt_on_sigterm()
     require("duckdb", "p2pfl-sim")  # before the runs, not after them
     check_workers(options)
-    prepare_process(file.path)  # the factory in a module declares which options it takes
+    prepare_process(file.path)
+    out = folder_of(options, file.name)
+    inputs = RunInputs(file, out)
     check_changes(file.runs, options.changes)
     if options.workers is not None and options.engine == "local":
         raise ConfigurationError("--workers needs --engine process; --engine local has no workers")
     processes = processes_of(options.engine, options.workers, cluster_of(options))
     forecasts = forecasts and _can_forecast(options)
     check_all(file, processes, not options.ignore_memory)
-    for note in dict.fromkeys(filter(None, map(same_rows_note, file.runs))):
+    for note in dict.fromkeys(filter(None, [*inputs.notes, *map(same_rows_note, file.runs)])):
         print(f"note: {note}", file=sys.stderr)
-    out = folder_of(options, file.name)
     if forecasts and options.dry_run:
         _print_forecast(options, file)
         return 0
-    outcome = _compute(options, file, out, forecasts, book)
+    parts = Parts(out, file, inputs, different_bits=options.allow_different_bits)
+    outcome = _compute(options, file, parts, forecasts=forecasts, book=book)
     _print_outcome(options, outcome)
     if outcome.divergence is not None:
         again = f"p2pfl-sim {options.command} --resume {quote(str(out))}"
@@ -165,12 +168,12 @@ def _can_forecast(options: argparse.Namespace) -> bool:
 
 
 def _compute(
-    options: argparse.Namespace, file: ScenarioFile, out: Path, forecasts: bool, book: Path | None
+    options: argparse.Namespace, file: ScenarioFile, parts: Parts, *, forecasts: bool, book: Path | None
 ) -> CommandResults:
     """Compute the missing results, and write the files of the run; rows with a run that diverges are left out."""
     from p2pfl.sim.report.write import try_write_report  # imported only after the workers have started
 
-    parts = Parts(out, file)
+    out = parts.path
     with explain_resume(parts, len(jobs_of(file)), options.command):
         done, recomputed = parts.load()
         if forecasts:
@@ -188,7 +191,8 @@ def _compute(
 
             whole, divergence = file, None
             try:
-                outcome = _run_rest(options, file, keep, done, [each for each in (watch, track) if each is not None])
+                followers = [each for each in (watch, track) if each is not None]
+                outcome = _run_rest(options, file, keep, done, followers, inputs=parts.inputs)
             except DivergenceError as error:
                 divergence = error
                 file, outcome = _complete_rows(file, finished, error)
@@ -236,6 +240,8 @@ def _run_rest(
     keep: Callable[[int, Result], None],
     done: Mapping[int, Result],
     followers: Sequence[Watch | RunTracking],
+    *,
+    inputs: RunInputs,
 ) -> list[Result]:
     """Run the unfinished jobs, and return all results.
 
@@ -269,6 +275,7 @@ def _run_rest(
             listener=listener,
             cluster=cluster_of(options),
             finish_others=True,
+            inputs=inputs,
         )
 
 

@@ -1,7 +1,8 @@
 """Partial results of an interrupted run, for --resume: each in its own file until all are complete.
 
 The files are in DIR/parts, next to the scenario.toml of the run. Each file is sealed (see p2pfl.system.atomic_files),
-and names its run, its seed and the version of the program. A result that does not match is computed again.
+and names the content of all inputs of its run (see p2pfl.sim.execution.inputs). A result whose inputs have changed is
+computed again.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from hashlib import sha256
 from pathlib import Path
 from shlex import quote
 from typing import TypeVar
@@ -19,35 +19,38 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from p2pfl._version import __version__
-from p2pfl.config.own_modules import module_files
-from p2pfl.config.registry import root_of
-from p2pfl.errors import ConfigurationError, DivergenceError, RunError
+from p2pfl.errors import ConfigurationError, DivergenceError, P2pflError, RunError
 from p2pfl.sim.columns import Table
+from p2pfl.sim.execution.inputs import Content, RunInputs, changed_files
 from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
 from p2pfl.sim.results.results import Result
-from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
-from p2pfl.sim.scenario.topology import FILE
+from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of, load
+from p2pfl.sim.simulation.workers import prepared_process
 from p2pfl.system.atomic_files import DamagedFileError, lock_folder, read_sealed, reason, replace_file, write_sealed
 
-_MAGIC = b"p2pfl-sim part 2\n"
+_MAGIC = b"p2pfl-sim part 3\n"
 _LENGTH = 8  # bytes of the length of the head
 _MODE = 0o666  # as for the other files of a run
 
 Kind = TypeVar("Kind")
 
 ROWS = 2**16  # that are written together
+MOST_NAMED = 4  # results in one line
 
 _Columns = dict[str, tuple[str, int]]  # by name: the dtype, and the number of rows
+
+
+class EarlierVersionError(P2pflError):
+    """File with a partial result that another version of p2pfl has written."""
 
 
 class _Head(msgspec.Struct):
     """Head of a result on disk: its length, little endian, comes before it, and the values of all columns follow it.
 
-    `job` is the digest of its job, and `summary` is JSON.
+    `content` is that of the inputs of its job, and `summary` is JSON.
     """
 
-    job: bytes
+    content: Content
     summary: str
     notes: list[str]
     rounds: _Columns
@@ -61,6 +64,8 @@ class Unfinished:
     Args:
         path: the folder of the run; its scenario.toml is written if it does not exist.
         within: the name of the subfolder with the files.
+        inputs: of the runs, as they were before the first run read them; by default as they are now.
+        different_bits: keep results of other versions of the libraries, or of another kind of machine.
 
     Attributes:
         done: number of results on disk.
@@ -70,11 +75,13 @@ class Unfinished:
         ConfigurationError: the folder cannot be written, or another process uses it.
     """
 
-    def __init__(self, path: Path, file: ScenarioFile, within: str) -> None:
+    def __init__(
+        self, path: Path, file: ScenarioFile, within: str, inputs: RunInputs | None, *, different_bits: bool = False
+    ) -> None:
         self.path = path
         self.done = 0
-        self._modules = file.path
-        self._of_files: dict[tuple[str, ...], bytes] = {}  # digests as the files were when they were first needed
+        self.inputs = inputs or RunInputs(file, path)
+        self.different_bits = different_bits
         self._folder = path / within
         self.resume = f"--resume {quote(str(path))}" + " --trust" * bool(file.path)  # its modules are elsewhere
         self._made = [folder for folder in (self._folder, path, *path.parents) if not folder.exists()]
@@ -86,12 +93,9 @@ class Unfinished:
         except OSError as error:
             raise ConfigurationError(f"cannot create the folder {path}: {reason(error)}") from error
 
-    def digest(self, job: Scenario) -> bytes:
-        """Return a digest of a job, of the program's version, and of the modules and graphs that the job names."""
-        named = (*sorted(_own_modules(job)), *filter(None, (str(job.topology.get(FILE, "")), job.network.places)))
-        if named not in self._of_files:
-            self._of_files[named] = _digest_files(named, self._modules)
-        return digest(job) + self._of_files[named]
+    def changes(self, job: Scenario, before: Content) -> str:
+        """Return the inputs of a job that differ from those of a result, in one line; "" if none does."""
+        return before.changes(self.inputs.content(job), different_bits=self.different_bits)
 
     def write(self, number: int, magic: bytes, content: bytes | Callable[[], Iterable[bytes]]) -> None:
         """Write a file so that it survives the end of this process or of the machine.
@@ -114,12 +118,17 @@ class Unfinished:
 
         Raises:
             DamagedFileError: the file's contents are not as written.
+            EarlierVersionError: another version of p2pfl has written it.
         """
         path = self._folder / str(number)
         try:
             return decode(read_sealed(path, magic))
         except FileNotFoundError:
             return None
+        except DamagedFileError:
+            if _is_earlier(path, magic):
+                raise EarlierVersionError(f"{path} was written by another version") from None
+            raise
         except (OSError, ValueError) as error:  # msgspec.DecodeError is a ValueError
             raise DamagedFileError(f"{path} cannot be read") from error
 
@@ -151,10 +160,11 @@ class Unfinished:
 class Parts(Unfinished):
     """Finished results of the jobs of a run; see p2pfl.sim.scenario.scenario.jobs_of."""
 
-    def __init__(self, path: Path, file: ScenarioFile) -> None:
-        super().__init__(path, file, PARTS)
+    def __init__(
+        self, path: Path, file: ScenarioFile, inputs: RunInputs | None = None, *, different_bits: bool = False
+    ) -> None:
+        super().__init__(path, file, PARTS, inputs, different_bits=different_bits)
         self._jobs = jobs_of(file)
-        self._digests = list(map(self.digest, self._jobs))
 
     def save(self, number: int, result: Result) -> None:
         """Write the result of a job so that it survives the end of this process or of the machine.
@@ -164,7 +174,7 @@ class Parts(Unfinished):
         """
         tables = [result.rounds, result.edges, *result.more.values()]
         head = _Head(
-            self._digests[number],
+            self.inputs.content(self._jobs[number]),
             json.dumps(result.summary),
             result.notes,
             _describe(result.rounds),
@@ -184,22 +194,47 @@ class Parts(Unfinished):
 
     def load(self) -> tuple[dict[int, Result], list[str]]:
         """Return the results on disk by the number of their job, and a line for each that must be computed again."""
-        results, notes = {}, []
+        results, again = {}, Recomputed()
         for number, job in enumerate(self._jobs):
             try:
                 part = self.read(number, _MAGIC, _decode)
-            except DamagedFileError:
-                notes.append(f"{job.name}, seed {job.seed} was computed again: its file of partial results is damaged")
+            except (DamagedFileError, EarlierVersionError) as error:
+                again.add(job, reason_of(error))
                 continue
             if part is None:
                 continue
             head, found = part
-            if head.job != self._digests[number]:
-                notes.append(f"{job.name}, seed {job.seed} was computed again: the scenario or the program has changed")
+            if changes := self.changes(job, head.content):
+                again.add(job, changes)
                 continue
             results[number] = found
         self.done = len(results)
-        return results, notes
+        return results, again.lines()
+
+
+class Recomputed:
+    """Results of an earlier attempt that are computed again, by the reason."""
+
+    def __init__(self, what: str = "computed") -> None:
+        self._what = what
+        self._names: dict[str, list[str]] = {}
+
+    def add(self, job: Scenario, why: str, prefix: str = "") -> None:
+        """Add a result.
+
+        Args:
+            prefix: precedes the name of its job.
+        """
+        self._names.setdefault(why, []).append(f"{prefix}{job.name}, seed {job.seed}")
+
+    def lines(self) -> list[str]:
+        """Return a line for each reason."""
+        lines = []
+        for why, names in self._names.items():
+            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            were = "was" if len(names) == 1 else "were"
+            lines.append(f"{'; '.join(names[:MOST_NAMED])}{more} {were} {self._what} again: {why}")
+        return lines
 
 
 @contextmanager
@@ -238,15 +273,21 @@ def refuse_to_overwrite(path: Path) -> None:
         raise ConfigurationError(f"{path} already holds a {SCENARIO}; name another folder with --out")
 
 
-def scenario_to_resume(path: Path, command: str = "run") -> str:
+def scenario_to_resume(path: Path, command: str = "run", trust: bool = False) -> str:
     """Return the scenario file of an unfinished run, or of an unfinished search by the command `pareto`.
 
+    Args:
+        trust: see p2pfl.sim.scenario.scenario.load.
+
     Raises:
-        ConfigurationError: the folder has no scenario file, the run is finished, or another command has begun it.
+        ConfigurationError: the folder has no scenario file, the run is finished, or another command has begun it. If the
+            inputs of a finished run have changed, the text names them.
     """
     whole = path / PARTS / SCENARIO  # of a run whose files lack rows that have diverged
     if (path / SUMMARY).exists() and not whole.exists():
-        raise ConfigurationError(f"{path} holds a finished run; there is nothing to resume")
+        changes = ", ".join(_changed_since(path, trust))
+        remedy = f", but since then {changes}; run the scenario again into another folder" if changes else ""
+        raise ConfigurationError(f"{path} holds a finished run; there is nothing to resume{remedy}")
     if not (path / SCENARIO).exists():
         raise ConfigurationError(f"{path} holds no run to resume: it has no {SCENARIO}")
     for folder, other in ((PARTS, "run"), (CANDIDATES, "pareto")):
@@ -257,31 +298,34 @@ def scenario_to_resume(path: Path, command: str = "run") -> str:
     return str(whole if whole.exists() else path / SCENARIO)
 
 
-def digest(job: Scenario) -> bytes:
-    """Return a digest of a job and the version of the program."""
-    return sha256(__version__.encode() + b"\0" + msgspec.msgpack.encode(job, order="deterministic")).digest()
+def _changed_since(path: Path, trust: bool) -> list[str]:
+    """Return a phrase for each file that has changed since a run was finished; [] if this cannot be determined."""
+    try:
+        file = load(str(path / SCENARIO), trust=trust)
+        runs = json.loads((path / SUMMARY).read_text(encoding="utf-8"))["runs"]
+        before = {(run["name"], run["seed"]): run.get("inputs", {}) for run in runs}
+        with prepared_process(file.path):
+            inputs = RunInputs(file, path)
+            jobs = [job for job in jobs_of(file) if (job.name, job.seed) in before]
+            found = [phrase for job in jobs for phrase in changed_files(before[job.name, job.seed], inputs.files(job))]
+    except (ConfigurationError, OSError, ValueError, KeyError, TypeError):
+        return []
+    return list(dict.fromkeys(found))
 
 
-def _own_modules(job: Scenario) -> set[str]:
-    """Return the top-level modules of the task and the policies that a job names by their place."""
-    tables = [job.task, job.policy, *job.policy_by_group.values()]
-    names = [str(table.get("name", "")) for table in tables]
-    return {root_of(name) for name in names if ":" in name}
+def reason_of(error: DamagedFileError | EarlierVersionError) -> str:
+    """Return the reason for which a file of a result is of no use."""
+    if isinstance(error, EarlierVersionError):
+        return "its file of partial results is of another version of p2pfl"
+    return "its file of partial results is damaged"
 
 
-def _digest_files(named: Sequence[str], folders: Sequence[str]) -> bytes:
-    """Return a digest of files: graphs, and modules in the first of the folders that has them; b"" if none exists.
-
-    It covers the modules of those folders that they import.
-    """
-    content = sha256()
-    found = [Path(name) for name in named if Path(name).is_file()]
-    for name in named:
-        found += next(filter(None, (module_files(Path(folder), [name]) for folder in folders)), [])
-    for path in found:
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            content.update(file.name.encode() + b"\0" + sha256(file.read_bytes()).digest())
-    return content.digest() if found else b""
+def _is_earlier(path: Path, magic: bytes) -> bool:
+    """Return whether a file begins like one of another version."""
+    with suppress(OSError):
+        line = path.read_bytes().partition(b"\n")[0] + b"\n"
+        return line != magic and line.startswith(magic.rstrip(b"\n").rstrip(b"0123456789"))
+    return False
 
 
 def _describe(table: Table) -> _Columns:

@@ -48,6 +48,7 @@ class RunOrder:
         watch: whether to take snapshots.
         workers: number of processes of the run.
         explain: note why the run used only one process, if it may use more.
+        files: digests of the files that the job reads, by name; None if they were not determined.
     """
 
     job: Scenario
@@ -56,6 +57,7 @@ class RunOrder:
     watch: bool
     workers: int = 1
     explain: bool = False
+    files: Mapping[str, str] | None = None
 
 
 def divide_processes(orders: Mapping[int, RunOrder], processes: int, *, explain: bool) -> dict[int, RunOrder]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.sim.execution.cluster.dispatch import run_in_cluster
 from p2pfl.sim.execution.cluster.options import ON_THIS_MACHINE, ClusterOptions
+from p2pfl.sim.execution.inputs import RunInputs
 from p2pfl.sim.execution.memory_estimate import check_model, check_runs
 from p2pfl.sim.execution.run_order import QUIET, Listener, RunOrder, divide_processes, raise_if_diverged, run_order
 from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.execution.worker_pool import Assignment, compute_side_by_side
 from p2pfl.sim.results.results import Result
-from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
+from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
 from p2pfl.sim.simulation.plan import check
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, prepare_process
 from p2pfl.system.available_memory import free_memory
@@ -66,6 +68,7 @@ def run_all(
     models: bool = False,
     cluster: ClusterOptions = ON_THIS_MACHINE,
     finish_others: bool = False,
+    inputs: RunInputs | None = None,
 ) -> list[Result]:
     """Run every run of a checked scenario with each of its seeds; the engine does not affect results.
 
@@ -78,21 +81,24 @@ def run_all(
         models: whether results hold the models of the nodes.
         cluster: options of the engine `ray`.
         finish_others: finish the other runs if one diverges; for a `listener` that keeps the results.
+        inputs: of the runs, as they were before anything read them; by default as they are now.
 
     Returns:
         One result for each run and seed, in the order of the file.
 
     Raises:
         DivergenceError: a run has diverged; with `finish_others`, it is raised at the end.
-        RunError: a run cannot continue for another reason; the other runs are ended.
+        RunError: a run cannot continue for another reason, such as a change of its data; the other runs are ended.
     """
     watch = listener.watched is not None
+    prepare_process(file.path)
+    jobs, inputs = jobs_of(file), inputs or RunInputs(file)
     orders = {
-        number: RunOrder(job, file.graph, models=models, watch=watch)
-        for number, job in enumerate(jobs_of(file))
+        number: RunOrder(job, file.graph, models=models, watch=watch, files=inputs.files(job))
+        for number, job in enumerate(jobs)
         if number not in done
     }
-    prepare_process(file.path)
+    listener = _confirming(listener, jobs, inputs)
     results = dict(done)
     if engine == "local":
         results |= _run_in_turn(orders, listener, finish_others)
@@ -101,6 +107,18 @@ def run_all(
     elif orders:
         results |= _run_in_workers(orders, file.path, workers, listener, finish_others)
     return [results[number] for number in sorted(results)]
+
+
+def _confirming(listener: Listener, jobs: Sequence[Scenario], inputs: RunInputs) -> Listener:
+    """Return a listener that takes a result only if the inputs of its run have not changed."""
+
+    def finished(number: int, result: Result) -> None:
+        inputs.confirm(jobs[number])
+        if files := inputs.files(jobs[number]):
+            result.summary["inputs"] = files
+        listener.finished(number, result)
+
+    return replace(listener, finished=finished)
 
 
 def _run_in_workers(

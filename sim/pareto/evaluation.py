@@ -16,7 +16,8 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters
 from p2pfl.pareto_metrics import Points, non_dominated, to_maximisation
 from p2pfl.queries import Evaluate, NodeQuery
-from p2pfl.sim.execution.resume import Unfinished
+from p2pfl.sim.execution.inputs import Content, RunInputs
+from p2pfl.sim.execution.resume import EarlierVersionError, Recomputed, Unfinished, reason_of
 from p2pfl.sim.results.artifacts import CANDIDATES
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.simulation.sharding import task_of
@@ -24,7 +25,7 @@ from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.system.atomic_files import DamagedFileError
 from p2pfl.task import goals_of
 
-_MAGIC = b"p2pfl-sim candidate 1\n"
+_MAGIC = b"p2pfl-sim candidate 2\n"
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -40,9 +41,9 @@ class Job(msgspec.Struct, frozen=True):
     scenario: Scenario
     start: Parameters | None = None
 
-    def digest(self, scenario: bytes) -> bytes:
-        """Return a digest of the job and of its start model, from the digest of the scenario."""
-        return sha256(scenario + (b"" if self.start is None else self.start.tobytes())).digest()
+    def digest(self) -> bytes:
+        """Return a digest of the start model."""
+        return b"" if self.start is None else sha256(self.start.tobytes()).digest()
 
 
 class Solved(msgspec.Struct, frozen=True):
@@ -113,51 +114,65 @@ def solve(job: Job, progress: Callable[[int], None] = lambda node_rounds: None) 
 
 
 class _Kept(msgspec.Struct):
-    """A candidate on disk."""
+    """A candidate on disk.
 
-    job: bytes
+    Attributes:
+        start: digest of its start model.
+    """
+
+    content: Content
+    start: bytes
     values: list[float]
     params: bytes
     seconds: float
 
 
 class Candidates(Unfinished):
-    """The solved candidates of searches, each in a sealed file.
+    """The solved candidates of searches, each in a sealed file."""
 
-    Attributes:
-        notes: a line for each candidate that must be solved again.
-    """
-
-    def __init__(self, path: Path, file: ScenarioFile) -> None:
-        super().__init__(path, file, CANDIDATES)
-        self.notes: list[str] = []
+    def __init__(
+        self, path: Path, file: ScenarioFile, inputs: RunInputs | None = None, *, different_bits: bool = False
+    ) -> None:
+        super().__init__(path, file, CANDIDATES, inputs, different_bits=different_bits)
+        self._again = Recomputed("trained")
         self.done = sum(each.name.isdecimal() for each in self._folder.iterdir())
 
     def save(self, job: Job, solved: Solved) -> None:
         """Write a candidate.
 
         Raises:
-            RunError: the file cannot be written.
+            RunError: the file cannot be written, or an input has changed since the command began.
         """
-        part = _Kept(job.digest(self.digest(job.scenario)), solved.values.tolist(), solved.params.tobytes(), solved.seconds)
+        self.inputs.confirm(job.scenario)
+        content = self.inputs.content(job.scenario)
+        part = _Kept(content, job.digest(), solved.values.tolist(), solved.params.tobytes(), solved.seconds)
         self.write(job.number, _MAGIC, msgspec.msgpack.encode(part))
 
     def load(self, job: Job) -> Solved | None:
         """Return a candidate from disk; None if it must be solved."""
-        called = f"candidate {job.number} ({job.scenario.name}, seed {job.scenario.seed}) was trained again"
         try:
             part = self.read(job.number, _MAGIC, partial(msgspec.msgpack.decode, type=_Kept))
-        except DamagedFileError:
-            self.notes.append(f"{called}: its file of partial results is damaged")
-            self.done -= 1
+        except (DamagedFileError, EarlierVersionError) as error:
+            self._must_solve(job, reason_of(error))
             return None
         if part is None:
             return None
-        if part.job != job.digest(self.digest(job.scenario)):
-            self.notes.append(f"{called}: the scenario or the program has changed")
-            self.done -= 1
+        if changes := self.changes(job.scenario, part.content):
+            self._must_solve(job, changes)
+            return None
+        if part.start != job.digest():
+            self._must_solve(job, "the candidate that it starts from has changed")
             return None
         return Solved(np.array(part.values), np.frombuffer(part.params, np.float32), part.seconds)
+
+    @property
+    def notes(self) -> list[str]:
+        """Return a line for each reason to solve candidates again."""
+        return self._again.lines()
+
+    def _must_solve(self, job: Job, reason: str) -> None:
+        self._again.add(job.scenario, reason, f"candidate {job.number} of ")
+        self.done -= 1
 
 
 def front_of_search(points: Points, left_out: list[int]) -> list[int]:

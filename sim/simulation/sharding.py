@@ -23,6 +23,7 @@ from p2pfl.queries import Combine, NodeQuery, R
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, end_all, prepare_process
+from p2pfl.system.shared_work import sharing
 from p2pfl.task import Part, Task, make_task
 
 
@@ -204,8 +205,9 @@ class ShardServer:
             return self._learners[message.node].compute(message.query)
         scenario = message.scenario
         make_policy(*split_name("policy", scenario.policy))  # imports the module that defines its queries
-        for node, name in message.names.items():
-            self._learners[node] = task_of(scenario, node).learner(RandomStreams(scenario.seed, name), scenario.device)
+        with sharing():
+            for node, name in message.names.items():
+                self._learners[node] = task_of(scenario, node).learner(RandomStreams(scenario.seed, name), scenario.device)
         return None
 
 

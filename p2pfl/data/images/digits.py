@@ -19,10 +19,9 @@ def read() -> tuple[np.ndarray, np.ndarray]:
     Raises:
         MissingRequirementError: scikit-learn is not installed.
     """
-    found = find_spec("sklearn")
-    if found is None or found.origin is None:
+    path = file()
+    if path is None:
         raise MissingRequirementError("the digits need scikit-learn: pip install 'p2pfl-node[metrics]'")
-    path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if not path.exists():  # the file is elsewhere in this version
         from sklearn.datasets import load_digits
 
@@ -30,3 +29,11 @@ def read() -> tuple[np.ndarray, np.ndarray]:
         return data.data, data.target
     table = np.loadtxt(path, delimiter=",", dtype=np.int64)
     return table[:, :-1], table[:, -1]
+
+
+def file() -> Path | None:
+    """Return the usual place of the data file inside scikit-learn; None if that is not installed."""
+    found = find_spec("sklearn")
+    if found is None or found.origin is None:
+        return None
+    return Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from p2pfl.content.digests import digest_folder
 from p2pfl.data.formats import idx
 from p2pfl.data.images import digits
 from p2pfl.data.images.catalog import KNOWN, WRITERS, Known
@@ -23,6 +24,7 @@ from p2pfl.data.images.folders import Images, check, read_folder, the_one
 from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.random_streams import RandomStreams
+from p2pfl.system.shared_work import once
 
 ROOT = "P2PFL_DATA"
 
@@ -84,7 +86,7 @@ def data_root(root: str, needed_by: str) -> Path:
 def load(name: str, root: str = "") -> ImageSet:
     """Return a data set: one of NAMES, or a folder of the data root.
 
-    It is read once per process and must not be modified.
+    It is read once per process as long as its files do not change, and must not be modified.
 
     Raises:
         ConfigurationError: the name is a path, or the set is missing, damaged or not as expected; the text names the
@@ -94,15 +96,31 @@ def load(name: str, root: str = "") -> ImageSet:
         return _digits()
     if not name or "/" in name or "\\" in name or name in (".", ".."):
         raise ConfigurationError(f"the data set {name!r} must be the name of a folder in the data root, not a path")
-    return _load(name, data_root(root, f"the data set {name!r}"))
+    folders = folders_of(name, root)
+    content = once(("image set", *folders), lambda: tuple(digest_folder(each) for each in folders if each.is_dir()))
+    return _load(name, data_root(root, f"the data set {name!r}"), content)
+
+
+def folders_of(name: str, root: str) -> list[Path]:
+    """Return the folders whose files make up a data set of the data root.
+
+    Raises:
+        ConfigurationError: there is no data root.
+    """
+    home = data_root(root, f"the data set {name!r}")
+    return [_folder(each, home) for each in ([name] if name != "qmnist" else ["mnist", name])]
+
+
+def _folder(name: str, root: Path) -> Path:
+    known = KNOWN[name].folders if name in KNOWN else ("qmnist_writers", name) if name == "qmnist" else (name,)
+    return next((root / folder for folder in known if (root / folder).is_dir()), root / name)
 
 
 @lru_cache(maxsize=8)
-def _load(name: str, root: Path) -> ImageSet:
+def _load(name: str, root: Path, content: tuple[bytes, ...]) -> ImageSet:
     if name == "qmnist":
-        return _with_writers(_load("mnist", root), root)
-    known = KNOWN.get(name)
-    folder = next((root / f for f in (known.folders if known else (name,)) if (root / f).is_dir()), root / name)
+        return _with_writers(_load("mnist", root, content[:1]), root)
+    known, folder = KNOWN.get(name), _folder(name, root)
     where = f"; {known.title} comes from {known.home}: {known.files}" if known else ""
     try:
         if not folder.is_dir():
@@ -139,7 +157,7 @@ def _with_writers(mnist: ImageSet, root: Path) -> ImageSet:
 
     MNIST's test images are the first 10,000 of QMNIST's.
     """
-    folder = next((root / f for f in ("qmnist_writers", "qmnist") if (root / f).is_dir()), root / "qmnist")
+    folder = _folder("qmnist", root)
     joined = []
     for part, images in (("train", mnist.train), ("test", mnist.test)):
         path = the_one(folder, rf"qmnist-{part}-labels-idx2-int")

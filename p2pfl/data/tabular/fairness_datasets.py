@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from p2pfl.content.digests import digest_file
 from p2pfl.data.rows import Rows
 from p2pfl.data.tabular import table as tables
 from p2pfl.data.tabular.sensitive_attributes import groups_of
@@ -55,6 +56,20 @@ class FairSet:
     def groups(self, by: str) -> np.ndarray:
         """Return the group of each row by an attribute, or by its label; int64 [n]."""
         return self.labels if by == LABEL else self.attribute(by).numbers
+
+
+def content_of(name: str, root: str) -> bytes:
+    """Return a digest of the files of a data set; b"" if it has none, or `load` reports what is wrong with them.
+
+    Args:
+        name, root: see `load`.
+    """
+    if name == SYNTHETIC:
+        return b""
+    try:
+        return b"".join(map(digest_file, tables.files_of(name, root)))
+    except (ConfigurationError, OSError):
+        return b""
 
 
 def load(name: str, root: str, seed: int, rows: int = 0, columns: Mapping[str, tables.Kind] | None = None) -> FairSet:

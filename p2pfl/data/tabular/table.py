@@ -124,6 +124,26 @@ def names() -> list[str]:
     return sorted(path.stem for path in SCHEMAS.glob("*.toml"))
 
 
+def files_of(name: str, root: str) -> list[Path]:
+    """Return the files of a table: its schema, its training part, and its test part, if any.
+
+    Raises:
+        ConfigurationError: there is no such schema, or it cannot be read.
+    """
+    path, folder = _places(name, root)
+    raw = toml_reader.read(path)
+    return [path, *(folder / part for part in (raw.get("train"), raw.get("test")) if isinstance(part, str) and part)]
+
+
+def _places(name: str, root: str) -> tuple[Path, Path]:
+    """Return the schema file of a table, and the folder of its data files."""
+    if name in names():
+        return SCHEMAS / f"{name}.toml", data_root(root, f"the data set {name!r}") / name
+    if name.endswith(".toml"):
+        return Path(name).expanduser(), Path(name).expanduser().parent
+    raise ConfigurationError(f"unknown schema {name!r}: use one of {', '.join(names())}, or a .toml file")
+
+
 def load(name: str, root: str = "", columns: Mapping[str, Kind] | None = None) -> Table:
     """Read a table.
 
@@ -136,12 +156,7 @@ def load(name: str, root: str = "", columns: Mapping[str, Kind] | None = None) -
     Raises:
         ConfigurationError: the schema is invalid, or a file is missing, damaged, or does not match the schema.
     """
-    if name in names():
-        path, folder = SCHEMAS / f"{name}.toml", data_root(root, f"the data set {name!r}") / name
-    elif name.endswith(".toml"):
-        path, folder = Path(name).expanduser(), Path(name).expanduser().parent
-    else:
-        raise ConfigurationError(f"unknown schema {name!r}: use one of {', '.join(names())}, or a .toml file")
+    path, folder = _places(name, root)
     schema = read_schema(path, columns)
     try:
         if not (folder / schema.train).exists():

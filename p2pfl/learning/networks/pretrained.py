@@ -8,14 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
+from p2pfl.content.digests import digest_file
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout, Parameters
+from p2pfl.system.shared_work import once
 
 MOST_LISTED = 20  # names in an error
 
 
 def load(file: str, layout: Layout, without: tuple[str, ...] = ()) -> Parameters:
-    """Return the tensors of a file as one vector. It is read once per process and must not be modified.
+    """Return the tensors of a file as one vector. It is read again only after a change, and must not be modified.
 
     Args:
         file: its tensors must be float32 with the layout's names and shapes, as `p2pfl-node export` writes them. Batch
@@ -28,14 +30,14 @@ def load(file: str, layout: Layout, without: tuple[str, ...] = ()) -> Parameters
     """
     path = Path(file).expanduser()
     try:
-        changed = path.stat().st_mtime_ns
+        content = once(("initial model", path), lambda: digest_file(path))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
-    return _load(path, changed, layout, without)
+    return _load(path, content, layout, without)
 
 
 @lru_cache(maxsize=2)
-def _load(path: Path, changed: int, layout: Layout, without: tuple[str, ...]) -> Parameters:
+def _load(path: Path, content: bytes, layout: Layout, without: tuple[str, ...]) -> Parameters:
     from safetensors import SafetensorError, safe_open
 
     try:

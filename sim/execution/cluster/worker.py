@@ -61,6 +61,7 @@ def _run(job: Job, queue: SimpleQueue[Any]) -> Result:
     found = probe(order.job.device)
     queue.put(found)
     settings.check(found)
+    settings.check_files(order.job, order.files)
     shards = RayShards(settings, order.job.device)
     progress = _Progress(queue)
     result = run_order(order, progress.tell, shards)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from p2pfl.data.images.registry import ROOT
 from p2pfl.errors import RunError
 from p2pfl.sim.execution.cluster.probe import ProbeResult
+from p2pfl.sim.execution.inputs import changed_files, files_of
+from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.workers import prepare_process
 
 
@@ -39,6 +43,20 @@ class WorkerSettings:
             raise RunError(
                 f"{found} computes other last bits than {self.probe}, so results would depend on the machine;"
                 " leave this machine out, or accept it with --allow-different-bits"
+            )
+
+    def check_files(self, job: Scenario, files: Mapping[str, str] | None) -> None:
+        """Raise RunError if this machine's files differ from those of the program's own machine.
+
+        Args:
+            files: digests of the files that the job reads, by name; None is unknown.
+        """
+        if files is None:
+            return
+        there = files_of(job, self.path)
+        if changes := ", ".join(changed_files(files, there)):
+            raise RunError(
+                f"{platform.node()} has other inputs than {self.probe.machine}: {changes}; copy the files to all machines"
             )
 
 

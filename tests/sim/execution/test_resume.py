@@ -155,7 +155,7 @@ def test_resume_recomputes_part_of_changed_scenario(capsys):
     path.write_text(path.read_text().replace("rounds = 3", "rounds = 4"))
     code, out, _ = sim(capsys, "--resume", "here", "--trust", "--engine", "local")
     assert code == 0
-    assert "note: first, seed 0 was computed again: the scenario or the program has changed\n" in out
+    assert "note: first, seed 0; first, seed 1 were computed again: rounds 3 -> 4\n" in out
     assert left_behind("here") == left_behind("whole")
 
 
@@ -276,7 +276,7 @@ def test_runs_of_an_edited_module_are_computed_again(capsys, changed):
     Path("helper.py").write_text("VALUE = 1" if changed else "")
     code, out, _ = sim(capsys, "--resume", "here", "--trust", "--engine", "local")
     assert code == 0
-    assert ("first, seed 0 was computed again: the scenario or the program has changed" in " ".join(out.split())) == changed
+    assert ("first, seed 0 was computed again: module helper.py has changed" in " ".join(out.split())) == changed
 
 
 WILD = SCENARIO.replace("rounds = 3", "rounds = 1").replace(
