@@ -120,6 +120,8 @@ def _source_places(module: str) -> list[Path]:
     """Return the file or the folders of a top-level module; [] if it does not exist."""
     try:
         spec = find_spec(module)
+        if spec is not None and spec.origin and not Path(spec.origin).exists():
+            spec = PathFinder.find_spec(module)  # it has been moved since it was imported; built-in modules have no file
     except (ImportError, ValueError):  # a module without a spec, such as __main__
         return []
     if spec is None:

@@ -5,7 +5,7 @@ The content of a run consists of three mappings from a name to a digest or a val
 - settings: the keys of the run, and the version of p2pfl;
 - files: data, schemas, folders, initial weights, graphs, and the files of modules (see p2pfl.content.inputs);
 - versions: of Python and of the libraries that compute the numbers, and the digest of training steps on this machine
-  (see p2pfl.sim.execution.cluster.probe). These change the last bits only.
+  (see p2pfl.sim.execution.probe). These change the last bits only.
 
 Files count by their content. Their places and times do not matter.
 """
@@ -29,7 +29,7 @@ from p2pfl.config.registry import locate, resolve, root_of
 from p2pfl.content.digests import digest_file, digest_folder
 from p2pfl.content.inputs import Declared, Input, inputs_of
 from p2pfl.errors import ConfigurationError, RunError
-from p2pfl.sim.execution.cluster.probe import probe
+from p2pfl.sim.execution.probe import probe
 from p2pfl.sim.scenario.imports import KINDS
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.scenario.topology import COMPLETE, FILE

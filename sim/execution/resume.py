@@ -199,13 +199,13 @@ class Parts(Unfinished):
             try:
                 part = self.read(number, _MAGIC, _decode)
             except (DamagedFileError, EarlierVersionError) as error:
-                again.add(job, reason_of(error))
+                again.add(f"{job.name}, seed {job.seed}", reason_of(error))
                 continue
             if part is None:
                 continue
             head, found = part
             if changes := self.changes(job, head.content):
-                again.add(job, changes)
+                again.add(f"{job.name}, seed {job.seed}", changes)
                 continue
             results[number] = found
         self.done = len(results)
@@ -219,13 +219,9 @@ class Recomputed:
         self._what = what
         self._names: dict[str, list[str]] = {}
 
-    def add(self, job: Scenario, why: str, prefix: str = "") -> None:
-        """Add a result.
-
-        Args:
-            prefix: precedes the name of its job.
-        """
-        self._names.setdefault(why, []).append(f"{prefix}{job.name}, seed {job.seed}")
+    def add(self, name: str, why: str) -> None:
+        """Add a result by its name."""
+        self._names.setdefault(why, []).append(name)
 
     def lines(self) -> list[str]:
         """Return a line for each reason."""

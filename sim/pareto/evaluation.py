@@ -171,7 +171,7 @@ class Candidates(Unfinished):
         return self._again.lines()
 
     def _must_solve(self, job: Job, reason: str) -> None:
-        self._again.add(job.scenario, reason, f"candidate {job.number} of ")
+        self._again.add(f"candidate {job.number} ({job.scenario.name}, seed {job.scenario.seed})", reason)
         self.done -= 1
 
 

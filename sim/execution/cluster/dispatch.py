@@ -13,10 +13,10 @@ from p2pfl.errors import DivergenceError, RunError
 from p2pfl.sim.execution.cluster.connection import connect
 from p2pfl.sim.execution.cluster.messages import decode, encode
 from p2pfl.sim.execution.cluster.options import ClusterOptions
-from p2pfl.sim.execution.cluster.probe import ProbeResult, probe
 from p2pfl.sim.execution.cluster.shards import resources_of
 from p2pfl.sim.execution.cluster.worker import Job, run_job
 from p2pfl.sim.execution.cluster.worker_settings import WorkerSettings
+from p2pfl.sim.execution.probe import ProbeResult, probe
 from p2pfl.sim.execution.run_order import Listener, RunOrder, divide_processes, raise_if_diverged
 from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.results.results import Result

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from p2pfl.sim.execution.cluster.messages import decode, encode
-from p2pfl.sim.execution.cluster.probe import ProbeResult, probe
 from p2pfl.sim.execution.cluster.worker_settings import WorkerSettings, prepare_worker
+from p2pfl.sim.execution.probe import ProbeResult, probe
 from p2pfl.sim.formatting import size
 from p2pfl.sim.simulation.sharding import Shard, ShardServer
 from p2pfl.sim.simulation.workers import WorkerLostError

@@ -11,9 +11,9 @@ from threading import Thread
 from typing import Any
 
 from p2pfl.sim.execution.cluster.messages import decode, encode
-from p2pfl.sim.execution.cluster.probe import probe
 from p2pfl.sim.execution.cluster.shards import RayShards
 from p2pfl.sim.execution.cluster.worker_settings import WorkerSettings, prepare_worker
+from p2pfl.sim.execution.probe import probe
 from p2pfl.sim.execution.run_order import RunOrder, run_order
 from p2pfl.sim.results.results import Result
 

@@ -10,8 +10,8 @@ from functools import cache
 
 from p2pfl.data.images.registry import ROOT
 from p2pfl.errors import RunError
-from p2pfl.sim.execution.cluster.probe import ProbeResult
 from p2pfl.sim.execution.inputs import changed_files, files_of
+from p2pfl.sim.execution.probe import ProbeResult
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.workers import prepare_process
 

@@ -14,9 +14,9 @@ from p2pfl.prediction_mixing import ModelEnsemble
 from p2pfl.private_parameters import PrivateParameters
 from p2pfl.queries import Evaluate, NodeQuery, Train
 from p2pfl.sim.execution.cluster.messages import decode, encode
-from p2pfl.sim.execution.cluster.probe import probe
 from p2pfl.sim.execution.cluster.shards import RayShard, RayShards
 from p2pfl.sim.execution.cluster.worker_settings import WorkerSettings
+from p2pfl.sim.execution.probe import probe
 from p2pfl.sim.execution.run_order import RunOrder
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.execution.snapshots import of_result

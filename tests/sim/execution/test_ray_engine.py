@@ -235,7 +235,7 @@ def test_options_for_other_engines_are_refused(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for options, line in (
         (["--ray-address", "auto"], "--ray-address needs --engine ray"),
-        (["--allow-different-bits", "--engine", "local"], "--allow-different-bits needs --engine ray"),
+        (["--allow-different-bits", "--engine", "local"], "--allow-different-bits needs --engine ray or --resume"),
     ):
         assert main(["run", "dac-synthetic", *options]) == 2
         assert capsys.readouterr().err == line + "\n"
