@@ -19,6 +19,8 @@ from defusedxml.ElementTree import XMLParser
 
 LONGEST_TEXT = 10_000  # characters of one attribute, or of a node's id
 DEEPEST = 100  # nested elements
+MOST_NAMED = 6  # attributes that were left out
+TRUTH = {"true": True, "1": True, "false": False, "0": False}  # of XML
 
 
 @dataclass
@@ -28,10 +30,14 @@ class GraphML:
     Attributes:
         nodes: each id with its wanted attributes, by name; in the order of the file.
         edges: source, target, whether it is directed, attributes; in the order of the file.
+        left_out: names of the other attributes of edges.
+        undeclared: whether the graph does not state whether its edges are directed.
     """
 
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
     edges: list[tuple[str, str, bool, dict[str, str]]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    undeclared: bool = False
 
 
 def parse(content: bytes, wanted: Callable[[str], bool], most_nodes: int, most_edges: int) -> GraphML:
@@ -79,7 +85,8 @@ class _Reader:
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         name = tag.rpartition("}")[2]
         if not self._open and name != "graphml":
-            raise ValueError(f"the file is not GraphML: it begins with <{name}>")
+            remedy = "convert it, for example with networkx.read_gexf and networkx.write_graphml"
+            raise ValueError(f"the file is not GraphML: it begins with <{name}>; {remedy}")
         if len(self._open) >= DEEPEST:
             raise ValueError(f"elements are nested more than {DEEPEST} deep")
         match name:
@@ -121,17 +128,24 @@ class _Reader:
 
     def _key(self, attributes: dict[str, str]) -> None:
         """Record the name of an attribute; a key may also contain its default."""
-        name, domain = attributes.get("attr.name", ""), attributes.get("for", "all")
+        id, domain = attributes.get("id", ""), attributes.get("for", "all")
+        name = attributes.get("attr.name") or id  # some programs, such as JUNG, write only the id
         self._name = name if self._wanted(name) and domain in ("node", "edge", "all") else ""
+        if not self._name and domain == "edge" and len(self.found.left_out) < MOST_NAMED:
+            self.found.left_out.append(repr(name[:40]))
         if self._name:
-            self._names[attributes.get("id", "")] = name
+            self._names[id] = name
         self._targets = [self._defaults[kind] for kind in self._defaults if domain in (kind, "all")]
 
     def _graph(self, attributes: dict[str, str]) -> None:
         self._graphs += 1
         if self._graphs > 1:
             raise ValueError("more than one graph, or a nested graph, is not supported")
-        self._directed = attributes.get("edgedefault") == "directed"
+        default = attributes.get("edgedefault", "")
+        if default not in ("directed", "undirected", ""):
+            raise ValueError(f"edgedefault must be 'directed' or 'undirected', got {default[:40]!r}")
+        self._directed = default == "directed"
+        self.found.undeclared = not default
 
     def _node(self, attributes: dict[str, str]) -> None:
         id, nodes = attributes.get("id", ""), self.found.nodes
@@ -148,7 +162,10 @@ class _Reader:
         if not source or not target:
             raise ValueError("an edge has no source or no target")
         self._check_count("edges", len(self.found.edges))
-        directed = {"true": True, "false": False}.get(attributes.get("directed", ""), self._directed)
+        given = attributes.get("directed", "")
+        if given not in ("", *TRUTH):
+            raise ValueError(f"directed must be 'true' or 'false', got {given[:40]!r}")
+        directed = TRUTH.get(given, self._directed)
         own = dict(self._defaults["edge"])
         self.found.edges.append((source, target, directed, own))
         self._targets = [own]

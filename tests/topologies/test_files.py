@@ -60,7 +60,7 @@ def test_edge_list_with_any_separator_is_read(write, separator):
     assert labels(graph) == ["anna", "bert", "carl", "dora"]
     assert neighbours(graph) == [(1,), (0, 2), (1,), ()]
     assert edges(graph) == {(0, 1): {"weight": 1.0}, (1, 2): {"weight": 2.5}}
-    assert graph.graph == {"name": "net", "notes": []}
+    assert (graph.graph["name"], graph.graph["notes"]) == ("net", [])
 
 
 def test_edge_list_skips_comments_heading_and_empty_lines(write):
@@ -111,7 +111,8 @@ def test_directed_edge_list_points_to_the_fetching_node(write):
         ("net.csv", "a,b\n,b\n", "net.csv: line 2: expected 'node', 'source target' or 'source target weight'"),
         ("net.txt", "x" * 10_001, "net.txt: line 1: the name of a node has more than 10000 characters"),
         ("net.txt", b"\xff\xfe\xfa", "net.txt: the file is not UTF-8 text"),
-        ("net.gml", "graph []", "net.gml must be GraphML (.graphml, .xml) or a list of edges (.edges, "),
+        ("net.gml", "graph []", "net.gml: the file has no nodes"),
+        ("net.doc", "a b", "net.doc must be GraphML (.graphml, .xml), or GML (.gml), or node-link JSON (.json), or "),
     ],
 )
 def test_invalid_edge_list_reports_one_line(write, name, text, message):
@@ -170,7 +171,8 @@ def test_graphml_coordinates_labels_and_weights_are_read(write):
         (1, {"label": "n"}),
     ]
     assert edges(graph) == {(0, 1): {"weight": 4.0}}  # the other edge has the default, 2.5
-    assert graph.graph == {"name": "net", "notes": ["left out: 1 parallel edge"]}
+    assert graph.graph["name"] == "net"
+    assert "left out: 1 parallel edge" in graph.graph["notes"]
 
 
 def test_graphml_of_networkx_is_read_equally(tmp_path):

@@ -1,0 +1,126 @@
+"""Readers of adjacency lists and adjacency matrices.
+
+The dialect of adjacency lists is that of networkx.write_adjlist, in which each node begins one line. networkx's own
+reader accepts lines of any form, so that names with blanks become other nodes.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from p2pfl.topologies.edge_lists import LONGEST_NAME, order_by_number
+from p2pfl.topologies.graph_facts import Content, Limits
+from p2pfl.topologies.text_rows import NUMBER, SEPARATORS, Rows, shown
+
+CONVERT = "write the graph with networkx.write_graphml"
+
+
+def read_list(rows: Rows, directed: bool, limits: Limits) -> Content:
+    """Return the content of an adjacency list: lines with a node, and the nodes to which it has edges.
+
+    Raises:
+        ValueError: a node does not begin exactly one line; the text names the line.
+    """
+    if rows.attributes is not None or all(len(fields) == 2 and fields[1] == "0" for fields in rows.fields):
+        raise ValueError(f"a multi-line adjacency list is not read; {CONVERT}")
+    found = Content(f"adjacency list separated by {SEPARATORS[rows.separator]}", dropped=dict(rows.dropped))
+    for number, (node, *_) in zip(rows.numbers, rows.fields, strict=True):
+        if not node or len(node) > LONGEST_NAME:
+            raise ValueError(f"line {number}: a node has no name, or one of more than {LONGEST_NAME} characters")
+        if node in found.nodes:
+            raise ValueError(f"line {number}: {shown(node)} begins two lines; put all its neighbours into one line")
+        found.nodes[node] = {}
+    named: set[tuple[str, str]] = set()
+    for number, (node, *others) in zip(rows.numbers, rows.fields, strict=True):
+        for other in others:
+            if other not in found.nodes:
+                raise ValueError(
+                    f"line {number}: {shown(other)} begins no line, but each node must; if it is a part of a name with"
+                    f" blanks, {CONVERT}"
+                )
+            if not directed and (other, node) in named and other != node:
+                continue  # both lines of an undirected edge may name it
+            named.add((node, other))
+            found.edges.append((node, other, directed, None))
+        limits.check(len(found.nodes), len(found.edges))
+    order_by_number(found)
+    return found
+
+
+def matrix_names(rows: Rows) -> list[str] | None:
+    """Return the names of the nodes of a matrix, with or without names of rows and columns; None if it is none.
+
+    Raises:
+        ValueError: the rows can be a matrix, or edges.
+    """
+    first, rest = rows.fields[0], rows.fields[1:]
+    if rows.attributes is not None:
+        return None
+    names = [fields[0] for fields in rest]
+    entries = [text for fields in rest for text in fields[1:]]
+    even = all(len(fields) == len(names) + 1 for fields in rest) and all(map(NUMBER.fullmatch, filter(None, entries)))
+    corner = first[0] if first[1:] == names and not NUMBER.fullmatch(first[0]) else None
+    if names and even and (corner == "" or (len(names) > 1 and (corner is not None or first == names))):
+        return names
+    size = len(rows.fields)
+    if size < 2 or any(len(fields) != size or not all(map(NUMBER.fullmatch, fields)) for fields in rows.fields):
+        return None
+    values = [[float(text) for text in fields] for fields in rows.fields]
+    hollow = not any(values[k][k] for k in range(size))
+    symmetric = all(values[i][j] == values[j][i] for i in range(size) for j in range(i))
+    as_edges = size == 2 or (size == 3 and all(row[2] > 0 for row in values))
+    if as_edges and size == 2:
+        ambiguous = hollow and (values[0][1], values[1][0]) not in ((0, 1), (1, 0), (1, 1))
+    else:
+        ambiguous = as_edges and symmetric
+    if ambiguous:
+        raise ValueError(
+            f"line {rows.numbers[0]}: the rows may be an adjacency matrix, or edges; give a matrix names of rows and columns,"
+            " and a list of edges a first line 'source target weight'"
+        )
+    if not as_edges and (hollow or symmetric):
+        return [str(k) for k in range(size)]
+    return None
+
+
+def read_matrix(rows: Rows, names: list[str], directed: bool | None, limits: Limits) -> Content:
+    """Return the content of an adjacency matrix; an entry in row i and column j is the weight of the edge from i to j.
+
+    Args:
+        names: see `matrix_names`.
+
+    Raises:
+        ValueError: an entry is not a weight, or the matrix is not symmetric and `directed` is None.
+    """
+    labelled = len(rows.fields) > len(names)
+    kind = "adjacency matrix with names" if labelled else "adjacency matrix"
+    found = Content(f"{kind} separated by {SEPARATORS[rows.separator]}", dropped=dict(rows.dropped))
+    limits.check(len(names), 0)
+    if len(set(names)) < len(names):
+        raise ValueError("two rows of the matrix have the same name")
+    found.nodes = {name: {} for name in names}
+    entries = {}
+    start = int(labelled)
+    for i, (number, fields) in enumerate(zip(rows.numbers[start:], rows.fields[start:], strict=True)):
+        values = fields[start:]
+        if len(values) != len(names):
+            raise ValueError(f"line {number}: expected {len(names)} entries of a matrix, found {len(values)}")
+        for j, text in enumerate(values):
+            weight = float(text) if NUMBER.fullmatch(text) else -1.0
+            if not 0 <= weight < inf:
+                raise ValueError(f"line {number}: an entry of a matrix must be 0 or a positive number, got {text[:40]!r}")
+            if weight:
+                entries[i, j] = weight
+        limits.check(len(names), len(entries))
+    lopsided = next(((i, j) for (i, j), weight in entries.items() if entries.get((j, i)) != weight), None)
+    if lopsided and directed is None:
+        i, j = lopsided
+        raise ValueError(
+            f"line {rows.numbers[i + start]}: the matrix is not symmetric: the entry from {names[i]} to {names[j]} is"
+            f" {entries[i, j]:g}, the other way it is {entries.get((j, i), 0):g}; set directed = true, or false to take the larger"
+        )
+    weighted = any(weight != 1 for weight in entries.values())
+    for (i, j), weight in entries.items():
+        if directed or i <= j or (j, i) not in entries or lopsided:
+            found.edges.append((names[i], names[j], bool(directed), weight if weighted else None))
+    return found
