@@ -10,7 +10,7 @@ from math import inf
 
 from p2pfl.topologies.edge_lists import LONGEST_NAME, order_by_number
 from p2pfl.topologies.graph_facts import Content, Limits
-from p2pfl.topologies.text_rows import NUMBER, SEPARATORS, Rows, shown
+from p2pfl.topologies.text_rows import NUMBER, SEPARATORS, Rows, quote
 
 CONVERT = "write the graph with networkx.write_graphml"
 
@@ -28,14 +28,14 @@ def read_list(rows: Rows, directed: bool, limits: Limits) -> Content:
         if not node or len(node) > LONGEST_NAME:
             raise ValueError(f"line {number}: a node has no name, or one of more than {LONGEST_NAME} characters")
         if node in found.nodes:
-            raise ValueError(f"line {number}: {shown(node)} begins two lines; put all its neighbours into one line")
+            raise ValueError(f"line {number}: {quote(node)} begins two lines; put all its neighbours into one line")
         found.nodes[node] = {}
     named: set[tuple[str, str]] = set()
     for number, (node, *others) in zip(rows.numbers, rows.fields, strict=True):
         for other in others:
             if other not in found.nodes:
                 raise ValueError(
-                    f"line {number}: {shown(other)} begins no line, but each node must; if it is a part of a name with"
+                    f"line {number}: {quote(other)} begins no line, but each node must; if it is a part of a name with"
                     f" blanks, {CONVERT}"
                 )
             if not directed and (other, node) in named and other != node:
@@ -53,34 +53,48 @@ def matrix_names(rows: Rows) -> list[str] | None:
     Raises:
         ValueError: the rows can be a matrix, or edges.
     """
-    first, rest = rows.fields[0], rows.fields[1:]
     if rows.attributes is not None:
         return None
-    names = [fields[0] for fields in rest]
-    entries = [text for fields in rest for text in fields[1:]]
-    even = all(len(fields) == len(names) + 1 for fields in rest) and all(map(NUMBER.fullmatch, filter(None, entries)))
-    corner = first[0] if first[1:] == names and not NUMBER.fullmatch(first[0]) else None
-    if names and even and (corner == "" or (len(names) > 1 and (corner is not None or first == names))):
-        return names
-    size = len(rows.fields)
-    if size < 2 or any(len(fields) != size or not all(map(NUMBER.fullmatch, fields)) for fields in rows.fields):
-        return None
-    values = [[float(text) for text in fields] for fields in rows.fields]
+    names = _named_matrix(rows)
+    size = len(rows.fields) if names is None else len(names)
+    if names is None:
+        if size < 2 or any(len(fields) != size or not all(map(NUMBER.fullmatch, fields)) for fields in rows.fields):
+            return None
+        table = rows.fields
+    else:
+        if size > 3 or names != [str(k) for k in range(size)]:
+            return names
+        table = [fields[1:] for fields in rows.fields[1:]]  # pandas names rows and columns of edges in this way, too
+    values = [[float(text or 0) for text in fields] for fields in table]
     hollow = not any(values[k][k] for k in range(size))
     symmetric = all(values[i][j] == values[j][i] for i in range(size) for j in range(i))
     as_edges = size == 2 or (size == 3 and all(row[2] > 0 for row in values))
     if as_edges and size == 2:
-        ambiguous = hollow and (values[0][1], values[1][0]) not in ((0, 1), (1, 0), (1, 1))
+        ambiguous = not (hollow and (values[0][1], values[1][0]) in ((0, 1), (1, 0), (1, 1)))
+        ambiguous = ambiguous and (hollow or names is not None)
     else:
-        ambiguous = as_edges and symmetric
+        ambiguous = as_edges and (symmetric or names is not None)
     if ambiguous:
         raise ValueError(
-            f"line {rows.numbers[0]}: the rows may be an adjacency matrix, or edges; give a matrix names of rows and columns,"
-            " and a list of edges a first line 'source target weight'"
+            f"line {rows.numbers[0]}: the rows may be an adjacency matrix, or edges; give a matrix names of rows and"
+            " columns that are no numbers, and a list of edges a first line 'source target weight'"
         )
-    if not as_edges and (hollow or symmetric):
-        return [str(k) for k in range(size)]
-    return None
+    if names is not None:
+        return names
+    return [str(k) for k in range(size)] if not as_edges and (hollow or symmetric) else None
+
+
+def _named_matrix(rows: Rows) -> list[str] | None:
+    """Return the names of the nodes, if rows and columns have equal names; None otherwise."""
+    first, rest = rows.fields[0], rows.fields[1:]
+    names = [fields[0] for fields in rest]
+    entries = [text for fields in rest for text in fields[1:]]
+    even = all(len(fields) == len(names) + 1 for fields in rest) and all(map(NUMBER.fullmatch, filter(None, entries)))
+    if not names or not even:
+        return None
+    if first == names:
+        return names if len(names) > 1 else None
+    return names if first[1:] == names and (not first[0] or (len(names) > 1 and not NUMBER.fullmatch(first[0]))) else None
 
 
 def read_matrix(rows: Rows, names: list[str], directed: bool | None, limits: Limits) -> Content:
@@ -117,7 +131,8 @@ def read_matrix(rows: Rows, names: list[str], directed: bool | None, limits: Lim
         i, j = lopsided
         raise ValueError(
             f"line {rows.numbers[i + start]}: the matrix is not symmetric: the entry from {names[i]} to {names[j]} is"
-            f" {entries[i, j]:g}, the other way it is {entries.get((j, i), 0):g}; set directed = true, or false to take the larger"
+            f" {entries[i, j]:g}, the other way it is {entries.get((j, i), 0):g}; set directed = true, or false to take"
+            " the larger"
         )
     weighted = any(weight != 1 for weight in entries.values())
     for (i, j), weight in entries.items():

@@ -16,7 +16,7 @@ from math import inf
 
 from p2pfl.topologies.column_names import PAIRS, columns_of, stem_of, weight_of
 from p2pfl.topologies.graph_facts import Content, Limits
-from p2pfl.topologies.text_rows import NUMBER, SEPARATORS, Rows, fields_of, shown
+from p2pfl.topologies.text_rows import NUMBER, SEPARATORS, Rows, fields_of, quote
 
 LONGEST_NAME = 10_000  # characters
 INTEGER = re.compile(r"-?\d+(\.0+)?", re.ASCII)
@@ -24,6 +24,7 @@ NOTHING = frozenset({"nan", "na", "n/a", "none", "null", "<na>"})
 INVISIBLE = re.compile("[\x00-\x1f\x7f\u200b-\u200d\u2060\ufeff]")
 STRONG_NAMES = frozenset(name for pair in PAIRS for name in pair)
 EXPECTED = "expected 'node', 'source target' or 'source target weight'"
+TWO_NAMES = "expected two names before the attributes, found more; write the list with the option delimiter=','"
 NAME_COLUMNS = "name the columns in a first line, such as 'source target weight' with the separator of the file"
 
 
@@ -43,8 +44,8 @@ class Columns:
         if not self.header:
             return []
         used = {self.source: "source", self.target: "target", self.weight: "weight"}
-        kept = [f"{shown(self.header[k])} is the {use}" for k, use in used.items() if k is not None]
-        others = [shown(name) if name else "one without a name" for k, name in enumerate(self.header) if k not in used]
+        kept = [f"{quote(self.header[k])} is the {use}" for k, use in used.items() if k is not None]
+        others = [quote(name) if name else "one without a name" for k, name in enumerate(self.header) if k not in used]
         more = f" and {len(others) - 6} more" if len(others) > 6 else ""
         return [f"column {', '.join(kept)}", *([f"columns left out: {', '.join(others[:6])}{more}"] if others else [])]
 
@@ -117,6 +118,8 @@ def _take(rows: Rows, k: int, columns: Columns, directed: bool, found: Content) 
         if name not in found.nodes:
             _check_name(name)
             found.nodes[name] = {}
+    if len(fields) > width and rows.attributes is not None:
+        raise ValueError(TWO_NAMES)
     if len(fields) > width:
         what = f"the table has {width} columns" if columns.header else EXPECTED
         remedy = "" if columns.header else f"; {NAME_COLUMNS}, or name an adjacency list .adjlist"
@@ -124,10 +127,11 @@ def _take(rows: Rows, k: int, columns: Columns, directed: bool, found: Content) 
     if len(ends) == 1:
         return
     text = _cell(fields, columns.weight)
-    weight = weight_number(text) if text else None
-    if rows.attributes is not None:
-        if text:
-            raise ValueError(f"{EXPECTED} before the attributes, found 3 fields; quote a name that contains blanks")
+    if rows.attributes is None:
+        weight = weight_number(text) if text else None
+    elif text:
+        raise ValueError(TWO_NAMES)
+    else:
         weight = _weight_in(rows.attributes[k])
     found.edges.append((ends[0], ends[1], directed, weight))
 
@@ -139,10 +143,12 @@ def _check_name(name: str) -> None:
     if INVISIBLE.search(name):
         raise ValueError(f"the name {name[:40]!a} has an invisible character; remove it")
     if NUMBER.fullmatch(name) and not INTEGER.fullmatch(name):
-        raise ValueError(f"{shown(name)} is not the name of a node but a decimal number; {NAME_COLUMNS}")
+        raise ValueError(f"{quote(name)} is not the name of a node but a decimal number; {NAME_COLUMNS}")
+    if re.search(r"(^|\s)\{.*\}", name):
+        raise ValueError(f"the name {quote(name)} has attributes in braces; write the graph with networkx.write_graphml")
     if any(name.count(opening) != name.count(closing) for opening, closing in ("()", "[]", "{}")):
         raise ValueError(
-            f"the name {shown(name)} has a bracket without its partner; relabel nodes that are tuples with"
+            f"the name {quote(name)} has a bracket without its partner; relabel nodes that are tuples with"
             " networkx.convert_node_labels_to_integers, or remove the bracket"
         )
 
@@ -163,7 +169,7 @@ def _weight_in(attributes: dict[str, object]) -> float | None:
 def _describe_attributes(rows: Rows, found: Content) -> None:
     keys = Counter(key for attributes in rows.attributes or () for key in attributes if key.casefold() != "weight")
     if keys:
-        found.details.append(f"attributes left out: {', '.join(shown(key) for key in list(keys)[:6])}")
+        found.details.append(f"attributes left out: {', '.join(quote(key) for key in list(keys)[:6])}")
 
 
 # Header
@@ -182,7 +188,7 @@ def _columns(rows: Rows) -> Columns:
     if rows.quoted_first and width == len(first) + 1 and _is_index([fields[0] for fields in rest]):
         first = ["", *first]  # R leaves out the name of the column with the names of rows
     try:
-        if (named := _named(first, rest, rows)) is not None:
+        if (named := _header_columns(first, rest, rows)) is not None:
             return named
     except ValueError as error:
         raise ValueError(f"line {rows.numbers[0]}: {error}") from error
@@ -194,7 +200,7 @@ def _columns(rows: Rows) -> Columns:
     return Columns()
 
 
-def _named(first: list[str], rest: list[list[str]], rows: Rows) -> Columns | None:
+def _header_columns(first: list[str], rest: list[list[str]], rows: Rows) -> Columns | None:
     """Return the columns that a first row names; None if it is an edge."""
     if len(first) < 2 or not rest:
         pair = columns_of(first) if len(first) > 1 else None
@@ -243,7 +249,7 @@ def _unknown_names(first: list[str], rest: list[list[str]], rows: Rows, numbers:
     weights = [fields[2] for fields in rest if len(fields) > 2]
     if not first[0] or text_over_numbers or (no_weight and weights and all(NUMBER.fullmatch(text) for text in weights)):
         raise ValueError(
-            f"{', '.join(map(shown, first[:6]))} look like names of columns; call the two columns of an edge source and"
+            f"{', '.join(map(quote, first[:6]))} look like names of columns; call the two columns of an edge source and"
             " target, and that of the weight weight, or remove the line"
         )
     return None
@@ -275,10 +281,10 @@ def _refuse_similar_names(rows: Rows, columns: Columns, found: Content) -> None:
             continue
         if not number or ("." in name) != ("." in other):
             raise ValueError(
-                f"line {_line_of(name, rows, columns)}: {shown(name)} and {shown(other)} may be one node; write equal names"
+                f"line {_line_of(name, rows, columns)}: {quote(name)} and {quote(other)} may be one node; write equal names"
                 " equally"
             )
-        found.notes.append(f"{shown(other)} and {shown(name)} are two nodes")
+        found.notes.append(f"{quote(other)} and {quote(name)} are two nodes")
     missing = [name for name in found.nodes if name.casefold() in NOTHING]
     if missing and all(INTEGER.fullmatch(name) for name in found.nodes if name not in missing):
         raise ValueError(f"line {_line_of(missing[0], rows, columns)}: {missing[0]!r} is a missing value; remove the line")
@@ -313,7 +319,7 @@ def _refuse_ambiguous(rows: Rows, found: Content) -> None:
     if all(numbers):
         _refuse_counts(rows)
         _refuse_default_header(rows, found)
-    _refuse_lonely_first(rows, found, numbers)
+    _refuse_lonely_first(rows, found)
     _refuse_adjacency(rows, found)
     _refuse_index(rows)
 
@@ -329,14 +335,15 @@ def _refuse_outlier(rows: Rows, found: Content, numbers: Sequence[bool]) -> None
             k = odd[0]
             name = next(name for name, each in zip(rows.fields[k], kinds[k], strict=False) if each is kind)
             raise ValueError(
-                f"line {rows.numbers[k]}: {shown(name)} is {what}, but all other names are {others}; if the line is not an"
+                f"line {rows.numbers[k]}: {quote(name)} is {what}, but all other names are {others}; if the line is not an"
                 f" edge, remove it, otherwise {NAME_COLUMNS}"
             )
     disjoint = {fields[0] for fields in rows.fields}.isdisjoint(fields[1] for fields in rows.fields if len(fields) > 1)
     if disjoint and all(len(row) > 1 and row[0] != row[1] for row in kinds):
         if _is_index([fields[0] for fields in rows.fields]):
             raise ValueError(
-                f"line {rows.numbers[0]}: the first column counts the lines, as in a table of nodes or with an index; {NAME_COLUMNS}"
+                f"line {rows.numbers[0]}: the first column counts the lines, as in a table of nodes or with an"
+                f" index; {NAME_COLUMNS}"
             )
         found.notes.append("the two columns have no name in common")
 
@@ -351,8 +358,8 @@ def _refuse_counts(rows: Rows) -> None:
     if len(head) == 1:
         fits = any(len(fields) > 1 for fields in rest) and head[0] in (len(rest), len(names), max(names) + 1)
     else:
-        edges = (len(rest), sum(len(fields) for fields in rest) / 2)
-        fits = head[-1] in edges and min(head[:-1]) == max(head[:-1]) >= max(*names, len(names) - 1)
+        edges = (len(rest), len(set(map(tuple, rest))), sum(len(fields) for fields in rest) / 2)
+        fits = head[-1] in edges and min(head[:-1]) == max(head[:-1]) >= len(names)
     if fits:
         raise ValueError(
             f"line {rows.numbers[0]}: {' '.join(first)} may be the number of nodes or edges; remove the line if it is,"
@@ -375,15 +382,21 @@ def _refuse_default_header(rows: Rows, found: Content) -> None:
     found.notes.append(f"line {rows.numbers[0]}, {','.join(first)}, was read as an edge; remove it if it names columns")
 
 
-def _refuse_lonely_first(rows: Rows, found: Content, numbers: Sequence[bool]) -> None:
-    """Raise ValueError if two names without numbers make the first row, and occur nowhere else."""
+def _refuse_lonely_first(rows: Rows, found: Content) -> None:
+    """Raise ValueError if the two names of the first row occur nowhere else and are text; note it if they are integers."""
     first = rows.fields[0]
-    if len(first) != 2 or len(rows.fields) == 1 or any(INTEGER.fullmatch(name) for name in first) or first[0] == first[1]:
+    if len(rows.fields) == 1 or len(first) < 2 or first[0] == first[1]:
         return
-    if not any(name in fields[:2] for fields in rows.fields[1:] for name in first):
+    if any(name in fields[:2] for fields in rows.fields[1:] for name in first[:2]):
+        return
+    if len(first) == 2 and not any(INTEGER.fullmatch(name) for name in first):
         raise ValueError(
-            f"line {rows.numbers[0]}: {shown(first[0])} and {shown(first[1])} occur in no other line, so that they may be names"
-            f" of columns; if they are nodes, {NAME_COLUMNS}"
+            f"line {rows.numbers[0]}: {quote(first[0])} and {quote(first[1])} occur in no other line, so that they may"
+            f" be names of columns; if they are nodes, {NAME_COLUMNS}"
+        )
+    if all(INTEGER.fullmatch(name) for name in first[:2]):
+        found.notes.append(
+            f"line {rows.numbers[0]}, {' '.join(first)[:60]}, was read as an edge; its nodes have no other one"
         )
 
 
@@ -402,14 +415,14 @@ def _refuse_adjacency(rows: Rows, found: Content) -> None:
     if len(long) < len(rows.fields) or (complete and different):
         k = next(k for k, fields in enumerate(rows.fields) if len(fields) > 2)
         raise ValueError(
-            f"line {rows.numbers[k]}: {shown(rows.fields[k][2])} may be a weight, or a node of an adjacency list; name an adjacency"
-            f" list .adjlist, otherwise {NAME_COLUMNS}"
+            f"line {rows.numbers[k]}: {quote(rows.fields[k][2])} may be a weight, or a node of an adjacency list; name"
+            f" an adjacency list .adjlist, otherwise {NAME_COLUMNS}"
         )
 
 
 def _refuse_index(rows: Rows) -> None:
     """Raise ValueError if the first of three columns may be the index of pandas."""
-    if any(len(fields) != 3 for fields in rows.fields) or len(rows.fields) < 2:
+    if any(len(fields) != 3 for fields in rows.fields):
         return
     if not _is_index([fields[0] for fields in rows.fields]) or not all(
         INTEGER.fullmatch(fields[2]) for fields in rows.fields
@@ -417,10 +430,11 @@ def _refuse_index(rows: Rows) -> None:
         return
     if any(("." in fields[1]) != ("." in fields[2]) for fields in rows.fields):
         return
-    pairs = [tuple(sorted(fields[1:])) for fields in rows.fields]
+    pairs = [tuple(fields[1:]) for fields in rows.fields]
     if len(set(pairs)) == len(pairs) and all(a != b for a, b in pairs):
         raise ValueError(
-            f"line {rows.numbers[0]}: the first column counts the lines, so that it may be an index, or the source; {NAME_COLUMNS}"
+            f"line {rows.numbers[0]}: the first column counts the lines, so that it may be an index, or the source;"
+            f" {NAME_COLUMNS}"
         )
 
 

@@ -20,7 +20,8 @@ from p2pfl.topologies.graph_facts import Content, GraphFacts, Limits
 
 GRAPHML = (".graphml", ".xml")
 ADJACENCY_LISTS = (".adjlist",)
-EDGE_LISTS = (".edges", ".edgelist", ".el", ".ncol", ".csv", ".tsv", ".tab", ".txt")
+TABLES = (".csv", ".tsv", ".tab")
+EDGE_LISTS = (".edges", ".edgelist", ".el", ".ncol", *TABLES, ".txt")
 FORMATS = {
     "GraphML": GRAPHML,
     "GML": (".gml",),
@@ -121,7 +122,7 @@ def _parse(content: bytes, suffix: str, name: str, directed: bool | None) -> Con
         return reader(content, WANTED, limits)
     text = text_rows.decode(content)
     refuse_text(text, name)
-    rows = text_rows.split(text, MOST_NODES + MOST_EDGES)
+    rows = text_rows.split(text, MOST_NODES + MOST_EDGES, tabular=suffix in TABLES)
     if not rows.fields:
         return Content("edge list")
     if suffix in ADJACENCY_LISTS:

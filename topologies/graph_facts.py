@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import networkx as nx
+
 Edge = tuple[str, str, bool, float | None]  # source, target, whether it is directed, weight
 
 
@@ -74,6 +76,11 @@ class GraphFacts:
     notes: Sequence[str]
 
     @property
+    def dropped_lines(self) -> int:
+        """Number of lines that were left out, without edges."""
+        return sum(count for reason, count in self.dropped.items() if "line" in reason)
+
+    @property
     def line(self) -> str:
         """The facts in one line, without the notes."""
         parts = [
@@ -109,6 +116,12 @@ class GraphFacts:
             "dropped": {reason: count for reason, count in self.dropped.items() if count},
             "notes": list(self.notes),
         }
+
+
+def facts_of(graph: nx.Graph) -> GraphFacts | None:
+    """Return the facts of a graph that p2pfl.topologies.read has read from a file; None for others."""
+    facts = graph.graph.get("facts")
+    return facts if isinstance(facts, GraphFacts) else None
 
 
 def _plural(word: str, count: int) -> str:

@@ -11,7 +11,7 @@ import networkx as nx
 
 from p2pfl.topologies.edge_lists import LONGEST_NAME, weight_number
 from p2pfl.topologies.graph_facts import Content, Limits
-from p2pfl.topologies.text_rows import decode, shown
+from p2pfl.topologies.text_rows import decode, quote
 
 Attributes = Mapping[str, Any]
 CONVERT = "write the graph with networkx.node_link_data, or with networkx.write_graphml"
@@ -81,13 +81,13 @@ def read_gml(content: bytes, wanted: frozenset[str], limits: Limits) -> Content:
 
 def _name(value: Any, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "" or len(str(value)) > LONGEST_NAME:
-        raise ValueError(f"{where}: the name of a node must be a text or an integer, got {shown(str(value))}")
+        raise ValueError(f"{where}: the name of a node must be a text or an integer, got {quote(str(value))}")
     return str(value)
 
 
 def _add_node(found: Content, name: str, attributes: Attributes, wanted: frozenset[str]) -> None:
     if name in found.nodes:
-        raise ValueError(f"two nodes have the id {shown(name)}")
+        raise ValueError(f"two nodes have the id {quote(name)}")
     found.nodes[name] = {
         key.lower(): str(value)
         for key, value in attributes.items()
@@ -98,10 +98,10 @@ def _add_node(found: Content, name: str, attributes: Attributes, wanted: frozens
 def _add_edge(found: Content, ends: list[str], directed: bool, attributes: Attributes, where: str) -> None:
     for end in ends:
         if end not in found.nodes:
-            raise ValueError(f"{where} refers to {shown(end)}, which is not a node of the file")
+            raise ValueError(f"{where} refers to {quote(end)}, which is not a node of the file")
     weight = next((value for key, value in attributes.items() if key.lower() == "weight" and value is not None), None)
     if isinstance(weight, bool | list | dict):
-        raise ValueError(f"{where}: a weight must be a positive number, got {shown(str(weight))}")
+        raise ValueError(f"{where}: a weight must be a positive number, got {quote(str(weight))}")
     try:
         found.edges.append((ends[0], ends[1], directed, None if weight is None else weight_number(str(weight))))
     except ValueError as error:
@@ -111,4 +111,4 @@ def _add_edge(found: Content, ends: list[str], directed: bool, attributes: Attri
 def _describe(found: Content, edges: Any, known: set[str]) -> None:
     others = dict.fromkeys(key for edge in edges for key in edge if key.lower() not in {"weight", *known})
     if others:
-        found.details.append(f"attributes of edges left out: {', '.join(shown(key) for key in list(others)[:6])}")
+        found.details.append(f"attributes of edges left out: {', '.join(quote(key) for key in list(others)[:6])}")

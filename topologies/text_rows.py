@@ -65,11 +65,12 @@ def decode(content: bytes) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def split(text: str, most: int) -> Rows:
+def split(text: str, most: int, tabular: bool = True) -> Rows:
     """Return the rows of a text.
 
     Args:
         most: maximum number of rows.
+        tabular: whether the name of the file says that signs, not blanks, separate the fields.
 
     Raises:
         ValueError: a line is not like the others, or its reading is ambiguous; the text names it.
@@ -93,13 +94,16 @@ def split(text: str, most: int) -> Rows:
             numbers.append(number)
             if len(lines) > most:
                 raise ValueError(f"line {number}: more than {most} lines, the maximum")
-    return _rows(lines, numbers, comments, empty)
+    found = _rows(lines, numbers, comments, empty)
+    if found.separator in (",", ";") and not tabular and found.attributes is None:
+        _refuse_blanks(lines, found)
+    return found
 
 
 def _rows(lines: list[str], numbers: list[int], comments: list[tuple[int, str]], empty: int) -> Rows:
     """Make the rows of lines without comment lines and empty lines."""
-    heads, attributes = _attributes(lines, numbers)
-    found = Rows(_separator(heads, numbers), numbers=numbers, attributes=attributes)
+    heads, attributes, sign = _attributes(lines, numbers)
+    found = Rows(_separator(heads, numbers) if sign is None else sign, numbers=numbers, attributes=attributes)
     cut = 0
     for number, line in zip(numbers, heads, strict=True):
         fields = fields_of(line, found.separator, number)
@@ -108,8 +112,8 @@ def _rows(lines: list[str], numbers: list[int], comments: list[tuple[int, str]],
             cut += shortened
         found.fields.append(fields)
     found.quoted_first = bool(heads) and not QUOTED.sub("", heads[0]).strip(" \t;,")
-    if not found.separator:
-        _refuse_one_column(found)
+    _refuse_one_column(found)
+    _refuse_weight_in_name(found)
     first = numbers[0] if numbers else 0
     found.comments = [line.lstrip("#% \t") for number, line in comments[:COMMENTS_KEPT] if not first or number < first]
     _refuse_marked_rows(comments, found, first)
@@ -162,7 +166,7 @@ def _separator(lines: Sequence[str], numbers: Sequence[int]) -> str:
             " use one separator, and put names that contain it into double quotes"
         )
     sign = full[0]
-    near_tab = re.compile(r"[,;]\s*\t|\t\s*[,;]")
+    near_tab = re.compile(r"[,;]\s*(\t|$)|(^|\t)\s*[,;]")
     if len(full) > 1 and (sign != "\t" or any(near_tab.search(line) for line in bare)):
         names = " and ".join(SEPARATORS[each] for each in full)
         raise ValueError(
@@ -184,14 +188,42 @@ def _separator(lines: Sequence[str], numbers: Sequence[int]) -> str:
 
 
 def _refuse_one_column(rows: Rows) -> None:
-    """Raise ValueError for one-field rows that other signs separate, such as `a->b` or `a|b`."""
-    if all(len(fields) == 1 for fields in rows.fields):
-        signs = re.compile(r".(->|--|[|:/\\]|\s).")
-        if rows.fields and all(signs.search(fields[0]) for fields in rows.fields):
-            raise ValueError(
-                f"line {rows.numbers[0]}: found one field, {shown(rows.fields[0][0])}; separate the two nodes of an edge"
-                " by a comma, a semicolon, a tab or a blank, and put a name that contains blanks into double quotes"
-            )
+    """Raise ValueError for rows that other signs separate, such as `a->b` or `a|b`, or that end in a separator."""
+    alone = all(len(fields) == 1 for fields in rows.fields)
+    other = re.compile(r".(->|--|[|:/\\]|\s).") if alone and not rows.separator else re.compile(".->.")
+    if rows.fields and all(any(map(other.search, fields)) for fields in rows.fields):
+        raise ValueError(
+            f"line {rows.numbers[0]}: {quote(' '.join(rows.fields[0]))} has an unknown separator; separate the two nodes"
+            " of an edge by a comma, a semicolon, a tab or a blank, and put names that contain one into double quotes"
+        )
+    if alone and rows.separator and any(re.search(r"\s", fields[0]) for fields in rows.fields):
+        raise ValueError(
+            f"line {rows.numbers[0]}: the separator, {SEPARATORS[rows.separator]}, is only at ends of lines; remove it there"
+        )
+
+
+def _refuse_blanks(lines: Sequence[str], rows: Rows) -> None:
+    """Raise ValueError if blanks may separate the fields of a line, and the sign be a part of names."""
+    inner = re.compile(r"[^\s,;][ \t]+[^\s,;]")
+    k = next((k for k, line in enumerate(lines) if inner.search(END_COMMENT.split(QUOTED.sub("_", line))[0])), None)
+    if k is not None:
+        raise ValueError(
+            f"line {rows.numbers[k]}: blanks or {SEPARATORS[rows.separator]} may separate the fields; name the file .csv, or"
+            " put names that contain either into double quotes"
+        )
+
+
+def _refuse_weight_in_name(rows: Rows) -> None:
+    """Raise ValueError if blanks seem to separate the weights, and a comma is a part of each line's name."""
+    if rows.separator in ("", "\t") or rows.attributes is not None or any(len(fields) != 2 for fields in rows.fields):
+        return
+    weight = re.compile(r".*\s[-+]?\d+(\.\d+)?", re.ASCII)
+    ends = [[weight.fullmatch(part) is not None for part in fields] for fields in rows.fields]
+    if ends and all(last for _, last in ends) and not all(first for first, _ in ends):
+        raise ValueError(
+            f"line {rows.numbers[0]}: {quote(rows.fields[0][1])} may be a name and a weight; use one separator, and put"
+            " names that contain it into double quotes"
+        )
 
 
 def _without_comment(line: str, fields: list[str], separator: str, number: int) -> tuple[list[str], bool]:
@@ -200,7 +232,7 @@ def _without_comment(line: str, fields: list[str], separator: str, number: int) 
         head = fields_of(line[: found.start()], separator, number)
         if not separator or (len(head) > 1 and separator not in line[found.start() :]):
             return head, True
-        fault = f"{shown(line[found.start() :].strip())} is a comment or a part of a name"
+        fault = f"{quote(line[found.start() :].strip())} is a comment or a part of a name"
     elif any(re.match(r"[-+.\d]+#", part) or (not separator and part.startswith("#")) for part in fields):
         fault = "'#' begins a comment or belongs to a name"
     else:
@@ -232,12 +264,15 @@ def _refuse_marked_rows(comments: list[tuple[int, str]], rows: Rows, first: int)
             )
 
 
-def _attributes(lines: list[str], numbers: list[int]) -> tuple[list[str], list[dict[str, Any]] | None]:
-    """Return the lines without the dicts of attributes at their ends, and the dicts, if all lines have one."""
-    count = sum(line.endswith("}") and "{" in line for line in lines)
-    if not count:
-        return lines, None
+def _attributes(lines: list[str], numbers: list[int]) -> tuple[list[str], list[dict[str, Any]] | None, str | None]:
+    """Return the lines without the dicts of attributes at their ends, the dicts, and the separator before them.
+
+    The dicts and the separator are None if no line has a dict.
+    """
+    if not any(line.endswith("}") and "{" in line for line in lines):
+        return lines, None, None
     heads, attributes = [], []
+    signs = set()
     for number, line in zip(numbers, lines, strict=True):
         head, opening, rest = line.partition("{")
         if not opening or not line.endswith("}") or (head and head[-1] not in " \t,;"):
@@ -245,10 +280,12 @@ def _attributes(lines: list[str], numbers: list[int]) -> tuple[list[str], list[d
                 f"line {number}: other lines end in a dict of attributes, {{...}}, and this one does not; write the graph"
                 " with networkx.write_graphml, or with networkx.write_edgelist(graph, file, data=False)"
             )
-        head = head.rstrip(" \t")
-        heads.append(head[:-1] if head[-1:] in (",", ";") else head)
+        signs.add(head[-1:].strip(" "))
+        if len(signs) > 1:
+            raise ValueError(f"line {number}: the separator before the attributes differs from that of other lines")
+        heads.append(head[:-1])
         attributes.append(_dict("{" + rest, number))
-    return heads, attributes
+    return heads, attributes, signs.pop()
 
 
 def _dict(text: str, number: int) -> dict[str, Any]:
@@ -261,12 +298,12 @@ def _dict(text: str, number: int) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise ValueError(
-            f"line {number}: the attributes {shown(text)} are not a dict of plain values; write the graph with"
+            f"line {number}: the attributes {quote(text)} are not a dict of plain values; write the graph with"
             " networkx.write_graphml, or with networkx.write_weighted_edgelist"
         )
     return found
 
 
-def shown(text: str) -> str:
-    """Return the beginning of a text for a message."""
+def quote(text: str) -> str:
+    """Return the beginning of a text in quotes, for a message."""
     return repr(text if len(text) <= 40 else text[:40] + "...")

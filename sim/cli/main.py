@@ -182,7 +182,7 @@ def _add_topology(commands: Any) -> None:
         "p2pfl-sim topology network.graphml",
     )
     graph.add_argument(
-        "topology", metavar="TOPOLOGY", help="name of a topology or of a shipped graph, or a GraphML file or list of edges"
+        "topology", metavar="TOPOLOGY", help="name of a topology or of a shipped graph, or a file with a graph"
     )
     options = graph.add_argument_group("topology")
     options.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: 10, or the nodes of the file)")

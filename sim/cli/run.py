@@ -291,8 +291,10 @@ def _print_outcome(options: argparse.Namespace, outcome: CommandResults) -> None
     of_runs = [note for result in outcome.results for note in result.notes]
     for line in [*collapses(outcome.summary["table"]), *died(outcome.summary["runs"])]:
         print(f"warning: {line}")
-    for line in dict.fromkeys(facts["line"] for result in outcome.results for facts in result.summary.get("data", ())):
-        print(f"data: {line}")
+    for kind in ("graph", "data"):
+        lines = [facts["line"] for result in outcome.results for facts in result.summary.get(kind, ())]
+        for line in dict.fromkeys(lines):
+            print(f"{kind}: {line}")
     for note in dict.fromkeys([*outcome.file.notes, *outcome.recomputed, *of_runs]):
         print(f"note: {note}")
     if outcome.problem:

@@ -19,6 +19,7 @@ from p2pfl.system.available_memory import check_memory
 from p2pfl.system.json_output import to_json
 from p2pfl.topologies import BUILDERS, labels, places, properties, read
 from p2pfl.topologies.geography import Point
+from p2pfl.topologies.graph_facts import facts_of
 
 EDGE = 150  # minimum bytes of one edge in a graph and in a simulation; 200 were measured
 FILE = "file"  # name of a topology from a file in a resolved scenario
@@ -256,10 +257,13 @@ def show(name: str, nodes: int | None, seed: int, changes: Sequence[str], as_jso
     check_memory(f"a topology of {nodes:,} nodes", int(EDGE * (nodes + edges_of(table, nodes))))
     graph = topology(table, nodes, seed)
     notes = [*graph.graph.get("notes", []), *([ALONE] if len(graph) == 1 else [])]
+    facts = facts_of(graph)
     shown = {"topology": graph.graph["name"], **measure(graph), "notes": notes}
     if as_json:
-        print(to_json({**shown, "labels": labels(graph)}))
+        print(to_json({**shown, "labels": labels(graph), **({"graph": [facts.to_json()]} if facts else {})}))
         return
+    if facts:
+        print(f"graph: {facts.line}")
     for key, value in shown.items():
         print(f"{key.replace('_', ' ')}: {_words(value)}")
 

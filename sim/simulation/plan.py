@@ -26,6 +26,7 @@ from p2pfl.system.shared_work import sharing
 from p2pfl.task import POINT, TASKS, Part, Task, data_notes_of, extra_metrics_of, goals_of, make_task
 from p2pfl.topologies import complete_properties, labels, neighbours
 from p2pfl.topologies.geography import Point
+from p2pfl.topologies.graph_facts import GraphFacts, facts_of
 
 MOST_NOTES = 6  # different notes on the samples of single nodes
 READS_ROWS = ("classification",)  # built-in tasks whose nodes may have the same samples
@@ -41,6 +42,7 @@ class TopologyPlan:
         neighbours: for each node, the names of the nodes that it may fetch from; sorted.
         places: the graph whose nodes have the coordinates.
         notes: notes for the user.
+        facts: what the readers of the topology's file and of that of the places understood.
     """
 
     name: str
@@ -49,6 +51,7 @@ class TopologyPlan:
     neighbours: list[tuple[str, ...]]
     places: nx.Graph
     notes: tuple[str, ...]
+    facts: tuple[GraphFacts, ...]
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,8 @@ def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence
         around = [everyone[:k] + everyone[k + 1 :] for k in range(len(everyone))]
     else:
         around = [tuple([everyone[k] for k in ks]) for ks in neighbours(graph)]
-    return TopologyPlan(name, properties, labelled, around, places, notes)
+    read = [found for each in dict.fromkeys((graph, places)) if (found := facts_of(each)) is not None]
+    return TopologyPlan(name, properties, labelled, around, places, notes, tuple(read))
 
 
 def scarcity_notes(scenario: Scenario, tasks: Sequence[Task]) -> list[str]:

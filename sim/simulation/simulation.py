@@ -33,6 +33,7 @@ from p2pfl.sim.simulation.exchanges import Parts, forge_for_victims, make_exchan
 from p2pfl.sim.simulation.plan import RunPlan, plan
 from p2pfl.sim.simulation.recorder import Recorder
 from p2pfl.sim.simulation.sharding import LocalShards, ShardedBackend, ShardSource
+from p2pfl.topologies.graph_facts import GraphFacts
 
 Progress = Callable[[int], None]
 
@@ -45,6 +46,7 @@ class Run:
         topology: name of the topology.
         properties: of the topology; see p2pfl.topologies.properties.
         labels: label of each node in the topology, or else of its place; empty if every label is the node's number.
+        graphs: what the readers of the files of the topology and the places understood.
         nodes: final state of the nodes, by name.
         batches: by kind, the number of batches of jobs, and the number of jobs.
         notes: notes for the user about the computation.
@@ -54,6 +56,7 @@ class Run:
     topology: str
     properties: dict[str, Any]
     labels: list[str]
+    graphs: tuple[GraphFacts, ...]
     nodes: dict[str, Node]
     recorder: Recorder
     batches: dict[str, tuple[int, int]]
@@ -149,6 +152,7 @@ class Simulation:
             topology=self.plan.topology.name,
             properties=self.plan.topology.properties,
             labels=self.plan.topology.labels,
+            graphs=self.plan.topology.facts,
             nodes=self.nodes,
             recorder=self.recorder,
             batches={kind: (queue.batches, queue.jobs) for kind, queue in self.batcher.queues.items()},
