@@ -39,22 +39,17 @@ WANTED = frozenset({"label", "latitude", "longitude", "weight"})
 def read(file: str, directed: bool | None = None) -> nx.Graph:
     """Read a graph from a file, which may be compressed by gzip.
 
-    | format | suffixes | content |
-    | --- | --- | --- |
-    | GraphML | .graphml, .xml | Directed and undirected edges may be mixed. |
-    | GML | .gml | By networkx's reader. |
-    | node-link JSON | .json | As of networkx.node_link_data, with `edges` or `links`. |
-    | adjacency list | .adjlist | As of networkx.write_adjlist: each node begins one line. |
-    | edge list | .edges, .edgelist, .el, .ncol, .csv, .tsv, .tab, .txt | See below. |
-    | table of edges | like an edge list | The first line names the columns of the source and the target. |
-    | adjacency matrix | like an edge list | With or without the names of rows and columns. |
+    The suffix selects the format: GraphML (.graphml, .xml), GML (.gml), node-link JSON as of networkx.node_link_data
+    (.json), or an adjacency list as of networkx.write_adjlist, in which each node begins one line (.adjlist). Edge lists,
+    tables of edges and adjacency matrices have the suffixes .edges, .edgelist, .el, .ncol, .csv, .tsv, .tab and .txt.
 
     An edge list has a line `source target` or `source target weight` for each edge. It may end in a dict of attributes,
     as of networkx.write_edgelist. Commas, semicolons, tabs or blanks separate the fields, the same in all lines. Double
     quotes are for names that contain a separator. A line with one name is a node, with or without edges. Lines that
     begin with `#` or `%` are comments, and also the end of a line after ` # `.
 
-    A table may have further columns; only a column `weight` is used. Without names of columns, it has two or three.
+    The first line of a table names the columns of the source and the target, for example `source,target`. Of the other
+    columns only `weight` is used. A matrix may have names of rows and columns.
 
     Args:
         directed: whether an edge allows only the target to fetch from the source; false by default. GraphML, GML and
