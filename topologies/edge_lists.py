@@ -88,7 +88,7 @@ def weight_number(text: str) -> float:
     """
     weight = float(text) if NUMBER.fullmatch(text) else 0.0
     if not 0 < weight < inf:
-        hint = "; write a decimal point" if re.fullmatch(r"\d+,\d+", text) else ""
+        hint = "; write a decimal point, and no sign that groups digits" if re.fullmatch(r"\d+,\d+", text) else ""
         raise ValueError(f"a weight must be a positive number, got {text[:40]!r}{hint}")
     return weight
 

@@ -190,7 +190,7 @@ def _separator(lines: Sequence[str], numbers: Sequence[int]) -> str:
 def _refuse_one_column(rows: Rows) -> None:
     """Raise ValueError for rows that other signs separate, such as `a->b` or `a|b`, or that end in a separator."""
     alone = all(len(fields) == 1 for fields in rows.fields)
-    other = re.compile(r".(->|--|[|:/\\]|\s).") if alone and not rows.separator else re.compile(".->.")
+    other = re.compile(r"->|--|[|:/\\]|\s") if alone and not rows.separator else re.compile(".->.")
     if rows.fields and all(any(map(other.search, fields)) for fields in rows.fields):
         raise ValueError(
             f"line {rows.numbers[0]}: {quote(' '.join(rows.fields[0]))} has an unknown separator; separate the two nodes"

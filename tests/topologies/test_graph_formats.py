@@ -213,6 +213,7 @@ def test_hash_in_a_name_is_no_comment(write):
         ("net.txt", "Rio, RJ Oslo\n", "line 1: blanks or ',' may separate the fields; name the file .csv, or"),
         ("net.txt", "a->b\nb->c\n", "line 1: 'a->b' has an unknown separator"),
         ("net.txt", "a|b\nb|c\n", "line 1: 'a|b' has an unknown separator"),
+        ("net.txt", "0:1:2:\n1:\n2:\n", "line 1: '0:1:2:' has an unknown separator"),
         ("net.csv", '"a,b\n', "line 1: a quote is not closed"),
         ("net.csv", "1.0,2\n2.0,3\n", "line 2: '2.0' and '2' may be one node; write equal names equally"),
         ("net.csv", "é,b\nb,e\u0301\n", "line 2: 'e\u0301' and 'é' may be one node"),
