@@ -350,11 +350,14 @@ def result_of(run: Run, models: bool = False) -> Result:
     more = run.recorder.clusters.tables() | run.recorder.elections()
     if "clusters" in more:
         summary["clusters"] = cluster_log.over_rounds(more["clusters"], groups)
-    if run.graphs:
-        summary["graph"] = [each.to_json() for each in run.graphs]
-    if facts := distinct(each for node in nodes for each in data_facts_of(node.task)):
-        summary["data"] = [each.to_json() for each in facts]
+    summary |= _facts(run)
     return Result(summary, rounds, edges, _notes(run, summary), more, [_tensors(node) for node in nodes] if models else None)
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """Return what the readers of graphs and of data understood."""
+    data = distinct(each for node in run.nodes.values() for each in data_facts_of(node.task))
+    return {kind: [each.to_json() for each in facts] for kind, facts in (("graph", run.graphs), ("data", data)) if facts}
 
 
 def _notes(run: Run, summary: Mapping[str, Any]) -> list[str]:
