@@ -16,6 +16,7 @@ from p2pfl.errors import ConfigurationError
 
 Keys = np.ndarray  # int64 [n]: the hash of each sample, valid in this process
 
+MOST_INVOLVED = 64  # nodes in which repeated samples are looked for
 MANY = 0.1  # of the samples held out; fewer, or samples that one node has twice, may be duplicates in the data
 SAME = "all nodes have the same rows; set partition"
 REMEDY = (
@@ -34,14 +35,14 @@ class Found(NamedTuple):
         of_others: those that another node trains on.
         own: those that the same node trains on.
         example: a node that tests one, and the other node that trains on it; None if there is none.
-        twice: whether one of the nodes involved has two equal samples.
+        involved: nodes whose samples these are, at most about 64.
     """
 
     tested: int
     of_others: int
     own: int
     example: tuple[int, int] | None
-    twice: bool
+    involved: frozenset[int]
 
 
 class Parts(NamedTuple):
@@ -70,12 +71,16 @@ def check_separation(parts: Sequence[Parts], held_out: Sequence[bool], names: Se
     found = overlap(train, test)
     if found.example is not None:
         tester, trainer = (names[k] for k in found.example)
+        twice = any(
+            _repeats(np.concatenate([train[k], *([] if (own := test[k]) is None or not held_out[k] else [own])]))
+            for k in found.involved
+        )
         said = f"{found.of_others:,} of the {found.tested:,} test samples of all nodes are training samples of other nodes"
-        if held_out[found.example[0]] and not found.twice and found.of_others >= MANY * found.tested:
+        if held_out[found.example[0]] and not twice and found.of_others >= MANY * found.tested:
             raise ConfigurationError(
                 f"{said}; {trainer} trains on samples that {tester} has held out for its test; {REMEDY}"
             )
-        remedy = DUPLICATES if found.twice else REMEDY
+        remedy = DUPLICATES if twice else REMEDY
         notes.append(f"{said}; for example, {trainer} trains on samples that {tester} is tested on; {remedy}")
     if found.own:
         notes.append(
@@ -114,9 +119,8 @@ def overlap(train: Sequence[Keys], test: Sequence[Keys | None]) -> Found:
             place = hits[np.argmax(elsewhere)]
             other = int(first.nodes[place] if first.nodes[place] != node else last.nodes[place])
             example = example or (node, other)
-            involved |= {node, other} if len(involved) < 64 else set()
-    twice = any(_repeats(train[k], test[k]) for k in involved)
-    return Found(tested, of_others, own, example, twice)
+            involved |= {node, other} if len(involved) < MOST_INVOLVED else set()
+    return Found(tested, of_others, own, example, frozenset(involved))
 
 
 class _Owners(NamedTuple):
@@ -146,9 +150,8 @@ def _owners(train: Sequence[Keys]) -> tuple[_Owners, _Owners]:
     return _Owners(keys, np.minimum.reduceat(least, begins)), _Owners(keys, np.maximum.reduceat(most, begins))
 
 
-def _repeats(train: Keys, test: Keys | None) -> bool:
-    both = train if test is None else np.concatenate([train, test])
-    return len(np.unique(both)) < len(both)
+def _repeats(keys: Keys) -> bool:
+    return len(np.unique(keys)) < len(keys)
 
 
 def _keys_by_array() -> Callable[[tuple[np.ndarray, np.ndarray]], Keys]:

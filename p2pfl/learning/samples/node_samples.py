@@ -193,7 +193,7 @@ def _hold_out(
         if kept < held or (size and not kept):
             asked = f"{size:,}" if size >= 1 else f"a fraction of {size:g}"
             notes.append(
-                f"{split}: {kept:,} samples are held out, not {asked}, because of {len(order):,} samples half remain for"
+                f"{split}: {kept:,} samples are held out, not {asked}; at least half of {len(order):,} must remain for"
                 " training"
             )
         found[split], order = train.part(np.sort(order[:kept])), order[kept:]
@@ -215,7 +215,8 @@ def _range_notes(samples: Mapping[Split, NodeSamples]) -> list[str]:
     """Return a note on inputs whose size differs very much from that of the training inputs, as pixels and pixels / 255."""
     sizes = {split: size for split, each in samples.items() if (size := _size(each.x))}
     return [
-        f"{split} data: inputs are up to {size:g}, but those of the training data up to {sizes['train']:g}; scale both alike"
+        f"{split} data: inputs are more than {FAR} times as {'great' if size > sizes['train'] else 'small'} as those of the"
+        " training data; scale both alike"
         for split, size in sizes.items()
         if "train" in sizes and max(size, sizes["train"]) > FAR * min(size, sizes["train"])
     ]
@@ -239,7 +240,7 @@ def without_extra_dimension(shape: Sequence[int]) -> str:
 def _check_finite(samples: NodeSamples) -> None:
     for what, values in (("input", samples.x), ("target", samples.y)):
         if (first := first_not_finite(values)) is not None:
-            raise ConfigurationError(f"{samples.name(what, first)} is not finite (NaN or infinite)")
+            raise ConfigurationError(f"{samples.name(what, first)} is not finite (NaN, infinite, or too large for float32)")
 
 
 def first_not_finite(values: Tensor) -> int | None:

@@ -47,10 +47,10 @@ def own_images(tmp_path):
 
 def test_number_that_is_not_held_out_is_noted():
     assert own(test=40).data_notes == (
-        "test: 30 samples are held out, not 40, because of 60 samples half remain for training",
+        "test: 30 samples are held out, not 40; at least half of 60 must remain for training",
     )
     assert own(2, validation=0.1, test=0.1).data_notes == (
-        "test: 0 samples are held out, not a fraction of 0.1, because of 1 samples half remain for training",
+        "test: 0 samples are held out, not a fraction of 0.1; at least half of 1 must remain for training",
     )
     assert own(test=20, validation=0.1).data_notes == ()
 
@@ -64,8 +64,8 @@ def test_run_counts_nodes_with_smaller_splits():
 
     (run,) = p2pfl.simulate({"nodes": 4, "rounds": 1, "task": task, "policy": "local"}, progress=False)
     assert run.notes[:2] == [
-        "node-0, node-1 and 1 more: test: 7 samples are held out, not 10, because of 15 samples half remain for training",
-        "node-3: test: 7 samples are held out, not 11, because of 15 samples half remain for training",
+        "node-0, node-1 and 1 more: test: 7 samples are held out, not 10; at least half of 15 must remain for training",
+        "node-3: test: 7 samples are held out, not 11; at least half of 15 must remain for training",
     ]
 
 
