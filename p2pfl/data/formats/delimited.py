@@ -124,12 +124,14 @@ def read_rows(path: Path, dialect: Dialect, dropped: Counter[str], most_bytes: i
 
 
 def header_of(path: Path, row: Sequence[str]) -> list[str]:
-    """Return the names in a header without spaces around them; "" for a column without a name.
+    """Return the names in a header, without spaces around them and with one for each line end or space inside.
+
+    A column without a name has "".
 
     Raises:
         ConfigurationError: two columns have the same name.
     """
-    names = [name.strip() for name in row]
+    names = [" ".join(name.split()) for name in row]
     if twice := [name for name, count in Counter(names).items() if count > 1 and name]:
         hint = "; the first line must name the columns" if number(twice[0]) is not None else "; rename one of them"
         raise ConfigurationError(f"{path} has two columns {twice[0]!r}{hint}")
@@ -170,8 +172,14 @@ def _check_first(path: Path, line: int, row: Sequence[str], dialect: Dialect) ->
 
 def _explain_width(row: Sequence[str], first: Sequence[str], dialect: Dialect) -> str:
     """Return what is wrong with a line that has more or fewer values than the first."""
-    expected = f"expected {dialect.columns}" if dialect.columns else f"but the first line names {len(first)} columns"
+    expected = (
+        f"expected {dialect.columns}"
+        if dialect.columns
+        else f"but the first line names {len(first)} column{'s' * (len(first) != 1)}"
+    )
     text = f"{len(row)} value{'s' * (len(row) != 1)}, {expected}"
+    if len(first) == 1 and not dialect.columns:
+        return f"{text}; remove lines above the names of the columns"
     if found := other_separator(row, dialect.delimiter):
         return f"{text}; the line is separated by {found}"
     if row[0].startswith("#"):

@@ -27,14 +27,14 @@ _LOOKS = (
     (r"[+-]?[$€£¥]\s*[\d.,]+|[\d.,]+\s*[$€£¥]", "a currency sign; write the number without it"),
     (r"[+-]?0[xX][0-9a-fA-F]+", "a hexadecimal number; write it with decimal digits"),
     (r"[+-]?(inf|infinity)", "infinite; write a finite number, or remove the line"),
+    (r"\(\s*[\d.,]+\s*\)", "a negative number in parentheses; write a minus sign"),
     (r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ].*)?", "a date; write a number, such as days since a fixed date"),
     (r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?", "a time; write a number, such as seconds"),
     (r"true|false|yes|no", "a truth value; write 1 and 0"),
-    (r"\(\s*[\d.,]+\s*\)", "a negative number in parentheses; write a minus sign"),
     (r"'.*'", "in single quotes; remove them, or write double quotes"),
 )
 _PATTERNS = [(re.compile(pattern, re.IGNORECASE), meaning) for pattern, meaning in _LOOKS]
-_NUMERIC = 10  # of the patterns, the first ones are numbers in another notation
+_NUMERIC = 9  # of the patterns, the first ones are numbers in another notation
 
 
 def numbers(cells: Sequence[str]) -> list[float] | None:

@@ -92,6 +92,8 @@ def _read_csv(path: Path, choice: Choice, labels: ClassLabels, features: int | N
     most = inf if free is None else free / 16  # a value takes eight bytes here, and eight more in the final array
     rows = read_rows(path, dialect, dropped)
     header = next(rows, (1, []))[1]
+    if len(header) == 1:
+        next(rows, None)  # raises an error that names the line, if the others are wider: the first is a title then
     names, kept, label = _columns(path, header, choice, labels, features)
     pick = _picker(kept)
     for line, row in rows:
@@ -100,7 +102,9 @@ def _read_csv(path: Path, choice: Choice, labels: ClassLabels, features: int | N
             raise _not_a_number(f"{path}, line {line}", [(names[k], row[k]) for k in kept])
         found = labels.class_of(row[label])
         if found is None:
-            raise _not_a_label(path, f"line {line}: {names[label]} is {row[label][:40].strip() or 'empty'}", choice, labels)
+            raise _not_a_label(
+                path, f"line {line}: {names[label]} is {' '.join(row[label][:40].split()) or 'empty'}", choice, labels
+            )
         x.extend(values)
         y.append(found)
         places.append(line)
