@@ -73,8 +73,8 @@ def table(
             labels are the classes 0 to classes - 1.
         data: path of this node's file.
         target: name of the label's column in a .csv file; by default the last one.
-        ignore: names of columns of a .csv file that are left out. By default none, and a column that numbers or identifies
-            the rows is refused; a list, even an empty one, decides.
+        ignore: names of columns of a .csv file that are left out. By default none, and a column that identifies the rows, or
+            numbers them in a file sorted by label, is refused; a list, even an empty one, decides.
         delimiter: the character between the columns of a .csv file.
         hidden: width of the hidden layer, or a list of widths; an empty list makes a linear model.
         lr, momentum: learning rate and momentum of SGD.

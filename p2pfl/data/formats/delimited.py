@@ -33,6 +33,7 @@ _MAGIC = {
     b"\xfd7zXZ": "an xz archive",
 }
 _ENCODINGS = {b"\xff\xfe\x00\x00": "UTF-32", b"\x00\x00\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_INVISIBLE = "\ufeff\u200b\u2060"  # marks of byte order where files were joined, and spaces of no width
 _FIRST = 4096  # bytes whose encoding is looked at before anything is parsed
 
 
@@ -131,7 +132,7 @@ def header_of(path: Path, row: Sequence[str]) -> list[str]:
     Raises:
         ConfigurationError: two columns have the same name.
     """
-    names = [" ".join(name.split()) for name in row]
+    names = [" ".join(name.strip(_INVISIBLE).split()) for name in row]
     if twice := [name for name, count in Counter(names).items() if count > 1 and name]:
         hint = "; the first line must name the columns" if number(twice[0]) is not None else "; rename one of them"
         raise ConfigurationError(f"{path} has two columns {twice[0]!r}{hint}")

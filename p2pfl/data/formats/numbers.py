@@ -27,14 +27,18 @@ _LOOKS = (
     (r"[+-]?[$€£¥]\s*[\d.,]+|[\d.,]+\s*[$€£¥]", "a currency sign; write the number without it"),
     (r"[+-]?0[xX][0-9a-fA-F]+", "a hexadecimal number; write it with decimal digits"),
     (r"[+-]?(inf|infinity)", "infinite; write a finite number, or remove the line"),
+    (r"[+-]?[\d.]+[dD][+-]?\d+", "an exponent with D, as Fortran writes it; write E"),
+    (r"[+-]?\d*\.\d+[+-]\d+", "an exponent without E, as Fortran writes it; write E"),
+    (r"[\u2212\u2013\u2014\ufe63\uff0d]\s*[\d.,]+([eE].*)?", "another sign than '-' for minus; write '-'"),
     (r"\(\s*[\d.,]+\s*\)", "a negative number in parentheses; write a minus sign"),
     (r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ].*)?", "a date; write a number, such as days since a fixed date"),
     (r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?", "a time; write a number, such as seconds"),
     (r"true|false|yes|no", "a truth value; write 1 and 0"),
     (r"'.*'", "in single quotes; remove them, or write double quotes"),
 )
+_CODE = re.compile(r"0\d+|\d+[eE]\d+", re.ASCII)
 _PATTERNS = [(re.compile(pattern, re.IGNORECASE), meaning) for pattern, meaning in _LOOKS]
-_NUMERIC = 9  # of the patterns, the first ones are numbers in another notation
+_NUMERIC = 12  # of the patterns, the first ones are numbers in another notation
 
 
 def numbers(cells: Sequence[str]) -> list[float] | None:
@@ -61,6 +65,11 @@ def number(text: str) -> float | None:
 def is_marker(text: str) -> bool:
     """Return whether a text is known as the marker of a missing number."""
     return text.strip().lower() in _MARKERS
+
+
+def is_code(text: str) -> bool:
+    """Return whether a number may be a code: it begins with a zero, as 02139, or has E between digits, as 32E013."""
+    return _CODE.fullmatch(text) is not None
 
 
 def is_other_notation(text: str) -> bool:

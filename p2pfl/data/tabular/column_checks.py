@@ -19,6 +19,8 @@ FEWEST_ROWS = 10  # below, anything may be chance
 MOST_COLUMNS = 1024  # that are looked at one by one
 CHANCE = 1e-3  # that a random column of the table gives the label away
 STEPS = 50  # of float32 within the middle half of a column's values, at least
+SENTINELS = [-99, -999, -9999, -99999, 999, 9999, 99999, 999999]
+_FAR = 5  # times the greatest other number
 _BLOCK, _SAMPLE = 4096, 1000  # rows
 _NAMELESS = re.compile(r"Unnamed: \d+(\.\d+)*(_level_\d+)?")
 _IDENTIFIER = re.compile(
@@ -39,22 +41,43 @@ def names_identifier(name: str) -> bool:
 
 
 def indices(names: Sequence[str], x: np.ndarray) -> list[int]:
-    """Return the columns that number the rows, or identify them.
-
-    A column numbers the rows if its values are 0, 1, 2, ... or 1, 2, 3, ... in the order of the rows. It identifies them
-    if it is named so, and its values are different whole numbers.
+    """Return the columns that number the rows, or identify them; see `counters` and `identifiers`.
 
     Args:
         x: numbers [n, columns].
     """
+    return sorted({*counters(x), *identifiers(names, x)})
+
+
+def counters(x: np.ndarray) -> list[int]:
+    """Return the columns whose values are 0, 1, 2, ... or 1, 2, 3, ... in the order of the rows."""
     if len(x) < FEWEST_ROWS:
         return []
     few = x[:FEWEST_ROWS].astype(float)
-    steps = np.diff(few, axis=0)
     begins = (few[0] == 0) | (few[0] == 1)
-    counting = [k for k in np.flatnonzero(begins & (steps == 1).all(0)) if (np.diff(x[:, k].astype(float)) == 1).all()]
-    named = [k for k, name in enumerate(names) if names_identifier(name) and _all_different_integers(x[:, k])]
-    return sorted({*map(int, counting), *named})
+    likely = np.flatnonzero(begins & (np.diff(few, axis=0) == 1).all(0)).tolist()
+    return [k for k in likely if (np.diff(x[:, k].astype(float)) == 1).all()]
+
+
+def identifiers(names: Sequence[str], x: np.ndarray) -> list[int]:
+    """Return the columns that are named as an index or identifier, and whose values are different whole numbers."""
+    if len(x) < FEWEST_ROWS:
+        return []
+    return [k for k, name in enumerate(names) if names_identifier(name) and _all_different_integers(x[:, k])]
+
+
+def is_sorted_by_label(y: np.ndarray) -> bool:
+    """Return whether equal labels follow each other more often than in a random order, by 4 standard deviations.
+
+    A column that numbers the rows then gives labels away. (Wald and Wolfowitz 1940, for several classes.)
+    """
+    counts = np.bincount(np.unique(y, return_inverse=True)[1]).astype(float)
+    n, squares, cubes = counts.sum(), (counts**2).sum(), (counts**3).sum()
+    if len(counts) < 2 or n < FEWEST_ROWS:
+        return False
+    runs = 1 + int((y[1:] != y[:-1]).sum())
+    variance = (squares * (squares + n**2 + n) - 2 * n * cubes - n**3) / (n**2 * (n - 1))
+    return bool(runs < 1 + n - squares / n - 4 * max(variance, 0) ** 0.5)
 
 
 def notes_on(names: Sequence[str], x: np.ndarray, y: np.ndarray, *, narrow: bool) -> list[str]:
@@ -72,13 +95,12 @@ def notes_on(names: Sequence[str], x: np.ndarray, y: np.ndarray, *, narrow: bool
     with np.errstate(invalid="ignore"):
         constant = np.flatnonzero((x == x[0]).all(0) | np.isnan(x.astype(float, copy=False)).all(0) if x.size else [])
     if len(constant):
-        found.append(f"{_listed(names, constant)}: all rows have the same value")
+        found.append(f"{_some_names(names, constant)}: all rows have the same value")
     if leaks := label_leaks(x, y):
         found.append(
-            f"{_listed(names, leaks)}: alone gives the label of each row; leave it out if it is an index or an answer"
+            f"{_some_names(names, leaks)}: alone gives the label of each row; leave it out if it is an index or an answer"
         )
-    found += _lost_digits(names, x, narrow)
-    return found
+    return [*found, *_sentinels(names, x), *_lost_digits(names, x, narrow)]
 
 
 def label_leaks(x: np.ndarray, y: np.ndarray) -> list[int]:
@@ -157,6 +179,23 @@ def note_on_shared(rows: Iterable[Row], tests: Iterable[Row], split: str) -> lis
     return [f"{shared:,} {split} row{'s are' if shared > 1 else ' is'} also among the training rows"] if shared else []
 
 
+def _sentinels(names: Sequence[str], x: np.ndarray) -> list[str]:
+    """Return a note on each column in which a number of nines, far from all others, may denote a missing value."""
+    found = []
+    with np.errstate(invalid="ignore"):
+        edges = (np.fmin.reduce(x, 0), np.fmax.reduce(x, 0)) if x.size else ()
+    for edge in edges:
+        for k in np.flatnonzero(np.isin(edge, SENTINELS)).tolist():
+            others = np.abs(x[x[:, k] != edge[k], k].astype(float))
+            count = len(x) - len(others)
+            if count > 1 and len(others) and np.nanmax(others, initial=0) * _FAR < abs(edge[k]):
+                found.append(
+                    f"{names[k]}: {edge[k]:g} occurs {count:,} times, far from all others; if it denotes a missing value,"
+                    " fill it in, or remove the lines"
+                )
+    return found
+
+
 def _lost_digits(names: Sequence[str], x: np.ndarray, narrow: bool) -> list[str]:
     if not x.size:
         return []
@@ -165,11 +204,11 @@ def _lost_digits(names: Sequence[str], x: np.ndarray, narrow: bool) -> list[str]
     found = []
     if len(huge := np.flatnonzero(greatest > 2.0**53)):
         found.append(
-            f"{_listed(names, huge)}: whole numbers above 2**53 are not exact; if it is an identifier, leave it out"
+            f"{_some_names(names, huge)}: whole numbers above 2**53 are not exact; if it is an identifier, leave it out"
         )
     if narrow and len(lost := np.flatnonzero(_is_lost(x[:: len(x) // _SAMPLE + 1].astype(float)))):
         found.append(
-            f"{_listed(names, lost)}: float32 cannot tell its values apart, which are large and close together; set"
+            f"{_some_names(names, lost)}: float32 cannot tell its values apart, which are large and close together; set"
             ' standardize = "local", or subtract a constant'
         )
     return found
@@ -195,7 +234,7 @@ def _one_label_each(column: np.ndarray, y: np.ndarray) -> bool:
     return not ((values[1:] == values[:-1]) & (labels[1:] != labels[:-1])).any()
 
 
-def _listed(names: Sequence[str], columns: Iterable[int]) -> str:
+def _some_names(names: Sequence[str], columns: Iterable[int]) -> str:
     shown = [names[k] for k in columns]
     more = len(shown) - MOST_NAMED
     return ", ".join(shown[:MOST_NAMED]) + (f" and {more:,} more columns" if more > 0 else "")

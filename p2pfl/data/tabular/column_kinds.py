@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
-from p2pfl.data.formats.numbers import describe, is_marker, is_other_notation, number
+from p2pfl.data.formats.numbers import describe, is_code, is_marker, is_other_notation, number
 from p2pfl.errors import ConfigurationError
 
 MOST_CODES = 20  # different numbers in a column of categories with texts; more are a column of numbers
@@ -32,7 +32,7 @@ class ColumnSurvey:
         self._different: set[str] = set()  # numbers, up to one more than MOST_CODES
         self._texts: Counter[str] = Counter()
         self._lines: dict[str, int] = {}
-        self._zeros: tuple[str, int] | None = None
+        self._code: tuple[str, int] | None = None
 
     def add(self, line: int, text: str) -> None:
         """Count the text of a line."""
@@ -42,8 +42,8 @@ class ColumnSurvey:
             self._numbers += 1
             if len(self._different) <= MOST_CODES:
                 self._different.add(text)
-            if self._zeros is None and text[0] == "0" and text.isdigit() and len(text) > 1:
-                self._zeros = text, line
+            if self._code is None and is_code(text):
+                self._code = text, line
         elif text in self._texts or len(self._texts) < _MOST_TEXTS:
             self._texts[text] += 1
             self._lines.setdefault(text, line)
@@ -56,7 +56,7 @@ class ColumnSurvey:
         """
         others = [text for text in self._texts if not is_marker(text)]
         if not others and (self._numbers or not self._texts):
-            return "numeric", self._note_on_zeros()
+            return "numeric", self._note_on_codes()
         written = [text for text in others if is_other_notation(text)]
         count = self._numbers + sum(self._texts[text] for text in written)
         all_count = self._numbers + sum(self._texts[text] for text in others)
@@ -73,10 +73,10 @@ class ColumnSurvey:
         mixed = f"{self._name}: categories, not numbers, because of {first[:40]!r} in {where}"
         return "categorical", [mixed, *self._note_on_markers(others)] if self._numbers else self._note_on_markers(others)
 
-    def _note_on_zeros(self) -> list[str]:
-        if self._zeros is None:
+    def _note_on_codes(self) -> list[str]:
+        if self._code is None:
             return []
-        text, line = self._zeros
+        text, line = self._code
         return [f'{self._name}: read as numbers, but {text!r} in line {line} may be a code; set it to "categorical" then']
 
     def _note_on_markers(self, others: Collection[str]) -> list[str]:

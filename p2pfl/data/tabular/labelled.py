@@ -1,6 +1,6 @@
 """Reader of labelled rows of numbers, from a .csv file with a header or an .npz file.
 
-The numbers stay float64 (or the type of the array): whoever standardises them narrows them to float32 afterwards.
+The numbers stay float64 (or the type of the array): a task that standardises them narrows them to float32 afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from p2pfl.data.class_labels import ClassLabels
 from p2pfl.data.formats import npz
 from p2pfl.data.formats.delimited import Dialect, header_of, read_rows
-from p2pfl.data.formats.numbers import describe, number, numbers
+from p2pfl.data.formats.numbers import describe, is_code, number, numbers
 from p2pfl.data.tabular import column_checks
 from p2pfl.data_facts import ColumnFacts, DataFacts
 from p2pfl.errors import ConfigurationError
@@ -31,13 +31,13 @@ Arrays = tuple[np.ndarray, np.ndarray]
 HELD_OUT: tuple[Split, Split] = ("validation", "test")
 LARGEST = float(np.finfo(np.float32).max)
 _LABEL_NAMES = {"label", "labels", "target", "targets", "class", "y", "outcome"}
-_LOOKED_AT = 10_000  # rows, in search of the column of the labels
+_LOOKED_AT = 1000  # rows, in search of the column of the labels, and of codes
 _ARRAYS = {"train": ("x", "y"), "validation": ("x_validation", "y_validation"), "test": ("x_test", "y_test")}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What of a file is read, as its owner has chosen; hashable, so that nodes can share the result.
+    """Choices of the owner of a file; hashable, so that nodes can share the result.
 
     Attributes:
         target: name of the label's column; "" is the last one.
@@ -96,10 +96,13 @@ def _read_csv(path: Path, choice: Choice, labels: ClassLabels, features: int | N
         next(rows, None)  # raises an error that names the line, if the others are wider: the first is a title then
     names, kept, label = _columns(path, header, choice, labels, features)
     pick = _picker(kept)
+    codes: dict[str, tuple[str, int]] = {}
     for line, row in rows:
         values = numbers(pick(row))
         if values is None:
             raise _not_a_number(f"{path}, line {line}", [(names[k], row[k]) for k in kept])
+        if len(y) < _LOOKED_AT:
+            codes |= {names[k]: (row[k], line) for k in kept if names[k] not in codes and is_code(row[k])}
         found = labels.class_of(row[label])
         if found is None:
             raise _not_a_label(
@@ -118,9 +121,10 @@ def _read_csv(path: Path, choice: Choice, labels: ClassLabels, features: int | N
         value = f"{numeric[place, k]:g}"
         raise ConfigurationError(f"{path}, line {places[place]}: {names[kept[k]]} must be a finite float32, got {value}")
     features_named = [names[k] for k in kept]
-    _refuse_index(path, choice, features_named, numeric)
     notes = [
-        *_notes_on_names(path, choice, names, label),
+        *_notes_on_indices(path, choice, features_named, numeric, classes),
+        *_notes_on_names(choice, names, label),
+        *(f"{name}: read as numbers, but {text!r} in line {line} may be a code" for name, (text, line) in codes.items()),
         *column_checks.notes_on(features_named, numeric, classes, narrow=choice.narrow),
         *column_checks.note_on_repeats(
             lambda place: f"line {places[place]}", column_checks.repeats(column_checks.rows_of(numeric, classes))
@@ -146,7 +150,7 @@ def _columns(
     names = header_of(path, header)
     for name in (*([choice.target] if choice.target else []), *(choice.ignore or ())):
         if name not in names:
-            raise ConfigurationError(f"{path} has no column {name!r}; it has {_listed(names)}")
+            raise ConfigurationError(f"{path} has no column {name!r}; it has {_first_names(names)}")
     if names and not choice.target and not names[-1]:
         raise ConfigurationError(
             f"{path}, line 1: the last column, which is the label by default, has no name; remove a separator at the end of"
@@ -224,19 +228,28 @@ def _label_columns(path: Path, choice: Choice, labels: ClassLabels) -> list[str]
     return sorted(likely, key=lambda name: name.lower() not in _LABEL_NAMES)
 
 
-def _refuse_index(path: Path, choice: Choice, names: Sequence[str], x: np.ndarray) -> None:
-    """Raise ConfigurationError for a column that numbers the rows, unless the owner has decided about it."""
-    if choice.ignore is not None or not (found := column_checks.indices(names, x)):
-        return
-    chosen = ", ".join(f'"{names[k]}"' for k in found)
-    first = x[:, found[0]]
-    raise ConfigurationError(
-        f"{path}: the column {names[found[0]]!r} numbers or identifies the rows ({first.min():.15g} to {first.max():.15g}),"
-        f" and would be a feature; set task.ignore = [{chosen}] to leave it out, or task.ignore = [] to use it"
-    )
+def _notes_on_indices(path: Path, choice: Choice, names: Sequence[str], x: np.ndarray, y: np.ndarray) -> list[str]:
+    """Return a note on each column that numbers the rows, unless the owner has decided about it.
+
+    Raises:
+        ConfigurationError: a column identifies the rows, or numbers them in a file that is sorted by label.
+    """
+    if choice.ignore is not None:
+        return []
+    counters, found = column_checks.counters(x), column_checks.identifiers(names, x)
+    if column_checks.is_sorted_by_label(y):
+        found = sorted({*found, *counters})
+    if found:
+        values, chosen = x[:, found[0]], ", ".join(f'"{names[k]}"' for k in found)
+        raise ConfigurationError(
+            f"{path}: the column {names[found[0]]!r} numbers or identifies the rows ({min(values):.15g} to"
+            f" {max(values):.15g}), and would be a feature; set task.ignore = [{chosen}] to leave it out, or"
+            " task.ignore = [] to use it"
+        )
+    return [f'{names[k]} numbers the rows; set task.ignore = ["{names[k]}"] if it is an index' for k in counters]
 
 
-def _notes_on_names(path: Path, choice: Choice, names: Sequence[str], label: int) -> list[str]:
+def _notes_on_names(choice: Choice, names: Sequence[str], label: int) -> list[str]:
     notes = []
     if choice.ignore is None and (nameless := [k for k, name in enumerate(names) if column_checks.is_nameless(name)]):
         which = ", ".join(names[k] or str(k + 1) for k in nameless)
@@ -274,7 +287,7 @@ def _read_npz(path: Path, choice: Choice, labels: ClassLabels, features: int | N
     used = [name for pair in arrays.values() for name in pair]
     for name in arrays["train"]:
         if name not in there:
-            raise ConfigurationError(f"{path} has no array {name}; it has {_listed(there)}, and must have x and y")
+            raise ConfigurationError(f"{path} has no array {name}; it has {_first_names(there)}, and must have x and y")
     found = npz.read(path, used)
     splits: dict[Split, Arrays] = {}
     split: Split
@@ -284,14 +297,14 @@ def _read_npz(path: Path, choice: Choice, labels: ClassLabels, features: int | N
             continue
         for name in names:
             if name not in found:
-                raise ConfigurationError(f"{path} has no array {name}; it has {_listed(there)}")
+                raise ConfigurationError(f"{path} has no array {name}; it has {_first_names(there)}")
         splits[split] = _validate(path, found, (names[0], names[1]), labels, features)
         features = splits[split][0].shape[1]
     x, y = splits["train"]
     shape = found[arrays["train"][0]].shape[1:]
     notes = _notes_on_arrays(splits, arrays["train"][0], narrow=choice.narrow, flat=len(shape) == 1)
     if unused := [name for name in there if name not in found]:
-        notes.insert(0, f"{_listed(unused)}: not used; the arrays are x, y, and x_ and y_ with validation or test")
+        notes.insert(0, f"{_first_names(unused)}: not used; the arrays are x, y, and x_ and y_ with validation or test")
     facts = DataFacts(
         str(path),
         "NPZ",
@@ -368,6 +381,6 @@ def _shape_remedy(x: np.ndarray, y: np.ndarray, names: tuple[str, str]) -> str:
     return ""
 
 
-def _listed(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     shown = list(map(repr, names[:8]))
     return f"{', '.join(shown)} and {len(names) - 8} more" if len(names) > 8 else ", ".join(shown) or "none"

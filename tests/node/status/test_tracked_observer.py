@@ -31,7 +31,7 @@ def run_node(folder, *options):
 @pytest.fixture
 def alice(tmp_path):
     path = tmp_path / "own.csv"
-    path.write_text("\n".join(["a,b,kind", *(f"{k},{k % 5},{k % 2}" for k in range(40))]))
+    path.write_text("\n".join(["a,b,kind", *(f"{k * 7 % 40},{k % 5},{k % 2}" for k in range(40))]))
     config.create(tmp_path / "alice", "alice", task="classification", policy="local", data=str(path))
     return tmp_path / "alice"
 
@@ -39,6 +39,8 @@ def alice(tmp_path):
 @pytest.mark.slow
 def test_node_gives_each_round_to_the_tracker(alice, trackers, capsys):
     assert run_node(alice, "--track", "tests.support.trackers:MemoryTracker") == 0
+    printed = "".join(capsys.readouterr())
+    assert printed.count("own.csv: CSV separated by ',', 40 samples; 2 numbers; label kind") == 1
     (tracker,) = trackers
     assert (tracker.run.name, tracker.run.project) == ("alice", "p2pfl")
     assert tracker.folder.parent == alice / "track"

@@ -94,7 +94,7 @@ def test_plain_table_of_each_writer_is_read(tmp_path, write):
 
 @pytest.mark.slow
 @given(labelled_columns(FINITE | ODD), WRITERS)
-def test_written_table_with_values_that_are_missing_or_infinite_is_refused(tmp_path_factory, columns, write):
+def test_written_table_with_missing_or_infinite_value_is_refused(tmp_path_factory, columns, write):
     *names, _ = columns
     odd = any(value is None or not np.isfinite(value) for name in names for value in columns[name])
     path = tmp_path_factory.mktemp("written") / "own.csv"
@@ -109,7 +109,7 @@ def test_written_table_with_values_that_are_missing_or_infinite_is_refused(tmp_p
     WRITERS,
     st.sampled_from(",;\t|"),
 )
-def test_written_table_of_numbers_and_texts_is_read_back_or_refused(tmp_path_factory, cells, write, sep):
+def test_written_numbers_and_texts_are_read_back_or_refused(tmp_path_factory, cells, write, sep):
     folder = tmp_path_factory.mktemp("written")
     labels = [k % 2 for k in range(len(cells))]
     columns = {"a": [number for number, _ in cells], "b": [text for _, text in cells], "y": labels}
