@@ -13,7 +13,7 @@ from p2pfl.compression.codecs import make_codec
 from p2pfl.config.binding import bind, split_name
 from p2pfl.config.local_options import check_shared
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.folder.config import NodeConfig
+from p2pfl.node.folder.config import NodeConfig, check_name
 from p2pfl.node.folder.settings import Settings
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.protocols.election.types import Timing
@@ -184,24 +184,38 @@ def check_edges(edges: Sequence[Sequence[str]]) -> Edges:
 LARGEST_LIST = 2**20  # maximum bytes of a file of edges
 
 
+HEADERS = ({"source", "target"}, {"from", "to"}, {"src", "dst"}, {"node1", "node2"}, {"id_1", "id_2"})
+
+
 def read_edges(path: Path) -> list[list[str]]:
     """Return the pairs of names in a file: two names per line, separated by blanks or a comma; `#` starts a comment.
 
     Raises:
-        ConfigurationError: the file cannot be read, or is too large; `check_edges` checks the pairs.
+        ConfigurationError: the file cannot be read, or is too large, or a line is not a pair of names of nodes.
     """
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_LIST + 1)
-        text = content.decode()
+        text = content.decode("utf-8-sig")
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path} is not UTF-8 text") from error
     if len(content) > LARGEST_LIST:
         raise ConfigurationError(f"{path} is too large: it has more than {LARGEST_LIST:,} bytes")
-    pairs = [line.partition("#")[0].replace(",", " ").split() for line in text.splitlines()]
-    return [pair for pair in pairs if pair]
+    pairs = []
+    for number, line in enumerate(text.splitlines(), 1):
+        pair = line.partition("#")[0].replace(",", " ").split()
+        try:
+            for name in pair:
+                check_name(name)
+            if {name.lower() for name in pair} in HEADERS and not pairs:
+                raise ConfigurationError(f"{line.strip()!r} names columns; remove the line")
+            check_edges([pair] if pair else [])
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: line {number}: {error}") from error
+        pairs += [pair] if pair else []
+    return pairs
 
 
 def neighbours(edges: Edges, name: str, members: Collection[str]) -> set[str]:

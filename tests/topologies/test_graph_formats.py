@@ -45,6 +45,7 @@ PATH = [("a", "b"), ("b", "c")]
 TRIANGLE = [("0", "1"), ("0", "2"), ("1", "2")]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.sampled_from(list(FORMS)), st.sampled_from(list(FAULTS)))
 def test_file_of_any_form_and_fault_is_never_another_graph(tmp_path_factory, number, form, fault):
     rng = Random(number)

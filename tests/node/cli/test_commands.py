@@ -992,15 +992,29 @@ def test_federation_create_reads_edges_from_file(capsys):
     for content, message in (
         (None, "edges.txt: No such file or directory"),
         (b"# none", "edges.txt has no pair of names; write two names on each line, such as alice bob"),
-        (b"alice bob 2", "an edge must be a pair of two names such as alice-bob, got 'alice-bob-2'"),
-        (b"alice alice", "an edge must be a pair of two names such as alice-bob, got 'alice-alice'"),
+        (b"alice bob 2", "edges.txt: line 1: an edge must be a pair of two names such as alice-bob, got 'alice-bob-2'"),
+        (
+            b"# two\nalice alice",
+            "edges.txt: line 2: an edge must be a pair of two names such as alice-bob, got 'alice-alice'",
+        ),
+        (b"source,target\nalice,bob\n", "edges.txt: line 1: 'source,target' names columns; remove the line"),
+        (
+            b'"alice","bob"\n',
+            "edges.txt: line 1: name '\"alice\"' must have at most 64 letters, digits, '.', '_' and '-', and"
+            " begin with a letter or digit",
+        ),
+        (
+            b"alice bob {}\n",
+            "edges.txt: line 1: name '{}' must have at most 64 letters, digits, '.', '_' and '-', and begin"
+            " with a letter or digit",
+        ),
         (b"\xff", "edges.txt is not UTF-8 text"),
         (b"#" * (2**20 + 1), "edges.txt is too large: it has more than 1,048,576 bytes"),
     ):
         if content is not None:
             Path("edges.txt").write_bytes(content)
         assert node(capsys, *create)[::2] == (2, f"{message}\n")
-    Path("edges.txt").write_text("alice bob  # neighbours\n\nbob, carol\n")
+    Path("edges.txt").write_text("\ufeffalice bob  # neighbours\n\nbob, carol\n")
     assert node(capsys, *create, "--edge", "alice-dora")[0] == 0
     assert "  edges: alice-dora, alice-bob, bob-carol\n" in node(capsys, "federation", "show", "alice")[1]
 
