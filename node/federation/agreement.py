@@ -203,7 +203,7 @@ def read_edges(path: Path) -> list[list[str]]:
         raise ConfigurationError(f"{path} is not UTF-8 text") from error
     if len(content) > LARGEST_LIST:
         raise ConfigurationError(f"{path} is too large: it has more than {LARGEST_LIST:,} bytes")
-    pairs = []
+    pairs: list[list[str]] = []
     for number, line in enumerate(text.splitlines(), 1):
         pair = line.partition("#")[0].replace(",", " ").split()
         try:
