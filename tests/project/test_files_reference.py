@@ -61,6 +61,7 @@ RUNS = {
     "compared": "run sweep.toml",
     "attacked": "run sweep.toml --set attack.name=sign-flip --set attack.share=0.5",
     "elected": "run elected.toml",
+    "table": "run table.toml",
 }
 CITIES = """
 nodes = 3
@@ -68,8 +69,13 @@ rounds = 1
 topology = { file = "cities.txt" }
 task = { name = "digits", samples = 20 }
 """
+TABLE = """
+nodes = 2
+rounds = 1
+task = { name = "classification", data = "rows.csv", partition = { name = "iid" } }
+"""
 # keys that need data sets, or appear only sometimes
-PLACED = {"figure", "left_out", "mean_left_out", "of_nodes", "answers.dead", "test.without_data"}
+PLACED = {"figure", "left_out", "mean_left_out", "of_nodes", "answers.dead", "test.without_data", "data.columns_not_listed"}
 
 
 def described(section):
@@ -82,9 +88,10 @@ def described(section):
 def folders(tmp_path_factory):
     """Folders of all runs; the one of `pareto` is a search."""
     where = tmp_path_factory.mktemp("files")
-    for name, text in {"pool": POOL, "sweep": SWEEP, "elected": ELECTED, "cities": CITIES}.items():
+    for name, text in {"pool": POOL, "sweep": SWEEP, "elected": ELECTED, "cities": CITIES, "table": TABLE}.items():
         (where / f"{name}.toml").write_text(text)
     (where / "cities.txt").write_text("Oslo Turin\nTurin Athens\n")
+    (where / "rows.csv").write_text("a,b,label\n\n" + "".join(f"{7 * k % 20},{k / 2},{k % 2}\n" for k in range(20)))
     commands = [f"p2pfl-sim {command} --engine local --out runs/{name}" for name, command in RUNS.items()]
     bash("\n".join(commands), where)
     p2pfl.simulate(where / "sweep.toml", graph=nx.path_graph(3), models=True, out=where / "runs" / "given")

@@ -17,6 +17,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import AdamW
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system import available_memory
+from p2pfl.system.shared_work import sharing
 from p2pfl.task import Part, make_task
 
 ALONE = Part(0, 1)
@@ -524,3 +525,60 @@ def test_csv_larger_than_memory_is_refused_while_reading(tmp_path, monkeypatch):
     assert make(path).n_samples
     with pytest.raises(ConfigurationError, match="has more values than fit into memory"):
         make(write_csv(tmp_path, "a,b,kind\n" + "1,2,0\n" * 51))
+
+
+def test_nodes_of_one_run_share_the_reading_of_a_file(tmp_path):
+    path = write_csv(tmp_path)
+    options = {"partition": {"name": "iid"}, "validation": 0.0, "test": 0.0}
+    with sharing():
+        tasks = [make_plain(path, Part(k, 4), **options) for k in range(4)]
+    assert len({id(task.data_facts[0]) for task in tasks}) == 1
+    assert set.union(*(rows(task, "train") for task in tasks)) == {(float(k), -k / 2, k % 3) for k in range(20)}
+    assert make_plain(path, **options).data_facts == tasks[0].data_facts
+
+
+def test_facts_of_a_csv_file_name_format_columns_and_ranges(tmp_path):
+    (facts,) = make_plain(write_csv(tmp_path, CSV.replace("\n", "\n\n", 1))).data_facts
+    assert (
+        facts.line == f"{tmp_path}/own.csv: CSV separated by ',', 20 samples; 2 numbers; label kind; 1 empty line left out"
+    )
+    ranges = {column.name: (column.role, column.range, column.values) for column in facts.columns}
+    assert ranges == {
+        "a": ("feature", (0.0, 19.0), None),
+        "b": ("feature", (-9.5, 0.0), None),
+        "kind": ("label", None, 3),
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ignore": ["c"]}, "has no column 'c'; it has 'a', 'b', 'kind'"),
+        ({"ignore": ["kind"]}, "the column 'kind' is the label, and cannot be left out"),
+        ({"ignore": ["a", "b"]}, "has no features"),
+        ({"delimiter": ";;"}, "task.delimiter must be one character, got ';;'"),
+    ],
+)
+def test_invalid_choice_of_columns_is_refused(tmp_path, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_plain(write_csv(tmp_path), **options)
+
+
+def test_left_out_columns_do_not_enter_the_hash_of_columns(tmp_path):
+    plain = make_plain(write_csv(tmp_path)).derived_options
+    text = "".join(f"{f'row{k}' if k else ''},{line}\n" for k, line in enumerate(CSV.splitlines()))
+    assert make_plain(write_csv(tmp_path, text)).derived_options == plain
+    assert make_plain(write_csv(tmp_path, f"remark{text}"), ignore=["remark"]).derived_options == plain
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.764e9, -5.4e6])
+def test_large_numbers_are_standardised_before_they_are_narrowed(tmp_path, offset):
+    x = RandomStreams(0, "offset").generator(0, "x").random((60, 2))
+    y = np.arange(60) % 3
+    csv_file = write_csv(
+        tmp_path, "a,b,kind\n" + "".join(f"{a + offset!r},{b!r},{k}\n" for (a, b), k in zip(x.tolist(), y, strict=True))
+    )
+    npz_file = write_npz(tmp_path, x=x + np.array([offset, 0]), y=y)
+    for path in (csv_file, npz_file):
+        train = make(path, standardize="local", validation=0.0, test=0.0).data["train"].x
+        assert np.allclose(train, (x - x.mean(0)) / x.std(0), atol=1e-5)

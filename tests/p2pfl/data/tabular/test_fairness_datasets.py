@@ -103,6 +103,25 @@ def test_load_infers_column_kinds_from_training_part(tmp_path):
     assert tables.load(path).test.categories["age"].tolist() == ["old"]
 
 
+def test_facts_name_kinds_missing_values_and_sensitive_columns(tmp_path):
+    path = schema_in(tmp_path)
+    (facts,) = tables.load(path).facts
+    assert facts.line == (
+        f"{tmp_path}/people.csv: CSV separated by ';', 5 samples; 2 categories; 2 numbers; label paid; ignored id;"
+        " 4 missing values in age, town, score"
+    )
+    (found,) = fairness_datasets.load(path, "", 0).facts(["sex", "age+town"])
+    roles = {column.name: column.role for column in found.columns}
+    assert roles == {
+        "id": "ignored",
+        "sex": "sensitive",
+        "age": "sensitive",
+        "town": "sensitive",
+        "score": "feature",
+        "paid": "label",
+    }
+
+
 def test_load_without_header_infers_auto_columns(tmp_path):
     schema = """
 train = "people.csv"
