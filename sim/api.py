@@ -177,6 +177,7 @@ def _compute(file: ScenarioFile, workers: int | None, listener: Listener, *, mod
     with prepared_process(file.path):
         inputs = RunInputs(file)
         check_all(file, workers or 1, memory)
+        inputs.settle()
         engine: Engine = "local" if workers is None else "process"
         results = run_all(file, engine, workers, listener=listener, models=models, inputs=inputs)
         if results:

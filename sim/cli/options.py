@@ -217,7 +217,7 @@ def cluster_of(options: argparse.Namespace) -> ClusterOptions:
     if options.engine != "ray":
         if options.ray_address:
             raise ConfigurationError("--ray-address needs --engine ray")
-        if options.allow_different_bits and options.resume is None:
+        if options.allow_different_bits and options.resume is None and not getattr(options, "skip_recorded", False):
             raise ConfigurationError("--allow-different-bits needs --engine ray or --resume")
     address = os.environ.get("RAY_ADDRESS", "") if options.ray_address is None else options.ray_address
     return ClusterOptions(address, options.allow_different_bits)

@@ -37,6 +37,7 @@ def pareto_command(options: argparse.Namespace) -> int:
     prepare_process(file.path)
     inputs = RunInputs(file, out)
     searches = begin(file, processes_of("process", options.workers), not options.ignore_memory)
+    inputs.settle()
     candidates = Candidates(out, file, inputs, different_bits=options.allow_different_bits)
     with explain_resume(candidates, sum(search.total for search in searches), "pareto", "candidates"):
         total = sum(search.total * search.scenario.nodes * search.scenario.rounds for search in searches)

@@ -110,7 +110,14 @@ def _add_figures(parser: argparse.ArgumentParser) -> None:
         help="write the measured figures to the file of --measured, each row as soon as it is finished",
     )
     figures.add_argument(
-        "--resume", action="store_true", help="with --record, skip rows whose figures are recorded with the same seeds"
+        "--resume",
+        action="store_true",
+        help="with --record, skip rows whose figures are recorded with the same seeds and the same inputs",
+    )
+    figures.add_argument(
+        "--allow-different-bits",
+        action="store_true",
+        help="with --resume, also skip rows that other versions of libraries have computed",
     )
     figures.add_argument(
         "--take",
@@ -175,11 +182,13 @@ def _run_all(options: argparse.Namespace, found: Sequence[CatalogueEntry], comma
     """Run a form of each scenario, and print the outcomes."""
     if options.record and options.form == "smoke":
         raise ConfigurationError("--record needs --short or --full; figures of the smoke form are not recorded")
+    if options.allow_different_bits and not options.resume:
+        raise ConfigurationError("--allow-different-bits needs --resume")
     if options.resume and not options.record:
         raise ConfigurationError("--resume needs --record; without it only --out DIR continues an earlier command")
     out = options.out or Path("runs") / f"reproduce-{datetime.now():%Y%m%d-%H%M%S}"
     outcomes = []
-    recording = Recording(book, options.resume) if options.record else None
+    recording = Recording(book, options.resume, options.allow_different_bits) if options.record else None
     quiet = options.json or options.form == "smoke"
     for entry in found:
         outcomes.append(run(entry.file, options.form, out, command, quiet=quiet, recording=recording))
@@ -202,11 +211,13 @@ class Recording:
 
     Attributes:
         book: the file of measured figures.
-        resume: skip rows that have figures with the same seeds.
+        resume: skip rows that have figures with the same seeds and the same inputs.
+        different_bits: also skip rows that other versions of the libraries have computed.
     """
 
     book: Path
     resume: bool = False
+    different_bits: bool = False
 
 
 def run(
@@ -220,6 +231,7 @@ def run(
         quiet: print nothing.
         recording: record each row as soon as it is finished; None records nothing.
     """
+    from p2pfl.sim.execution.resume import changes_since
     from p2pfl.sim.reproduction.record import without_recorded
     from p2pfl.sim.results.artifacts import SCENARIO, SUMMARY
     from p2pfl.sim.scenario.scenario import load
@@ -229,11 +241,15 @@ def run(
     folder = out / f"{file.name}-{form}"
     try:
         whole = load(file.name, [f"form={form}"])
-        left = without_recorded(whole, recording.book) if recording and recording.resume else whole
+        left = whole
+        if recording and recording.resume:
+            left = without_recorded(whole, recording.book, different_bits=recording.different_bits)
         if recording and not left.runs:
             _take_recorded(outcome, recording.book)
             return outcome
         if (folder / SUMMARY).exists():
+            if changes := ", ".join(changes_since(folder)):
+                raise ConfigurationError(f"{folder} has results of other inputs: {changes}; name another folder with --out")
             outcome.origin = "taken from the folder"
         else:
             begun = (folder / SCENARIO).exists()
@@ -264,7 +280,10 @@ def _record_options(file: ScenarioFile, recording: Recording | None, begun: bool
     """Return the options of the command `run` that record each row; `pareto` has none."""
     if recording is None or file.runs[0].search is not None:
         return []
-    return ["--record", str(recording.book), *["--skip-recorded"] * (recording.resume and not begun)]
+    skipping = recording.resume and not begun
+    different = recording.different_bits and (begun or skipping)
+    more = [*["--skip-recorded"] * skipping, *["--allow-different-bits"] * different]
+    return ["--record", str(recording.book), *more]
 
 
 def _carry_out(file: ScenarioFile, form: str, folder: Path, command: Command, options: Sequence[str]) -> None:
@@ -342,5 +361,5 @@ def _record(outcome: Outcome, file: ScenarioFile, book: Path) -> None:
         known = load(book).get(outcome.scenario, {}).get(outcome.form, Measured())
         cores = processes_of("process", None)
         seconds = round(outcome.seconds, 1) or (known.seconds if known.seeds == outcome.seeds else None)
-        measurement = Measured(seconds, cores, outcome.seeds, __version__, outcome.figures, outcome.by_seed)
+        measurement = Measured(seconds, cores, outcome.seeds, __version__, outcome.figures, outcome.by_seed, known.inputs)
         record(book, outcome.scenario, outcome.form, measurement)

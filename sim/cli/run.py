@@ -81,7 +81,7 @@ def _without_recorded(options: argparse.Namespace, file: ScenarioFile) -> Scenar
         raise ConfigurationError("--skip-recorded needs --record FILE, the file of measured figures")
     if options.resume is not None:
         raise ConfigurationError("--resume continues a run with its own rows; leave out --skip-recorded")
-    left = without_recorded(file, options.record)
+    left = without_recorded(file, options.record, different_bits=options.allow_different_bits)
     if not left.runs:
         raise ConfigurationError(f"{options.record} holds the figures of all rows; leave out --skip-recorded")
     return left
@@ -141,6 +141,7 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
     processes = processes_of(options.engine, options.workers, cluster_of(options))
     forecasts = forecasts and _can_forecast(options)
     check_all(file, processes, not options.ignore_memory)
+    inputs.settle()
     for note in dict.fromkeys(filter(None, [*inputs.notes, *map(same_rows_note, file.runs)])):
         print(f"note: {note}", file=sys.stderr)
     if forecasts and options.dry_run:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
@@ -120,11 +120,21 @@ class RunInputs:
                 self._digests[each.path] = self._digest(each.path)
         return {name: self._digests[each.path] for name, each in found.items()}
 
+    def settle(self) -> None:
+        """Take the present content of folders that are only guessed from an option.
+
+        Call it when each task was made once: a task may download data or keep files in its folder.
+        """
+        for found in self._inputs.values():
+            for each in found.values():
+                if not each.declared and each.path.is_dir():
+                    self._digests[each.path] = self._digest(each.path)
+
     def content(self, job: Scenario) -> Content:
         """Return the content of all inputs of a job."""
         found = self._inputs_of(job)
         named = {each.key for each in found.values() if each.key}
-        return Content(_settings(job, named), self.files(job), self._versions_of(job))
+        return Content(settings_of(job, named), self.files(job), self._versions_of(job))
 
     def confirm(self, job: Scenario) -> None:
         """Raise RunError if a file of a job has changed since this object was made, so that its result is of no use.
@@ -263,11 +273,14 @@ def _remember(digests: Mapping[str, bytes]) -> None:
             _imported[name] = spec, digest
 
 
-def _settings(job: Scenario, paths: set[str]) -> dict[str, str]:
-    """Return the keys of a job with their values as text, without those whose values are paths of inputs."""
-    table = msgspec.to_builtins(job, enc_hook=str)
-    found = dict(_flatten("", {key: value for key, value in table.items() if key != "paper"}))
-    return {"p2pfl": __version__} | {key: value for key, value in found.items() if key not in paths}
+def settings_of(job: Scenario, without: Collection[str]) -> dict[str, str]:
+    """Return the keys of a job with their values as text, and the version of p2pfl.
+
+    Args:
+        without: keys that do not count, for example because their values are paths of inputs.
+    """
+    found = dict(_flatten("", msgspec.to_builtins(job, enc_hook=str)))
+    return {key: value for key, value in {"p2pfl": __version__, **found}.items() if key not in {"paper", *without}}
 
 
 def _flatten(prefix: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -219,6 +219,11 @@ class Recomputed:
         self._what = what
         self._names: dict[str, list[str]] = {}
 
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all."""
+        return [name for names in self._names.values() for name in names]
+
     def add(self, name: str, why: str) -> None:
         """Add a result by its name."""
         self._names.setdefault(why, []).append(name)
@@ -281,7 +286,7 @@ def scenario_to_resume(path: Path, command: str = "run", trust: bool = False) ->
     """
     whole = path / PARTS / SCENARIO  # of a run whose files lack rows that have diverged
     if (path / SUMMARY).exists() and not whole.exists():
-        changes = ", ".join(_changed_since(path, trust))
+        changes = ", ".join(changes_since(path, trust))
         remedy = f", but since then {changes}; run the scenario again into another folder" if changes else ""
         raise ConfigurationError(f"{path} holds a finished run; there is nothing to resume{remedy}")
     if not (path / SCENARIO).exists():
@@ -294,8 +299,13 @@ def scenario_to_resume(path: Path, command: str = "run", trust: bool = False) ->
     return str(whole if whole.exists() else path / SCENARIO)
 
 
-def _changed_since(path: Path, trust: bool) -> list[str]:
-    """Return a phrase for each file that has changed since a run was finished; [] if this cannot be determined."""
+def changes_since(path: Path, trust: bool = False) -> list[str]:
+    """Return a phrase for each file that has changed since a run was finished; [] if this cannot be determined.
+
+    Args:
+        path: the folder of the run.
+        trust: see p2pfl.sim.scenario.scenario.load.
+    """
     try:
         file = load(str(path / SCENARIO), trust=trust)
         runs = json.loads((path / SUMMARY).read_text(encoding="utf-8"))["runs"]

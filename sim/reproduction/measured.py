@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.sim.execution.inputs import Content
 from p2pfl.sim.scenario.scenario import SHIPPED
 from p2pfl.system.atomic_files import reason, replace_file
 
@@ -26,6 +27,8 @@ class Measured(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
         seeds: seeds over which the figures are means.
         version: version of p2pfl that produced them.
         by_seed: for each figure that claims compare and each row, its values by seed; {} in older entries.
+        inputs: for each row, the content that its figures were computed from (see p2pfl.sim.execution.inputs); rows that
+            earlier versions have recorded have none.
     """
 
     seconds: float | None = None
@@ -34,6 +37,7 @@ class Measured(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     version: str = ""
     figures: dict[str, float] = {}
     by_seed: dict[str, dict[str, list[float]]] = {}
+    inputs: dict[str, Content] = {}
 
 
 Book = dict[str, dict[str, Measured]]

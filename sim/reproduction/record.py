@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from blake3 import blake3
 from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.sim.execution.inputs import Content, RunInputs, settings_of
+from p2pfl.sim.execution.resume import Recomputed
+from p2pfl.sim.formatting import some
 from p2pfl.sim.reproduction import measured
 from p2pfl.sim.reproduction.measured import Measured
 from p2pfl.sim.results.artifacts import SCENARIO, SUMMARY
-from p2pfl.sim.results.results import Result, summarise
+from p2pfl.sim.results.results import Result, summarise, versions
 from p2pfl.sim.scenario.claims import figure_of
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of, load, shipped_scenarios
 
@@ -112,8 +117,13 @@ def form_of(file: ScenarioFile) -> Form:
     return _form("this command", file.name, file)
 
 
-def without_recorded(file: ScenarioFile, book: Path) -> ScenarioFile:
-    """Return the runs whose rows have no recorded figure with the same seeds.
+def without_recorded(file: ScenarioFile, book: Path, *, different_bits: bool = False) -> ScenarioFile:
+    """Return the runs whose rows have no recorded figure with the same seeds and the same inputs.
+
+    Its notes name the inputs of recorded rows that have changed, and rows that were recorded without their inputs.
+
+    Args:
+        different_bits: accept figures of other versions of the libraries.
 
     Raises:
         ConfigurationError: the runs belong to no form of a shipped scenario, or the file cannot be read.
@@ -121,7 +131,30 @@ def without_recorded(file: ScenarioFile, book: Path) -> ScenarioFile:
     form, _ = form_of(file)
     known = measured.load(book).get(file.name, {}).get(form, Measured())
     figures = known.figures if known.seeds == [*file.seeds] else {}
-    return file.part([run.name for run in file.runs if run.row not in figures], file.seeds)
+    again, inputs = Recomputed(), RunInputs(file)
+    for row, runs in file.rows().items():
+        if row in figures and row in known.inputs:
+            files = {name: digest for run in runs for name, digest in inputs.files(run).items()}
+            if changes := known.inputs[row].changes(_content(runs, files, versions()), different_bits=different_bits):
+                again.add(row, changes)
+    kept = [row for row in file.rows() if row in figures and row not in again.names]
+    left = file.part([run.name for run in file.runs if run.row not in kept], file.seeds)
+    unknown = [row for row in kept if row not in known.inputs]
+    note = [f"recorded by an earlier version, so changes of their inputs are not known: {some(unknown)}"] if unknown else []
+    return replace(left, notes=(*left.notes, *again.lines(), *note))
+
+
+def _content(runs: Sequence[Scenario], files: Mapping[str, str], found: Mapping[str, str]) -> Content:
+    """Return the content that the figures of a row depend on, except the seeds.
+
+    Args:
+        files: digests of the files that the runs read.
+        found: versions of the software.
+    """
+    settings = [settings_of(run, ("p2pfl", *LEFT_OUT, "topology.file", "network.places")) for run in runs]
+    digest = blake3(msgspec.json.encode(settings, order="deterministic")).hexdigest()
+    of_row = {name: found[name] for name in ("torch", "numpy", "networkx") if name in found}
+    return Content({"the scenario": digest}, dict(files), of_row)
 
 
 def _add(book: Path, form: Form, run: ScenarioFile, summary: Mapping[str, Any], origin: str) -> dict[str, float]:
@@ -141,11 +174,17 @@ def _add(book: Path, form: Form, run: ScenarioFile, summary: Mapping[str, Any], 
             f"{origin} has {_seeds(len(summary['seeds']))}; {_seeds(len(known.seeds))} are already recorded for {whole.name}"
         )
     found = by_seed(row for row in summary["table"] if row["name"] in complete)
+    inputs = {}
+    for row in complete:
+        of_runs = [each.get("inputs", {}) for each in summary["runs"] if each["name"] in rows[row]]
+        digests = {name: digest for each in of_runs for name, digest in each.items()}
+        inputs[row] = _content(run.rows()[row], digests, summary.get("versions", {}))
     if known.seeds == summary["seeds"]:
         found = {figure: known.by_seed.get(figure, {}) | rows for figure, rows in found.items()}
         updated = replace(known, figures=known.figures | figures, version=summary["version"], by_seed=known.by_seed | found)
+        updated = replace(updated, inputs=known.inputs | inputs)
     else:
-        updated = Measured(None, known.cores, summary["seeds"], summary["version"], figures, found)
+        updated = Measured(None, known.cores, summary["seeds"], summary["version"], figures, found, inputs)
     measured.record(book, whole.name, name, updated)
     return figures
 

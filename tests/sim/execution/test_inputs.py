@@ -273,6 +273,31 @@ def test_folder_that_a_run_writes_does_not_end_it(capsys):
 
 
 @pytest.mark.slow
+def test_folder_that_a_task_fills_when_it_is_made_is_no_change(capsys):
+    writing = "    path = Path(data) / 'prepared.npy'\n    path.write_bytes(b'')\n    return"
+    Path("mine.py").write_text("from pathlib import Path\n" + MINE.replace("    return", writing))
+    stopped(capsys, OWN)
+    computed, out = resumed(capsys)
+    assert (out.partition("note:")[2], computed) == ("", ["last"])
+
+
+@pytest.mark.slow
+def test_module_elsewhere_on_the_path_counts(capsys, tmp_path, monkeypatch):
+    library = tmp_path / "library"
+    (library / "nets").mkdir(parents=True)
+    (library / "nets" / "__init__.py").write_text("from nets.sizes import SAMPLES\n")
+    (library / "nets" / "sizes.py").write_text("SAMPLES = 20\n")
+    monkeypatch.syspath_prepend(library)
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    Path("helper.py").write_text("from nets import SAMPLES\n")
+    stopped(capsys, OWN)
+    (library / "nets" / "sizes.py").write_text("SAMPLES = 30\n")
+    computed, out = resumed(capsys)
+    assert computed == ["uses", "last"]
+    assert "uses, seed 0 was computed again: module nets/sizes.py has changed" in out
+
+
+@pytest.mark.slow
 def test_resume_of_a_finished_run_names_changed_inputs(capsys):
     Path("study.toml").write_text(SCENARIO.format(run=CSV))
     assert sim(capsys, "study.toml", "--out", "here")[0] == 0

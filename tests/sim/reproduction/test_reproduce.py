@@ -199,6 +199,28 @@ def test_reproduce_resume_skips_recorded_rows(study, capsys):
     assert not Path("more").exists()
 
 
+def _change_inputs_of_recorded_rows(file):
+    """Check which rows are run again when what they were computed from differs."""
+    book = Path("changed.json")
+    kept = measured.load(measured.FILE)["study"]["short"]
+    alone, together = kept.inputs["alone"], kept.inputs["together"]
+    other = replace(alone, versions=alone.versions | {"numpy": "0.1"})
+    measured.record(book, "study", "short", replace(kept, inputs={"alone": other, "together": together}))
+    left = without_recorded(file, book)
+    assert [run.name for run in left.runs] == ["alone"]
+    assert left.notes == (f"alone was computed again: numpy 0.1 -> {np.__version__}",)
+    assert without_recorded(file, book, different_bits=True).runs == ()
+    other = replace(together, settings={"the scenario": "0" * 64}, files=together.files | {"task.data d.csv": "0"})
+    measured.record(book, "study", "short", replace(kept, inputs={"alone": alone, "together": other}))
+    left = without_recorded(file, book)
+    assert [run.name for run in left.runs] == ["together"]
+    assert left.notes == ("together was computed again: task.data d.csv is missing, the scenario has changed",)
+    measured.record(book, "study", "short", replace(kept, inputs={}))
+    left = without_recorded(file, book)
+    assert left.runs == ()
+    assert left.notes == ("recorded by an earlier version, so changes of their inputs are not known: alone, together",)
+
+
 @pytest.mark.slow
 def test_rows_are_recorded_when_their_last_seed_is_finished(study):
     study("study", TWO_ROWS, old="rounds = 1", new="rounds = 1\nseeds = [0, 1]")
@@ -217,6 +239,7 @@ def test_rows_are_recorded_when_their_last_seed_is_finished(study):
     assert [*kept.by_seed["mean"]] == ["alone", "together"]
     assert all(np.mean(values) == pytest.approx(kept.figures[row], rel=1e-3) for row, values in kept.by_seed["mean"].items())
     assert without_recorded(file, measured.FILE).runs == ()
+    _change_inputs_of_recorded_rows(file)
     summary = summarise(file, results)
     summary["table"][1]["by_seed"]["against.times_bytes"] = [2.0, 3.0]  # only the whole table has it
     recorder.ended(file, summary)
