@@ -6,20 +6,17 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING
 
 from p2pfl.node.doctor.checks import Finding
 from p2pfl.protocols.addresses import is_loopback, split_address
-from p2pfl.protocols.broker_address import BrokerAddress
+from p2pfl.protocols.broker_address import PASSWORD, BrokerAddress
 from p2pfl.protocols.errors import AddressError
 from p2pfl.system.atomic_files import reason
 
-if TYPE_CHECKING:
-    import aiomqtt
-
+NO_ANSWER = "start the broker, correct its address in node.toml, or open its port in the firewall"
+ALL_SIZES = 30.0  # seconds for packets of all sizes to come back from the broker
 GROUP = "224.0.0.251"  # group of multicast DNS, for which routers and firewalls have their rules
 
 
@@ -116,13 +113,13 @@ def _multicast_problem(address: str) -> str:
 
 
 def check_broker(url: str, topic: str = "", password: str | None = None, seconds: float = 5.0) -> Finding:
-    """Check that a broker answers, accepts this node's credentials, and delivers messages.
+    """Check that a broker answers, accepts this node's credentials, and delivers packets of the sizes that nodes use.
 
     Args:
         url: see p2pfl.protocols.broker_address; a password in it is never shown.
         topic: a topic that this node may publish to and subscribe to; by default a generated one.
         password: by default the one in the environment variable P2PFL_MQTT_PASSWORD, or in the URL.
-        seconds: time to wait for the connection, and for the echo.
+        seconds: time to wait for the connection, and for the first message.
     """
     form = "set broker in node.toml to mqtt://host:1883 or mqtts://user@host:8883"
     try:
@@ -133,10 +130,12 @@ def check_broker(url: str, topic: str = "", password: str | None = None, seconds
     try:
         socket.create_connection((address.host, address.port), timeout=seconds).close()
     except OSError as error:
-        remedy = "start the broker, correct its address in node.toml, or open its port in the firewall"
-        return Finding("broker", False, f"{where} does not answer: {reason(error)}", remedy)
+        return Finding("broker", False, f"{where} does not answer: {reason(error)}", NO_ANSWER)
     try:
-        import aiomqtt
+        import aiomqtt  # noqa: F401
+
+        from p2pfl.protocols.mqtt.broker_client import AiomqttBus
+        from p2pfl.protocols.mqtt.broker_test import test_broker
     except ImportError:
         return Finding(
             "broker",
@@ -144,40 +143,16 @@ def check_broker(url: str, topic: str = "", password: str | None = None, seconds
             f"{where} answers; access was not checked, because aiomqtt is missing",
             "pip install 'p2pfl-node[mqtt]'",
         )
-    secret = password or os.environ.get("P2PFL_MQTT_PASSWORD") or address.password
-    topic = topic or f"p2pfl/doctor/{os.urandom(16).hex()}"
+    bus = AiomqttBus(url, environment=os.environ if password is None else os.environ | {PASSWORD: password})
     try:
-        connect = partial(
-            aiomqtt.Client,
-            address.host,
-            address.port,
-            username=address.user,
-            password=secret,
-            tls_context=address.tls_context(),
-            tls_insecure=True if address.fingerprint else None,
-            timeout=seconds,
-        )
-        came = asyncio.run(_echo(connect, topic, seconds))
-    except (aiomqtt.MqttError, OSError) as error:
-        remedy = "check the user name, P2PFL_MQTT_PASSWORD and, for mqtts, the certificate of the broker"
-        return Finding("broker", False, f"{where} refuses the connection: {' '.join(str(error).split())}", remedy)
-    if not came:
-        remedy = f"allow this node to publish and subscribe to {topic} in the access rules of the broker"
-        return Finding("broker", False, f"{where} does not deliver messages", remedy)
-    return Finding("broker", True, f"{where} delivers messages")
+        problem = asyncio.run(test_broker(bus, topic or f"p2pfl/doctor/{os.urandom(16).hex()}", seconds, ALL_SIZES))
+    except TimeoutError:
+        result = f"{where} delivers small messages; large ones have not come back within {ALL_SIZES:g} s"
+        return Finding("broker", None, result, "expect long transfers, or use a faster network")
+    return broker_problem(problem) if problem else Finding("broker", True, f"{where} delivers messages")
 
 
-async def _echo(connect: Callable[[], aiomqtt.Client], topic: str, seconds: float) -> bool:
-    """Publish a message to a topic and return whether the broker delivers it to this client."""
-    text = os.urandom(16)
-    async with connect() as client:
-        try:
-            async with asyncio.timeout(seconds):
-                await client.subscribe(topic)
-                await client.publish(topic, text)
-                async for message in client.messages:
-                    if message.payload == text:
-                        return True
-        except TimeoutError:
-            pass
-    return False
+def broker_problem(problem: str) -> Finding:
+    """Return the finding for a problem of the broker, which is one sentence, with the remedy after "; " if one is known."""
+    result, _, remedy = problem.removeprefix("the broker at ").partition("; ")
+    return Finding("broker", False, result, remedy or NO_ANSWER)

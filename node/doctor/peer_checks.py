@@ -17,6 +17,7 @@ REMEDIES = {  # by a part of the reason why a peer is not connected; the first m
     "stranger": "connect this node or the peer to the node with the admission key, so that it receives the newest members",
     "no address known": "run the peer; if it runs, add its address to [addresses] in node.toml, or use a broker",
     "not connected yet": "run the peer; if it runs, add its address to [addresses] in node.toml, or use a broker",
+    "messages do not arrive": "run p2pfl-node doctor at the peer, and compare the limits and rules of the broker",
     "not present at the broker": "run the peer with the same broker",
     "connection refused": "run the peer, or correct its address: it does not listen there",
     "does not answer": "run the peer, and open its port in the firewall, or use a broker",
@@ -24,6 +25,7 @@ REMEDIES = {  # by a part of the reason why a peer is not connected; the first m
     "no route to host": "use an address in a network that both machines can reach, or use a broker",
     "has left": "run the peer again",
 }
+BROKER_FIRST = "correct the problem of the broker first"
 OTHERWISE = "run p2pfl-node doctor at the peer"
 FATAL = ("because its membership was revoked", "differs", "version")  # reasons that end only when a person acts
 
@@ -59,20 +61,22 @@ def check_peers(state: Mapping[str, Any]) -> list[Finding]:
     Args:
         state: status of a running node.
     """
-    broker_fails, rounds = bool(state.get("broker")), state.get("rounds", 0)
-    return [_check_peer(peer, broker_fails, rounds) for peer in state.get("peers", [])]
+    broker, rounds = state.get("broker", ""), state.get("rounds", 0)
+    return [_check_peer(peer, broker, rounds) for peer in state.get("peers", [])]
 
 
-def _check_peer(peer: Mapping[str, Any], broker_fails: bool, rounds: int) -> Finding:
+def _check_peer(peer: Mapping[str, Any], broker: str, rounds: int) -> Finding:
     check, link, reason = f"peer {peer['name']}", peer["link"], peer["reason"]
-    if link == "broker" and broker_fails:
+    if link == "broker" and "packets of" in broker:
+        return Finding(check, None, "connected through the broker, but large messages do not arrive", BROKER_FIRST)
+    if link == "broker" and broker:
         return Finding(check, None, "was connected through the broker, which does not work now")
     if link:
         way = "through the broker" if link == "broker" else f"directly, at {peer['remote']}"
         problems = {"behind": f", but it is {reason}", "suspected": f", but it is suspected ({reason})"}
         problem = problems.get(peer["state"], "")
         return Finding(check, None if problem else True, f"connected {way}{problem}")
-    lost = is_of_broker(reason)
+    lost = is_of_broker(reason) or bool(broker and "messages do not arrive" in reason)
     if peer["state"] == "done" and not lost:
         if peer.get("round", rounds) < rounds:  # it stopped early, or does not know of an extension
             result = f"not connected, because it has finished and left, in round {peer['round']} of {rounds}"
@@ -81,7 +85,7 @@ def _check_peer(peer: Mapping[str, Any], broker_fails: bool, rounds: int) -> Fin
     reason = reason or "no address known yet"
     result = f"not connected ({reason}){_addresses(peer['addresses'])}"
     if lost:
-        return Finding(check, None, result, "correct the problem of the broker first")
+        return Finding(check, None, result, BROKER_FIRST)
     remedy = next((remedy for part, remedy in REMEDIES.items() if part in reason.lower()), OTHERWISE)
     return Finding(check, False if any(part in reason for part in FATAL) else None, result, remedy)
 

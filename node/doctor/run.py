@@ -17,10 +17,11 @@ from p2pfl.node.doctor.checks import (
     check_key,
     check_layout,
 )
-from p2pfl.node.doctor.network_checks import check_broker, check_multicast, check_port
+from p2pfl.node.doctor.network_checks import broker_problem, check_broker, check_multicast, check_port
 from p2pfl.node.doctor.peer_checks import check_node, check_peers, is_running
 from p2pfl.node.federation import loading
 from p2pfl.node.federation.loading import LoadedNode
+from p2pfl.node.federation.revocation import check_name
 from p2pfl.node.folder import config
 from p2pfl.node.runtime.connectivity import without_password
 from p2pfl.node.status import reader
@@ -42,6 +43,12 @@ def run_checks(folder: Path) -> list[Finding]:
         ready = loading.load(folder)
     except ConfigurationError as error:
         return [*findings, Finding("configuration", False, str(error), f"correct {folder / config.CONFIG}")]
+    if (membership := ready.membership) is not None and federation.ok:
+        try:
+            check_name(membership, config.own_key(folder), ready.config.name, folder)
+        except ConfigurationError as error:
+            result, _, remedy = str(error).partition("; ")
+            findings.append(Finding("name", False, result, remedy))
     if is_running(state) and state.get("tokens_unanswered"):
         remedy = f"start the node again with p2pfl-node run {folder} --passphrase-file FILE"
         findings.append(
@@ -85,7 +92,7 @@ def _check_ways(network: Mapping[str, Any], ready: LoadedNode, state: Mapping[st
     if network["mdns"]:
         findings.append(check_multicast())
     if state is not None and state.get("broker"):
-        findings.append(Finding("broker", False, state["broker"], "start the broker, or correct its address or its rules"))
+        findings.append(broker_problem(state["broker"]))
     elif network["broker"]:
         url = own.broker if without_password(own.broker) == network["broker"] else network["broker"]
         findings.append(check_broker(url, _own_topic(ready), os.environ.get("P2PFL_MQTT_PASSWORD")))

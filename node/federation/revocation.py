@@ -6,6 +6,7 @@ from pathlib import Path
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation.admission_key import ADMISSION, may_admit
+from p2pfl.node.folder.config import CONFIG, KEY
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.system.printable import key_name
 
@@ -67,3 +68,20 @@ def check_member(membership: Membership, key: bytes, folder: Path) -> None:
     """
     if text := describe_refusal(membership, key, folder):
         raise (ConfigurationError if membership.end_of(key) is None else RevokedError)(text)
+
+
+def check_name(membership: Membership, key: bytes, name: str, folder: Path) -> None:
+    """Check that the key of a folder is that of the member which node.toml names.
+
+    Args:
+        name: the name in node.toml.
+
+    Raises:
+        ConfigurationError: it is the key of another member.
+    """
+    owner = next((member.name for member in membership.members.values() if member.key == key), name)
+    if owner != name:
+        raise ConfigurationError(
+            f"{folder / KEY} is the key of the member {owner} of {membership.file.name}, but name in {folder / CONFIG} is"
+            f" {name}; restore the key of {name} from a backup, or run the folder of {owner}"
+        )

@@ -242,4 +242,9 @@ class InviterClient:
         broker = through_broker(way.broker.url, self._identity, self._access, ANSWER, greeting=ANSWER)
         stack.push_async_callback(broker.close)
         await broker.listen(waiter)
-        return _Dialled(way, await broker.dial(BROKER, inviter, joining=True), waiter)
+        try:
+            return _Dialled(way, await broker.dial(BROKER, inviter, joining=True), waiter)
+        except TransportError as error:
+            if broker.problem in str(error):
+                raise
+            raise TransportError(f"{error}: {broker.problem}") from None

@@ -16,7 +16,7 @@ from typing import Any
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import loading
 from p2pfl.node.federation.loading import LoadedNode
-from p2pfl.node.federation.revocation import RevokedError, check_member
+from p2pfl.node.federation.revocation import RevokedError, check_member, check_name
 from p2pfl.node.folder import config as folders
 from p2pfl.node.folder.config import CommandLineError, NodeConfig
 from p2pfl.node.log import LOG
@@ -53,7 +53,9 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
     log = log.bind(node=folder.resolve().name)
     ready = loading.load(folder, changes)  # report its errors before the lock
     if ready.membership is not None:
-        check_member(ready.membership, folders.own_key(folder), folder)
+        key = folders.own_key(folder)
+        check_member(ready.membership, key, folder)
+        check_name(ready.membership, key, ready.config.name, folder)
     configured = {} if ready.membership is None else network_of(ready.config, ready.config.listen)
     with lock_folder(folder), keep_state(folder / folders.STATUS, CommandLineError):
         write_state(folder / folders.STATUS, "starting", facts={"configured_network": configured})

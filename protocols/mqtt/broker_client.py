@@ -10,7 +10,7 @@ import logging
 import os
 import ssl
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from p2pfl.protocols.broker_address import PASSWORD, BrokerAddress
 from p2pfl.protocols.errors import AddressError, TransportError
+from p2pfl.protocols.mqtt.inquiry import KEEPALIVE, describe_certificate, explain_limits, explain_silence
 from p2pfl.system.printable import printable
 
 if TYPE_CHECKING:
     import aiomqtt
 
 CONNECTING = 5.0  # seconds for the broker to answer
-KEEPALIVE = 10  # seconds; the broker publishes a node's last will after silence of one and a half times this period
 INCOMING = 64  # maximum waiting messages; further ones are dropped and sent again later
 SMALL = 4096  # bytes; packets up to this size are sent before larger ones
 WAITING = 4096  # maximum number of small packets that wait for the network; older ones are dropped, as by a broker
+AMBIGUOUS = "timed out", "eof", "ssl", "reset by peer", "identifier", "connection lost", "unspecified"  # in errors
 FLUSHING = 2.0  # seconds to send queued data when the connection is closed on purpose
 
 
@@ -73,15 +74,19 @@ class Bus(Protocol):
                 and names the broker.
         """
 
-    def publish(self, topic: str, content: bytes, retain: bool = False) -> None:
+    def publish(self, topic: str, content: bytes, retain: bool = False, last: bool = False) -> None:
         """Publish a message without waiting. Without a connection the message is lost.
 
         Args:
             retain: whether the broker keeps the message for later subscribers.
+            last: whether to send a small message after the large ones that wait, instead of before them.
         """
 
     def subscribe(self, topic: str) -> None:
         """Subscribe to a topic; the broker sends its retained messages again."""
+
+    async def explain(self) -> str:
+        """Return why the broker closes connections, in one sentence with the remedy; "" if it does not say so."""
 
     async def close(self) -> None:
         """Send the queued data, unless that takes long, and close the connection."""
@@ -114,6 +119,7 @@ class AiomqttBus:
         self.queued = 0
         self._password = _read(password_file) or environment.get(PASSWORD) or address.password
         self._tls = tls or address.tls_context()
+        self._explanation = ""  # why the broker has not accepted a connection since the last one
         self._small: deque[_Packet] = deque(maxlen=WAITING)
         self._large: deque[_Packet] = deque()
         self._topics: deque[str] = deque()
@@ -148,10 +154,15 @@ class AiomqttBus:
             async with client:
                 await client.subscribe([(topic, 0) for topic in topics])
                 self.connected = stood = True
+                self._explanation = ""
                 listener.connected()
                 await self._serve(client, listener)
         except (aiomqtt.MqttError, OSError, ValueError) as error:  # ValueError: an invalid packet or topic
-            raise TransportError(f"the broker at {self.name} {describe_failure(error, stood)}") from None
+            failure = describe_failure(error, stood)
+            if not stood and any(text in str(error).lower() for text in AMBIGUOUS):
+                self._explanation = self._explanation or await self._inquire(explain_silence)
+                failure = self._explanation or failure
+            raise TransportError(f"the broker at {self.name} {failure}") from None
         finally:
             client.abandon()
             self.connected = False
@@ -201,14 +212,12 @@ class AiomqttBus:
             return self._small.popleft()
         return self._large.popleft() if self._large and not self._closing else None
 
-    def publish(self, topic: str, content: bytes, retain: bool = False) -> None:
+    def publish(self, topic: str, content: bytes, retain: bool = False, last: bool = False) -> None:
         if not self.connected:
             return
-        if len(content) > SMALL:
-            self.queued += len(content)
-            self._large.append(_Packet(topic, content, retain))
-        else:
-            self._small.append(_Packet(topic, content, retain))
+        large = len(content) > SMALL
+        self.queued += len(content) if large else 0
+        (self._large if large or last else self._small).append(_Packet(topic, content, retain))
         self._empty.clear()
         self._news.set()
 
@@ -216,6 +225,14 @@ class AiomqttBus:
         if self.connected:
             self._topics.append(topic)
             self._news.set()
+
+    async def explain(self) -> str:
+        reason = await self._inquire(explain_limits)
+        return f"the broker at {self.name} {reason}" if reason else ""
+
+    async def _inquire(self, inquiry: Callable[[BrokerAddress, str | None, ssl.SSLContext | None], str]) -> str:
+        """Return the result of an inquiry at the broker, which runs in a thread."""
+        return printable(await asyncio.to_thread(inquiry, self._address, self._password, self._tls))
 
     async def close(self) -> None:
         self._closing = True
@@ -257,11 +274,17 @@ def _silent() -> logging.Logger:
 
 def describe_failure(error: Exception, stood: bool) -> str:
     """Describe an error of the client. The client's own texts contain no credentials, but sometimes only a code."""
-    text = printable(" ".join(str(error).split()).lower()) or type(error).__name__
+    given = printable(" ".join(str(error).split())) or type(error).__name__
+    text = given.lower()
     if stood:
         return f"closed the connection: {text}"
     if "not authorized" in text or "bad user name" in text or "not authorised" in text:
         return f"refuses this node: {text}; check the user name in mqtts://USER@HOST:PORT and {PASSWORD}"
+    if "identifier" in text:
+        return (
+            f"refuses this node: {text}; let it accept client ids that begin with p2pfl- (clientid_prefixes), and a"
+            f" keepalive of {KEEPALIVE} s (max_keepalive)"
+        )
     if "certificate verify failed" in text:
-        return f"does not have a trusted certificate: {text}; check #sha256= in its address, or SSL_CERT_FILE"
+        return describe_certificate(given)
     return f"does not answer: {text}"

@@ -1,16 +1,24 @@
-"""Check that the broker delivers messages, because it may acknowledge packets that its access rules then block."""
+"""Check that the broker delivers messages, because it may acknowledge packets that its rules or limits then block.
+
+A node publishes packets to itself: a small one periodically, and on a connection the sizes that nodes use (see
+p2pfl.protocols.mqtt.packet_sizes). A broker delivers the packets of a topic in their order. So after each large packet a
+small one follows, and if only that one arrives, the broker has dropped the other, however slow the network is.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from functools import partial
 
 from p2pfl.protocols.mqtt.broker_client import Bus
-from p2pfl.protocols.mqtt.packets import ECHO_PACKET, Topics
+from p2pfl.protocols.mqtt.packet_sizes import SizeSearch
+from p2pfl.protocols.mqtt.packets import ECHO_PACKET
 from p2pfl.protocols.timer import Timer
 
 ECHO_EVERY, ECHO_WAIT = 20.0, 10.0  # seconds between packets to this node itself, and to wait for one of them
+_ID = 16  # bytes
 
 
 class ProblemReport:
@@ -36,41 +44,83 @@ class ProblemReport:
 class DeliveryMonitor:
     """Monitor that sends packets to this node itself and reports when they do not arrive.
 
+    Args:
+        topic: topic to which this node may publish, and which it has subscribed to.
+        wait: seconds to wait for a small packet.
+
     Attributes:
         denied: why the broker appears not to deliver to others; "" if it appears to deliver.
         awaited: topics with a message of this node that has not arrived yet.
+        sizes: the sizes of packets that the broker delivers.
     """
 
-    def __init__(self, bus: Bus, topics: Topics, problem: ProblemReport) -> None:
+    def __init__(self, bus: Bus, topic: str, problem: ProblemReport, wait: float | None = None) -> None:
         self.denied = ""
         self.awaited: set[str] = set()
+        self.sizes = SizeSearch()
         self._bus = bus
-        self._topics = topics
+        self._topic = topic
         self._problem = problem
+        self._wait = ECHO_WAIT if wait is None else wait
         self._expected = b""
+        self._sized = self._after = b""  # ids of the packet of the awaited size, and of the small one after it
         self._asked = False  # a published message has not arrived yet
         self._next, self._deadline = Timer(), Timer()
 
-    def start(self, refresh: Callable[[], None]) -> None:
-        """Publish a packet to this node now and periodically; `refresh` is called before each."""
-        refresh()
-        self._expected = os.urandom(16)
-        self._asked = True
-        self.awaited.add(self._topics.echo)
-        self._bus.publish(self._topics.echo, bytes([ECHO_PACKET]) + self._expected)
-        self._deadline.start(ECHO_WAIT, self._report)
-        self._next.start(ECHO_EVERY, partial(self.start, refresh))
+    @property
+    def complaint(self) -> str:
+        """What the broker does not deliver, in one sentence; "" if it appears to deliver everything."""
+        return f"the broker at {self._bus.name} {self.sizes.limit}" if self.sizes.limit else self.denied
 
-    def stop(self) -> None:
+    def start(self, refresh: Callable[[], None], connected: bool = True) -> None:
+        """Publish a packet to this node now and periodically; `refresh` is called before each.
+
+        Args:
+            connected: whether the connection with the broker is new.
+        """
+        refresh()
+        self._expected = os.urandom(_ID)
+        self._asked = True
+        self.awaited.add(self._topic)
+        self._bus.publish(self._topic, bytes([ECHO_PACKET]) + self._expected)
+        self._deadline.start(self._wait, self._report)
+        self._next.start(ECHO_EVERY, partial(self.start, refresh, connected=False))
+        self._try_size(connected)
+
+    def stop(self) -> str | None:
+        """Record that the connection has ended.
+
+        Returns:
+            Why the broker closes connections, in one sentence: "" if that is unknown, None if it may be known soon.
+        """
+        searching = bool(self.sizes.awaited)
+        if searching:
+            self.sizes.lost(_now(), closed=True)
+        self._sized = self._after = b""
         self.awaited.clear()
         self.denied = ""
         self._asked = False
         self._next.cancel()
         self._deadline.cancel()
+        return None if searching and not self.sizes.complete else self.complaint
 
-    def is_newest(self, echo: bytes) -> bool:
-        """Return whether the content of a packet to this node is that of the newest one."""
-        return echo == self._expected
+    def echo_came(self, content: bytes) -> bool:
+        """Process a packet to this node itself; return whether all messages have arrived or have been dropped.
+
+        Args:
+            content: the packet without its first byte.
+        """
+        id = content[:_ID]
+        if id == self._expected and len(content) == _ID:
+            return self.record_arrival(self._topic)
+        if id == self._sized and len(content) == self.sizes.awaited - 1:
+            self.sizes.arrived(_now())
+        elif id == self._after and self.sizes.awaited:
+            self.sizes.lost(_now())
+        else:
+            return False
+        self._try_size()
+        return not (self._asked or self.sizes.awaited)
 
     def record_arrival(self, topic: str) -> bool:
         """Record the arrival of a message on a topic; return whether all messages have arrived."""
@@ -92,8 +142,24 @@ class DeliveryMonitor:
             self._problem.set("")
         self.denied = ""
 
+    def _try_size(self, connected: bool = False) -> None:
+        """Publish a packet of the size to try now, if there is one, and a small one after it."""
+        waiting, size = self.sizes.awaited, self.sizes.next_size(_now(), connected)
+        if size:
+            self._sized, self._after = os.urandom(_ID), os.urandom(_ID)
+            head = bytes([ECHO_PACKET]) + self._sized
+            self._bus.publish(self._topic, head + bytes(size - len(head)))
+        elif not waiting:  # otherwise the small one has not arrived either, and is sent again
+            return
+        self._bus.publish(self._topic, bytes([ECHO_PACKET]) + self._after, last=True)
+
     def _report(self) -> None:
         self._problem.set(
-            f"the broker at {self._bus.name} does not deliver to topic {min(self.awaited)}: "
-            "check its access rules for publishing and subscribing"
+            self.complaint
+            or f"the broker at {self._bus.name} does not deliver to topic {min(self.awaited)};"
+            " check its access rules for publishing and subscribing"
         )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

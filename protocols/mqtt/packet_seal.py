@@ -16,6 +16,7 @@ from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.transport import Part
 
 DATA, CONTROL = 0, 1  # kinds of sealed packets, with separate numbers
+SEAL = 16  # bytes by which sealed content is longer
 _KEYS = b"p2pfl broker keys 2\0"
 
 

@@ -23,7 +23,7 @@ from math import inf
 from struct import Struct
 
 from p2pfl.protocols.errors import ProtocolError
-from p2pfl.protocols.mqtt.packet_seal import CONTROL, DATA, Sealing
+from p2pfl.protocols.mqtt.packet_seal import CONTROL, DATA, SEAL, Sealing
 from p2pfl.protocols.reception_limits import patience
 from p2pfl.protocols.transport import Part
 
@@ -41,6 +41,7 @@ CONTROL_HEADER = Struct(">B16sQ")
 DATA_HEADER = Struct(">B16sQII")
 CONTROL_CONTENT = Struct(">BQI")
 _DIGEST = 32
+LARGEST_PACKET = DATA_HEADER.size + CHUNK + _DIGEST + SEAL  # bytes
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ own topics, so that others cannot waste its time. For Mosquitto, with every node
     pattern read p2pfl/<federation>/presence/+
     pattern read p2pfl/<federation>/will/+
 
-A broker may acknowledge packets that it does not deliver. A node therefore publishes a message to itself periodically,
-and reports if the message does not arrive.
+A broker may acknowledge packets that it does not deliver. A node therefore publishes messages to itself, a small one
+periodically and the largest size on a connection, and reports what does not arrive.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.mqtt.acceptor import LinkAcceptor
-from p2pfl.protocols.mqtt.broker_client import Bus
+from p2pfl.protocols.mqtt.broker_client import Bus, Message
 from p2pfl.protocols.mqtt.connection import BrokerConnection, Keep
 from p2pfl.protocols.mqtt.delivery import DeliveryMonitor, ProblemReport
 from p2pfl.protocols.mqtt.limits import HandshakeLimits
@@ -109,8 +109,8 @@ class MqttTransport:
         self._keep = keep
         self._on_fault = on_fault
         self._problem = ProblemReport(on_problem)
-        self._delivery = DeliveryMonitor(bus, topics, self._problem)
-        self._connection = BrokerConnection(bus, topics, self._problem, uniform)
+        self._delivery = DeliveryMonitor(bus, topics.echo, self._problem)
+        self._connection = BrokerConnection(bus, Message(topics.will, b"gone"), topics.subscriptions, self._problem, uniform)
         self._table = LinkTable(bus, topics, max_frame, greeting, self._on_proven)
         limits = HandshakeLimits(access)
         self._credentials = Credentials(identity, access)
@@ -152,7 +152,7 @@ class MqttTransport:
                 return await self._dial(key, joining)
         except TimeoutError:
             reason = self._why_silent(key)
-            if self.bus.connected and self._observer.online(key) and not self._table.any_proven:
+            if self.bus.connected and self._observer.online(key) and not self._table.any_proven and not self.problem:
                 self._delivery.deny(reason)
             raise TransportError(reason) from None
 
@@ -188,9 +188,10 @@ class MqttTransport:
         self._delivery.start(self._announcer.refresh)
         self._table.resume()
 
-    def _on_disconnect(self) -> None:
-        self._delivery.stop()
+    def _on_disconnect(self) -> str | None:
+        """Pause the links; return why the broker closes connections, as p2pfl.protocols.mqtt.connection needs it."""
         self._table.pause()
+        return self._delivery.stop()
 
     def writable(self) -> None:
         self._table.take_turns()
@@ -212,8 +213,8 @@ class MqttTransport:
 
     def _look_at(self, topic: str, place: str, key: bytes, content: bytes) -> None:
         if place == PRESENCE and key == self.topics.own:
-            if self._announcer.is_newest(content):
-                self._came_back(topic)
+            if self._announcer.is_newest(content) and self._delivery.record_arrival(topic):
+                self._report_delivery()
         elif place == PRESENCE:
             self._observer.presence(key, content)
         elif place == WILL:
@@ -224,8 +225,8 @@ class MqttTransport:
     def _packet(self, sender: bytes, content: bytes) -> None:
         kind = content[0]
         if sender == self.topics.own:
-            if kind == ECHO_PACKET and self._delivery.is_newest(content[1:]):
-                self._came_back(self.topics.echo)
+            if kind == ECHO_PACKET and self._delivery.echo_came(content[1:]):
+                self._report_delivery()
         elif kind in (DATA_PACKET, CONTROL_PACKET, HANDSHAKE_PACKET):
             self._on_link_packet(sender, content)
         elif kind == RESET_PACKET:
@@ -265,19 +266,20 @@ class MqttTransport:
         self._outdated.discard(key)
         self._delivery.permit()
 
-    def _came_back(self, topic: str) -> None:
-        """Record the arrival of a message that this node published."""
-        if self._delivery.record_arrival(topic) and self._connection.confirm():
-            self._problem.set(self._delivery.denied)
+    def _report_delivery(self) -> None:
+        """Report what the broker delivers, after the arrival of the messages that this node published."""
+        if self._connection.confirm():
+            self._problem.set(self._delivery.complaint)
 
     def _why_silent(self, key: bytes) -> str:
         """Return the reason why a member has not answered."""
         if not self.bus.connected:
             return self._connection.failure or f"the broker at {self.bus.name} does not answer"
-        if self.problem:
-            return self.problem
         if key in self._outdated:
             return f"version: {_outdated(key)}, which this node does not support: update both"
+        if self.problem not in ("", self._delivery.denied):
+            announced = f"{key_name(key)} is announced at the broker, but its messages do not arrive"
+            return announced if self._observer.online(key) else self.problem
         if self._observer.online(key):
             return (
                 f"{key_name(key)} is present at the broker at {self.bus.name}, but does not answer; "

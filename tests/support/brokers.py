@@ -263,7 +263,7 @@ class MemoryBus:
             self.broker.publish(self.will.topic, self.will.content)
         self.ending.set_result(reason)
 
-    def publish(self, topic, content, retain=False):
+    def publish(self, topic, content, retain=False, last=False):
         if self.connected:
             self.broker.publish(topic, bytes(content), retain)
 
@@ -273,6 +273,9 @@ class MemoryBus:
         for topic, content in self.broker.retained.items():
             if matches(topic, pattern):
                 asyncio.get_running_loop().call_later(0.001, self.listener.came, topic, content)
+
+    async def explain(self):
+        return ""
 
     async def close(self):
         if self.connected:

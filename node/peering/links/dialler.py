@@ -17,7 +17,7 @@ from p2pfl.protocols.errors import RefusedError, TransportError
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import Link
 from p2pfl.random_streams import RandomStreams
-from p2pfl.system.printable import printable
+from p2pfl.system.printable import key_name, printable
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 4.0  # seconds between attempts to reach a silent peer
 GRACE = 1.0  # seconds for which the node with the greater key leaves the dialling to the other one
@@ -141,6 +141,8 @@ class Dialler:
             return
         if not await self._table.changes.until(lambda: peer.link is not before or bool(peer.problem), INTRODUCTION):
             link.close()
+            where = "answers" if link.direct else "is announced at the broker"
+            self._note(peer, f"{key_name(peer.key)} {where}, but its messages do not arrive")
 
     def _to_dial(self, peer: Peer) -> list[str]:
         """Return the addresses to dial now, with the last dialled address at the end.
