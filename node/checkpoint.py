@@ -20,6 +20,7 @@ from p2pfl.node.conduct.conduct import ConductState
 from p2pfl.node.exchange.published_models import Published
 from p2pfl.node.log import LOG
 from p2pfl.node.policy_api import PeersState
+from p2pfl.node.task_facts import TaskFacts, describe_change
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Stage, Update
 from p2pfl.system.atomic_files import DamagedFileError, DiskErrorReporter, read_sealed, reason, write_sealed
@@ -27,6 +28,7 @@ from p2pfl.system.disk import SYSTEM, Disk
 from p2pfl.system.event_log import EventLogger
 from p2pfl.system.failpoints import failpoint
 
+AFRESH = "move the checkpoints (checkpoint, checkpoint.1, checkpoint.2) away to start from round 0"
 _MAGIC = b"p2pfl checkpoint 1\n"
 
 
@@ -65,6 +67,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         learner: the state that the learner keeps from round to round.
         peers: the knowledge of peers that the robust rule and the budget keep from round to round.
         conduct: the penalties of peers, and proofs of them.
+        task: facts of the task, which name what has changed if the checkpoint does not fit.
     """
 
     name: str
@@ -85,6 +88,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     learner: dict[str, Array] = {}
     peers: PeersState = PeersState()
     conduct: ConductState = ConductState()
+    task: TaskFacts = TaskFacts()
 
 
 def pack_model(model: Published, now: float) -> Model:
@@ -224,12 +228,21 @@ def _read(path: Path, disk: Disk) -> Checkpoint:
 
 
 def same_federation(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError if a checkpoint was made under another name, seed, layout or policy."""
+    """Raise ConfigurationError if a checkpoint was made under another name, seed or policy."""
     for key, value in expected.items():
         found = getattr(checkpoint, key)
         if found != value:
-            shown = (found.hex(), value.hex()) if isinstance(value, bytes) else (found, value)
             raise ConfigurationError(
-                f"the checkpoint has {key} {shown[0]!r}, the configuration has {shown[1]!r};"
-                " restore the old value, or move the checkpoint away to start from round 0"
+                f"the checkpoint has {key} {found!r}, the configuration has {value!r}; restore the old value, or {AFRESH}"
             )
+
+
+def same_task(checkpoint: Checkpoint, layout: bytes, facts: TaskFacts) -> None:
+    """Raise ConfigurationError if a checkpoint does not fit a task: its model, or the columns of its data, are others."""
+    change = describe_change(checkpoint.task, facts)
+    if checkpoint.layout != layout:
+        change = change or "the model has another layout now, because the data, the task or its options are others"
+    if change:
+        raise ConfigurationError(
+            f"the checkpoint does not fit this task: {change}; restore the old data or task, or {AFRESH}"
+        )

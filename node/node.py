@@ -24,6 +24,7 @@ from p2pfl.node.checkpoint import (
     pack_arrays,
     pack_model,
     same_federation,
+    same_task,
     unpack,
     unpack_arrays,
     unpack_model,
@@ -35,6 +36,7 @@ from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.exchange.published_models import Published
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.policy_api import Me, NodePeers
+from p2pfl.node.task_facts import facts_of
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters, detached, problem
 from p2pfl.policy import Budget, Coordinated, Merge, Policy, Stage, asks_scores, check_stage, memory_of
@@ -342,6 +344,7 @@ class Node:
 
     def _restore_from(self, checkpoint: Checkpoint) -> None:
         same_federation(checkpoint, _federation_of(self))
+        same_task(checkpoint, self.task.layout.fingerprint, facts_of(self.task))
         self._saved = checkpoint
         self.me.round = checkpoint.round
         params = unpack(checkpoint.params)
@@ -382,6 +385,8 @@ def _checkpoint_of(node: Node, evaluations: Evaluations, prepared: bool) -> Chec
     unevaluated = evaluations.pending
     return Checkpoint(
         **_federation_of(node),
+        layout=node.task.layout.fingerprint,
+        task=facts_of(node.task),
         round=node.me.round,
         params=node.me.whole.tobytes(),
         early_stopping=node.early_stopping.state(),
@@ -402,7 +407,6 @@ def _federation_of(node: Node) -> dict[str, Any]:
     return {
         "name": node.name,
         "seed": node.settings.seed,
-        "layout": node.task.layout.fingerprint,
         "policy": policy_name(node.policy),
         "codec": node.settings.codec,
     }

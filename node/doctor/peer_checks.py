@@ -82,7 +82,7 @@ def _check_peer(peer: Mapping[str, Any], broker: str, rounds: int) -> Finding:
             result = f"not connected, because it has finished and left, in round {peer['round']} of {rounds}"
             return Finding(check, None, result, "if the federation was extended, run the peer: it then continues")
         return Finding(check, True, "not connected, because it has finished its rounds and left")
-    reason = reason or "no address known yet"
+    reason = reason.partition("; ")[0] if lost else reason or "no address known yet"
     result = f"not connected ({reason}){_addresses(peer['addresses'])}"
     if lost:
         return Finding(check, None, result, BROKER_FIRST)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import ssl
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,9 @@ SMALL = 4096  # bytes; packets up to this size are sent before larger ones
 WAITING = 4096  # maximum number of small packets that wait for the network; older ones are dropped, as by a broker
 AMBIGUOUS = "timed out", "eof", "ssl", "reset by peer", "identifier", "connection lost", "unspecified"  # in errors
 FLUSHING = 2.0  # seconds to send queued data when the connection is closed on purpose
+
+
+_NUMBER = re.compile(r"^\[(code|errno):? ?-?\d+\] ", re.IGNORECASE)  # before the text of an error
 
 
 class Message(NamedTuple):
@@ -274,12 +278,15 @@ def _silent() -> logging.Logger:
 
 def describe_failure(error: Exception, stood: bool) -> str:
     """Describe an error of the client. The client's own texts contain no credentials, but sometimes only a code."""
-    given = printable(" ".join(str(error).split())) or type(error).__name__
+    given = _NUMBER.sub("", printable(" ".join(str(error).split()))) or type(error).__name__
     text = given.lower()
     if stood:
         return f"closed the connection: {text}"
     if "not authorized" in text or "bad user name" in text or "not authorised" in text:
-        return f"refuses this node: {text}; check the user name in mqtts://USER@HOST:PORT and {PASSWORD}"
+        return (
+            f"refuses this node: {text}; check the user name in mqtts://USER@HOST:PORT and {PASSWORD}, and that the broker"
+            " accepts client ids that begin with p2pfl-"
+        )
     if "identifier" in text:
         return (
             f"refuses this node: {text}; let it accept client ids that begin with p2pfl- (clientid_prefixes), and a"

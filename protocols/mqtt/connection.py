@@ -123,9 +123,8 @@ class BrokerConnection:
         known = on_end()
         self._brief = self._brief + 1 if made and not stood else 0
         if self._brief > 1:
-            known = known or await self._bus.explain() or known
             if known is not None:
-                self._problem.set(known or f"{reason}, repeatedly; {UNKNOWN}")
+                self._problem.set(known or await self._bus.explain() or f"{reason}, repeatedly; {UNKNOWN}")
         elif not made:
             self._problem.set(reason)
         return stood

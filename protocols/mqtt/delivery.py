@@ -65,6 +65,7 @@ class DeliveryMonitor:
         self._expected = b""
         self._sized = self._after = b""  # ids of the packet of the awaited size, and of the small one after it
         self._asked = False  # a published message has not arrived yet
+        self._new = False  # whether no size has been tried on this connection
         self._next, self._deadline = Timer(), Timer()
 
     @property
@@ -83,9 +84,9 @@ class DeliveryMonitor:
         self._asked = True
         self.awaited.add(self._topic)
         self._bus.publish(self._topic, bytes([ECHO_PACKET]) + self._expected)
-        self._deadline.start(self._wait, self._report)
+        self._deadline.start(self._wait, self._give_up)
         self._next.start(ECHO_EVERY, partial(self.start, refresh, connected=False))
-        self._try_size(connected)
+        self._new |= connected
 
     def stop(self) -> str | None:
         """Record that the connection has ended.
@@ -97,6 +98,7 @@ class DeliveryMonitor:
         if searching:
             self.sizes.lost(_now(), closed=True)
         self._sized = self._after = b""
+        self._new = False
         self.awaited.clear()
         self.denied = ""
         self._asked = False
@@ -129,6 +131,7 @@ class DeliveryMonitor:
             return False
         self._asked = False
         self._deadline.cancel()
+        self._try_size()
         return True
 
     def deny(self, reason: str) -> None:
@@ -142,9 +145,13 @@ class DeliveryMonitor:
             self._problem.set("")
         self.denied = ""
 
-    def _try_size(self, connected: bool = False) -> None:
-        """Publish a packet of the size to try now, if there is one, and a small one after it."""
-        waiting, size = self.sizes.awaited, self.sizes.next_size(_now(), connected)
+    def _try_size(self) -> None:
+        """Publish a packet of the size to try now, if there is one, and a small one after it.
+
+        Sizes are tried after the small messages, so that a connection that ends then has ended because of a size.
+        """
+        waiting, size = self.sizes.awaited, self.sizes.next_size(_now(), self._new)
+        self._new = False
         if size:
             self._sized, self._after = os.urandom(_ID), os.urandom(_ID)
             head = bytes([ECHO_PACKET]) + self._sized
@@ -152,6 +159,14 @@ class DeliveryMonitor:
         elif not waiting:  # otherwise the small one has not arrived either, and is sent again
             return
         self._bus.publish(self._topic, bytes([ECHO_PACKET]) + self._after, last=True)
+
+    def _give_up(self) -> None:
+        """Report that a message has not arrived; first try sizes if its own may be the reason."""
+        if self.sizes.complete or self.sizes.awaited:
+            self._report()
+        else:
+            self._try_size()
+            self._deadline.start(self._wait / 2, self._report)
 
     def _report(self) -> None:
         self._problem.set(

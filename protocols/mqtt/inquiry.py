@@ -20,6 +20,7 @@ from p2pfl.protocols.mqtt.reliable_stream import LARGEST_PACKET
 
 KEEPALIVE = 10  # seconds; the broker publishes a node's last will after silence of one and a half times this period
 ANSWERING = 3.0  # seconds for each step of an inquiry
+REFUSING = 0.5  # seconds for a refusal after the handshake of TLS
 MOST = 4096  # bytes of an answer
 CONNACK = b"\x20"  # first byte of the answer to a connection
 
@@ -32,16 +33,20 @@ def explain_silence(address: BrokerAddress, password: str | None, context: ssl.S
     Args:
         context: the TLS context of the node; None without TLS.
     """
+    answer, closed = b"", False
     try:
         answer = _ask(address, context, address.user, password)
+        closed = not answer
     except ssl.SSLCertVerificationError as error:
         return describe_certificate(str(error))
     except ssl.SSLError as error:
         if "CERTIFICATE_REQUIRED" in str(error) or "HANDSHAKE_FAILURE" in str(error):
             return CLIENT_CERTIFICATE
-        answer = b""
+        closed = isinstance(error, ssl.SSLEOFError)
+    except ConnectionError as error:
+        closed = not isinstance(error, ConnectionRefusedError)
     except OSError:
-        answer = b""
+        pass
     if answer[:1] == CONNACK:
         return _describe_limits(read_limits(answer))
     if answer:
@@ -53,7 +58,7 @@ def explain_silence(address: BrokerAddress, password: str | None, context: ssl.S
         )
     if address.scheme == "mqtt" and _uses_tls(address):
         return f"expects TLS at this port; write mqtts:// instead of mqtt:// in its address: mqtts://{address.name}"
-    return _try_http(address)
+    return _try_http(address) or (CLOSED if closed else "")
 
 
 def explain_limits(address: BrokerAddress, password: str | None, context: ssl.SSLContext | None) -> str:
@@ -112,6 +117,10 @@ def _describe_limits(limits: Limits) -> str:
     return ""
 
 
+CLOSED = (
+    "closes new connections before it answers; see its log: it may have reached its limit of connections (max_connections),"
+    " or refuse this machine"
+)
 CLIENT_CERTIFICATE = (
     "requires a certificate of its clients, which nodes do not have; set require_certificate false at the broker, and use"
     " accounts"
@@ -124,7 +133,7 @@ def describe_certificate(error: str) -> str:
     Args:
         error: the text of the error of its verification.
     """
-    reason = error.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or error
+    reason = error.partition("certificate verify failed: ")[2].partition(" (_ssl")[0].rstrip(".") or error
     lower = reason.lower()
     if "fingerprint" in lower:
         return f"shows another certificate: {reason}; correct #sha256= in its address if the broker has a new certificate"
@@ -141,10 +150,10 @@ def describe_certificate(error: str) -> str:
 
 
 def _ask(address: BrokerAddress, context: ssl.SSLContext | None, user: str | None, password: str | None) -> bytes:
-    """Connect in MQTT 5; return the first bytes of the answer, b"" if the connection ends or stays silent.
+    """Connect in MQTT 5; return the first bytes of the answer, b"" if the broker closes the connection.
 
     Raises:
-        OSError: the connection or its encryption fails.
+        OSError: the connection or its encryption fails, or there is no answer in time.
     """
     flags = 0x02 | (0x80 if user is not None else 0) | (0x40 if user is not None and password is not None else 0)
     content = b"\x00\x04MQTT\x05" + pack(">BH", flags, 0) + b"\x00" + _text(f"p2pfl-{os.urandom(8).hex()}")
@@ -162,11 +171,14 @@ def _ask(address: BrokerAddress, context: ssl.SSLContext | None, user: str | Non
 def _exchange(address: BrokerAddress, context: ssl.SSLContext | None, packet: bytes) -> bytes:
     with socket.create_connection((address.host, address.port), timeout=ANSWERING) as plain:
         connection = plain if context is None else context.wrap_socket(plain, server_hostname=address.host)
-        with connection, suppress(TimeoutError):
+        with connection:
+            if context is not None:  # a broker that refuses the client says so before it reads anything
+                connection.settimeout(REFUSING)
+                with suppress(TimeoutError):
+                    return connection.recv(MOST)
             connection.settimeout(ANSWERING)
             connection.sendall(packet)
             return connection.recv(MOST)
-    return b""
 
 
 def _text(text: str) -> bytes:

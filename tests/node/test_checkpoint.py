@@ -15,10 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.checkpoint import Checkpoint, FileStore, Model, pack_model, same_federation, unpack, unpack_model
+from p2pfl.node.checkpoint import (
+    AFRESH,
+    Checkpoint,
+    FileStore,
+    Model,
+    pack_model,
+    same_federation,
+    same_task,
+    unpack,
+    unpack_model,
+)
 from p2pfl.node.early_stopping import EarlyStopping
 from p2pfl.node.exchange.published_models import Published
 from p2pfl.node.folder.settings import Settings
+from p2pfl.node.task_facts import TaskFacts
 from p2pfl.policy import Update
 from p2pfl.sim.simulation.clock import run
 from p2pfl.system.atomic_files import replace_file, write_sealed
@@ -238,7 +249,7 @@ SAVER = """
 import sys
 from pathlib import Path
 import numpy as np
-from p2pfl.node.checkpoint import Checkpoint, FileStore
+from p2pfl.node.checkpoint import AFRESH, Checkpoint, FileStore
 store = FileStore(Path(sys.argv[1]))
 for round in range(1, 10_000):
     params = np.full(2**20, round, np.float32).tobytes()
@@ -288,7 +299,7 @@ def test_store_always_holds_intact_checkpoint_during_saves(store):
 
 # Checkpoints of other nodes
 
-MINE = {"name": "alice", "seed": 7, "layout": LAYOUT, "policy": "p2pfl.policies.dac:Dac"}
+MINE = {"name": "alice", "seed": 7, "policy": "p2pfl.policies.dac:Dac"}
 
 
 def test_same_federation_accepts_equal_checkpoint():
@@ -301,12 +312,19 @@ def test_same_federation_accepts_equal_checkpoint():
         ({"name": "bob"}, "the checkpoint has name 'alice', the configuration has 'bob'"),
         ({"policy": "a:B"}, "the checkpoint has policy 'p2pfl.policies.dac:Dac', the configuration has 'a:B'"),
         ({"seed": 8}, "the checkpoint has seed 7, the configuration has 8"),
-        ({"layout": b"\xff" * 16}, f"the checkpoint has layout '{LAYOUT.hex()}', the configuration has '{'ff' * 16}'"),
     ],
 )
 def test_same_federation_refuses_differing_checkpoint(change, message):
-    hint = "; restore the old value, or move the checkpoint away to start from round 0"
-    assert refusal(same_federation, checkpoint(), MINE | change) == message + hint
+    assert refusal(same_federation, checkpoint(), MINE | change) == f"{message}; restore the old value, or {AFRESH}"
+
+
+def test_checkpoint_of_another_task_is_refused():
+    saved = checkpoint(task=TaskFacts(["a", "b"]))
+    same_task(checkpoint(), LAYOUT, TaskFacts(["a", "b"]))  # an earlier version has written no facts
+    same_task(saved, LAYOUT, TaskFacts(["a", "b"]))
+    start = "the checkpoint does not fit this task: "
+    assert refusal(same_task, saved, LAYOUT, TaskFacts(["b", "a"])).startswith(f"{start}the features of the data are in ")
+    assert refusal(same_task, saved, b"\xff" * 16, TaskFacts(["a", "b"])).startswith(f"{start}the model has another layout")
 
 
 def start_again(folder, name="a", **options):
@@ -341,7 +359,7 @@ def test_node_refuses_checkpoint_of_another_name(tmp_path):
 
 def test_node_refuses_checkpoint_of_another_layout(tmp_path):
     task = make_task("concept-shift", {"dimensions": 12}, Part(0, 2), 0)
-    with pytest.raises(ConfigurationError, match=r"^the checkpoint has layout '[0-9a-f]{32}', the configuration "):
+    with pytest.raises(ConfigurationError, match=r"^the checkpoint does not fit this task: .* has the shape .* instead of "):
         start_again(tmp_path, task=task)
     assert len(unpack(FileStore(tmp_path / "a").load().params)) == 11  # the checkpoint is unchanged
 

@@ -4,6 +4,7 @@ import shutil
 import socket
 import ssl
 import sys
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from hashlib import sha256
 
@@ -19,6 +20,7 @@ from p2pfl.node.federation import admission
 from p2pfl.node.folder import config
 from p2pfl.parameters import Layout
 from p2pfl.protocols.identity import Identity
+from tests.support import brokers
 from tests.support.brokers import make_certificate
 from tests.support.fortress import folders
 from tests.support.mosquitto import mosquitto
@@ -359,7 +361,7 @@ def test_doctor_checks_options_of_the_running_node(alice, monkeypatch):
     problem = {"network": NETWORK | {"listen": "", "broker": "mqtt://host"}, "broker": "the broker at host does not answer"}
     found = network_findings(alice, running | problem, monkeypatch)
     assert found["port"] == (True, "not used: this node connects through the broker only")
-    assert found["broker"] == (False, "the broker at host does not answer")
+    assert found["broker"] == (False, "host does not answer")
 
 
 def test_doctor_reports_that_tokens_are_not_answered(alice, monkeypatch):
@@ -464,7 +466,7 @@ def test_check_broker_reports_refused_password(tmp_path):
     with mosquitto(tmp_path, port, "allow_anonymous false"):
         found = check_broker(f"mqtt://alice:secret@127.0.0.1:{port}")
     assert found.ok is False
-    assert "refuses the connection" in found.result
+    assert "refuses this node: not authorized" in found.result
     assert "P2PFL_MQTT_PASSWORD" in found.remedy
     assert "secret" not in report([found])[0]
 
@@ -491,5 +493,54 @@ def test_check_broker_reports_denied_publishing(tmp_path):
     with mosquitto(tmp_path, port, "allow_anonymous true", f"acl_file {rules}"):
         found = check_broker(f"mqtt://127.0.0.1:{port}", topic="p2pfl/own/own", seconds=1.0)
     assert found.ok is False
-    assert "does not deliver messages" in found.result
-    assert "p2pfl/own/own" in found.remedy
+    assert found.result == f"127.0.0.1:{port} does not deliver to topic p2pfl/own/own"
+    assert "access rules" in found.remedy
+
+
+CERTIFICATE = ("certfile {folder}/cert.pem", "keyfile {folder}/key.pem")
+ASKING = ("cafile {folder}/cert.pem", "require_certificate true")
+OTHER_BROKERS = {  # scheme, lines of Mosquitto, result and remedy of the finding
+    "discards": ("mqtt", ["message_size_limit 1000"], "it passes 256 bytes, and drops 1 KiB or more", "message_size_limit"),
+    "closes": ("mqtt", ["max_packet_size 2000"], "it passes 1 KiB, and closes the connection at 4 KiB", "max_packet_size"),
+    "retains nothing": ("mqtt", ["retain_available false"], "does not retain messages", "retain_available true"),
+    "expects TLS": ("mqtt", CERTIFICATE, "expects TLS at this port", "write mqtts:// instead of mqtt://"),
+    "without TLS": ("mqtts", [], "does not use TLS at this port", "usually 8883, or use mqtt://127.0.0.1"),
+    "unknown authority": ("mqtts", CERTIFICATE, "does not have a trusted certificate", "SSL_CERT_FILE"),
+    "client certificate": ("mqtts", [*CERTIFICATE, *ASKING], "requires a certificate of its clients", "use accounts"),
+    "no connection left": ("mqtt", ["max_connections 1"], "closes new connections before it answers", "max_connections"),
+}
+
+
+def fill(port, stack):
+    """Connect until the broker closes a new connection at once, or accepts many."""
+    accepted = 0
+    while accepted < 5:
+        connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        connection.settimeout(0.3)
+        try:
+            if not connection.recv(1) and accepted:
+                return
+        except TimeoutError:
+            accepted += 1
+        except OSError:
+            if accepted:
+                return
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the MQTT library leaves sockets to the garbage collector
+@pytest.mark.parametrize("kind", OTHER_BROKERS)
+def test_check_broker_names_cause_and_remedy(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("p2pfl.protocols.mqtt.broker_client.CONNECTING", 1.0)
+    scheme, lines, result, remedy = OTHER_BROKERS[kind]
+    files = make_certificate()
+    if kind == "client certificate":
+        (tmp_path / "cert.pem").write_text(files["cert.pem"])
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    with brokers.mosquitto(lines, files) as broker, ExitStack() as stack:
+        if kind == "no connection left":
+            fill(broker.port, stack)
+        found = check_broker(f"{scheme}://127.0.0.1:{broker.port}")
+    assert found.ok is False
+    assert result in found.result
+    assert remedy in found.remedy

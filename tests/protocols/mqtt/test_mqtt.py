@@ -1306,7 +1306,6 @@ def test_real_broker_with_small_packet_limit_is_reported():
         async with asyncio.timeout(60):
             while not any("passes 64 KiB, and closes the connection at 255 KiB" in text for text in a.problems):
                 await asyncio.sleep(0.05)
-        assert "accepts packets of at most 100000 bytes, but nodes use 255 KiB; raise max_packet_size" in a.problems[0]
 
     with brokers.mosquitto(["max_packet_size 100000"]) as broker:
         run_with_broker(broker, test)
