@@ -343,8 +343,7 @@ class Node:
             self.exchange.outbox.skip(self._resume_after + 1)
 
     def _restore_from(self, checkpoint: Checkpoint) -> None:
-        same_federation(checkpoint, _federation_of(self))
-        same_task(checkpoint, self.task.layout.fingerprint, facts_of(self.task))
+        _check_origin(self, checkpoint)
         self._saved = checkpoint
         self.me.round = checkpoint.round
         params = unpack(checkpoint.params)
@@ -371,6 +370,12 @@ class Node:
         outbox.final = checkpoint.final and self.done  # unless there are more rounds to do now
         if self._observer is not None:
             self._observer.restored(self)
+
+
+def _check_origin(node: Node, checkpoint: Checkpoint) -> None:
+    """Raise ConfigurationError if a checkpoint was made by another node, or for another task."""
+    same_federation(checkpoint, _federation_of(node))
+    same_task(checkpoint, node.task.layout.fingerprint, facts_of(node.task))
 
 
 def _asynchronous(policy: Policy, work: Awaitable[Merge]) -> Awaitable[Merge]:

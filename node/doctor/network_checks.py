@@ -134,8 +134,8 @@ def check_broker(url: str, topic: str = "", password: str | None = None, seconds
     try:
         import aiomqtt  # noqa: F401
 
+        from p2pfl.node.doctor.broker_trial import try_broker
         from p2pfl.protocols.mqtt.broker_client import AiomqttBus
-        from p2pfl.protocols.mqtt.broker_test import test_broker
     except ImportError:
         return Finding(
             "broker",
@@ -145,7 +145,7 @@ def check_broker(url: str, topic: str = "", password: str | None = None, seconds
         )
     bus = AiomqttBus(url, environment=os.environ if password is None else os.environ | {PASSWORD: password})
     try:
-        problem = asyncio.run(test_broker(bus, topic or f"p2pfl/doctor/{os.urandom(16).hex()}", seconds, ALL_SIZES))
+        problem = asyncio.run(try_broker(bus, topic or f"p2pfl/doctor/{os.urandom(16).hex()}", seconds, ALL_SIZES))
     except TimeoutError:
         result = f"{where} delivers small messages; large ones have not come back within {ALL_SIZES:g} s"
         return Finding("broker", None, result, "expect long transfers, or use a faster network")

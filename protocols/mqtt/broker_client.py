@@ -18,14 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from p2pfl.protocols.broker_address import PASSWORD, BrokerAddress
+from p2pfl.protocols.broker_inquiry import Limits, describe_certificate, explain_limits, explain_silence
 from p2pfl.protocols.errors import AddressError, TransportError
-from p2pfl.protocols.mqtt.inquiry import KEEPALIVE, describe_certificate, explain_limits, explain_silence
+from p2pfl.protocols.mqtt.reliable_stream import LARGEST_PACKET
 from p2pfl.system.printable import printable
 
 if TYPE_CHECKING:
     import aiomqtt
 
 CONNECTING = 5.0  # seconds for the broker to answer
+KEEPALIVE = 10  # seconds; the broker publishes a node's last will after silence of one and a half times this period
+NEEDS = Limits(packet=LARGEST_PACKET, keepalive=KEEPALIVE)
 INCOMING = 64  # maximum waiting messages; further ones are dropped and sent again later
 SMALL = 4096  # bytes; packets up to this size are sent before larger ones
 WAITING = 4096  # maximum number of small packets that wait for the network; older ones are dropped, as by a broker
@@ -234,9 +237,9 @@ class AiomqttBus:
         reason = await self._inquire(explain_limits)
         return f"the broker at {self.name} {reason}" if reason else ""
 
-    async def _inquire(self, inquiry: Callable[[BrokerAddress, str | None, ssl.SSLContext | None], str]) -> str:
+    async def _inquire(self, inquiry: Callable[[BrokerAddress, str | None, ssl.SSLContext | None, Limits], str]) -> str:
         """Return the result of an inquiry at the broker, which runs in a thread."""
-        return printable(await asyncio.to_thread(inquiry, self._address, self._password, self._tls))
+        return printable(await asyncio.to_thread(inquiry, self._address, self._password, self._tls, NEEDS))
 
     async def close(self) -> None:
         self._closing = True

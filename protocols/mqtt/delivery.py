@@ -1,8 +1,12 @@
 """Check that the broker delivers messages, because it may acknowledge packets that its rules or limits then block.
 
-A node publishes packets to itself: a small one periodically, and on a connection the sizes that nodes use (see
-p2pfl.protocols.mqtt.packet_sizes). A broker delivers the packets of a topic in their order. So after each large packet a
-small one follows, and if only that one arrives, the broker has dropped the other, however slow the network is.
+A node publishes packets to itself: a small one periodically, and on a connection one of the size in use. Brokers discard
+packets above a limit without notice, or close the connection. If a packet does not arrive, smaller ones follow, from the
+smallest, until one does not arrive either. Each size counts as lost only when two packets of it were lost, because a
+broker may also lose one, or go away, by chance.
+
+A broker delivers the packets of a topic in their order. So after each packet of a size a small one follows, and if only
+that one arrives, the broker has dropped the other, however slow the network is.
 """
 
 from __future__ import annotations
@@ -11,12 +15,17 @@ import asyncio
 import os
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
+from p2pfl.protocols.broker_inquiry import ADVISED, describe_size
 from p2pfl.protocols.mqtt.broker_client import Bus
-from p2pfl.protocols.mqtt.packet_sizes import SizeSearch
 from p2pfl.protocols.mqtt.packets import ECHO_PACKET
+from p2pfl.protocols.mqtt.reliable_stream import LARGEST_PACKET
 from p2pfl.protocols.timer import Timer
 
+SIZES = 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, LARGEST_PACKET  # bytes
+LOSSES = 2  # lost packets of a size after which the broker counts as not delivering it
+AGAIN, LATER = 60.0, 600.0  # seconds until a size that was lost, and the size in use after it has passed, is tried again
 ECHO_EVERY, ECHO_WAIT = 20.0, 10.0  # seconds between packets to this node itself, and to wait for one of them
 _ID = 16  # bytes
 
@@ -39,6 +48,90 @@ class ProblemReport:
         if text != self.text:
             self.text = text
             self._on_change(text)
+
+
+class SizeSearch:
+    """Search for the sizes of packets that a broker delivers. At most one packet is on its way.
+
+    Attributes:
+        awaited: size of the packet on its way; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.awaited = 0
+        self._passing = -1  # index of the largest size that has arrived
+        self._failing = len(SIZES)  # index of the smallest size that counts as lost
+        self._losses = 0  # of the size that was tried last
+        self._closes = False  # whether the connection has ended with the last lost packet
+        self._next = -inf  # time from which a completed search is repeated
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the search is over."""
+        return self._failing - self._passing == 1
+
+    @property
+    def limited(self) -> bool:
+        """Return whether the search is over, and packets of the size in use do not arrive."""
+        return self.complete and self._failing < len(SIZES)
+
+    def next_size(self, now: float, connected: bool) -> int:
+        """Return the size of the packet to publish now; 0 for none.
+
+        Args:
+            now: the time in seconds, of any clock that never goes back.
+            connected: whether the connection is new. Only then may a completed search cost much, or end the connection.
+        """
+        if self.awaited:
+            return 0
+        if not self.complete:
+            self.awaited = SIZES[-1 if self._failing == len(SIZES) else self._passing + 1]
+        elif now >= self._next and (connected or (self.limited and not self._closes)):
+            self._next = now + AGAIN
+            if not self.limited:
+                self._passing = -1
+            self.awaited = SIZES[min(self._failing, len(SIZES) - 1)]
+        return self.awaited
+
+    def arrived(self, now: float) -> None:
+        """Record that the awaited packet has arrived."""
+        index = SIZES.index(self.awaited)
+        self.awaited = self._losses = 0
+        if index >= self._failing:  # the limit was raised
+            self._failing = len(SIZES)
+        self._passing = max(self._passing, index)
+        if self.complete and not self.limited:
+            self._next = now + LATER
+
+    def lost(self, now: float, closed: bool = False) -> None:
+        """Record that the awaited packet does not arrive.
+
+        Args:
+            closed: whether the connection has ended instead.
+        """
+        index, self.awaited = SIZES.index(self.awaited), 0
+        if self.limited:
+            return
+        self._losses += 1
+        if self._losses < LOSSES:
+            return
+        self._losses, self._closes = 0, closed
+        self._failing, self._passing = index, min(self._passing, index - 1)
+        self._next = now + AGAIN
+
+    @property
+    def limit(self) -> str:
+        """The limit and its remedy, as the predicate of a sentence about the broker; "" if no limit is known."""
+        if not self.limited:
+            return ""
+        passing = f"it passes {describe_size(SIZES[self._passing])}" if self._passing >= 0 else "it passes a few bytes"
+        fate = "closes the connection at" if self._closes else "drops"
+        smallest = describe_size(SIZES[self._failing])
+        return (
+            f"drops packets of {describe_size(SIZES[-1])}, which nodes use: {passing}, and {fate} {smallest}"
+            f"{' or more' if self._failing < len(SIZES) - 1 else ''};"
+            f" raise message_size_limit and max_packet_size of the broker to {ADVISED} bytes"
+        )
 
 
 class DeliveryMonitor:
@@ -70,7 +163,7 @@ class DeliveryMonitor:
 
     @property
     def complaint(self) -> str:
-        """What the broker does not deliver, in one sentence; "" if it appears to deliver everything."""
+        """Sentence that names what the broker does not deliver; "" if it appears to deliver everything."""
         return f"the broker at {self._bus.name} {self.sizes.limit}" if self.sizes.limit else self.denied
 
     def start(self, refresh: Callable[[], None], connected: bool = True) -> None:

@@ -13,7 +13,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
 from p2pfl.node.federation import admission
 from p2pfl.node.federation.membership_file import load_federation
-from p2pfl.node.federation.revocation import RevokedError, check_member, describe_refusal
+from p2pfl.node.federation.revocation import RevokedError, check_member, check_name, describe_refusal
 from p2pfl.node.folder import config
 from p2pfl.node.node import first_error
 from p2pfl.node.status.observer import StatusObserver
@@ -227,3 +227,13 @@ def test_invitation_from_node_that_cannot_run_is_refused(members, capsys, line, 
     assert said in err
     assert err.count("\n") == 1
     assert not (members["alice"] / "invitations").exists()
+
+
+def test_key_of_another_member_is_refused(members):
+    alice, bob = members["alice"], members["bob"]
+    membership, key = load_federation(alice), config.own_key(bob)
+    check_name(membership, key, "bob", bob)
+    with pytest.raises(
+        ConfigurationError, match=r"is the key of the member bob of .*, but name in .* is alice; restore the key"
+    ):
+        check_name(membership, key, "alice", alice)

@@ -780,6 +780,51 @@ async def test_broker_that_delivers_only_to_sender_is_reported(here):
 
 
 @world
+async def test_broker_that_drops_large_packets_is_named(here):
+    here.broker.fate = lambda topic, content: [(0.001, topic, content)] if len(content) <= 1000 else []
+    a = await here.node(ALICE)
+    await here.node(BOB)
+    await asyncio.sleep(1)
+    assert a.problems == [
+        "the broker at memory:1883 drops packets of 255 KiB, which nodes use: it passes 256 bytes, and drops 1 KiB or more;"
+        " raise message_size_limit and max_packet_size of the broker to 307200 bytes"
+    ]
+    here.broker.fate = lambda topic, content: []
+    with pytest.raises(TransportError, match="is announced at the broker, but its messages do not arrive"):
+        await a.transport.dial("mqtt:", BOB.public)
+    here.broker.fate = lambda topic, content: [(0.001, topic, content)]
+    await asyncio.sleep(100)
+    assert a.problems[1:] == [""]
+
+
+@world
+async def test_broker_that_passes_almost_nothing_is_not_blamed_for_rules(here):
+    here.broker.fate = lambda topic, content: [(0.001, topic, content)] if len(content) <= 100 else []
+    a = await here.node(ALICE)
+    await asyncio.sleep(30)
+    (problem,) = a.problems
+    assert "it passes a few bytes, and drops 256 bytes or more" in problem
+
+
+@world
+async def test_slow_broker_is_not_taken_for_one_that_drops(here):
+    here.broker.fate = lambda topic, content: [(9.0, topic, content)]
+    a = await here.node(ALICE)
+    await asyncio.sleep(300)
+    assert a.problems == []
+
+
+@world
+async def test_size_in_use_is_sent_once_to_working_broker(here):
+    a = await here.node(ALICE)
+    await asyncio.sleep(3600)
+    here.broker.drop(here.broker.connections[0])
+    await asyncio.sleep(60)
+    sizes = [len(content) for topic, content in here.broker.seen if topic == a.transport.topics.echo]
+    assert sum(size > 1000 for size in sizes) == 2
+
+
+@world
 async def test_broker_is_not_blamed_for_absent_member(here):
     a, b = await here.node(ALICE), await here.node(BOB)
     await asyncio.sleep(1)

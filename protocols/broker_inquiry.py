@@ -15,23 +15,37 @@ from struct import pack
 from typing import NamedTuple
 
 from p2pfl.protocols.broker_address import PORTS, BrokerAddress
-from p2pfl.protocols.mqtt.packet_sizes import ADVISED, describe_size
-from p2pfl.protocols.mqtt.reliable_stream import LARGEST_PACKET
+from p2pfl.system.printable import plural
 
-KEEPALIVE = 10  # seconds; the broker publishes a node's last will after silence of one and a half times this period
+ADVISED = 300 << 10  # bytes; the limit of packets to set at the broker, with room for topics and headers
 ANSWERING = 3.0  # seconds for each step of an inquiry
 REFUSING = 0.5  # seconds for a refusal after the handshake of TLS
 MOST = 4096  # bytes of an answer
 CONNACK = b"\x20"  # first byte of the answer to a connection
 
 
-def explain_silence(address: BrokerAddress, password: str | None, context: ssl.SSLContext | None) -> str:
+class Limits(NamedTuple):
+    """Limits that a broker announces.
+
+    Attributes:
+        packet: maximum bytes of a packet; 0 for no limit.
+        keepalive: maximum seconds; 0 for no limit.
+        retains: whether it keeps retained messages.
+    """
+
+    packet: int = 0
+    keepalive: int = 0
+    retains: bool = True
+
+
+def explain_silence(address: BrokerAddress, password: str | None, context: ssl.SSLContext | None, needs: Limits) -> str:
     """Return why a broker does not accept connections, with the remedy; "" if that remains unknown.
 
     The text is the predicate of a sentence about the broker. This function waits for the network.
 
     Args:
         context: the TLS context of the node; None without TLS.
+        needs: what nodes need.
     """
     answer, closed = b"", False
     try:
@@ -48,7 +62,7 @@ def explain_silence(address: BrokerAddress, password: str | None, context: ssl.S
     except OSError:
         pass
     if answer[:1] == CONNACK:
-        return _describe_limits(read_limits(answer))
+        return _describe_limits(read_limits(answer), needs)
     if answer:
         return _describe_other(answer, address)
     if address.scheme == "mqtts" and _answers_without_tls(address):
@@ -61,29 +75,15 @@ def explain_silence(address: BrokerAddress, password: str | None, context: ssl.S
     return _try_http(address) or (CLOSED if closed else "")
 
 
-def explain_limits(address: BrokerAddress, password: str | None, context: ssl.SSLContext | None) -> str:
+def explain_limits(address: BrokerAddress, password: str | None, context: ssl.SSLContext | None, needs: Limits) -> str:
     """Return which limit that a broker announces nodes exceed, with the remedy; "" if none.
 
     See `explain_silence`.
     """
     try:
-        return _describe_limits(read_limits(_ask(address, context, address.user, password)))
+        return _describe_limits(read_limits(_ask(address, context, address.user, password)), needs)
     except OSError:
         return ""
-
-
-class Limits(NamedTuple):
-    """Limits that a broker announces.
-
-    Attributes:
-        packet: maximum bytes of a packet; 0 for no limit.
-        keepalive: maximum seconds; 0 for no limit.
-        retains: whether it keeps retained messages.
-    """
-
-    packet: int = 0
-    keepalive: int = 0
-    retains: bool = True
 
 
 def read_limits(answer: bytes) -> Limits:
@@ -101,18 +101,18 @@ def read_limits(answer: bytes) -> Limits:
     return Limits(packet or 0, keepalive or 0, retains is None or bool(retains))
 
 
-def _describe_limits(limits: Limits) -> str:
+def _describe_limits(limits: Limits, needs: Limits) -> str:
     if not limits.retains:
         return "does not retain messages, by which nodes find each other; set retain_available true at the broker"
-    if 0 < limits.packet < LARGEST_PACKET:
+    if 0 < limits.packet < needs.packet:
         return (
-            f"accepts packets of at most {limits.packet} bytes, but nodes use {describe_size(LARGEST_PACKET)};"
+            f"accepts packets of at most {limits.packet} bytes, but nodes use {describe_size(needs.packet)};"
             f" raise max_packet_size of the broker to {ADVISED} bytes"
         )
-    if 0 < limits.keepalive < KEEPALIVE:
+    if 0 < limits.keepalive < needs.keepalive:
         return (
-            f"accepts a keepalive of at most {limits.keepalive} s, but nodes use {KEEPALIVE} s; raise max_keepalive of the"
-            " broker"
+            f"accepts a keepalive of at most {limits.keepalive} s, but nodes use {needs.keepalive} s; raise its"
+            " max_keepalive"
         )
     return ""
 
@@ -221,3 +221,8 @@ def _describe_other(answer: bytes, address: BrokerAddress) -> str:
     protocol = "HTTP" if answer.startswith(b"HTTP") else "another protocol"
     usual = " or ".join(f"{port} for {scheme}://" for scheme, port in PORTS.items())
     return f"speaks {protocol} at this port, and not MQTT; name its port for MQTT, usually {usual}"
+
+
+def describe_size(size: int) -> str:
+    """Return the size of a packet in words: in bytes, or in whole KiB."""
+    return plural(size, "byte") if size < 1 << 10 else f"{size >> 10} KiB"

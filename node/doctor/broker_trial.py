@@ -1,4 +1,4 @@
-"""Test of a broker with the packets of a node, without a node."""
+"""Trial of a broker with the packets of a node, without a node."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from p2pfl.protocols.mqtt.delivery import DeliveryMonitor, ProblemReport
 from p2pfl.protocols.mqtt.packets import ECHO_PACKET
 
 
-async def test_broker(bus: Bus, topic: str, first: float, all_sizes: float) -> str:
+async def try_broker(bus: Bus, topic: str, first: float, all_sizes: float) -> str:
     """Return what is wrong with a broker: one sentence, with the remedy after "; " if one is known; "" if it works.
 
     Args:
         topic: a topic that the client may publish to and subscribe to.
         first: seconds to wait for the first message.
-        all_sizes: seconds to wait for the end of the test.
+        all_sizes: seconds to wait for the end of the trial.
 
     Raises:
         TimeoutError: the broker delivers messages, but large ones have not arrived in time.
     """
-    test = _Test(bus, topic, first)
+    trial = _Trial(bus, topic, first)
     try:
         async with asyncio.timeout(all_sizes):
-            await test.over.wait()
+            await trial.over.wait()
     finally:
-        await test.close()
-    return test.problem.text or await bus.explain()
+        await trial.close()
+    return trial.problem.text or await bus.explain()
 
 
-class _Test:
-    """Test of one broker; listener of its connections.
+class _Trial:
+    """Trial of one broker; listener of its connections.
 
     Attributes:
         over: set when a problem is known, or when the broker works.

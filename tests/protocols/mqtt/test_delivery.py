@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.protocols.mqtt.packet_sizes import AGAIN, LATER, LOSSES, SIZES, SizeSearch, describe_size
+from p2pfl.protocols.broker_inquiry import describe_size
+from p2pfl.protocols.mqtt.delivery import AGAIN, LATER, LOSSES, SIZES, SizeSearch
 from p2pfl.protocols.mqtt.transport import LARGEST
 
 
@@ -87,7 +88,7 @@ def test_limited_search_is_repeated_with_the_smallest_lost_size():
     assert not search.limited
 
 
-def test_search_that_ends_connections_is_repeated_on_new_ones_only():
+def test_search_that_closes_is_repeated_on_new_connections_only():
     search, broker = searched(5000, closes=True)
     broker.now = AGAIN
     assert search.next_size(broker.now, connected=False) == 0
