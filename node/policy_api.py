@@ -21,13 +21,13 @@ from p2pfl.private_parameters import PrivateParameters
 from p2pfl.protocols.wire.payload import encode_extras
 from p2pfl.queries import Clip, Query, R, Train
 from p2pfl.random_streams import RandomStreams, common_order
+from p2pfl.robust.assignments import AssignmentLimit, ratio_of
 from p2pfl.robust.by_loss import ClipLoss
 from p2pfl.robust.guards import cap_samples
-from p2pfl.robust.median_clip import MedianClip, move_towards
+from p2pfl.robust.median_clip import MedianClip, factor_of, move_towards
 from p2pfl.robust.registry import CLIPPING, NONE, Robust, make_rule, split_robust
 
 DIVERGED_IN_A_ROW = 3  # failed trainings in a row after which the node ends
-ASSIGNMENTS = 9  # assignments of the coordinator whose distances limit that of the next one
 
 
 class Observer(Protocol):
@@ -160,7 +160,7 @@ class PeersState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         distances: the latest known distance of each peer's model; see p2pfl.robust.median_clip.
-        assigned: the same of the coordinator's latest assignments, by their place in a ring.
+        assigned: lengths of the node's training steps, which limit assignments; see p2pfl.robust.assignments.
         extras: bytes of the extras that the node published last.
         beyond: by peer, the bytes by which its last model exceeded the expected size.
     """
@@ -183,6 +183,7 @@ class NodePeers:
         published: the models published in this round, by stage, with the private part at that time; [P].
         clip: clips received models, if the federation has agreed on a rule that does so; see p2pfl.robust.median_clip.
         capped: number of times that a peer claimed more samples than are counted.
+        refused: number of assignments of each coordinator that this node has refused.
         senders: senders of the models received in this round, if a robust rule changes the merge.
     """
 
@@ -208,7 +209,8 @@ class NodePeers:
         self._beyond: dict[str, int] = {}  # by peer: bytes by which its last model exceeded the expected size
         self._own: Parameters | None = None  # the model that was published last in this round
         self.clip = MedianClip() if me.robust in CLIPPING else None
-        self._assigned = MedianClip()
+        self._limit = AssignmentLimit()
+        self.refused: Counter[str] = Counter()
         self.capped: Counter[str] = Counter()
         self.published: dict[Stage, Parameters] = {}
         self.senders: set[str] = set()
@@ -226,12 +228,12 @@ class NodePeers:
 
     def state(self) -> PeersState:
         distances = {} if self.clip is None else dict(self.clip.distances)
-        return PeersState(distances, dict(self._assigned.distances), self._extras, dict(self._beyond))
+        return PeersState(distances, dict(self._limit.steps), self._extras, dict(self._beyond))
 
     def restore(self, state: PeersState) -> None:
         if self.clip is not None:
             self.clip.distances = dict(state.distances)
-        self._assigned.distances = dict(state.assigned)
+        self._limit.steps = dict(state.assigned)
         self._extras, self._beyond = state.extras, dict(state.beyond)
 
     @property
@@ -336,28 +338,45 @@ class NodePeers:
             return None
         submission = Submission(me.id, me.round, params, me.n_samples, extras or {}, previous or {}, start)
         assignment = await self._exchange.submit(submission)
-        if assignment is not None:
-            if me.robust != NONE:
-                assignment = replace(assignment, params=await self._protect(params, assignment.params, start is None))
-            self.budget_tracker.charge(assignment.size)
-            if self.observer is not None:
-                self.observer.assigned(me.id, me.round, assignment)
+        if assignment is None:
+            return None
+        self.budget_tracker.charge(assignment.size)
+        if me.robust != NONE:
+            kept = await self._protect(params, assignment.params, start is None)
+            if kept is not assignment.params:
+                coordinator = self._exchange.set_aside()
+                if kept is None:
+                    self.refused[coordinator] += 1
+                    return None
+                assignment = replace(assignment, params=kept)
+        if self.observer is not None:
+            self.observer.assigned(me.id, me.round, assignment)
         return assignment
 
-    async def _protect(self, own: Parameters, assigned: Parameters, free: bool) -> Parameters:
-        """Return the assigned model as the robust rule lets it through.
+    async def _protect(self, own: Parameters, assigned: Parameters, free: bool) -> Parameters | None:
+        """Return the assigned model as the robust rule lets it through; None if the rule refuses it.
 
         Args:
-            free: whether the node may start from another model than the assigned one.
+            free: whether the coordinator does not need to know from which model the node starts.
         """
-        me, name = self._me, str(self._me.round % ASSIGNMENTS)
-        known = self._assigned.distances_of_others([name])
-        clipped = await me.compute(Clip([own, assigned], me.initial, known))
-        self._assigned.record([name], clipped)
-        moved = move_towards(assigned, own, *clipped.factors)
-        if free and isinstance(me.rule, ClipLoss):
-            moved = move_towards(moved, own, me.rule.part_kept(*await relative_losses(me, [own, moved])))
-        return moved
+        me = self._me
+        far, step = (await me.compute(Clip([own, assigned, me.params], me.initial))).distances
+        self._limit.record(me.round, step)
+        radius = self._limit.radius
+        if far > radius:
+            radius *= ratio_of(me.n_samples, self._samples_of_peers())
+        kept = move_towards(assigned, own, factor_of(far, radius))
+        if not isinstance(me.rule, ClipLoss):
+            return kept
+        before, given, after = await relative_losses(me, [own, assigned, kept])
+        if me.rule.refuses(before, given):
+            return None
+        return move_towards(kept, own, me.rule.part_kept(before, after)) if free else kept
+
+    def _samples_of_peers(self) -> list[int]:
+        """Return the numbers of samples that the known neighbours claim."""
+        infos = (self._exchange.public_info(id) for id in self._exchange.roster.neighbours)
+        return [info["n_samples"] for info in infos if "n_samples" in info]
 
     def _note_sizes(self, updates: Sequence[Update]) -> None:
         """Expect from each peer the size that it sent last, if it was more than expected."""

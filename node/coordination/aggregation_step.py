@@ -96,7 +96,7 @@ def without_known_start(submission: Submission, assigned_in: Term | None, term: 
     """Return a submission without its start model if the coordinator has assigned that model in the same term.
 
     Args:
-        assigned_in: term of the assignment that answered the last submission, if there was one.
+        assigned_in: term of the assignment that answered the last submission, if the node has continued from it.
         term: current term of the coordinator.
     """
     return replace(submission, start=None) if assigned_in == term else submission

@@ -67,7 +67,8 @@ class CoordinationClient:
         self._check = check
         self.expired = 0
         self.pending: UnansweredSubmission | None = None
-        self._assigned_in: Term | None = None  # term of the last assignment, if the last submission was answered by one
+        self._assigned_in: Term | None = None  # term of the last assignment, if the node has continued from it
+        self._assigned_by = ""  # coordinator that made the last assignment
 
     async def submit(self, submission: Submission) -> Assignment | None:
         """Return the coordinator's assignment; None if there is no coordinator, or no assignment by the deadline."""
@@ -84,11 +85,17 @@ class CoordinationClient:
                     if await self._wait_for_answer(pending, expires - loop.time()):
                         assignment = pending.answer.result()
                         self._assigned_in = None if assignment is None else pending.term
+                        self._assigned_by = pending.coordinator
                         return assignment
         finally:
             self.pending = None
         self.expired += 1
         return None
+
+    def set_aside(self) -> str:
+        """Submit the next start model even if the coordinator has assigned one; return the coordinator's name."""
+        self._assigned_in = None
+        return self._assigned_by
 
     def _can_submit(self) -> bool:
         """Return whether there is a reachable coordinator."""

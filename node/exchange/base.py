@@ -117,6 +117,12 @@ class Exchange(Protocol):
             ConfigurationError: the node's policy is not coordinated.
         """
 
+    def set_aside(self) -> str:
+        """Note that the node continues from another model than the last assignment; return its coordinator's name.
+
+        The next submission then contains the model from which the node has started.
+        """
+
     def finish(self) -> None:
         """Mark the published models as final. The node continues to serve them."""
 

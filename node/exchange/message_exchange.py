@@ -257,6 +257,9 @@ class MessageExchange:
         self._pacing.late = behind and assignment is None
         return assignment
 
+    def set_aside(self) -> str:
+        return "" if self.coordination is None else self.coordination.client.set_aside()
+
     def _elected(self, elected: Elected) -> None:
         self._host.elected(elected)
         self.contacts.notify()

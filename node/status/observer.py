@@ -70,6 +70,7 @@ class StatusObserver:
         self._before = (0, 0)
         self._start_lines = 0
         self._refused = 0
+        self._assignments: Counter[str] = Counter()  # refused ones that are logged, by coordinator
         self._discarded: Counter[str] = Counter()
         self._missing: Mapping[str, str] = {}
         self._links: Mapping[str, str] = {}
@@ -180,6 +181,7 @@ class StatusObserver:
         weights = ", ".join(f"{id} {weight:.3f}" for id, weight in merge.weights.items())
         self._log.debug(f"merged models with the weights {weights}", kind="merged", round=node.round, weights=weights)
         self._log_refused(node)
+        self._log_assignments(node)
         self.state["round"] = node.round
         self.state["history"] = [*self.state["history"], row][-MOST_ROUNDS:]
         if not node.settings.evaluate_every:
@@ -202,6 +204,18 @@ class StatusObserver:
                 left_out=count,
             )
         self._refused = tracker.refused
+
+    def _log_assignments(self, node: Node) -> None:
+        """Log that the node has refused this round's assignment."""
+        for name in node.peers.refused - self._assignments:
+            self._log.warning(
+                f"round {node.round}: the model that {name} assigned is far worse on the validation data; the trained model"
+                " is kept",
+                kind="assignment-refused",
+                peer=name,
+                round=node.round,
+            )
+        self._assignments = Counter(node.peers.refused)
 
     def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
         shown = (row for row in reversed(self.state["history"]) if row["round"] == round)

@@ -143,6 +143,7 @@ def suspicious_state(exchange: MessageExchange, peers: NodePeers, discarded: Map
     counts: dict[str, Mapping[str, int]] = {
         "outliers": peers.clip.outliers if peers.clip is not None else {},
         "capped samples": peers.capped,
+        "refused assignments": peers.refused,
         "over the budget": peers.budget_tracker.oversized,
         "not finite": discarded,
         "losses told": exchange.losses.given,

@@ -88,18 +88,36 @@ class ClipLoss(LossWeighted):
     The losses are those on the node's validation data. They are divided by the loss of the common initial model there
     if that is above 1, so that T suits losses of any scale. Without validation data the weights stay the policy's.
 
-    With a coordinator, submissions are clipped as by `median-clip`. A node then keeps the part exp(-d / T) of the way
-    from its own model to the assigned one; d is the amount by which its loss is higher, or 0. For a policy that submits
-    the model from which a node has started, such as `fedpref` and `cfl`, the assigned model is only clipped, because the
+    With a coordinator, submissions are clipped as by `median-clip`, and assigned models to the length of the node's own
+    training steps (p2pfl.robust.assignments). A node refuses an assigned model whose loss is higher than that of its own
+    one by more than `margin`, and keeps its own one. Otherwise it keeps the part exp(-d / T) of the way from its own
+    model to the assigned one; d is the amount by which its loss is higher, or 0. For a policy that submits the model
+    from which a node has started, such as `fedpref` and `cfl`, the assigned model is not moved further, because the
     coordinator expects the nodes to start from it.
 
     The combination is p2pfl's own: a clipped model does bounded harm, and the loss shows which of the models do any.
 
     Attributes:
         temperature: T; a lower one trusts better models more.
+        margin: the most by which the loss of an assigned model may exceed that of the own one; 1 is the loss of the
+            untrained model.
     """
 
     temperature: float = 0.35
+    margin: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.margin < inf:
+            raise ValueError(f"margin must be more than 0, and finite, got {self.margin}")
+
+    def refuses(self, own: float, assigned: float) -> bool:
+        """Return whether an assigned model is far worse than the own one.
+
+        Args:
+            own, assigned: the losses of the two models. Without validation data, the own one is not finite.
+        """
+        return isfinite(own) and not assigned - own <= self.margin
 
     def part_kept(self, own: float, assigned: float) -> float:
         """Return the part of the way from the own model to the assigned one, from 0 to 1.

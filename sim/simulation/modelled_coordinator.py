@@ -76,7 +76,7 @@ class ModelledParticipant:
 
     Attributes:
         expired: number of deadlines that have passed.
-        assigned_in: term of the last assignment, if the last submission received one.
+        assigned_in: term of the last assignment, if the node has continued from it.
     """
 
     def __init__(self, coordination: ModelledCoordination, peer: ModelledPeer) -> None:
@@ -84,6 +84,7 @@ class ModelledParticipant:
         self.expired = 0
         self._peer = peer
         self.assigned_in: Term | None = None
+        self._assigned_by = ""  # coordinator that made the last assignment
 
     async def submit(self, submission: Submission) -> Assignment | None:
         """Return the coordinator's assignment; None without a coordinator, or after the deadline."""
@@ -105,8 +106,13 @@ class ModelledParticipant:
             return None
         assignment: Assignment | None = answer.items[leader.id]
         if assignment is not None:
-            self.assigned_in = leader.term
+            self.assigned_in, self._assigned_by = leader.term, leader.id
         return assignment
+
+    def set_aside(self) -> str:
+        """Submit the next start model even if the coordinator has assigned one; return the coordinator's name."""
+        self.assigned_in = None
+        return self._assigned_by
 
     def _send(self, submission: Submission, coordinator: ModelledPeer) -> float | None:
         """Count a submission; return its time of arrival, or None if it is lost."""

@@ -272,6 +272,9 @@ class ModelledExchange:
         self._pacing.late = behind and assignment is None
         return assignment
 
+    def set_aside(self) -> str:
+        return "" if self.participant is None else self.participant.set_aside()
+
 
 def connect(network: ModelledNetwork, directed: bool = True) -> None:
     """Tell every node of a network which others may fetch from it. Call this when all have joined.
