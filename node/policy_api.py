@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
+from math import inf, isfinite
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -21,7 +22,7 @@ from p2pfl.private_parameters import PrivateParameters
 from p2pfl.protocols.wire.payload import encode_extras
 from p2pfl.queries import Clip, Query, R, Train
 from p2pfl.random_streams import RandomStreams, common_order
-from p2pfl.robust.assignments import AssignmentLimit, ratio_of
+from p2pfl.robust.assignments import AssignmentLimits, ratio_of
 from p2pfl.robust.by_loss import ClipLoss
 from p2pfl.robust.guards import cap_samples
 from p2pfl.robust.median_clip import MedianClip, factor_of, move_towards
@@ -163,12 +164,14 @@ class PeersState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         assigned: lengths of the node's training steps, which limit assignments; see p2pfl.robust.assignments.
         extras: bytes of the extras that the node published last.
         beyond: by peer, the bytes by which its last model exceeded the expected size.
+        best: the lowest loss of a model with which the node has begun a round; None if it is not known.
     """
 
     distances: dict[str, float] = {}
     assigned: dict[str, float] = {}
     extras: int = 0
     beyond: dict[str, int] = {}
+    best: float | None = None
 
 
 class NodePeers:
@@ -209,7 +212,7 @@ class NodePeers:
         self._beyond: dict[str, int] = {}  # by peer: bytes by which its last model exceeded the expected size
         self._own: Parameters | None = None  # the model that was published last in this round
         self.clip = MedianClip() if me.robust in CLIPPING else None
-        self._limit = AssignmentLimit()
+        self._limits = AssignmentLimits()
         self.refused: Counter[str] = Counter()
         self.capped: Counter[str] = Counter()
         self.published: dict[Stage, Parameters] = {}
@@ -228,18 +231,26 @@ class NodePeers:
 
     def state(self) -> PeersState:
         distances = {} if self.clip is None else dict(self.clip.distances)
-        return PeersState(distances, dict(self._limit.steps), self._extras, dict(self._beyond))
+        limits = self._limits
+        best = limits.best if isfinite(limits.best) else None
+        return PeersState(distances, dict(limits.steps), self._extras, dict(self._beyond), best)
 
     def restore(self, state: PeersState) -> None:
         if self.clip is not None:
             self.clip.distances = dict(state.distances)
-        self._limit.steps = dict(state.assigned)
+        self._limits.steps = dict(state.assigned)
+        self._limits.best = inf if state.best is None else state.best
         self._extras, self._beyond = state.extras, dict(state.beyond)
 
     @property
     def own(self) -> Parameters:
         """The shared values that the node published last in this round, else those after the last round; [S]."""
         return self._me.params if self._own is None else self._own
+
+    def _trained_as_received(self) -> Parameters | None:
+        """Return the own trained model of this round as peers receive it; None if training has changed nothing."""
+        model = self._exchange.outbox.models.get((self._me.round, "trained"))
+        return None if model is None or np.array_equal(self.own, self._me.params) else model.update.params
 
     @property
     def models_in(self) -> int:
@@ -279,7 +290,8 @@ class NodePeers:
             updates = await self._exchange.fetch(places.ids, self._me.round, stage)
         finally:
             self.budget_tracker.release(places)
-        self._exchange.conduct.record_fetch(places.ids, updates, self.own)
+        if self._exchange.conduct.enabled:
+            self._exchange.conduct.record_fetch(places.ids, updates, self._trained_as_received())
         if self._me.rule is not None:
             self.senders.update(update.sender for update in updates)
         if self._me.robust != NONE and updates:
@@ -361,17 +373,18 @@ class NodePeers:
         """
         me = self._me
         far, step = (await me.compute(Clip([own, assigned, me.params], me.initial))).distances
-        self._limit.record(me.round, step)
-        radius = self._limit.radius
+        self._limits.record_step(me.round, step)
+        radius = self._limits.radius
         if far > radius:
             radius *= ratio_of(me.n_samples, self._samples_of_peers())
         kept = move_towards(assigned, own, factor_of(far, radius))
         if not isinstance(me.rule, ClipLoss):
             return kept
-        before, given, after = await relative_losses(me, [own, assigned, kept])
-        if me.rule.refuses(before, given):
+        start, before, given, *after = await relative_losses(me, [me.params, own, assigned, *([kept] if free else [])])
+        self._limits.record_start(start)
+        if me.rule.refuses(given, before, self._limits.best):
             return None
-        return move_towards(kept, own, me.rule.part_kept(before, after)) if free else kept
+        return move_towards(kept, own, me.rule.part_kept(before, *after)) if free else kept
 
     def _samples_of_peers(self) -> list[int]:
         """Return the numbers of samples that the known neighbours claim."""

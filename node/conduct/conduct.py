@@ -1,4 +1,10 @@
-"""Penalties of peers, their score, and the exclusion of peers with a high score."""
+"""Penalties of peers, their score, and the exclusion of peers with a high score.
+
+A point needs evidence that does not rest on the word of another peer. What a peer says about itself, such as the round
+of its model, counts against nobody else. So does the order in which models arrive: a peer can fetch a model from its
+author, and show it to this node before the author does. Only the author of a model knows who has copied it. This node
+therefore gives points for copies of its own models, and for a model that a peer has shown before for another round.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +24,7 @@ POINTS: Mapping[Penalty, int] = {"equivocation": MOST_DISTRUST, "refused models"
 """Points of each penalty in the score of a peer. A proof suffices for every value of `distrust`."""
 
 UNSERVED = 10  # requests without a model in a row, and models sent in that time, that count as free riding once
-REMEMBERED = 8  # models of each sender that are compared with later ones
+REMEMBERED = 8  # models of each sender, and of this node, that are compared with later ones
 
 
 class ConductState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,6 +50,8 @@ class Conduct:
         penalties: number of penalties, by peer and kind.
         proofs: proof of equivocation of each convicted member, by key. Not all of them are peers.
         unweighted: number of rounds in which the robust rule gave a peer the weight 0. That is no penalty.
+        shared: number of models of each peer that another peer has shown, too. That is no penalty for either, because
+            this node cannot tell which of the two is the author.
         left_out: peers that are left out.
         leave_out: called with the name of a peer to leave out, and the reason.
         accept_proof: called with each restored proof, to verify it.
@@ -56,6 +64,7 @@ class Conduct:
         self.penalties: dict[str, Counter[str]] = {}
         self.proofs: dict[bytes, bytes] = {}
         self.unweighted: Counter[str] = Counter()
+        self.shared: Counter[str] = Counter()
         self.left_out: set[str] = set()
         self.leave_out: Callable[[str, str], None] = lambda name, reason: None
         self.accept_proof: Callable[[bytes], None] = lambda proof: None
@@ -63,6 +72,7 @@ class Conduct:
         self._unserved: Counter[str] = Counter()  # requests to a peer since its last model
         self._given: Counter[str] = Counter()  # models sent to a peer since its last model
         self._models: dict[str, dict[bytes, int]] = {}  # by sender: hashes of its last models, with their round
+        self._own: list[bytes] = []  # hashes of this node's last models
 
     # The score
 
@@ -92,7 +102,7 @@ class Conduct:
 
     def forget(self, name: str) -> None:
         """Forget a peer that is no longer a member, or has another key now."""
-        for counts in (self.penalties, self.unweighted, self._unserved, self._given, self._models):
+        for counts in (self.penalties, self.unweighted, self.shared, self._unserved, self._given, self._models):
             counts.pop(name, None)
         self.left_out.discard(name)
 
@@ -105,12 +115,13 @@ class Conduct:
 
     # Models
 
-    def record_fetch(self, asked: Sequence[str], updates: Sequence[Update], own: Parameters) -> None:
+    def record_fetch(self, asked: Sequence[str], updates: Sequence[Update], own: Parameters | None) -> None:
         """Compare fetched models with earlier ones, and count the requests that brought no model.
 
         Args:
             asked: the peers that were asked.
-            own: the node's own model of the round.
+            own: the node's own trained model of the round, as its peers receive it. None if it has none, or if it equals
+                the model before training: nodes that have not learned yet may have the same one.
         """
         if not self.enabled:
             return
@@ -118,11 +129,12 @@ class Conduct:
         for name in asked:
             if name not in served:
                 self.record_miss(name)
-        mine = tag(own)
+        if own is not None and (mine := tag(own)) not in self._own:
+            self._own = [*self._own, mine][-REMEMBERED:]
         for update in updates:
             self.record_answer(update.sender)
             if update.stage == "trained" and not update.final:
-                self._compare(update, mine)
+                self._compare(update)
 
     def record_answer(self, name: str) -> None:
         """Record that a peer has sent a model, possibly late."""
@@ -143,16 +155,20 @@ class Conduct:
         """Count the senders of a round's models to which the robust rule has given no weight."""
         self.unweighted.update([id for id in senders if not weights.get(id, 0.0)])
 
-    def _compare(self, update: Update, own: bytes) -> None:
-        """Count a trained model that is equal to this node's, or to one of an earlier round."""
-        found, sender = tag(update.params), update.sender
+    def _compare(self, update: Update) -> None:
+        """Count a trained model that is equal to one of this node's, or to one that its sender has shown before."""
+        found, sender, round = tag(update.params), update.sender, update.round
         known = self._models.setdefault(sender, {})
-        copied = [name for name, models in self._models.items() if models.get(found, update.round) < update.round]
-        if found == own:
-            self.penalise(sender, "repeated models", f"round {update.round}: the model of this node")
-        elif copied:
-            self.penalise(sender, "repeated models", f"round {update.round}: an earlier model of {', '.join(copied)}")
-        known.setdefault(found, update.round)
+        if found in self._own:
+            self.penalise(sender, "repeated models", f"round {round}: a model of this node")
+        elif known.get(found, round) != round:
+            self.penalise(sender, "repeated models", f"round {round}: its model of round {known[found]}")
+        if found in known:
+            return
+        others = [name for name, models in self._models.items() if found in models]
+        if others:
+            self.shared.update([sender, *others])
+        known[found] = round
         if len(known) > REMEMBERED:
             del known[next(iter(known))]
 

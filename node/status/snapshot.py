@@ -149,6 +149,7 @@ def suspicious_state(exchange: MessageExchange, peers: NodePeers, discarded: Map
         "losses told": exchange.losses.given,
         "far ahead": exchange.pacer.far_ahead,
         "weight 0": exchange.conduct.unweighted,
+        "same models": exchange.conduct.shared,
     }
     return {"suspicious": {what: dict(by_name) for what, by_name in counts.items() if by_name}}
 

@@ -89,8 +89,9 @@ class ClipLoss(LossWeighted):
     if that is above 1, so that T suits losses of any scale. Without validation data the weights stay the policy's.
 
     With a coordinator, submissions are clipped as by `median-clip`, and assigned models to the length of the node's own
-    training steps (p2pfl.robust.assignments). A node refuses an assigned model whose loss is higher than that of its own
-    one by more than `margin`, and keeps its own one. Otherwise it keeps the part exp(-d / T) of the way from its own
+    training steps (p2pfl.robust.assignments). A node refuses an assigned model if its loss is higher by more than
+    `margin` than that of its own model, and than the lowest with which it has begun a round. It then keeps its own model.
+    Otherwise it keeps the part exp(-d / T) of the way from its own
     model to the assigned one; d is the amount by which its loss is higher, or 0. For a policy that submits the model
     from which a node has started, such as `fedpref` and `cfl`, the assigned model is not moved further, because the
     coordinator expects the nodes to start from it.
@@ -99,25 +100,25 @@ class ClipLoss(LossWeighted):
 
     Attributes:
         temperature: T; a lower one trusts better models more.
-        margin: the most by which the loss of an assigned model may exceed that of the own one; 1 is the loss of the
-            untrained model.
+        margin: see above; 1 is the loss of the common initial model.
     """
 
     temperature: float = 0.35
-    margin: float = 1.0
+    margin: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.margin < inf:
             raise ValueError(f"margin must be more than 0, and finite, got {self.margin}")
 
-    def refuses(self, own: float, assigned: float) -> bool:
-        """Return whether an assigned model is far worse than the own one.
+    def refuses(self, assigned: float, own: float, best: float) -> bool:
+        """Return whether an assigned model is far worse than the node's own models.
 
         Args:
-            own, assigned: the losses of the two models. Without validation data, the own one is not finite.
+            assigned, own: the losses of the two models. Without validation data, the own one is not finite.
+            best: the lowest loss of a model with which the node has begun a round.
         """
-        return isfinite(own) and not assigned - own <= self.margin
+        return isfinite(own) and not assigned - max(own, best) <= self.margin
 
     def part_kept(self, own: float, assigned: float) -> float:
         """Return the part of the way from the own model to the assigned one, from 0 to 1.

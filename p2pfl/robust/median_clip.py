@@ -67,6 +67,11 @@ class MedianClip:
     smaller radius, so that its influence is no greater than theirs. Beyond three times the radius, the influence of a
     model decreases with its distance.
 
+    What is remembered are distances before clipping, so that the radius follows a node whose distance from all peers
+    grows. Each peer has one value, and a liar's counts no more than any other value above the median, however large it
+    is and however often it is sent. The distances of a coordinator's assignments, which all come from one sender, would
+    not be safe here; see p2pfl.robust.assignments.
+
     Attributes:
         distances: the latest known distance of each peer's model from the own one.
         outliers: number of models of each peer that were further away than three times the radius.

@@ -83,6 +83,19 @@ def test_clip_of_one_remembers_the_distances_of_others():
     assert distance(kept, ZERO) == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize("lie", [1e9, 2.9])
+def test_patient_liar_does_not_enlarge_the_radius(lie):
+    """Fewer than half of five peers lie for many rounds, each time alone or with others, far or just below an outlier."""
+    rng = np.random.default_rng(1)
+    clip = MedianClip()
+    for round in range(200):
+        honest = rng.uniform(0.9, 1.1, 3)
+        lies = [lie, lie] if round % 2 else [lie]
+        senders = ["b", "c", "d", "e", "f"][: 3 + len(lies)]
+        kept = clip.clip(ZERO, ZERO, senders, [at(far) for far in [*honest, *lies]])
+        assert max(distance(model, ZERO) for model in kept) <= 1.1 + 1e-6
+
+
 def test_clip_counts_outliers_by_sender():
     clip = MedianClip()
     clip.clip(ZERO, ZERO, "bcd", [at(1.0), at(2.0), at(6.1)])

@@ -95,6 +95,7 @@ class Federation:
     Args:
         edges: pairs of names that may exchange models; all pairs by default.
         folder: for checkpoints; without one nodes lose their state.
+        task_options: options of the task, by name of a node.
         speeds: seconds that a node needs for a membership version; 1 by default.
         roles: of members, in a federation with a coordinator.
         on_fault: counts errors of the nodes; see PeeringOptions.
@@ -113,6 +114,7 @@ class Federation:
         policy=Random,
         speeds=None,
         task="concept-shift",
+        task_options=None,
         period=inf,
         roles=None,
         on_fault=None,
@@ -134,7 +136,8 @@ class Federation:
         self.said = {name: [] for name in self.names}
         self.node_options = node_options
         count = len(self.names)
-        self.tasks = {name: make_task(task, {}, Part(k, count), 0) for k, name in enumerate(self.names)}
+        given = task_options or {}
+        self.tasks = {name: make_task(task, given.get(name, {}), Part(k, count), 0) for k, name in enumerate(self.names)}
         learners = [task.learner(RandomStreams(self.settings.seed, name)) for name, task in self.tasks.items()]
         self.batcher = Batcher(SequentialLearner(learners), asyncio.get_running_loop())
         speeds = speeds or {}
