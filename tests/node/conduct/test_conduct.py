@@ -63,7 +63,7 @@ def test_model_that_another_peer_has_shown_costs_no_points(first, fetches):
     assert conduct.shared == {"author": 1, "thief": 1}
 
 
-def test_model_equal_to_that_of_a_node_without_training_costs_no_points():
+def test_model_of_nodes_without_training_costs_no_points():
     conduct = enabled(1)
     fetch(conduct, update("b", 1, 1.0), own=None)
     fetch(conduct, update("c", 1, 1.0), own=None)

@@ -190,7 +190,7 @@ def test_ratio_of_samples_follows_most_peers():
         (nan, nan, inf, False),  # no validation data
     ],
 )
-def test_assignment_is_refused_if_far_worse_than_own_and_best_start(assigned, own, best, refused):
+def test_far_worse_assignment_is_refused(assigned, own, best, refused):
     assert ClipLoss(margin=0.5).refuses(assigned, own, best) is refused
 
 
