@@ -405,15 +405,17 @@ def _refuse_adjacency(rows: Rows, found: Content) -> None:
     long = [fields for fields in rows.fields if len(fields) > 2]
     if not long:
         return
-    if len(rows.fields) > 1 and all(fields[0] == long[0][0] for fields in rows.fields) and long[0][0] in ("a", "e"):
+    one_letter = len(rows.fields) > 1 and {fields[0] for fields in rows.fields} in ({"a"}, {"e"})
+    if one_letter and all(INTEGER.fullmatch(name) for fields in rows.fields for name in fields[1:]):
         raise ValueError(f"line {rows.numbers[0]}: DIMACS is not read; remove the first field of each line")
-    if not all(fields[2] in found.nodes for fields in long):
+    known = [fields[2] in found.nodes for fields in long]
+    if not (all(known) if len(long) == len(rows.fields) else any(known)):
         return
     starts = [fields[0] for fields in rows.fields]
     complete = len(set(starts)) == len(starts) == len(found.nodes)
     different = all(len(set(fields)) == len(fields) for fields in rows.fields)
     if len(long) < len(rows.fields) or (complete and different):
-        k = next(k for k, fields in enumerate(rows.fields) if len(fields) > 2)
+        k = next(k for k, fields in enumerate(rows.fields) if len(fields) > 2 and fields[2] in found.nodes)
         raise ValueError(
             f"line {rows.numbers[k]}: {quote(rows.fields[k][2])} may be a weight, or a node of an adjacency list; name"
             f" an adjacency list .adjlist, otherwise {NAME_COLUMNS}"

@@ -243,6 +243,10 @@ def test_gzip_is_limited_after_decompression(write):
     assert refusal(write("net.csv.gz", bomb)) == "net.csv.gz is larger than 32 MiB, the maximum"
 
 
+def test_star_of_one_letter_is_read(write):
+    assert found(read(write("net.txt", "a b 2\na c 1\n")))[1] == [("a", "b", 2.0), ("a", "c", 1.0)]
+
+
 def test_unusual_names_are_noted(write):
     assert read(write("net.txt", "01 1\n1 2\n")).graph["notes"] == ["'01' and '1' are two nodes"]
     assert read(write("net.csv", "NA,UK\nUK,FR\n")).graph["notes"] == ["a node is called 'NA'"]
