@@ -21,7 +21,7 @@ from p2pfl.node.exchange.published_models import Published
 from p2pfl.node.log import LOG
 from p2pfl.node.policy_api import PeersState
 from p2pfl.node.task_facts import TaskFacts, describe_change
-from p2pfl.parameters import Parameters
+from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Stage, Update
 from p2pfl.system.atomic_files import DamagedFileError, DiskErrorReporter, read_sealed, reason, write_sealed
 from p2pfl.system.disk import SYSTEM, Disk
@@ -225,6 +225,24 @@ def _read(path: Path, disk: Disk) -> Checkpoint:
         raise ConfigurationError(
             f"{path} was written by another version of p2pfl ({error}); move it away to start from round 0"
         ) from error
+
+
+def with_local_state(checkpoint: Checkpoint, layout: Layout, initial: Parameters) -> Checkpoint:
+    """Return a checkpoint whose models have local state; those of an earlier version get that of the initial model.
+
+    Raises:
+        ConfigurationError: a model has another size.
+    """
+
+    def whole(data: bytes) -> bytes:
+        return layout.with_local(unpack(data), lambda: initial).tobytes() if data else data
+
+    return msgspec.structs.replace(
+        checkpoint,
+        params=whole(checkpoint.params),
+        early_stopping=checkpoint.early_stopping | {"best": whole(checkpoint.early_stopping["best"])},
+        unevaluated={stage: whole(data) for stage, data in checkpoint.unevaluated.items()},
+    )
 
 
 def same_federation(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> None:

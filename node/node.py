@@ -28,6 +28,7 @@ from p2pfl.node.checkpoint import (
     unpack,
     unpack_arrays,
     unpack_model,
+    with_local_state,
 )
 from p2pfl.node.coordination.election_runner import Elected
 from p2pfl.node.early_stopping import EarlyStopping
@@ -344,6 +345,8 @@ class Node:
 
     def _restore_from(self, checkpoint: Checkpoint) -> None:
         _check_origin(self, checkpoint)
+        if (layout := self.task.layout).local:
+            checkpoint = with_local_state(checkpoint, layout, self.me.private_parameters.latest)
         self._saved = checkpoint
         self.me.round = checkpoint.round
         params = unpack(checkpoint.params)

@@ -103,7 +103,7 @@ class Me(policy.Me):
         self.draws = draws
         self.trainer = trainer
         self.private_parameters = PrivateParameters(layout, initial)
-        self._has_private_part = bool(layout.private)
+        self._has_private_part = bool(layout.unshared)
         self.params = self.initial = layout.shared_of(initial)
         self.layout = layout.shared
         self.n_samples = n_samples

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, prod, sqrt
@@ -32,6 +32,8 @@ class Layout:
         n_trained: number of values, from the start of the vector, that the optimiser updates.
         private: names of the tensors that stay on the node. Peers see the vector of the other tensors, float32 [S],
             whose layout is `shared`.
+        local: names of the tensors at the end of the vector that also stay on the node: the encoded state of a module
+            besides its float tensors, such as batch norm's count of batches; see p2pfl.learning.local_state.
 
     Raises:
         ConfigurationError: a private tensor does not exist, or no tensor would be shared.
@@ -40,9 +42,10 @@ class Layout:
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     n_trained: int
     private: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [name for name, _ in self.shapes]
+        names = [name for name, _ in self.shapes if name not in self.local]
         for name in self.private:
             if name not in names:
                 raise ConfigurationError(f"no tensor {name!r} to keep private; the tensors are: {', '.join(names)}")
@@ -65,24 +68,38 @@ class Layout:
         return tuple(places)
 
     @cached_property
+    def unshared(self) -> tuple[str, ...]:
+        """Names of the tensors that stay on the node: private ones and local state."""
+        return self.private + self.local
+
+    @cached_property
+    def local_size(self) -> int:
+        """Number of values of the local state, which are the last ones of the vector."""
+        return sum(prod(shape) for name, shape in self.shapes if name in self.local)
+
+    @cached_property
     def fingerprint(self) -> bytes:
-        """16 bytes that differ if names, shapes, order, the trained part or the private part differ."""
-        text = f"p2pfl layout 1\n{self.n_trained}\n" + "\n".join(f"{n} {list(s)}" for n, s in self.shapes)
+        """16 bytes that differ if names, shapes, order, the trained part or the private part differ.
+
+        Local state does not count: it concerns no peer.
+        """
+        described = (f"{name} {list(shape)}" for name, shape in self.shapes if name not in self.local)
+        text = f"p2pfl layout 1\n{self.n_trained}\n" + "\n".join(described)
         if self.private:
             text += f"\nprivate {sorted(self.private)}"
         return hashlib.sha256(text.encode()).digest()[:16]
 
     @cached_property
     def shared(self) -> Layout:
-        """Layout of the shared values; this layout itself if nothing is private."""
-        if not self.private:
+        """Layout of the shared values; this layout itself if everything is shared."""
+        if not self.unshared:
             return self
         trained = sum(stop - start for name, start, stop, _ in self._shared_places if stop <= self.n_trained)
         return Layout(tuple((name, shape) for name, _, _, shape in self._shared_places), trained)
 
     @property
     def _shared_places(self) -> list[tuple[str, int, int, tuple[int, ...]]]:
-        return [place for place in self.places if place[0] not in self.private]
+        return [place for place in self.places if place[0] not in self.unshared]
 
     @cached_property
     def shared_slices(self) -> tuple[slice, ...]:
@@ -96,18 +113,36 @@ class Layout:
         return tuple(slices)
 
     def shared_of(self, params: Parameters) -> Parameters:
-        """Return the shared values [S] of all values [P]; the same array if nothing is private."""
-        return np.concatenate([params[part] for part in self.shared_slices]) if self.private else params
+        """Return the shared values [S] of all values [P]; the same array or a view of it if they are contiguous."""
+        if not self.unshared:
+            return params
+        slices = self.shared_slices
+        return params[slices[0]] if len(slices) == 1 else np.concatenate([params[part] for part in slices])
 
     def with_private(self, shared: Parameters, params: Parameters) -> Parameters:
-        """Return all values [P]: the shared ones [S] and the private ones of `params` [P]; inverse of `shared_of`."""
-        if not self.private:
+        """Return all values [P]: the shared ones [S] and the others of `params` [P]; inverse of `shared_of`."""
+        if not self.unshared:
             return shared
         whole, start = params.copy(), 0
         for part in self.shared_slices:
             whole[part] = shared[start : start + part.stop - part.start]
             start += part.stop - part.start
         return whole
+
+    def with_local(self, params: Parameters, initial: Callable[[], Parameters]) -> Parameters:
+        """Return all values [P]: those of an earlier version, which had no local state, get that of `initial`.
+
+        Raises:
+            ConfigurationError: `params` has another size.
+        """
+        if len(params) == self.size:
+            return params
+        if len(params) != self.size - self.local_size:
+            raise ConfigurationError(
+                f"a model of the checkpoint has {len(params)} values, but the task's has {self.size}; its module now has"
+                " another state: restore its definition, or move the checkpoint away to start from round 0"
+            )
+        return np.concatenate([params, initial()[len(params) :]])
 
     def unflatten(self, vector: Any) -> dict[str, Any]:
         """Return views of a vector of shape [..., P] (NumPy or torch) by name, each of shape `[..., *shape]`."""

@@ -11,7 +11,8 @@ from p2pfl.parameters import Layout, Parameters
 class PrivateParameters:
     """The private part of a node's model. Policies and peers only see the vector [S] of the shared values.
 
-    Each training continues with the private part of the last one. If nothing is private, all vectors pass unchanged.
+    Each training continues with the private part of the last one. If nothing is private, all vectors pass unchanged. The
+    private part includes local state; see p2pfl.parameters.Layout.
 
     Attributes:
         layout: the layout of all values.
@@ -23,7 +24,7 @@ class PrivateParameters:
 
     def whole(self, shared: Parameters) -> Parameters:
         """Return any node's model [S], completed to [P] with the private part of this node."""
-        return self.layout.with_private(shared, self.latest) if self.layout.private else shared
+        return self.layout.with_private(shared, self.latest) if self.layout.unshared else shared
 
     def shared_of(self, params: Parameters) -> Parameters:
         """Return the shared values [S] of a model [P]."""
@@ -31,6 +32,6 @@ class PrivateParameters:
 
     def keep(self, trained: Parameters) -> Parameters:
         """Store the private part of a trained model [P], and return its shared part [S]."""
-        if self.layout.private:
+        if self.layout.unshared:
             self.latest = trained
         return self.layout.shared_of(trained)

@@ -136,7 +136,9 @@ class Task(Protocol):
     A task whose parameters contain several solutions may have a method `solutions(params)`. It returns
     p2pfl.pareto_metrics.Solutions of the test data, or None; the report shows them.
 
-    Any task may have `extra_metrics`, names of further figures that `evaluate` reports and the table of a run shows.
+    Any task may have `extra_metrics`, names of further figures that `evaluate` reports and the table of a run shows;
+    `tensors(params, seed)`, which returns the arrays for a file of a model by name, in place of the layout's tensors; and
+    `module_notes`, texts for the user before the first round.
 
     A task whose learners the simulator can compute together, and that is not a TorchTask, has a static method
     `stacked(learners)`. It returns an object like p2pfl.learning.batched_learner.BatchedLearner, or raises
@@ -246,6 +248,26 @@ def data_facts_of(task: Task) -> Sequence[DataFacts]:
 def data_notes_of(task: Task) -> Sequence[str]:
     """Return what the user should know of the samples of a task's node."""
     found: Sequence[str] = getattr(task, "data_notes", ())
+    return found
+
+
+def tensors_of(task: Task, params: Parameters, seed: int) -> dict[str, np.ndarray]:
+    """Return copies of a model's tensors by name, as files of models have them.
+
+    Args:
+        params: all values of the model, [P].
+        seed: the federation's.
+    """
+    tensors = getattr(task, "tensors", None)
+    if tensors is not None:
+        found: dict[str, np.ndarray] = tensors(params, seed)
+        return found
+    return {name: tensor.copy() for name, tensor in task.layout.unflatten(params).items()}
+
+
+def module_notes_of(task: Task) -> Sequence[str]:
+    """Return what the user should know of the module of a task before the first round."""
+    found: Sequence[str] = getattr(task, "module_notes", ())
     return found
 
 

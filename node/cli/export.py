@@ -14,7 +14,7 @@ from p2pfl.node.folder import config as folders
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.system.atomic_files import reason, replace_file
 from p2pfl.system.size_limit import READING
-from p2pfl.task import PreferenceConditioned, Task
+from p2pfl.task import PreferenceConditioned, Task, tensors_of
 
 FORMATS = {".safetensors": "safetensors", ".onnx": "onnx", "": "safetensors"}  # by extension
 Encode = Callable[[Parameters, Mapping[str, str]], bytes]
@@ -64,7 +64,9 @@ def export(folder: Path, target: Path, force: bool = False, format: str = "", pr
     checkpoint, membership = newest(folder), ready.membership
     federation = "" if membership is None else f"{membership.file.name} ({membership.federation.hex()})"
     task = loading.task_of(ready, copies=READING)
-    return write(target, checkpoint, task.layout, federation, force=force, encode=encoder_for(task, onnx, preference))
+    encode = encoder_for(task, onnx, preference, checkpoint.seed)
+    initial = partial(task.initial, checkpoint.seed)
+    return write(target, checkpoint, task.layout, federation, force=force, encode=encode, initial=initial)
 
 
 def format_of(target: Path, given: str = "") -> str:
@@ -86,20 +88,31 @@ def format_of(target: Path, given: str = "") -> str:
     return given or named
 
 
-def encoder_for(task: Task, onnx: bool, preference: Sequence[float]) -> Encode | None:
-    """Return the function that encodes a model as a file; None to write the layout's tensors."""
+def encoder_for(task: Task, onnx: bool, preference: Sequence[float], seed: int = 0) -> Encode:
+    """Return the function that encodes a model as a file.
+
+    Args:
+        seed: the federation's.
+    """
     if preference:
         if not isinstance(task, PreferenceConditioned):
             raise ConfigurationError("the node's task has no model for each preference; leave out --preference")
         return partial(_answer, task, preference, onnx)
     if not onnx:
-        return None
+        return partial(_state_dict, task, seed)
     if isinstance(task, PreferenceConditioned):
         raise ConfigurationError("the task has a model for each preference; choose one with --preference, such as 0.3,0.7")
     with needs_extra("a model as ONNX", "onnx"):
         from p2pfl.learning.onnx_export import to_onnx
 
-    return partial(to_onnx, task)
+    return partial(to_onnx, task, seed=seed)
+
+
+def _state_dict(task: Task, seed: int, params: Parameters, about: Mapping[str, str]) -> bytes:
+    """Return the tensors of a model as a file: those of its module's `state_dict` if the task has a torch module."""
+    from safetensors.numpy import save
+
+    return save(tensors_of(task, params, seed), dict(about))
 
 
 def _answer(
@@ -137,12 +150,17 @@ def write(
     *,
     force: bool = False,
     encode: Encode | None = None,
+    initial: Callable[[], Parameters] | None = None,
 ) -> Exported:
     """Write the best model of a checkpoint, and return a description of it.
 
-    The file has the layout's tensors, float32, unless `encode` makes other content from parameters and metadata. The
-    metadata contains the `name` of the node, the `round`, the `stage`, the `federation` (none for a node without peers)
-    and the layout's `fingerprint` in hexadecimal.
+    The metadata contains the `name` of the node, the `round`, the `stage`, the `federation` (none for a node without
+    peers) and the layout's `fingerprint` in hexadecimal.
+
+    Args:
+        encode: makes the content from parameters and metadata; by default, the layout's tensors.
+        initial: returns the initial model, for a checkpoint of an earlier version; see
+            p2pfl.parameters.Layout.with_local.
 
     Raises:
         ConfigurationError: see `export`.
@@ -169,7 +187,7 @@ def write(
         raise ConfigurationError(f"{target} is a folder; name a file")
     if target.exists() and not force:
         raise ConfigurationError(f"{target} exists; use --force to overwrite it")
-    vector = unpack(params)
+    vector = unpack(params) if initial is None else layout.with_local(unpack(params), initial)
     content = save(layout.unflatten(vector), about) if encode is None else encode(vector, about)
     try:
         replace_file(target, [content])

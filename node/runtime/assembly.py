@@ -40,7 +40,7 @@ from p2pfl.protocols.transport import Transport
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system.event_log import EventLogger
-from p2pfl.task import Task, data_facts_of, data_notes_of
+from p2pfl.task import Task, data_facts_of, data_notes_of, module_notes_of
 from p2pfl.tracking.background import Tracking
 from p2pfl.tracking.tracker import factories
 
@@ -97,6 +97,8 @@ class Assembly:
                 log.warning(f"data: {note}", kind="data-note")
         for note in data_notes_of(self._task):
             log.warning(f"data: {note}", kind="data-note")
+        for note in module_notes_of(self._task):
+            log.warning(note, kind="module-note")
         self._initial = self._task.initial(config.seed)
         if ready.agreement is not None:
             agreement.same_model(ready.agreement, self._task, self._initial)

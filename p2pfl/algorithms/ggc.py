@@ -106,7 +106,7 @@ class DecideGreedily(Query[Decisions], frozen=True, gc=False):
     private: PrivateParameters | None = None
 
     def complete(self, private: PrivateParameters) -> Self:
-        return replace(self, private=private) if private.layout.private else self
+        return replace(self, private=private) if private.layout.unshared else self
 
 
 async def ggc(

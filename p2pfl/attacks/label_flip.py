@@ -20,7 +20,7 @@ def flip_labels(task: Any) -> Any:
     if samples.y.is_floating_point():
         wrong = -samples.y
     else:
-        classes = task.template(samples.x[:1]).shape[-1]
+        classes = task.template(samples.x[:2]).shape[-1]
         wrong = classes - 1 - samples.y
     flipped = copy(task)
     flipped.data = {**task.data, "train": samples._replace(y=wrong)}

@@ -24,17 +24,19 @@ from p2pfl.algorithms.ggc import DecideGreedily, Decisions, decide_together
 from p2pfl.algorithms.similarity import CompareModels, compare_together
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner
+from p2pfl.learning.batch_sizes import batch_sizes, check_batches, least_batch
 from p2pfl.learning.batched_data import RowCache, StackedData
 from p2pfl.learning.batched_training import StackedTraining
 from p2pfl.learning.dense.batch_order import occasion, orders
 from p2pfl.learning.kernels.kernel import kernel_for
 from p2pfl.learning.kernels.sizes import ON_GPU, values_at_once
+from p2pfl.learning.kernels.vmap_kernel import VmapKernel
 from p2pfl.learning.losses import of_each
 from p2pfl.learning.modules import computes_alike
 from p2pfl.learning.optimizers import LastingState, at_round, lasting
 from p2pfl.learning.row_randomness import RowGenerators
 from p2pfl.learning.rule_gradients import most_steps, plan, shared_values
-from p2pfl.learning.torch_learner import TorchLearner, module_seed
+from p2pfl.learning.torch_learner import TorchLearner, evaluation_seed, module_seed
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.queries import Clip, Combine, Evaluate, Loss, Mean, NodeQuery, R, Split, Train
@@ -85,7 +87,7 @@ class BatchedLearner:
         self._device = learners[0].device
         own = [learner.task.weights(self._device) for learner in learners]
         self._weights = None if self._task.objectives is None else torch.stack([w for w in own if w is not None])
-        self.kernel = kernel_for(self._task, self._device, by_hand)
+        self.kernel = kernel_for(self._task, self._device, by_hand, self._draws[0].seed)
         self._shared = shared_values(self._task.layout, self._device)
         splits = dict.fromkeys(split for learner in learners for split in learner.data)
         self._data = {split: StackedData([learner.data.get(split) for learner in learners]) for split in splits}
@@ -125,8 +127,9 @@ class BatchedLearner:
             groups[query.epochs, together, key, self._rate(query.round)].append(k)
         counts = self._data["train"].counts
         for ks in groups.values():
-            if not self._equal_counts:  # most samples first: the nodes with a full batch left are then at the front
-                ks.sort(key=lambda k: (-counts[nodes[k]], nodes[k]))
+            if not self._equal_counts:  # most batches first: the nodes with a full batch left are then at the front
+                full = self._full_batches(counts, queries[ks[0]])
+                ks.sort(key=lambda k: (-full[nodes[k]], -counts[nodes[k]], nodes[k]))
             rows = self._train_alike([nodes[k] for k in ks], [queries[k] for k in ks])
             for k, row in zip(ks, rows, strict=True):
                 results[k] = row
@@ -139,7 +142,7 @@ class BatchedLearner:
         With a lasting optimiser, they agree in their purpose, too.
 
         Args:
-            nodes: the node of each query; those with more samples first.
+            nodes: the node of each query; those with more full batches first, and among these those with more samples.
             queries: one for each model.
         """
         start = self._means.stack([query.params for query in queries])
@@ -156,12 +159,17 @@ class BatchedLearner:
     def _train_part(self, nodes: list[int], queries: list[Train], start: Tensor, new: Tensor) -> None:
         """Train the models `start`, [K, P], as `_train_alike` does; the results are written into `new`, [K, P]."""
         data, task = self._data["train"], self._task
-        counts = data.counts[nodes]  # in descending order
-        most = int(counts[0])
+        counts = data.counts[nodes]
+        most = int(counts.max())
         planned = at_round(task.optimizer, queries[0].round)
         optimizer, batch_size, epochs = plan(queries[0].rule, planned, task.batch_size, queries[0].epochs, most)
         steps = most_steps(queries[0].rule, epochs * -(-most // batch_size))
         mixed = isinstance(queries[0].rule, Mixture)
+        least = least_batch(task, queries[0].rule)
+        full, last = batch_sizes(counts, batch_size, least)  # full batches are in descending order
+        if least > 1:
+            fewest = int(counts.argmin())
+            check_batches(task, self._draws[nodes[fewest]].name, int(counts[fewest]), batch_size, least)
         training = StackedTraining(
             queries,
             start,
@@ -184,13 +192,13 @@ class BatchedLearner:
             order = [p[epoch] for p in permutations]
             # one copy of all samples costs less than one for each batch
             whole = data.batches(nodes, order, batch_size) if self._equal_counts else None
-            for s in range(min(counts[0] // batch_size, steps)):
+            for s in range(min(full[0], steps)):
                 if whole is not None:
                     training.step(slice(None), whole[0][s], whole[1][s])
                     continue
-                k = int(np.count_nonzero(counts >= (s + 1) * batch_size))  # nodes with a full batch left: the first k
+                k = int(np.count_nonzero(full > s))  # nodes with a full batch left: the first k
                 training.step(slice(k), *data.batch(nodes[:k], order[:k], [s * batch_size] * k, batch_size))
-            for size, rows in _by_value(np.where(counts // batch_size < steps, counts % batch_size, 0)):
+            for size, rows in _by_value(np.where(full < steps, last, 0)):
                 picked = rows.tolist()
                 where = slice(None) if len(picked) == len(nodes) else torch.from_numpy(rows)
                 starts = (counts[rows] - size).tolist()
@@ -200,6 +208,11 @@ class BatchedLearner:
         if not (self._lenient or finite.all()):
             first = int((~finite).nonzero()[0])
             raise DivergenceError(self._draws[nodes[first]].name, queries[first].round)
+
+    def _full_batches(self, counts: np.ndarray, query: Train) -> np.ndarray:
+        """Return the number of full batches of each node in a training."""
+        _, batch_size, _ = plan(query.rule, self._task.optimizer, self._task.batch_size, query.epochs, int(counts.max()))
+        return batch_sizes(counts, batch_size, least_batch(self._task, query.rule))[0]
 
     def _rate(self, round: int) -> float | None:
         """Return the learning rate in a round; None if it is the same in all rounds."""
@@ -281,9 +294,8 @@ class BatchedLearner:
         """Return the losses of models, [R, P], each on the `count` validation samples of the node at a place."""
         owners = [nodes[k] for k in places]
         x, y = self._data["validation"].whole(owners, count)
-        losses: list[float] = self._loss_of(owners, self.kernel.outputs(torch.from_numpy(models).to(self._device), x), y)[
-            "loss"
-        ].tolist()
+        outputs = self._outputs(owners, torch.from_numpy(models).to(self._device), x)
+        losses: list[float] = self._loss_of(owners, outputs, y)["loss"].tolist()
         return losses
 
     def _evaluate(self, nodes: list[int], queries: list[Evaluate]) -> list[list[dict[str, float]]]:
@@ -330,11 +342,18 @@ class BatchedLearner:
                 flat = self._trained.stack([params[r] for r in picked])
                 owners = [nodes[r] for r in picked]
                 x, y = shelf.whole(owners, count)
-                figures = of(owners, self.kernel.outputs(flat, x), y)
+                figures = of(owners, self._outputs(owners, flat, x), y)
                 names = [f"{split}_{name}" for name in figures]
                 for row, *values in zip(picked, *(column.tolist() for column in figures.values()), strict=True):
                     results[row] = dict(zip(names, values, strict=True))
         return results
+
+    def _outputs(self, nodes: Sequence[int], flat: Tensor, x: Tensor) -> Tensor:
+        """Return the outputs of models [K, P] of these nodes for inputs [K, n, ...]."""
+        if not isinstance(self.kernel, VmapKernel) or not self.kernel.random_outputs:
+            return self.kernel.outputs(flat, x)
+        with self.kernel.drawing([evaluation_seed(self._draws[node]) for node in nodes], self._device):
+            return self.kernel.outputs(flat, x)
 
     def _figures_of(self, nodes: Sequence[int], outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return the reported figures for outputs and targets of [K, n, ...], by name: [K] each."""

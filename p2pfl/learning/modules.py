@@ -13,8 +13,12 @@ import torch
 from torch import nn
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.learning.local_state import LocalState, encoded, kind_of
+from p2pfl.learning.seeding import seeded
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.system import size_limit
+
+STATELESS = LocalState()
 
 
 def make_module(factory: Callable[[], nn.Module]) -> nn.Module:
@@ -28,39 +32,58 @@ def make_module(factory: Callable[[], nn.Module]) -> nn.Module:
     return factory()
 
 
-def new_module(factory: Callable[[], nn.Module]) -> nn.Module:
-    """Return a new module. Its weights are arbitrary, and torch's generator is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        return make_module(factory)
+def new_module(factory: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """Return a new module. What it draws comes from `seed`; the generators of the process are left as they were.
+
+    Raises:
+        ConfigurationError: it is too large (see `make_module`), a layer is lazy, or a part cannot take other weights.
+    """
+    with seeded(seed):
+        module = make_module(factory)
+    check_parts(module)
+    return module
+
+
+def check_parts(module: nn.Module) -> None:
+    """Raise ConfigurationError if a layer has no shape yet, or torch cannot use other weights than a part's own."""
+    for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule | nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise ConfigurationError(
+                f"module {type(module).__name__} contains a {type(part).__name__}, with which torch cannot use the weights"
+                " of a node; return the plain module, neither scripted, traced nor parallel"
+            )
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if isinstance(tensor, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
+            raise ConfigurationError(
+                f"module {type(module).__name__}: {name} has no shape yet (a lazy layer); specify its sizes"
+            )
 
 
 def count_values(factory: Callable[[], nn.Module]) -> int:
     """Return the number of values of a module; 0 if it cannot be made without allocating memory."""
     try:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        with torch.device("meta"), seeded(0):
             module = factory()
         return sum(tensor.numel() for tensor in [*module.parameters(), *module.buffers()])
     except Exception:  # of the user's module; a real fault occurs again when the module is made
         return 0
 
 
-def layout_of(module: nn.Module, private: Sequence[str] = ()) -> Layout:
-    """Return the layout of a module: trained parameters, then frozen ones and float buffers.
-
-    Integer buffers stay local.
+def layout_of(module: nn.Module, private: Sequence[str] = (), state: LocalState = STATELESS) -> Layout:
+    """Return the layout of a module: trained parameters, then frozen ones and float buffers, then its other state.
 
     Args:
         private: names of tensors or of submodules that are not shared.
+        state: the state that stays on the node; by default none.
 
     Raises:
         ConfigurationError: a tensor is not supported, or a private part does not exist; the text names it.
     """
+    check_parts(module)
     name = type(module).__name__
     trained: list[tuple[str, tuple[int, ...]]] = []
     rest: list[tuple[str, tuple[int, ...]]] = []
     for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if isinstance(tensor, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
-            raise ConfigurationError(f"module {name}: {key} has no shape yet (a lazy layer); specify its sizes")
         if isinstance(tensor, nn.Parameter):
             if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
                 raise ConfigurationError(
@@ -74,7 +97,8 @@ def layout_of(module: nn.Module, private: Sequence[str] = ()) -> Layout:
     if not trained:
         raise ConfigurationError(f"module {name} has no trainable parameters")
     n_trained = sum(prod(shape) for _, shape in trained)
-    return Layout(tuple(trained + rest), n_trained, _select_tensors([key for key, _ in trained + rest], private))
+    kept = _select_tensors([key for key, _ in trained + rest], private)
+    return Layout((*trained, *rest, *state.shapes), n_trained, kept, state.names)
 
 
 def _select_tensors(tensors: Sequence[str], parts: Sequence[str]) -> tuple[str, ...]:
@@ -144,10 +168,8 @@ def _equal(a: object, b: object, known: Mapping[int, str]) -> bool:
         return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(equal, a, b))
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return np.array_equal(a, b)
+    if (kind := kind_of(a)) is not None:
+        return kind == kind_of(b) and encoded(a) == encoded(b)
     try:
         return bool(a == b)
     except Exception:  # of a user's class
@@ -166,7 +188,18 @@ def _parts_of(value: object) -> list[object] | None:
     return [value()] if isinstance(value, ReferenceType) else None
 
 
-def flatten(module: nn.Module, layout: Layout) -> Parameters:
-    """Return a module's tensors as one flat vector."""
+def flatten(module: nn.Module, layout: Layout, state: LocalState = STATELESS) -> Parameters:
+    """Return a module's tensors and its state as one flat vector."""
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-    return layout.flatten({name: tensors[name].detach().numpy() for name, _ in layout.shapes})
+    values = [tensors[name].detach().numpy().reshape(-1) for name, _ in layout.shapes if name not in layout.local]
+    return np.concatenate([*values, state.take(module)])
+
+
+def load(module: nn.Module, params: Parameters, layout: Layout, state: LocalState) -> None:
+    """Set a module's tensors and its state from a flat vector; the inverse of `flatten`."""
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())  # a state_dict lacks some buffers
+    with torch.no_grad():
+        for name, array in layout.unflatten(params).items():
+            if name not in layout.local:
+                tensors[name].copy_(torch.from_numpy(array.copy()))
+    state.put(module, params[layout.size - state.size :])

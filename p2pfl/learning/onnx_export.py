@@ -6,7 +6,6 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from copy import deepcopy
 from importlib.util import find_spec
 from io import StringIO
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from p2pfl.errors import ConfigurationError, MissingRequirementError
+from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.parameters import Parameters
 from p2pfl.task import Task
 
@@ -22,31 +22,26 @@ INPUT, OUTPUT, BATCH = "input", "output", "batch"
 MOST_BYTES = 2**31 - 2**20  # limit of a protocol buffer, minus room for the graph
 
 
-def to_onnx(task: Task, params: Parameters, about: Mapping[str, str]) -> bytes:
+def to_onnx(task: Task, params: Parameters, about: Mapping[str, str], seed: int = 0) -> bytes:
     """Return the module of a TorchTask with these parameters, in evaluation mode, as the bytes of an ONNX file.
 
     Its input `input` is [batch, ...] like the task's samples; its output `output` is the module's output.
 
     Args:
         about: metadata of the file.
+        seed: the federation's; a module may draw constants from it.
 
     Raises:
         MissingRequirementError: the extra is not installed.
         ConfigurationError: the task has no torch module, or the module cannot be exported.
     """
-    module, data = getattr(task, "template", None), getattr(task, "data", None)
-    if not isinstance(module, nn.Module) or not isinstance(data, Mapping):
+    if not isinstance(task, TorchProblem):
         raise ConfigurationError(
             f"the task {type(task).__name__} has no torch module to export to ONNX; export a .safetensors file"
         )
     if 4 * task.layout.size > MOST_BYTES:
         raise ConfigurationError(f"a model of {task.layout.size:,} values is too large for ONNX; export a .safetensors file")
-    module = deepcopy(module).cpu()
-    tensors = dict(module.named_parameters()) | dict(module.named_buffers())  # a state_dict lacks some buffers
-    with torch.no_grad():
-        for name, array in task.layout.unflatten(params).items():
-            tensors[name].copy_(torch.from_numpy(array.copy()))
-    return to_onnx_bytes(module.eval(), data["train"][0][:1].cpu(), about)
+    return to_onnx_bytes(task.loaded(params, seed), task.data["train"].x[:1], about)
 
 
 def to_onnx_bytes(module: nn.Module, sample: Tensor, about: Mapping[str, str]) -> bytes:

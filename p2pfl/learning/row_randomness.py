@@ -84,7 +84,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if torch.Tag.nondeterministic_seeded not in func.tags or _drops_nothing(func, args, options):
             return func(*args, **options)
         if not any(_is_stack(arg, len(self._rows)) for arg in args):
             raise ConfigurationError(f"torch cannot draw {func.overloadpacket.__name__} for each node of a stack")
@@ -94,6 +94,15 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(found[0], tuple):
             return tuple(torch.stack(column) for column in zip(*found, strict=True))
         return torch.stack(found)
+
+
+def _drops_nothing(operation: Any, args: Sequence[Any], options: Any) -> bool:
+    """Return whether an operation is an attention without dropout, which draws no numbers."""
+    for place, each in enumerate(operation._schema.arguments):  # noqa: SLF001
+        if each.name == "dropout_p":
+            value = args[place] if place < len(args) else options.get("dropout_p", each.default_value)
+            return bool(value == 0)
+    return False
 
 
 def _is_stack(arg: Any, count: int) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -15,12 +17,14 @@ from torch.func import functional_call
 from p2pfl.algorithms.group_statistics import CountGroups, GroupCounts
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner, answers
+from p2pfl.learning.batch_sizes import batch_sizes, check_batches, check_sizes, least_batch
 from p2pfl.learning.dense.batch_order import occasion, orders
 from p2pfl.learning.kernels.kernel import convolution_kernel
 from p2pfl.learning.losses import cross_entropy
-from p2pfl.learning.modules import new_module
+from p2pfl.learning.module_probe import is_plain
 from p2pfl.learning.optimizers import LastingState, Optimizer, State, at_round
 from p2pfl.learning.rule_gradients import follow, most_steps, plan, resting, shared_values
+from p2pfl.learning.seeding import seeded
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives, ObjectiveGradients
 from p2pfl.multiobjective.preferences import Preference
@@ -35,7 +39,11 @@ Place = tuple[str, int, int, tuple[int, ...]]  # name, start, stop and shape of 
 
 
 class TorchLearner(Learner):
-    """Learner of a TorchTask on one device."""
+    """Learner of a TorchTask on one device.
+
+    Raises:
+        ConfigurationError: the device is not available, or the node has too few samples for its module.
+    """
 
     def __init__(self, task: TorchProblem, draws: RandomStreams, device: str = "cpu") -> None:
         self.task = task
@@ -46,18 +54,19 @@ class TorchLearner(Learner):
         cpu = self.device.type == "cpu"
         self._kernel = convolution_kernel(task, self.device) if cpu else None  # faster than torch's convolutions
         self._lasting = LastingState(1, task.layout.n_trained, self.device)
+        self._size = task.layout.size
+        check_sizes(task, draws.name)
 
     # Made at the first training, because a learner in a stack (see BatchedLearner) computes almost nothing itself.
 
     @cached_property
     def _module(self) -> nn.Module:
-        return new_module(self.task.module).to(self.device)
+        return self.task.make(self.draws.seed).to(self.device)
 
     @cached_property
-    def _local(self) -> dict[str, Tensor]:
-        """Integer buffers, such as batch norm's count of batches. They stay on this node and are never sent."""
-        travels = {name for name, _ in self.task.layout.shapes}
-        return {name: b.clone() for name, b in self._module.named_buffers() if name not in travels}
+    def _plain(self) -> bool:
+        """Certainty that an evaluation draws no numbers."""
+        return is_plain(self._module)
 
     @cached_property
     def _trained(self) -> list[Place]:
@@ -67,7 +76,7 @@ class TorchLearner(Learner):
     @cached_property
     def _rest(self) -> list[Place]:
         layout = self.task.layout
-        return [place for place in layout.places if place[2] > layout.n_trained]
+        return [place for place in layout.places if place[2] > layout.n_trained and place[0] not in layout.local]
 
     @cached_property
     def _shared(self) -> Tensor | None:
@@ -92,11 +101,14 @@ class TorchLearner(Learner):
         gradient = self._gradient_by(rule, vector, own, optimizer, steps, other_state=other_state)
         still = resting(rule, self._shared)
         rest = None if still is None else weights[still]
-        self._module.train()
-        with torch.random.fork_rng(devices=[]):
-            _seed_layers(module_seed(self.draws, query), self.device)
+        least = least_batch(self.task, rule)
+        check_batches(self.task, self.draws.name, len(x), batch_size, least)
+        state_of, module = self.task.conduct.state, self._module
+        state_of.put(module, query.params[self._size - state_of.size :])
+        module.train()
+        with seeded(module_seed(self.draws, query), self.device, beyond_torch=bool(self.task.conduct.others)):
             order = orders(self.draws, query.round, query.purpose, n=len(x), batch_size=batch_size, epochs=epochs)
-            for index in islice(batches(order, batch_size), steps):
+            for index in islice(batches(order, batch_size, least), steps):
                 grad = gradient(x[index], y[index])
                 if proximal is not None and anchor is not None:
                     away = weights - anchor
@@ -107,7 +119,10 @@ class TorchLearner(Learner):
         if not vector.sum().isfinite():
             raise DivergenceError(self.draws.name, query.round)
         self._lasting.keep(occasion(query), [0], optimizer, {name: tensor[None] for name, tensor in state.items()})
-        return vector.cpu().numpy()
+        trained: Parameters = vector.cpu().numpy()
+        if state_of.size:
+            trained[self._size - state_of.size :] = state_of.take(module)
+        return trained
 
     def state(self) -> dict[str, np.ndarray]:
         """Return a copy of what lasts from one training to the next: the state of an optimiser with `lasting`."""
@@ -144,7 +159,7 @@ class TorchLearner(Learner):
             steps: maximum number of steps.
             other_state: see p2pfl.learning.rule_gradients.follow.
         """
-        weights, buffers = vector[: self.task.layout.n_trained], self._views(vector, self._rest)
+        weights, rest = vector[: self.task.layout.n_trained], self._views(vector, self._rest)
         following = follow([rule], weights, optimizer, steps, self._shared, other_state=other_state)
         if self._kernel is not None and not isinstance(rule, TrainSubset):
             kernel = self._kernel
@@ -162,12 +177,21 @@ class TorchLearner(Learner):
         # Values that a rule does not change need no gradient. For a private head this saves the body's backward pass.
         parts = self._views(place, self._trained)
         leaves = {name: view.detach().requires_grad_(self._moves(rule, name)) for name, view in parts.items()}
+        buffers = {name: view.detach() for name, view in rest.items()}
+        homes = parts | rest if self.task.conduct.changed else {}
+
+        def here(x: Tensor, y: Tensor) -> Tensor:
+            gradient = self._gradient(leaves, buffers, (x, y), own)
+            for name, home in homes.items():
+                _return(leaves if name in leaves else buffers, name, home)
+            return gradient
+
         if following is None:
-            return lambda x, y: self._gradient(leaves, buffers, (x, y), own)
+            return here
 
         def slope(point: Tensor, x: Tensor, y: Tensor) -> Tensor:
             place.copy_(point)
-            return self._gradient(leaves, buffers, (x, y), own)
+            return here(x, y)
 
         return lambda x, y: following(slope, weights, x, y, slice(None))
 
@@ -267,8 +291,8 @@ class TorchLearner(Learner):
         vector = torch.tensor(query.params, device=self.device)
         leaves = {name: view.detach().requires_grad_() for name, view in self._views(vector, self._trained).items()}
         x, y = self.data["train"]
-        self._module.eval()
-        outputs = functional_call(self._module, leaves | self._views(vector, self._rest) | self._local, (x,))
+        with self._evaluating(query.params) as module:
+            outputs = functional_call(module, leaves | self._views(vector, self._rest), (x,))
         losses = objectives.losses(outputs, y)
         gradients = np.zeros((len(losses), len(query.params)), np.float32)
         for row, loss in zip(gradients, losses, strict=True):
@@ -285,12 +309,14 @@ class TorchLearner(Learner):
         self, leaves: dict[str, Tensor], buffers: dict[str, Tensor], batch: tuple[Tensor, Tensor], weights: Tensor | None
     ) -> Tensor:
         x, y = batch
-        outputs = functional_call(self._module, leaves | buffers | self._local, (x,))
+        tensors = leaves | buffers
+        outputs = functional_call(self._module, tensors, (x,))
+        buffers.update((name, tensors[name]) for name in buffers)  # the module may have put other tensors in their places
         loss = self.task.batch_loss(outputs, y, weights)
         moving = [leaf for leaf in leaves.values() if leaf.requires_grad]
         grads = iter(torch.autograd.grad(loss, moving, materialize_grads=True))  # 0 for unused leaves
         return torch.cat(
-            [(next(grads) if leaf.requires_grad else torch.zeros_like(leaf)).flatten() for leaf in leaves.values()]
+            [(_dense(next(grads)) if leaf.requires_grad else torch.zeros_like(leaf)).flatten() for leaf in leaves.values()]
         )
 
     def _moves(self, rule: Rule | None, name: str) -> bool:
@@ -313,10 +339,27 @@ class TorchLearner(Learner):
         vector = torch.tensor(params, device=self.device)
         if by_hand and self._kernel is not None and len(x):
             return self._kernel.outputs(vector[None], x[None])[0]
-        tensors = self._views(vector, self._trained) | self._views(vector, self._rest) | self._local
-        self._module.eval()
-        outputs: Tensor = functional_call(self._module, tensors, (x,))
+        tensors = self._views(vector, self._trained) | self._views(vector, self._rest)
+        with self._evaluating(params) as module:
+            outputs: Tensor = functional_call(module, tensors, (x,))
         return outputs
+
+    @contextmanager
+    def _evaluating(self, params: Parameters) -> Iterator[nn.Module]:
+        """Return the module in evaluation mode, with the state of a model, and with its generators seeded.
+
+        Every evaluation of a node draws the same numbers, so that they make no difference between models.
+        """
+        conduct, module = self.task.conduct, self._module
+        if conduct.uncarried:  # an evaluation must leave this state as it was
+            module = deepcopy(module)
+        conduct.state.put(module, params[self._size - conduct.state.size :])
+        module.eval()
+        if self._plain:
+            yield module
+            return
+        with seeded(evaluation_seed(self.draws), self.device, beyond_torch=bool(conduct.others)):
+            yield module
 
     @staticmethod
     def _views(vector: Tensor, places: list[Place]) -> dict[str, Tensor]:
@@ -328,25 +371,34 @@ def module_seed(draws: RandomStreams, query: Train) -> int:
     return draws.torch_seed(query.round, f"{query.purpose} module")
 
 
-def _seed_layers(seed: int, device: torch.device) -> None:
-    """Seed the numbers that random layers draw on a device.
-
-    `torch.manual_seed` formats the stack of its caller for each kind of accelerator that is not in use. On a CPU, that
-    can take longer than a step of training.
-    """
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
+def evaluation_seed(draws: RandomStreams) -> int:
+    """Return the seed of the numbers that a module draws in an evaluation."""
+    return draws.torch_seed(0, "evaluation module")
 
 
-def batches(order: list[np.ndarray] | list[None], batch_size: int) -> Iterator[slice | Tensor]:
-    """Yield the indices of each step's samples from an order for each epoch; see `orders`."""
+def _return(tensors: dict[str, Tensor], name: str, home: Tensor) -> None:
+    """Copy a tensor to its place in the vector if the module has replaced it or its memory, and restore the tensor."""
+    tensor = tensors[name]
+    if tensor.data_ptr() != home.data_ptr():
+        home.copy_(tensor.detach())
+        if tensor.is_leaf and tensor.requires_grad:
+            tensor.data = home
+        else:
+            tensors[name] = home.detach()
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.layout != torch.strided else gradient
+
+
+def batches(order: list[np.ndarray] | list[None], batch_size: int, least: int = 1) -> Iterator[slice | Tensor]:
+    """Yield the indices of each step's samples from an order for each epoch; see `orders` and `batch_sizes`."""
     for permutation in order:
         if permutation is None:
             yield slice(None)
         else:
-            yield from torch.split(torch.from_numpy(permutation), batch_size)
+            full, last = map(int, batch_sizes(np.array(len(permutation)), batch_size, least))
+            yield from torch.split(torch.from_numpy(permutation), [batch_size] * full + [last] * (last > 0))
 
 
 def choose_device(name: str) -> torch.device:

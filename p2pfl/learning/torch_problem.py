@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,8 @@ from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.losses import PerSample, accuracy, cross_entropy
 from p2pfl.learning.metrics import Metric
-from p2pfl.learning.modules import flatten, layout_of, new_module
+from p2pfl.learning.module_probe import Conduct, is_plain, probe, structure
+from p2pfl.learning.modules import flatten, layout_of, load, new_module
 from p2pfl.learning.optimizers import SGD, Optimizer, check_batch_size, check_optimizer
 from p2pfl.learning.samples.node_samples import first_not_finite
 from p2pfl.multiobjective.preferences import Preference, validate_preference
@@ -153,11 +156,79 @@ class TorchProblem:
         return once((new_module, self.module), lambda: new_module(self.module))
 
     @cached_property
+    def conduct(self) -> Conduct:
+        """Conduct of the module besides computing outputs from its float tensors."""
+        if is_plain(self.template):
+            return Conduct()
+        x, y = self.data["train"]
+        about = x.shape[1:], x.dtype, y.shape[1:], y.dtype, self.loss, self.batch_size, self.objectives is None
+        return once((probe, structure(self.template), *about), self._probe)
+
+    def _probe(self) -> Conduct:
+        x, y = self.data["train"]
+        loss, weights = self.batch_loss, self.weights(torch.device("cpu"))
+        return probe(self._unshared(new_module(self.module)), x, y, lambda o, t: loss(o, t, weights), self.batch_size)
+
+    @property
+    def module_notes(self) -> list[str]:
+        """Notes for the user before the first round: state that is lost somewhere, and draws in evaluation."""
+        conduct, name = self.conduct, f"module {type(self.template).__name__}"
+        notes = []
+        if conduct.uncarried:
+            notes.append(
+                f"{name} changes {', '.join(conduct.uncarried)} in training, which neither a checkpoint nor a file of the"
+                " model can carry: after a restart, a node begins with its first value; keep a number, or a tensor of one"
+                " shape, there"
+            )
+        if lacking := [each for each in conduct.unsaved if each not in conduct.uncarried]:
+            notes.append(
+                f"{name} changes {', '.join(lacking)} in training; files of the model lack it, because a state_dict has"
+                " no attributes and no buffers that are not persistent; register a persistent buffer to keep it in files"
+            )
+        if any(not isinstance(value, Tensor) for value in self.template.state_dict().values()):
+            notes.append(
+                f"{name} has an extra state that is no tensor; files of the model lack it, so load them with strict=False"
+            )
+        if conduct.draws_in_evaluation:
+            notes.append(
+                f"{name} draws random numbers in evaluation, such as functional.dropout without training=self.training;"
+                " each evaluation of a node draws the same ones"
+            )
+        return notes
+
+    @cached_property
     def layout(self) -> Layout:
-        private = tuple(self.private)
-        return once((layout_of, self.template, private), lambda: layout_of(self.template, private))
+        private, state = tuple(self.private), self.conduct.state
+        key = layout_of, self.template, private, state.shapes
+        return once(key, lambda: layout_of(self.template, private, state))
+
+    def make(self, seed: int) -> nn.Module:
+        """Return the module from which all nodes of a federation start, with its weights and its constants.
+
+        It shares no state that a training changes with another module.
+        """
+        module = new_module(self.module, federation_draws(seed).torch_seed(0, "initial model"))
+        return self._unshared(module) if self.conduct.changed else module
+
+    def _unshared(self, module: nn.Module) -> nn.Module:
+        """Return a module, or a copy of it if the function `module` does not always make new submodules."""
+        known = set(map(id, self.template.modules()))
+        return deepcopy(module) if any(id(part) in known for part in module.modules()) else module
 
     def initial(self, seed: int) -> Parameters:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(federation_draws(seed).torch_seed(0, "initial model"))
-            return flatten(self.module(), self.layout)
+        return flatten(self.make(seed), self.layout, self.conduct.state)
+
+    def loaded(self, params: Parameters, seed: int) -> nn.Module:
+        """Return a module in evaluation mode with these parameters, on the CPU.
+
+        Args:
+            seed: the federation's; a module may draw constants from it.
+        """
+        module = self._unshared(self.make(seed))
+        load(module, params, self.layout, self.conduct.state)
+        return module.eval()
+
+    def tensors(self, params: Parameters, seed: int) -> dict[str, np.ndarray]:
+        """Return the `state_dict` of a module with these parameters as arrays; see `loaded`."""
+        found = self.loaded(params, seed).state_dict()
+        return {name: tensor.detach().numpy().copy() for name, tensor in found.items() if isinstance(tensor, Tensor)}

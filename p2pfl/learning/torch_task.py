@@ -17,6 +17,7 @@ from p2pfl.learning.metrics import CLASSIFICATION, REGRESSION, Metric, metrics_o
 from p2pfl.learning.samples.datasets import Columns
 from p2pfl.learning.samples.labels import Label, Labels
 from p2pfl.learning.samples.node_samples import Division, NodeData, NodeSamples, node_samples, without_extra_dimension
+from p2pfl.learning.seeding import seeded
 from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.learning.torch_problem import Samples, TorchProblem
 from p2pfl.multiobjective.preferences import Preference
@@ -166,7 +167,7 @@ def _check_inputs(task: TorchTask) -> None:
     for split, (x, _) in task.data.items():
         if len(x) and x.shape[1:] != trained.shape[1:]:
             try:
-                _outputs(task.template, x[:1])
+                _outputs(task, x)
             except ConfigurationError as error:
                 raise ConfigurationError(
                     f"{split} data: inputs have the shape {_shape(x.shape)}, but those of the training data"
@@ -210,22 +211,24 @@ def _first_outside(y: torch.Tensor, classes: int) -> tuple[int, ...]:
 
 
 def _output_shape(task: TorchTask) -> torch.Size:
-    """Return the shape of the module's outputs for the first training sample, [1, ...].
+    """Return the shape of the module's outputs for two training samples, [2, ...].
 
     Raises:
         ConfigurationError: the module does not take the sample.
     """
-    x = task.data["train"].x[:1]
+    x = task.data["train"].x
     if not x.is_floating_point():  # a module may not take some whole numbers, for example as places in an embedding
-        return _outputs(task.template, x).shape
-    return once((_outputs, task.template, x.shape, x.dtype), lambda: _outputs(task.template, x).shape)
+        return _outputs(task, x).shape
+    return once((_outputs, task.template, x.shape[1:], x.dtype), lambda: _outputs(task, x).shape)
 
 
-def _outputs(template: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    name = type(template).__name__
+def _outputs(task: TorchTask, x: torch.Tensor) -> torch.Tensor:
+    """Return the outputs for two samples, because batch norm without running statistics does not take one."""
+    module, name = task.make(0) if task.conduct.changed else task.template, type(task.template).__name__
+    x = x[:2] if len(x) > 1 else x.repeat(2, *[1] * (x.ndim - 1))
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            outputs = template.eval()(x)
+        with torch.no_grad(), seeded(0):
+            outputs = module.eval()(x)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         kind = str(x.dtype).removeprefix("torch.")

@@ -53,12 +53,13 @@ class ImageTask(TorchTask):
     drawn: tuple[str, ...] = ()
 
     def initial(self, seed: int) -> Parameters:
-        if self.start is not None and not self.drawn:
+        drawn = (*self.drawn, *self.layout.local)
+        if self.start is not None and not drawn:
             return self.start
         params = super().initial(seed)
         if self.start is None:
             return params
-        tensors = self.layout.unflatten(self.start) | {name: self.layout.unflatten(params)[name] for name in self.drawn}
+        tensors = self.layout.unflatten(self.start) | {name: self.layout.unflatten(params)[name] for name in drawn}
         return self.layout.flatten(tensors)
 
 
@@ -152,7 +153,7 @@ def images(
         task.private = last_layer(task.template)
     if initial:
         task.drawn = last_layer(task.template) if head == "new" else ()
-        task.start = pretrained.load(initial, task.layout, task.drawn)
+        task.start = pretrained.load(initial, task.layout, (*task.drawn, *task.layout.local))
     return task
 
 

@@ -26,7 +26,7 @@ from p2pfl.sim.scenario.scenario import ScenarioFile
 from p2pfl.sim.simulation.sharding import task_of
 from p2pfl.system.atomic_files import reason, replace_file
 from p2pfl.system.json_output import to_json
-from p2pfl.task import excluded_solutions, reference_of
+from p2pfl.task import excluded_solutions, reference_of, tensors_of
 
 
 def summarise(file: ScenarioFile, searches: Sequence[FrontSearch], notes: Sequence[str] = ()) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _write_models(folder: Path, search: FrontSearch, run: Mapping[str, Any]) -> 
     """Write the models of the front. A model's facts are one metadata entry, because several have no fixed order."""
     from safetensors.numpy import save
 
-    layout = task_of(search.scenario, 0).layout
+    task = task_of(search.scenario, 0)
     folder.mkdir(parents=True, exist_ok=True)
     for k in run["front"]:
         about = {
@@ -152,7 +152,8 @@ def _write_models(folder: Path, search: FrontSearch, run: Mapping[str, Any]) -> 
             "candidate": k,
             "preference": dict(zip(search.goals, run["preferences"][k], strict=True)),
             "test": dict(zip(search.goals, run["objectives"]["nodes"][k], strict=True)),
-            "fingerprint": layout.fingerprint.hex(),
+            "fingerprint": task.layout.fingerprint.hex(),
         }
-        content = save(layout.unflatten(search.candidates[k].params), {"p2pfl": json.dumps(about)})
+        tensors = tensors_of(task, search.candidates[k].params, search.scenario.seed)
+        content = save(tensors, {"p2pfl": json.dumps(about)})
         replace_file(folder / f"candidate-{k}.safetensors", [content])

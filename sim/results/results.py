@@ -41,7 +41,7 @@ from p2pfl.sim.simulation import cluster_log
 from p2pfl.sim.simulation.simulation import Run
 from p2pfl.system.atomic_files import reason, replace_file
 from p2pfl.system.json_output import to_json
-from p2pfl.task import data_facts_of, extra_metrics_of, goals_of, group_of
+from p2pfl.task import data_facts_of, extra_metrics_of, goals_of, group_of, tensors_of
 from p2pfl.topologies.graphml import to_graphml
 
 if TYPE_CHECKING:
@@ -372,7 +372,7 @@ def _missing(summary: Mapping[str, Any]) -> list[str]:
 
 def _tensors(node: Node) -> dict[str, np.ndarray]:
     """Return a copy of the tensors of a node's resulting model."""
-    return {name: tensor.copy() for name, tensor in node.task.layout.unflatten(node.result).items()}
+    return tensors_of(node.task, node.result, node.settings.seed)
 
 
 def _reported_stage(run: Run, rounds: Table, metric: str) -> ReportedStage:

@@ -33,6 +33,7 @@ from p2pfl.sim.simulation.exchanges import Parts, forge_for_victims, make_exchan
 from p2pfl.sim.simulation.plan import RunPlan, plan
 from p2pfl.sim.simulation.recorder import Recorder
 from p2pfl.sim.simulation.sharding import LocalShards, ShardedBackend, ShardSource
+from p2pfl.task import module_notes_of
 from p2pfl.topologies.graph_facts import GraphFacts
 
 Progress = Callable[[int], None]
@@ -109,7 +110,7 @@ class Simulation:
         shards: ShardSource | None = None,
     ) -> None:
         self.plan = plan(scenario, graph, initial)
-        self.notes = list(self.plan.notes)
+        self.notes = [*self.plan.notes, *dict.fromkeys(note for task in self.plan.tasks for note in module_notes_of(task))]
         self.loop = virtual_loop()
         self.links = Links(scenario.network, scenario.seed, self.plan.positions)
         self.recorder = Recorder(self.loop, self.plan.names, scenario.rounds)

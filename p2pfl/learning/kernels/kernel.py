@@ -19,6 +19,7 @@ from p2pfl.learning.kernels.convolution_kernel import LARGEST, ConvolutionKernel
 from p2pfl.learning.kernels.dense_kernel import DenseKernel
 from p2pfl.learning.kernels.graphed_kernel import GraphedKernel
 from p2pfl.learning.kernels.vmap_kernel import VmapKernel
+from p2pfl.learning.seeding import seeded
 from p2pfl.learning.torch_problem import TorchProblem
 
 MOST_CONVOLUTION = 500_000  # FLOP per sample above which torch's grouped convolutions are slower than a loop over nodes
@@ -27,11 +28,12 @@ FEWEST_SAMPLES = 8  # whose convolutions must fit into the memory of a kernel
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def kernel_for(task: TorchProblem, device: torch.device, by_hand: bool = True) -> BatchedGradient:
+def kernel_for(task: TorchProblem, device: torch.device, by_hand: bool = True, seed: int = 0) -> BatchedGradient:
     """Return the fastest kernel for a task's module.
 
     Args:
         by_hand: whether chains of layers may use the hand-written gradients.
+        seed: the federation's; a module may draw constants from it.
 
     Raises:
         ConfigurationError: the module cannot be stacked (it couples the samples of a batch, or torch cannot stack it), or
@@ -43,7 +45,7 @@ def kernel_for(task: TorchProblem, device: torch.device, by_hand: bool = True) -
     if device.type == "cpu" and _is_slower_together(task, kernel):
         raise ConfigurationError("large convolutions are computed one by one on a CPU")
     if kernel is None:
-        return VmapKernel(task, device)
+        return VmapKernel(task, device, seed)
     if _is_current_gpu(device) and not kernel.random and task.objectives is None:
         return GraphedKernel(kernel, partial(kernel_by_hand, task, device))
     return kernel
@@ -84,7 +86,7 @@ def convolution_flops(task: TorchProblem) -> int:
         return 0
     from torch.utils.flop_counter import FlopCounterMode
 
-    module = deepcopy(task.template).eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module(task.data["train"].x[:1])
-    return int(counter.get_flop_counts()["Global"].get(torch.ops.aten.convolution, 0))
+    module, x = deepcopy(task.template).eval(), task.data["train"].x
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), seeded(0):
+        module(x[:2])  # two, because batch norm without running statistics does not take one
+    return int(counter.get_flop_counts()["Global"].get(torch.ops.aten.convolution, 0)) // len(x[:2])

@@ -586,7 +586,7 @@ class Normed(nn.Sequential):
 def test_stacking_of_unsuitable_module_is_refused():
     words = r"layer 1 \(BatchNorm1d\) changes its buffers in training; GroupNorm and LayerNorm do not"
     with pytest.raises(ConfigurationError, match=words):
-        backend("dense", Normed)
+        backend("dense", Normed, counts=(5, 23))
 
 
 def test_random_layers_are_seeded_by_round_and_purpose():
@@ -596,14 +596,17 @@ def test_random_layers_are_seeded_by_round_and_purpose():
     assert (learner.train(model, round=1) != learner.train(model, round=2)).any()
 
 
-def test_model_contains_running_statistics_but_no_counts():
+def test_model_contains_running_statistics_and_their_count():
     this = task(partial(Normed, momentum=None), 16, 0)  # statistics are the means of all batches, by their count
     learner = this.learner(RandomStreams(0, "a"))
     before = this.initial(0)
-    first, second = (this.layout.unflatten(learner.train(before, round=k)) for k in (1, 2))
-    assert (first["1.running_mean"] != this.layout.unflatten(before)["1.running_mean"]).all()
-    assert "1.num_batches_tracked" not in first
-    assert second["1.running_mean"] == pytest.approx(first["1.running_mean"] / 2, rel=1e-5)  # of its second batch
+    first = learner.train(before, round=1)
+    second = learner.train(first, round=2)
+    counts = [int(this.tensors(params, 0)["1.num_batches_tracked"]) for params in (before, first, second)]
+    assert counts == [0, 1, 2]
+    assert learner.train(before, round=1).tobytes() == first.tobytes()  # whatever the learner has computed
+    assert this.layout.local == ("1.num_batches_tracked",)
+    assert this.layout.shared.size == this.layout.size - this.layout.local_size
 
 
 def test_stacking_of_different_tasks_is_refused():
