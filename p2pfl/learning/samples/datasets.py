@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from p2pfl.content.digests import UnknownContentError, digest_of
 from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.global_generators import seeded_generators
 from p2pfl.learning.samples.labels import Label, Labels
 from p2pfl.learning.samples.numeric import Array, kind_of, numbers
 from p2pfl.learning.samples.object_state import attributes_of, put_back
 from p2pfl.learning.samples.pictures import Pictures, as_mode, is_picture
+from p2pfl.learning.seeding import seeded
 from p2pfl.system.available_memory import check_memory
 from p2pfl.system.shared_work import once
 
@@ -225,9 +225,10 @@ def _read(where: str, data: Any, columns: Columns | None, labels: Labels | None)
     n = len(data)
     if not n:
         raise ConfigurationError(f"{where} data: there are no samples")
+    notes = _notes_of_subsets(where, data)
     back = put_back(data)
     try:
-        with seeded_generators(0):
+        with seeded(0):
             first = _sample(where, data, 0)
             parts = _splitter(where, first, getattr(data, "features", None), columns)
             x, y = (_Stack(where, what, n) for what in ("input", "target"))
@@ -237,14 +238,16 @@ def _read(where: str, data: Any, columns: Columns | None, labels: Labels | None)
                 y.put(k, one[1] if labels is None else labels.class_of(f"{where} data: target {k}", one[1]))
     finally:
         back()
-    notes = [*_notes_of(where, data), *x.notes()]
+    notes += x.notes()
     kind = "list of samples" if isinstance(data, list | tuple) else f"dataset {type(data).__name__}"
     return Source(x.values, y.values, _facts(where, kind, (x.values, y.values), notes, x.details()))
 
 
-def _notes_of(where: str, data: Any) -> list[str]:
-    """Return notes on the indices of nested subsets."""
-    return [*_indices(where, data)[1], *_notes_of(where, data.dataset)] if isinstance(data, Subset) else []
+def _notes_of_subsets(where: str, data: Any) -> list[str]:
+    """Check the indices of subsets in a dataset, also of those in a ConcatDataset, and return notes."""
+    notes = _indices(where, data)[1] if isinstance(data, Subset) else []
+    inner = data.datasets if isinstance(data, ConcatDataset) else [data.dataset] if isinstance(data, Subset) else []
+    return [*notes, *(note for each in inner for note in _notes_of_subsets(where, each))]
 
 
 def _sample(where: str, data: Any, k: int) -> Any:
@@ -397,7 +400,8 @@ def _type(values: Array) -> str:
 def _array(where: str, what: str, values: Any, notes: list[str]) -> Array:
     """Return an array, a tensor or a list as an array or a tensor of one dimension or more; images are read."""
     name = f"{where} data: {what}s"
-    if isinstance(values, list | tuple) and len(values) and is_picture(values[0]):
+    listed = isinstance(values, list | tuple) or (isinstance(values, np.ndarray) and values.dtype == object)
+    if listed and len(values) and is_picture(values[0]):
         stack = _Stack(where, what, len(values))
         for k, value in enumerate(values):
             stack.put(k, value)

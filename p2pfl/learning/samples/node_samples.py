@@ -23,6 +23,7 @@ from p2pfl.task import Part
 
 Pairs = Mapping[Split, tuple[Array, Array]]
 
+WHOLE = 2.0**53  # greatest number up to which floats are exact
 FAR = 50  # times as great: inputs of two splits that are scaled differently
 
 
@@ -133,7 +134,7 @@ def node_samples(train: Any, validation: Any, test: Any, kind: torch.dtype, divi
 def _check_whole(split: Split, y: Array) -> None:
     """Raise ConfigurationError if class numbers are not whole."""
     values = torch.as_tensor(y)
-    if values.is_floating_point() and not (whole := values == values.floor()).all():
+    if values.is_floating_point() and not (whole := (values == values.floor()) & (values.abs() <= WHOLE)).all():
         first = int((~whole).nonzero()[0, 0])
         raise ConfigurationError(
             f"{split} data: target {first} is {float(values[first].flatten()[0]):g}; a class must be a whole number from 0"

@@ -46,6 +46,7 @@ def numbers(what: str, values: Any) -> Array:
         values = values.data
     if isinstance(values, list | tuple) and not {*map(type, values)} <= PLAIN:
         check_alike(what, values)
+        values = [_plain(what, value) if isinstance(value, Tensor) else value for value in values]
     try:
         array = np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:

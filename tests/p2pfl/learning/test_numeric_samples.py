@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import nn
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import p2pfl
 from p2pfl.errors import ConfigurationError
@@ -133,6 +133,8 @@ def test_class_numbers_of_many_types_are_read(targets, expected):
         (pl.Series([0, 1, None, 1]), "target 2 is nan; a class must be a whole number from 0"),
         (np.ma.MaskedArray(Y, [0, 0, 1, 0]), "targets: number 2 is masked; a missing value"),
         ([0, -1, 0, 1], "target 1 is -1, but module Linear has 2 outputs"),
+        ([0, np.inf, 0, 1], "target 1 is inf; a class must be a whole number from 0"),
+        ([0, 1e300, 0, 1], "target 1 is 1e+300; a class must be a whole number from 0"),
         ([0, 2**70, 0, 1], "targets: a number is too large for 64 bits"),
     ],
     ids=lambda value: None if isinstance(value, str) else type(value).__name__,
@@ -167,8 +169,11 @@ def test_memory_map_is_read(tmp_path):
 
 
 def test_tensor_with_gradient_is_read_without():
-    found = task((torch.from_numpy(X).requires_grad_(), Y)).data["train"].x
-    assert not found.requires_grad
+    given = torch.from_numpy(X).requires_grad_()
+    for inputs in (given, [*given]):
+        found = task((inputs, Y)).data["train"].x
+        assert found.tolist() == X.tolist()
+        assert not found.requires_grad
 
 
 def test_images_with_channels_last_get_a_hint():
@@ -255,6 +260,7 @@ TENSORS = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
 def test_invalid_indices_of_a_subset_are_refused(base, indices, message):
     assert message in refusal(Subset(base, indices))
     assert message in refusal(Subset(Subset(base, indices), [0]))
+    assert message in refusal(ConcatDataset([Subset(base, [1]), Subset(base, indices)]))
 
 
 @pytest.mark.parametrize("base", [TENSORS, Rows([*zip(X, Y, strict=True)])], ids=["tensors", "dataset"])

@@ -123,7 +123,10 @@ def test_orientation_and_frames_are_noted():
 
 def test_images_in_a_pair_are_read_like_those_of_a_dataset():
     palette = COLOURS.quantize(64)
-    assert np.array_equal(read_samples("train", ([palette, palette], [0, 1]))[0][1].numpy(), read(palette)[0])
+    pictures = np.empty(2, object)
+    pictures[:] = [palette, palette]
+    for inputs in ([palette, palette], pictures):
+        assert np.array_equal(read_samples("train", (inputs, [0, 1]))[0][1].numpy(), read(palette)[0])
 
 
 @pytest.mark.parametrize("other", [np.zeros((6, 5), np.float32), [[0.5] * 5] * 6])
