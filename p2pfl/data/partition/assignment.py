@@ -172,13 +172,13 @@ def _size_notes(
     notes = []
     if validation >= 1 and len(held) < validation:
         notes.append(f"validated on {len(held):,} images, not {validation:,g}, because half of its share is for training")
-    if len(drawn) < max(test, min(FEW, len(data.test.y))):
-        asked = f"{test:,}" if test else f"{len(data.test.y):,}"
-        own = data.test.y[np.isin(data.test.y, data.train.y[train])]
+    own = data.test.y[np.isin(data.test.y, data.train.y[train])]
+    if len(drawn) < (test or min(FEW, len(own) // 10)):
         labels, counts = np.unique(own, return_counts=True)
         rarest = f", and only {counts.min():,} have the label {labels[counts.argmin()]}" if len(labels) else ""
         notes.append(
-            f"tested on {len(drawn):,} of {asked} test images, which have the proportions of its training labels{rarest}"
+            f"tested on {len(drawn):,} of {test or len(data.test.y):,} test images, which have the proportions of its"
+            f" training labels{rarest}"
         )
     return tuple(notes)
 

@@ -108,6 +108,7 @@ def test_images_that_are_too_few_for_a_split_are_noted(own_images, tmp_path):
         " 1",
     )
     assert images(tmp_path, count=2, test=20, test_classes="all").data_notes == ()
+    assert images(tmp_path, count=2, test=size).data_notes == ()
 
 
 def test_images_with_an_untrained_test_label_are_refused(own_images, tmp_path):
