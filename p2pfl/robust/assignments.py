@@ -4,9 +4,9 @@ A peer's model is clipped to the median distance of many peers' models (p2pfl.ro
 from one sender, which would also set their median. Their radius therefore contains no distance of an assignment, neither
 before nor after clipping. It is the length of the node's own training steps.
 
-The loss of an assignment is compared with that of the node's own model, and with the lowest loss with which the node has
-begun a round. The second bound admits honest means that are worse for a node than its own model, as they have been
-before.
+In the same way, the loss of an assignment is compared with the lowest loss with which the node has begun a round. The
+node's own model is no measure: a coordinator can make it worse step by step, and an honest mean may be much worse for a
+node than what it has trained itself.
 """
 
 from __future__ import annotations

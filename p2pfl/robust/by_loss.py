@@ -89,12 +89,11 @@ class ClipLoss(LossWeighted):
     if that is above 1, so that T suits losses of any scale. Without validation data the weights stay the policy's.
 
     With a coordinator, submissions are clipped as by `median-clip`, and assigned models to the length of the node's own
-    training steps (p2pfl.robust.assignments). A node refuses an assigned model if its loss is higher by more than
-    `margin` than that of its own model, and than the lowest with which it has begun a round. It then keeps its own model.
-    Otherwise it keeps the part exp(-d / T) of the way from its own
-    model to the assigned one; d is the amount by which its loss is higher, or 0. For a policy that submits the model
-    from which a node has started, such as `fedpref` and `cfl`, the assigned model is not moved further, because the
-    coordinator expects the nodes to start from it.
+    training steps (p2pfl.robust.assignments). A node refuses an assigned model that is worse than its own, if its loss
+    exceeds by more than `margin` the lowest loss with which the node has begun a round. It then keeps its own model.
+    Otherwise it keeps the part exp(-d / T) of the way from its own model to the assigned one; d is the amount by which
+    its loss is higher, or 0. For a policy that submits the model from which a node has started, such as `fedpref` and
+    `cfl`, the assigned model is not moved further, because the coordinator expects the nodes to start from it.
 
     The combination is p2pfl's own: a clipped model does bounded harm, and the loss shows which of the models do any.
 
@@ -112,13 +111,13 @@ class ClipLoss(LossWeighted):
             raise ValueError(f"margin must be more than 0, and finite, got {self.margin}")
 
     def refuses(self, assigned: float, own: float, best: float) -> bool:
-        """Return whether an assigned model is far worse than the node's own models.
+        """Return whether an assigned model is worse than the own one, and far worse than those that it began with.
 
         Args:
             assigned, own: the losses of the two models. Without validation data, the own one is not finite.
             best: the lowest loss of a model with which the node has begun a round.
         """
-        return isfinite(own) and not assigned - max(own, best) <= self.margin
+        return isfinite(own) and not (assigned <= own or assigned - best <= self.margin)
 
     def part_kept(self, own: float, assigned: float) -> float:
         """Return the part of the way from the own model to the assigned one, from 0 to 1.

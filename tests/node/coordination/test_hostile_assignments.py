@@ -184,7 +184,8 @@ def test_ratio_of_samples_follows_most_peers():
     [
         (0.9, 0.2, 0.3, True),
         (0.9, 0.2, 0.5, False),  # it was that bad before
-        (0.9, 0.5, 0.3, False),
+        (0.9, 0.6, 0.3, True),  # the own one may have been drawn back before
+        (0.9, 0.95, 0.3, False),
         (nan, 0.2, 0.3, True),
         (inf, 0.2, 0.3, True),
         (nan, nan, inf, False),  # no validation data
