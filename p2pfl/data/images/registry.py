@@ -49,7 +49,7 @@ class ImageSet:
 
     @cached_property
     def facts(self) -> DataFacts:
-        """How the files were understood; known sets and other folders alike."""
+        """The files as they were understood."""
         shape = " x ".join(map(str, self.train.x.shape[1:]))
         missing = np.setdiff1d(np.arange(self.classes), self.train.y)
         notes = []

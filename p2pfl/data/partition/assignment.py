@@ -71,9 +71,7 @@ def plan(
         ConfigurationError: an option is invalid, or a node has no sample to train on.
     """
     check_sizes(samples, validation, test)
-    if test_classes == "own":
-        for data in sets:
-            _check_labels(data)
+    _check_labels(sets if test_classes == "own" else ())
     draws = RandomStreams(seed, "images")
     classes = max(data.classes for data in sets)
     kind = _shift(sets, n_nodes, classes, draws, shift)
@@ -90,21 +88,18 @@ def plan(
             )
         own = RandomStreams(seed, f"images/{node}")
         train, held = hold_out(share, own.generator(0, "splits"), samples, validation)
-        labels_of = sets[source].test.y if test_classes == "all" else sets[source].train.y[train]
-        counts = histogram(labels_of, classes)
+        counts = histogram(sets[source].test.y if test_classes == "all" else sets[source].train.y[train], classes)
         drawn = draw_test(counts, pools[source], own.generator(0, "test"), test)
-        notes = _size_notes(sets[source], (train, held, drawn), validation, test)
+        parts = train, held, drawn
         result.append(
             Share(
                 source,
-                train,
-                held,
-                drawn,
+                *parts,
                 None if len(kind.counts) == 1 else group,
                 kind.angles[group] if kind.angles else 0,
                 kind.names[group] if kind.names else np.arange(classes),
                 labels,
-                notes,
+                _size_notes(sets[source], parts, validation, test),
             )
         )
     return _ensure_validation(result, sets, seed) if validation else result
@@ -154,14 +149,15 @@ def _partition(
     return shares
 
 
-def _check_labels(data: ImageSet) -> None:
-    """Raise ConfigurationError if no training image has the label of a test image, which no node would draw."""
-    unknown = np.setdiff1d(data.test.y, data.train.y)
-    if len(unknown):
-        raise ConfigurationError(
-            f"the data set {data.name!r} has test images of the label {unknown[0]}, but no training image of it; leave these"
-            ' images out, or set task.test_classes = "all"'
-        )
+def _check_labels(sets: Sequence[ImageSet]) -> None:
+    """Raise ConfigurationError if no training image of a set has the label of a test image, which no node would draw."""
+    for data in sets:
+        unknown = np.setdiff1d(data.test.y, data.train.y)
+        if len(unknown):
+            raise ConfigurationError(
+                f"the data set {data.name!r} has test images of the label {unknown[0]}, but no training image of it; leave"
+                ' these images out, or set task.test_classes = "all"'
+            )
 
 
 def _size_notes(
