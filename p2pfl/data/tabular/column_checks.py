@@ -50,13 +50,14 @@ def indices(names: Sequence[str], x: np.ndarray) -> list[int]:
 
 
 def counters(x: np.ndarray) -> list[int]:
-    """Return the columns whose values are 0, 1, 2, ... or 1, 2, 3, ... in the order of the rows."""
+    """Return the columns of whole numbers that go up, or down, by 1 from each row to the next, such as 0, 1, 2, ..."""
     if len(x) < FEWEST_ROWS:
         return []
     few = x[:FEWEST_ROWS].astype(float)
-    begins = (few[0] == 0) | (few[0] == 1)
-    likely = np.flatnonzero(begins & (np.diff(few, axis=0) == 1).all(0)).tolist()
-    return [k for k in likely if (np.diff(x[:, k].astype(float)) == 1).all()]
+    with np.errstate(invalid="ignore"):
+        steps = np.diff(few, axis=0)
+    likely = np.flatnonzero((few[0] == np.floor(few[0])) & (np.abs(steps[0]) == 1) & (steps == steps[0]).all(0)).tolist()
+    return [k for k in likely if (np.diff(x[:, k].astype(float)) == steps[0, k]).all()]
 
 
 def identifiers(names: Sequence[str], x: np.ndarray) -> list[int]:

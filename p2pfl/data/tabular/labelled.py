@@ -166,7 +166,7 @@ def _columns(
     if features is not None and len(kept) != features:
         raise ConfigurationError(f"{path} has {len(kept)} features besides the label, but task.features is {features}")
     if not kept:
-        raise ConfigurationError(f"{path} has no features: it must have two columns or more, separated by commas")
+        raise ConfigurationError(f"{path} has no features: it must have two columns or more, separated by task.delimiter")
     return names, kept, label
 
 

@@ -125,6 +125,13 @@ def counter_in_a_random_order_of_labels(base):
 
 
 @kind
+def counter_of_a_slice_that_goes_down(base):
+    base = base._replace(y=np.sort(base.y))
+    rows = with_column(base, "line", range(5000, 5000 - len(base.y), -1))
+    return plain(base, text(rows), refused="'line' numbers or identifies the rows")
+
+
+@kind
 def counter_in_batches_of_labels(base):
     order = np.concatenate([np.sort(part) for part in np.array_split(base.y, 4)])
     rows = with_column(base._replace(y=order), "sample", range(len(base.y)))

@@ -189,7 +189,7 @@ def test_invalid_list_of_labels_is_refused(tmp_path, options, message):
             " task.classes = 4 if only this file lacks the others$",
         ),
         ("a,b,kind\n1,2,0\n1,2,7\n", r"the labels are 0 and 7, .* set task.labels = \[0, 7\], or task.classes = 8 if"),
-        ("kind\n1\n", "has no features: it must have two columns or more"),
+        ("kind\n1\n", "has no features: it must have two columns or more, separated by task.delimiter"),
         ("a;b;kind\n1;2;0\n", r"line 1: the columns are separated by ';', not by ','; set task\.delimiter, or convert"),
         ("a,b,kind\n", "no row is left to train on"),
         ("a,b,kind\n1,,1\n", "line 2: b must be a number, got '', a missing value; fill it in, or remove the line"),
