@@ -360,10 +360,7 @@ class Node:
         self.policy.restore(msgspec.msgpack.decode(checkpoint.policy_state))
         self.peers.restore(checkpoint.peers)
         self.exchange.conduct.restore(checkpoint.conduct)
-        if checkpoint.unevaluated:
-            self._evaluations.restore(
-                checkpoint.unevaluated_round, {s: unpack(p) for s, p in checkpoint.unevaluated.items()}
-            )
+        _restore_evaluations(self._evaluations, checkpoint)
         outbox, now = self.exchange.outbox, asyncio.get_running_loop().time()
         for model in checkpoint.outbox:
             outbox.add(unpack_model(model, self.name, self.me.n_samples, now))
@@ -379,6 +376,12 @@ def _check_origin(node: Node, checkpoint: Checkpoint) -> None:
     """Raise ConfigurationError if a checkpoint was made by another node, or for another task."""
     same_federation(checkpoint, _federation_of(node))
     same_task(checkpoint, node.task.layout.fingerprint, facts_of(node.task))
+
+
+def _restore_evaluations(evaluations: Evaluations, checkpoint: Checkpoint) -> None:
+    """Restore the models that had not been evaluated yet."""
+    if checkpoint.unevaluated:
+        evaluations.restore(checkpoint.unevaluated_round, {s: unpack(p) for s, p in checkpoint.unevaluated.items()})
 
 
 def _asynchronous(policy: Policy, work: Awaitable[Merge]) -> Awaitable[Merge]:
