@@ -1,4 +1,4 @@
-"""Checks of the architecture: imports between packages, import cycles, and the sizes of folders, classes and functions.
+"""Checks of the architecture: imports between packages, import cycles, docstrings of subpackages, and lengths of functions.
 
 `architecture.toml` holds the rules as data. `python -m scripts.tools.architecture` prints every fault of the tree,
 including checks that are not enforced yet.
@@ -24,16 +24,10 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Largest sizes that need no exception.
 
     Attributes:
-        modules: modules in one folder, besides its `__init__`
-        methods: methods in one class
-        class_lines: lines of one class, with its docstring
         function_lines: lines of one function, with its docstring
         docstring_lines: minimum lines of text in the docstring of a subpackage's `__init__`
     """
 
-    modules: int = 15
-    methods: int = 25
-    class_lines: int = 300
     function_lines: int = 60
     docstring_lines: int = 2
 
@@ -109,14 +103,6 @@ def check_circles(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
                 yield Finding(folder, 0, f"circle of imports: {' -> '.join([*edges, edges[0]])} ({places})")
 
 
-def check_folders(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
-    """Find folders with too many modules."""
-    limit = rules.limits.modules
-    for folder in tree.folders:
-        if (count := len(tree.children(folder))) > limit:
-            yield Finding(folder, 0, f"{count} modules, at most {limit} in one folder")
-
-
 def check_docstrings(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
     """Find subpackages without an `__init__`, or without a description of about two lines in it."""
     limit = rules.limits.docstring_lines
@@ -128,18 +114,6 @@ def check_docstrings(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
             yield Finding(folder, 0, "no __init__.py")
         elif len(lines) < limit:
             yield Finding(f"{folder}/__init__.py", 1, f"docstring of {len(lines)} lines, at least {limit} for a subpackage")
-
-
-def check_classes(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
-    """Find classes with too many methods or lines."""
-    limits = rules.limits
-    for file, name, element in _definitions(tree):
-        if isinstance(element, ast.ClassDef):
-            methods = {each.name for each in element.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
-            if len(methods) > limits.methods:
-                yield Finding(file, element.lineno, f"class {name} has {len(methods)} methods, at most {limits.methods}")
-            if (lines := _length(element)) > limits.class_lines:
-                yield Finding(file, element.lineno, f"class {name} has {lines} lines, at most {limits.class_lines}")
 
 
 def check_functions(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
@@ -155,9 +129,7 @@ CHECKS: Mapping[str, Check] = {
     "arrows": check_arrows,
     "order": check_order,
     "circles": check_circles,
-    "folders": check_folders,
     "docstrings": check_docstrings,
-    "classes": check_classes,
     "functions": check_functions,
 }
 
@@ -165,7 +137,7 @@ CHECKS: Mapping[str, Check] = {
 def run_check(name: str, tree: SourceTree, rules: Rules) -> list[Finding]:
     """Run one check without its exceptions; an exception that nothing needs is also a finding.
 
-    An exception names an import ("a.py -> b.py"), a file or a folder. For checks of classes and functions it may also
+    An exception names an import ("a.py -> b.py"), a file or a folder. For the check of functions it may also
     name a class or a function ("a.py:Name.method").
     """
     exceptions = rules.exceptions.get(name, {})
