@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.system.system_files import control_groups, lines, numbers
 
-ROOT = Path("/")  # root of the system's files
-GROUPS = "/sys/fs/cgroup"
-VERSIONS = {  # of control groups: the folder, and the names of the limit, the usage, and the reclaimable caches
-    2: ("", "memory.max", "memory.current", "inactive_file "),
-    1: ("/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
+VERSIONS = {  # of control groups: the names of the limit, the usage, and the reclaimable caches
+    2: ("memory.max", "memory.current", "inactive_file "),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
 }
 
 
@@ -21,7 +19,7 @@ def free_memory() -> int | None:
 
     It is the minimum of the machine's free memory, the rest of each control group's limit, and the rest of `ulimit -v`.
     """
-    found = [number * 1024 for number in _numbers("/proc/meminfo", "MemAvailable:")]
+    found = [number * 1024 for number in numbers("/proc/meminfo", "MemAvailable:")]
     found += [*_cgroup_headroom(), *_ulimit_headroom()]
     return min(found, default=None)
 
@@ -40,27 +38,17 @@ def amount(size: float) -> str:
 
 def status(key: str) -> int:
     """Return a figure of this process in bytes, for example "VmRSS:"; 0 if the system does not report it."""
-    return next((number * 1024 for number in _numbers("/proc/self/status", key)), 0)
+    return next((number * 1024 for number in numbers("/proc/self/status", key)), 0)
 
 
 def _cgroup_headroom() -> Iterator[int]:
     """Yield the unused part of the limit of each control group of this process."""
-    for line in _lines("/proc/self/cgroup"):
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0":
-            version = 2
-        elif "memory" in controllers.split(","):
-            version = 1
-        else:
-            continue
-        root, limit, used, cached = VERSIONS[version]
-        for group in (PurePosixPath(path), *PurePosixPath(path).parents):  # a container sees only the last of them
-            folder = f"{GROUPS}{root}{group}".rstrip("/")
-            most, taken = (_lines(f"{folder}/{name}") for name in (limit, used))
-            if most and taken and most[0].isdecimal():
-                gives_way = next(iter(_numbers(f"{folder}/memory.stat", cached)), 0)
-                yield max(0, int(most[0]) - int(taken[0]) + gives_way)
+    for version, folder in control_groups("memory"):
+        limit, used, cached = VERSIONS[version]
+        most, taken = (lines(f"{folder}/{name}") for name in (limit, used))
+        if most and taken and most[0].isdecimal():
+            gives_way = next(iter(numbers(f"{folder}/memory.stat", cached)), 0)
+            yield max(0, int(most[0]) - int(taken[0]) + gives_way)
 
 
 def _ulimit_headroom() -> list[int]:
@@ -70,14 +58,3 @@ def _ulimit_headroom() -> list[int]:
         limit = getrlimit(RLIMIT_AS)[0]
         return [] if limit == RLIM_INFINITY else [max(0, limit - status("VmSize:"))]
     return []
-
-
-def _numbers(path: str, key: str) -> list[int]:
-    return [int(line[len(key) :].split()[0]) for line in _lines(path) if line.startswith(key)]
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return (ROOT / path.lstrip("/")).read_text().splitlines()
-    except OSError:
-        return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from math import ceil
@@ -17,6 +16,7 @@ from p2pfl.system.console import FAILED, INTERRUPTED, add_command
 from p2pfl.system.json_output import to_json
 from p2pfl.system.printable import plural
 from p2pfl.system.shared_options import add_output
+from p2pfl.system.usable_cores import usable_cores
 
 if TYPE_CHECKING:
     from p2pfl.sim.chaos.search import Found
@@ -148,7 +148,7 @@ def _search(options: argparse.Namespace, file: ScenarioFile) -> int:
 
     seeds = parse_seeds(options.seeds)
     report = _Report(file, seeds, options.out or Path("runs") / f"chaos-{file.name}")
-    workers = min(len(seeds), options.workers or os.cpu_count() or 1)
+    workers = min(len(seeds), options.workers or usable_cores())
     tenth = ceil(len(seeds) / 10)  # without a bar, a line for each tenth
     interrupted = False
     with progress_bar(len(seeds), options.json or options.quiet, report.line) as (advance, show):

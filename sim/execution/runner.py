@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -22,6 +21,7 @@ from p2pfl.sim.simulation.plan import check
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, prepare_process
 from p2pfl.system.available_memory import free_memory
 from p2pfl.system.size_limit import READING, within
+from p2pfl.system.usable_cores import usable_cores
 from p2pfl.task import goals_of
 
 Engine = Literal["local", "process", "ray"]
@@ -55,7 +55,7 @@ def check_all(file: ScenarioFile, processes: int = 1, memory: bool = True) -> No
 
 def processes_of(engine: Engine, workers: int | None, cluster: ClusterOptions = ON_THIS_MACHINE) -> int:
     """Return the number of parallel processes of an engine on this machine, given enough runs."""
-    return 1 if engine == "local" or (engine == "ray" and cluster.address) else workers or os.cpu_count() or 1
+    return 1 if engine == "local" or (engine == "ray" and cluster.address) else workers or usable_cores()
 
 
 def run_all(
@@ -76,7 +76,7 @@ def run_all(
     nodes (see p2pfl.sim.simulation.sharding).
 
     Args:
-        workers: number of parallel processes; by default one for each core.
+        workers: number of parallel processes; by default one for each core that this process may use.
         done: existing results, by the number of their job.
         models: whether results hold the models of the nodes.
         cluster: options of the engine `ray`.

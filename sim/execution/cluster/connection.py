@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from p2pfl.errors import ConfigurationError, MissingRequirementError, RunError
+from p2pfl.system.usable_cores import usable_cores
 
 # Ray reads these when it is imported or started. The second one silences a warning about GPUs; without the third one workers
 # yield to all other programs of the machine.
@@ -26,7 +27,8 @@ def connect(address: str, processors: int | None) -> Iterator[Any]:
 
     Args:
         address: host:port or `auto`; "" starts Ray on this machine until the block ends.
-        processors: number of processes that a start on this machine may use; by default one for each core.
+        processors: number of processes that a start on this machine may use; by default one for each core that this process
+            may use.
 
     Raises:
         ConfigurationError: Ray is not installed, or the address is not supported.
@@ -46,7 +48,7 @@ def connect(address: str, processors: int | None) -> Iterator[Any]:
         import ray
     except ImportError as error:
         raise MissingRequirementError("--engine ray needs Ray: pip install 'p2pfl-node[sim,ray]'") from error
-    local = {"num_cpus": processors or os.cpu_count(), "include_dashboard": False}
+    local = {"num_cpus": processors or usable_cores(), "include_dashboard": False}
     try:
         ray.init(address=address or "local", logging_level=logging.ERROR, **({} if address else local))
     except Exception as error:  # Ray raises this class itself if its processes do not start in time

@@ -1,40 +1,19 @@
 """Free memory, as read from the system's files."""
 
-import shutil
-
 import pytest
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.system import available_memory
+from p2pfl.system import available_memory, system_files
+from tests.support.system_files import SystemFiles
 
 MEMINFO = ["MemTotal: 9000 kB", "MemAvailable: 8000 kB"]
-
-
-class SystemFiles:
-    """The system's files below another root."""
-
-    def __init__(self, root):
-        self.root = root
-
-    def __setitem__(self, name, lines):
-        path = self.root / name.lstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines))
-
-    def __ior__(self, files):
-        for name, lines in files.items():
-            self[name] = lines
-        return self
-
-    def clear(self):
-        shutil.rmtree(self.root)
 
 
 @pytest.fixture
 def files(monkeypatch, tmp_path):
     resource = pytest.importorskip("resource")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    monkeypatch.setattr(available_memory, "ROOT", tmp_path / "system")
+    monkeypatch.setattr(system_files, "ROOT", tmp_path / "system")
     found = SystemFiles(tmp_path / "system")
     found["/proc/meminfo"] = MEMINFO
     return found
