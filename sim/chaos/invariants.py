@@ -6,6 +6,7 @@ node.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from math import inf
@@ -30,6 +31,7 @@ Invariant = Literal[
     "revoked member served",
     "membership lost",
     "budget exceeded",
+    "model not requested",
     "two coordinators",
     "not finite",
     "no progress",
@@ -113,6 +115,7 @@ class Invariants:
         self._membership_of = membership_of
         self._numbers: dict[tuple[str, int, int], bytes] = {}
         self._coordinators: dict[Term, tuple[str, float]] = {}
+        self._requests: Counter[tuple[str, str, int]] = Counter()  # unanswered, by asker, sender of the model, and number
 
     def fail(self, invariant: Invariant, node: str, text: str) -> None:
         """Report a violation."""
@@ -135,8 +138,19 @@ class Invariants:
         if revoked and not isinstance(header.body, m.Entries | m.Bye):
             kind = type(header.body).__name__
             self.fail("revoked member served", sender, f"sends {kind} to {recipient}, whose revocation it knows")
-        if isinstance(header.body, m.Leading):
-            self.leads(sender, Term(header.body.membership_version, header.body.term))
+        match header.body:
+            case m.Get(request=request):
+                self._requests[sender, recipient, request] += 1
+            case m.ModelUpdate(request=request):
+                self._served(sender, recipient, request)
+            case m.Leading(membership_version=version, term=term):
+                self.leads(sender, Term(version, term))
+
+    def _served(self, sender: str, recipient: str, request: int) -> None:
+        """Check that a model answers a request that was not answered before."""
+        self._requests[recipient, sender, request] -= 1
+        if self._requests[recipient, sender, request] < 0:
+            self.fail("model not requested", sender, f"sends {recipient} more models for request {request} than requested")
 
     def leads(self, name: str, term: Term) -> None:
         """Check a claim that a node is the coordinator of a term.

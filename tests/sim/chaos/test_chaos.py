@@ -4,6 +4,7 @@ import pytest
 
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.node import checkpoint
+from p2pfl.node.exchange.model_server import ModelServer
 from p2pfl.node.peering.guard import Guard
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.protocols.election.types import Term
@@ -49,6 +50,17 @@ def keep_revoked(monkeypatch):
     """Treat a revoked member as a member."""
     monkeypatch.setattr(PeerManager, "remove", lambda self, name, reason: None)
     monkeypatch.setattr(Guard, "refusal", lambda self, key: "")
+
+
+def serve_again(monkeypatch):
+    """Keep each request for a model, so that it is answered once more when the next model is published."""
+    serve = ModelServer.serve
+
+    def serve_and_keep(self, peer, get):
+        serve(self, peer, get)
+        peer.waiting[get.round, get.stage] = get
+
+    monkeypatch.setattr(ModelServer, "serve", serve_and_keep)
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +240,15 @@ def test_planted_bug_is_found_shrunk_and_replayed(trials, tmp_path, monkeypatch,
     first, again = (trials.replay(read_schedule(tmp_path / "found.toml")) for _ in range(2))
     assert first.violation == again.violation == found.violation
     assert (first.trace, first.digest) == (again.trace, again.digest)
+
+
+@pytest.mark.slow
+def test_second_answer_to_a_request_is_found_without_faults(trials, monkeypatch):
+    assert trials.replay(Schedule("gossip", 0, [])).violation is None
+    serve_again(monkeypatch)
+    violation = trials.replay(Schedule("gossip", 0, [])).violation
+    assert violation.invariant == "model not requested"
+    assert "more models for request" in violation.text
 
 
 @pytest.mark.slow
