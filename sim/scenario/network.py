@@ -28,7 +28,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         stretch: length of a fibre relative to the great circle, with latency "geography".
         jitter: maximum random delay of each frame, in seconds.
         bandwidth: maximum bytes per second that a node sends and receives; 0 is no limit. Frames queue for it.
-        loss: the probability that a frame never arrives.
+        loss: the probability that a frame never arrives; above 0 it needs a finite deadline.
     """
 
     latency: float | Range | Literal["geography"] = 0.0
@@ -94,6 +94,7 @@ class Links:
         self._sending: dict[str, float] = {}  # time until which a node's outgoing or incoming line is busy
         self._receiving: dict[str, float] = {}
         self._frames: dict[tuple[str, str], int] = {}
+        self._newest: dict[tuple[str, str], float] = {}  # latest time of arrival at the end of a link
         self.instant = network == Network()
         self._contended = network.bandwidth != 0.0
         self.steady = not (self._contended or network.loss or network.jitter)
@@ -128,7 +129,10 @@ class Links:
         return self._mean if one is None or other is None else great_circle(one, other) * self._seconds_per_km
 
     def arrival(self, source: str, target: str, size: int, now: float) -> float | None:
-        """Return the arrival time of a frame that is sent now, or None if it is lost."""
+        """Return the arrival time of a frame that is sent now, or None if it is lost.
+
+        A link keeps the order of its frames: none arrives before an earlier one.
+        """
         if self.instant:
             return now
         network = self._network
@@ -137,6 +141,8 @@ class Links:
         if lost < network.loss:
             return None
         when += self.latency(source, target) + late * network.jitter
+        if network.jitter:
+            self._newest[source, target] = when = max(when, self._newest.get((source, target), 0.0))
         return self._queue(self._receiving, target, size, when) if self._contended else when
 
     def _queue(self, taken: dict[str, float], node: str, size: int, when: float) -> float:

@@ -20,6 +20,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.exchange.base import Detached, ExchangeHost
 from p2pfl.node.exchange.publisher import Publisher
 from p2pfl.node.exchange.rounds.pacing import PACING_SHARE, Pacing, common_round, is_awaited
+from p2pfl.node.exchange.rounds.participants import SILENT_AFTER
 from p2pfl.node.exchange.rules import late_answer, late_round, without_stale
 from p2pfl.node.peering.traffic import Traffic
 from p2pfl.parameters import Parameters
@@ -101,12 +102,12 @@ class ModelledExchange:
     async def next_round(self, finished: int) -> int:
         network, loop = self.network, self.network.loop
         # the usual case, which needs no check of the neighbours
-        if network.fastest <= finished + 1 and network.slowest >= finished - 1 and not self._pacing.late:
+        if network.steady and network.fastest <= finished + 1 and network.slowest >= finished - 1 and not self._pacing.late:
             return finished + 1
         network.close_board()  # a node may go back, and serve other models than it has published
         ends = loop.now + network.settings.deadline
         while (round := self._following(finished)) == finished - 1 and loop.now < ends:
-            await network.move(ends)
+            await (network.move(ends) if network.steady else self.peer.change(ends))
         self.peer.generation += round <= finished
         announced = self._pacing.enter(round, finished, int(self.peer.round), self.outbox)
         if announced is not None:
@@ -118,9 +119,10 @@ class ModelledExchange:
         return self._pacing.following(finished, int(self.peer.round), self._known_rounds())
 
     def _known_rounds(self) -> list[int]:
-        """Return the rounds of the neighbours that have not stopped, as far as this node knows them."""
-        peers, now = self.network.peers, self.network.loop.now
-        rounds = [peers[id].known_round(self.peer, now) for id in self.roster.neighbours]
+        """Return the rounds of the neighbours that have not stopped and are not silent, as far as this node knows them."""
+        peers, now, unanswered = self.network.peers, self.network.loop.now, self.peer.unanswered
+        silent = {id for id in self.roster.suspected if unanswered.get(id, 0) >= SILENT_AFTER} if unanswered else ()
+        rounds = [peers[id].known_round(self.peer, now) for id in self.roster.neighbours if id not in silent]
         return [int(round) for round in rounds if round < inf]
 
     # Publishing
@@ -143,36 +145,49 @@ class ModelledExchange:
     def finish(self) -> None:
         self.outbox.final = True
         self.network.close_board()
-        self.peer.reach(inf)
         self.peer.serve_waiting()
+        self.peer.reach(inf)
         if self.participant is not None:
             self.participant.leave()
 
     async def _pace(self, round: int) -> None:
         """Wait until every node that may fetch from this one, and keeps up, has reached the previous round."""
-        peer, network = self.peer, self.network
-        now, suspected, left_out = network.loop.now, self.roster.suspected, self.roster.left_out
-        behind = [
-            other
-            for other in map(network.peers.__getitem__, peer.requesters)
-            if other.name not in suspected and other.name not in left_out and is_awaited(other.known_round(peer, now), round)
-        ]
+        peer, network, loop = self.peer, self.network, self.network.loop
+        behind = self._behind(round)
         if not behind:
             return
-        gather = Gather(network.loop, len(behind), network.settings.deadline * PACING_SHARE)
-        for other in behind:
-            other.announce_to(peer, round - 1, gather)
-        if not gather.future.done():
-            network.loop.call_at(gather.expires, gather.expire)
-            if not await gather.future:
-                self._miss([other.name for other in behind], gather, late_round(round - 1))
+        seconds = network.settings.deadline * PACING_SHARE
+        if network.steady:
+            gather = Gather(loop, len(behind), seconds)
+            for other in behind:
+                other.announce_to(peer, round - 1, gather)
+            if not gather.future.done():
+                loop.call_at(gather.expires, gather.expire)
+                await gather.future
+            behind = [other for other in behind if other.name not in gather.items]
+        else:
+            ends = loop.now + seconds
+            while behind and loop.now < ends:
+                await peer.change(ends)
+                behind = self._behind(round)
+        if behind:
+            self._miss([other.name for other in behind], late_round(round - 1))
 
-    def _miss(self, ids: Sequence[str], gather: Gather, reason: str) -> None:
-        """Suspect the peers that have not contributed to a gather by its deadline."""
+    def _behind(self, round: int) -> list[ModelledPeer]:
+        """Return the nodes for which this one waits before it publishes in a round, as far as it knows their rounds."""
+        peer, peers = self.peer, self.network.peers
+        now, suspected, left_out = self.network.loop.now, self.roster.suspected, self.roster.left_out
+        return [
+            other
+            for other in map(peers.__getitem__, peer.requesters)
+            if other.name not in suspected and other.name not in left_out and is_awaited(other.known_round(peer, now), round)
+        ]
+
+    def _miss(self, ids: Sequence[str], reason: str) -> None:
+        """Suspect the peers that have missed a deadline."""
         self._expired += 1
         for id in ids:
-            if id not in gather.items:
-                self.peer.suspect(self.network.peers[id], reason)
+            self.peer.suspect(self.network.peers[id], reason)
 
     # Fetching
 
@@ -208,7 +223,7 @@ class ModelledExchange:
         if self.peer.receipts is not None:
             self.peer.receipts.report(round)
         if fetch.left:
-            self._miss(ids, fetch, late_answer(round))
+            self._miss([id for id in ids if id not in items], late_answer(round))
         fetch.items = {}  # peers that serve the fetch late may keep it for long
         updates = [items[id] for id in sorted(items) if items[id] is not None]
         if updates:
@@ -251,7 +266,7 @@ class ModelledExchange:
                 network.loop.call_at(arrives, other.score, peer, gather, params)
         network.open(gather)
         if not await gather.future:
-            self._miss(ids, gather, late_answer(round))
+            self._miss([id for id in ids if id not in gather.items], late_answer(round))
         return {id: loss for id, loss in sorted(gather.items.items()) if isfinite(loss)}
 
     def _loss_of(self, params: Parameters) -> Future[np.ndarray]:

@@ -12,7 +12,7 @@ from p2pfl.node.exchange.published_models import Missing, Published
 from p2pfl.policy import Stage, Update
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.simulation.gather import Gather
-from p2pfl.sim.simulation.modelled_network import ModelledPeer
+from p2pfl.sim.simulation.modelled_network import ModelledPeer, Waiting
 
 
 class Fetch(Gather):
@@ -55,7 +55,7 @@ class Fetch(Gather):
             self.advance()
             return
         for peer, when in requests:  # the served model depends on events before the request arrives
-            self.loop.call_at(when, self.serve, peer, when)
+            self.loop.call_at(when, self.arrive, peer, when)
 
     def advance(self) -> None:
         """Serve the requests, the last first, until one must wait for a model to be published.
@@ -69,24 +69,30 @@ class Fetch(Gather):
             stage = self.stage_of(peer)
             found = peer.outbox.find(self.round, stage)
             if found == "wait":
-                peer.waiting.append((self.round, stage, self.advance))
+                peer.waiting.append(Waiting(self.asker.name, self.round, stage, self.advance))
                 return
             pending.pop()
+            self._count(peer)
             self.take(peer, found, asked)
 
     def close(self) -> None:
         """Let no request wait for another one any longer, and end without the missing models."""
         pending, self.pending = self.pending, []
         for peer, asked in pending:
-            self.serve(peer, asked)
+            self.arrive(peer, asked)
         self.expire()
+
+    def arrive(self, peer: ModelledPeer, asked: float) -> None:
+        """Have a request arrive at a peer."""
+        self._count(peer)
+        self.serve(peer, asked)
 
     def serve(self, peer: ModelledPeer, asked: float) -> None:
         """Serve one request, now or when its model is published."""
         stage = self.stage_of(peer)
         found = peer.outbox.find(self.round, stage)
         if found == "wait":
-            peer.waiting.append((self.round, stage, partial(self.serve, peer, asked)))
+            peer.waiting.append(Waiting(self.asker.name, self.round, stage, partial(self.serve, peer, asked)))
         else:
             self.take(peer, found, asked)
 
@@ -96,17 +102,9 @@ class Fetch(Gather):
 
     def take(self, peer: ModelledPeer, found: Published | Missing, asked: float) -> None:
         """Have `peer` answer a request that arrived at `asked`."""
-        asker, links = self.asker, self.links
-        sent = peer.traffic
-        sent.received_get += OVERHEAD
-        if not self.round:
-            sent.received_preparation += OVERHEAD
-        peer.heard(asker, asker.round)
+        asker = self.asker
         if not isinstance(found, Published) or asker.name in peer.roster.left_out:
-            sent.sent_control += OVERHEAD
-            asker.traffic.received_control += OVERHEAD
-            when = max(asked, self.loop.now)
-            self.add(peer.name, None, links.arrival(peer.name, asker.name, OVERHEAD, when))
+            self._refuse(peer, max(asked, self.loop.now))
             return
         update = found.update
         if peer.name in self.known:
@@ -122,9 +120,26 @@ class Fetch(Gather):
         if asker.receipts is not None:
             asker.receipts.take(peer, update)
         if not self.add(peer.name, update, arrives):  # too late to be used, but it shows that the peer is alive
-            self.loop.call_at(arrives, asker.heard, peer, peer.round)
+            self.loop.call_at(arrives, asker.heard, peer, peer.round if asker.network.steady else 0)
         elif peer.name in self.known:
             asker.coding.keep(peer.name, update.round, update.params, found.tag)
+
+    def _count(self, peer: ModelledPeer) -> None:
+        """Count a request that `peer` receives."""
+        peer.traffic.received_get += OVERHEAD
+        if not self.round:
+            peer.traffic.received_preparation += OVERHEAD
+        peer.heard(self.asker, self.round)
+
+    def _refuse(self, peer: ModelledPeer, when: float) -> None:
+        """Count the answer of a peer that it has no model; it names the peer's round."""
+        asker = self.asker
+        peer.traffic.sent_control += OVERHEAD
+        asker.traffic.received_control += OVERHEAD
+        arrives = self.links.arrival(peer.name, asker.name, OVERHEAD, when)
+        self.add(peer.name, None, arrives)
+        if arrives is not None and not asker.network.steady:
+            self.loop.call_at(arrives, asker.heard, peer, peer.round)
 
     def _carry(self, peer: ModelledPeer, size: int, when: float) -> float | None:
         """Count a model that `peer` sends at `when`; return its time of arrival, or None if it is lost."""

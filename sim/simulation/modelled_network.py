@@ -1,6 +1,8 @@
 """Modelled network: the round of each simulated node, the time at which its peers know it, and their requests.
 
-No message is created. A sending node computes the arrival time, and its peer is called at that time.
+No message is created. A sending node computes the arrival time, and its peer is called at that time. Over steady links
+the time at which a peer learns of a round follows from the time at which it was reached. Over links that lose or delay
+frames, nodes announce each round to each peer, and know of their peers what has arrived.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from p2pfl.node.exchange.published_models import Outbox
 from p2pfl.node.exchange.rounds.pacing import keeps_up
 from p2pfl.node.exchange.rules import disclosed_loss
 from p2pfl.node.folder.settings import Settings
+from p2pfl.node.peering.links.dialler import FIRST_PAUSE, LONGEST_PAUSE, jitter
 from p2pfl.node.peering.peer_view import PeerView
 from p2pfl.node.peering.traffic import Traffic
 from p2pfl.parameters import Parameters
@@ -31,16 +34,15 @@ from p2pfl.protocols.wire.messages import Receipts
 from p2pfl.protocols.wire.signed_models import SignedModel
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.network import Links
-from p2pfl.sim.simulation.clock import VirtualLoop
+from p2pfl.sim.simulation.clock import Handle, VirtualLoop
 from p2pfl.sim.simulation.gather import Board, Gather
-
-PROBING = 1.0  # seconds after which a lost probe is repeated
 
 
 class ModelledNetwork:
     """Links and clock that all nodes of a simulation share, and the rounds that they have reached.
 
     Attributes:
+        steady: see p2pfl.sim.scenario.network.Links.
         peers: all nodes by name.
         slowest: round that every node has reached.
         fastest: latest round that a node has reached.
@@ -52,6 +54,7 @@ class ModelledNetwork:
         self.links = links
         self.settings = settings
         self.synchronous = settings.mode == "synchronous"
+        self.steady = links.steady
         self.peers: dict[str, ModelledPeer] = {}
         self.board = Board(self._traffic_of) if self.synchronous and links.instant else None
         self.slowest = 0
@@ -85,7 +88,7 @@ class ModelledNetwork:
     def _wake_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
-            self.loop.call_later(self.links.longest if self.links.longest < inf else 1.0, _wake, waiter)
+            self.loop.call_later(self.links.longest, _wake, waiter)
 
     def _traffic_of(self, name: str) -> Traffic:
         return self.peers[name].traffic
@@ -96,7 +99,10 @@ class ModelledNetwork:
             self.board.open = False
 
     async def move(self, until: float) -> None:
-        """Wait until some node moves to another round and all can know it, at most until a given time."""
+        """Wait until some node moves to another round and all can know it, at most until a given time.
+
+        The links are steady.
+        """
         waiter = self.loop.create_future()
         self._waiting.append(waiter)
         if until < inf:
@@ -180,7 +186,7 @@ class ModelledReceipts:
     def report(self, round: int) -> None:
         """Show one neighbour the models that were received since the last report."""
         models, self._fresh = self._fresh, []
-        around = [peer for peer in self._around() if peer.receipts is not None]
+        around = [peer for peer in self._peer.around() if peer.receipts is not None]
         if not (models and around):
             return
         rng = self._draws.generator(round, "receipts")
@@ -203,17 +209,21 @@ class ModelledReceipts:
         if model.sender in conduct.proofs or name == self._peer.name:
             return
         conduct.proofs[model.sender] = b"modelled"
-        if name in {peer.name for peer in self._around()}:
+        around = self._peer.around()
+        if name in {peer.name for peer in around}:
             conduct.penalise(name, "equivocation", f"round {model.round}: two different models")
-        for peer in self._around():
+        for peer in around:
             if peer.receipts is not None:
                 peer.receipts.accept(model)
 
-    def _around(self) -> list[ModelledPeer]:
-        """Return the nodes that this one may fetch from, and those that may fetch from it, by name."""
-        peer = self._peer
-        around = {id: peer.network.peers[id] for id in (*peer.neighbours, *peer.requesters)}
-        return [around[id] for id in sorted(around)]
+
+class Waiting(NamedTuple):
+    """Request of a peer for a model that is not published yet."""
+
+    asker: str
+    round: int
+    stage: Stage
+    serve: Callable[[], None]
 
 
 class ModelledPeer:
@@ -231,7 +241,8 @@ class ModelledPeer:
         conduct: penalties of its peers.
         receipts: comparison of the received models; None if nodes do not compare them.
         forge: returns the update that a peer receives in place of another one; None for an honest node.
-        waiting: requests for models that are not published yet: (round, stage, callback).
+        waiting: requests for models that are not published yet.
+        unanswered: number of probes since the last message of a peer, by name.
     """
 
     def __init__(
@@ -255,11 +266,17 @@ class ModelledPeer:
         if config.detects:
             network.close_board()
         self.suspected_by: dict[str, ModelledPeer] = {}
-        self.waiting: list[tuple[int, Stage, Callable[[], None]]] = []
+        self.waiting: list[Waiting] = []
+        self.unanswered: dict[str, int] = {}
         self._loss = loss
         self._private = config.private
         self._announced: dict[float, float] = {0: -inf}  # times at which the last rounds were reached
         self._awaited: dict[int, list[tuple[ModelledPeer, Gather]]] = {}  # by the round that others wait for
+        self._rounds: dict[str, float] = {}  # of its peers, as far as it knows, unless links are steady
+        self._changed: Future[None] = network.loop.create_future()
+        self._probing: dict[str, Handle] = {}  # the next probe of each suspected peer, unless links are steady
+        self._probes: dict[str, int] = {}  # number of probes of each peer
+        self._draws = RandomStreams(network.settings.seed, config.name)
         network.join(self)
 
     def arrival(self, to: ModelledPeer, size: int) -> float | None:
@@ -269,10 +286,13 @@ class ModelledPeer:
     # Rounds
 
     def reach(self, round: float) -> None:
-        """Announce a round to the nodes that wait for this one."""
+        """Announce a round."""
         network = self.network
         network.round_changed(self.round, round)
         before, self.round = self.round, round
+        if not network.steady:
+            self._announce(round)
+            return
         if not network.links.instant:
             if round < before:
                 self._announced = {r: when for r, when in self._announced.items() if r < round}
@@ -286,6 +306,20 @@ class ModelledPeer:
                 for other, gather in self._awaited.pop(awaited):
                     gather.add(self.name, None, self.arrival(other, OVERHEAD))
 
+    def _announce(self, round: float) -> None:
+        """Send a round to every peer."""
+        for other in self.around():
+            when = self.arrival(other, OVERHEAD)
+            if when is not None:
+                self.network.loop.call_at(when, other.heard, self, round, True)
+
+    def around(self) -> list[ModelledPeer]:
+        """Return the nodes that this one may fetch from, and those that may fetch from it, by name."""
+        both = self.neighbours
+        if self.requesters is not both:
+            both = tuple(sorted({*both, *self.requesters}))
+        return [self.network.peers[id] for id in both]
+
     def _end_suspicions(self, round: float) -> None:
         """Send the round to the nodes that suspect this one."""
         for other in list(self.suspected_by.values()):
@@ -295,13 +329,28 @@ class ModelledPeer:
 
     def known_round(self, other: ModelledPeer, now: float) -> float:
         """Return the round that `other` knows this node to have reached."""
+        if not self.network.steady:
+            return other.last_heard(self.name)
         if self.network.links.instant:
             return self.round
         latency = self.network.links.latency(self.name, other.name)
         return max((r for r, when in self._announced.items() if when + latency <= now), default=self.round)
 
+    def last_heard(self, name: str) -> float:
+        """Return the newest round of a peer that this node has received, over links that are not steady."""
+        return self._rounds.get(name, 0)
+
+    async def change(self, until: float) -> None:
+        """Wait until a message of a peer arrives or is missed, at most until a given time. The links are not steady."""
+        waiter = self._changed = self.network.loop.create_future()
+        self.network.loop.call_at(until, _wake, waiter)
+        await waiter
+
     def announce_to(self, other: ModelledPeer, round: int, gather: Gather) -> None:
-        """Contribute to a gather of `other` at the time at which it learns that this node has reached a round."""
+        """Contribute to a gather of `other` at the time at which it learns that this node has reached a round.
+
+        The links are steady.
+        """
         if self.round >= round:  # announced, but the message is still on its way
             reached = min(r for r in self._announced if r >= round)
             gather.add(self.name, None, self._announced[reached] + self.network.links.latency(self.name, other.name))
@@ -313,11 +362,13 @@ class ModelledPeer:
     def serve_waiting(self) -> None:
         """Serve the requests that waited for the model just published."""
         waiting, self.waiting = self.waiting, []
-        for entry in waiting:
-            if self.outbox.find(entry[0], entry[1]) == "wait":
-                self.waiting.append(entry)
+        if not self.network.steady:
+            waiting.sort(key=lambda request: request.asker)
+        for request in waiting:
+            if self.outbox.find(request.round, request.stage) == "wait":
+                self.waiting.append(request)
             else:
-                entry[2]()
+                request.serve()
 
     @property
     def score_size(self) -> int:
@@ -340,33 +391,54 @@ class ModelledPeer:
 
     # Suspicion: see p2pfl.node.peering.peer_manager
 
-    def heard(self, peer: ModelledPeer, round: float) -> None:
-        """Record a message in which a peer announces its round."""
+    def heard(self, peer: ModelledPeer, round: float, announced: bool = False) -> None:
+        """Record a message of a peer.
+
+        Args:
+            round: the peer's round, as the message names it; 0 if it does not.
+            announced: whether the message is an announcement, which alone may name an earlier round than before.
+        """
+        if not self.network.steady:
+            if not announced:
+                round = max(round, self.last_heard(peer.name))
+            self._rounds[peer.name] = round
+            self.unanswered.pop(peer.name, None)
+            _wake(self._changed)
         if peer.name in self.roster.suspected and keeps_up(round, self.round, self.network.synchronous):
             self.roster.heard(peer.name)
             peer.suspected_by.pop(self.name, None)
+            if (probing := self._probing.pop(peer.name, None)) is not None:
+                probing.cancel()
 
     def suspect(self, peer: ModelledPeer, reason: str) -> None:
         """Suspect a peer, and probe it."""
         self.network.close_board()
         self.roster.suspect(peer.name, reason)
         peer.suspected_by[self.name] = self
+        if self.network.steady:
+            self._probe(peer)
+        elif peer.name not in self._probing:
+            self._keep_probing(peer, FIRST_PAUSE)
+
+    def _keep_probing(self, peer: ModelledPeer, pause: float) -> None:
+        """Probe a peer until its suspicion ends, less and less often; see p2pfl.node.peering.links.dialler."""
+        name = peer.name
+        self.unanswered[name] = self.unanswered.get(name, 0) + 1
+        self._probes[name] = number = self._probes.get(name, 0) + 1
+        seconds = pause * jitter(self._draws, name, number)
         self._probe(peer)
+        _wake(self._changed)
+        next_pause = min(2 * pause, LONGEST_PAUSE)
+        self._probing[name] = self.network.loop.call_later(seconds, self._keep_probing, peer, next_pause)
 
     def _probe(self, peer: ModelledPeer) -> None:
         there = self.arrival(peer, OVERHEAD)
-        if there is None:
-            self.network.loop.call_later(PROBING, self._probe_again, peer)
-        else:
+        if there is not None:
             self.network.loop.call_at(there, self._on_probe, peer)
 
     def _on_probe(self, peer: ModelledPeer) -> None:
+        if not self.network.steady:
+            peer.heard(self, 0)
         back = peer.arrival(self, OVERHEAD)
-        if back is None:
-            self.network.loop.call_later(PROBING, self._probe_again, peer)
-        else:
+        if back is not None:
             self.network.loop.call_at(back, self.heard, peer, peer.round)
-
-    def _probe_again(self, peer: ModelledPeer) -> None:
-        if peer.name in self.roster.suspected:
-            self._probe(peer)

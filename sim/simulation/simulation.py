@@ -24,15 +24,17 @@ from p2pfl.node.node import Node, first_error
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Coordinated, Policy, Step
 from p2pfl.random_streams import RandomStreams
+from p2pfl.sim.formatting import some
 from p2pfl.sim.scenario.network import Links, draw
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation import clock
 from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher, ComputeBackend
-from p2pfl.sim.simulation.clock import virtual_loop
+from p2pfl.sim.simulation.clock import DeadlockError, virtual_loop
 from p2pfl.sim.simulation.exchanges import Parts, forge_for_victims, make_exchanges, view_of
 from p2pfl.sim.simulation.plan import RunPlan, plan
 from p2pfl.sim.simulation.recorder import Recorder
 from p2pfl.sim.simulation.sharding import LocalShards, ShardedBackend, ShardSource
+from p2pfl.system.printable import plural
 from p2pfl.task import module_notes_of
 from p2pfl.topologies.graph_facts import GraphFacts
 
@@ -92,7 +94,8 @@ class Simulation:
     """All objects of a run; created on construction from its plan, run once.
 
     Args: see `run`. workers: processes for the training of nodes that are trained one by one. initial: the model that
-        all nodes start from, in place of the task's. shards: starts these processes; by default on this machine.
+        all nodes start from, in place of the task's. shards: starts these processes; by default on this machine. links:
+        in place of those that the scenario's network describes.
 
     Attributes:
         processes: the number of processes in use.
@@ -108,11 +111,12 @@ class Simulation:
         initial: Parameters | None = None,
         *,
         shards: ShardSource | None = None,
+        links: Links | None = None,
     ) -> None:
         self.plan = plan(scenario, graph, initial)
         self.notes = [*self.plan.notes, *dict.fromkeys(note for task in self.plan.tasks for note in module_notes_of(task))]
         self.loop = virtual_loop()
-        self.links = Links(scenario.network, scenario.seed, self.plan.positions)
+        self.links = links or Links(scenario.network, scenario.seed, self.plan.positions)
         self.recorder = Recorder(self.loop, self.plan.names, scenario.rounds)
         self.processes = 1
         self.backend = self._backend(workers, shards or LocalShards())
@@ -143,6 +147,8 @@ class Simulation:
         begun = time.perf_counter()
         try:
             clock.run(self._main(), self.loop)
+        except DeadlockError:
+            raise DeadlockError(self._deadlock()) from None
         finally:
             if isinstance(self.backend, ShardedBackend):
                 self.backend.close()
@@ -182,6 +188,15 @@ class Simulation:
                     tasks.create_task(node.run(waits), name=name)
         except ExceptionGroup as group:
             raise first_error(group) from None
+
+    def _deadlock(self) -> str:
+        """Return which nodes wait for ever, and why."""
+        waiting = [f"{name} in round {node.round}" for name, node in self.nodes.items() if not node.done]
+        who = f"{len(waiting)} of {plural(len(self.nodes), 'node')} wait: {some(waiting)}"
+        text = f"deadlock at {self.loop.time():g} s of virtual time: no event is left, but {who}"
+        if self.plan.scenario.deadline == inf:
+            text += "; with deadline = inf they wait for ever for a missing answer: set a finite one, such as deadline = 30"
+        return text
 
     def _parts(self) -> Parts:
         steps = [self._step(policy) for policy in self.policies]

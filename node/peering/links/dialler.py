@@ -85,8 +85,7 @@ class Dialler:
                 table.changes.notify()
             else:
                 await self._dial(peer)
-            jitter = self._draws.generator(attempt, f"probe {peer.name}").uniform(0.75, 1.25)
-            await table.changes.until(lambda: self._is_urgent(peer), pause * jitter)
+            await table.changes.until(lambda: self._is_urgent(peer), pause * jitter(self._draws, peer.name, attempt))
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _is_urgent(self, peer: Peer) -> bool:
@@ -207,6 +206,11 @@ class Dialler:
         peer.dial_problem = printable(reason)
         if self._table.is_suspected(peer):
             self._table.suspect(peer, reason)
+
+
+def jitter(draws: RandomStreams, name: str, attempt: int) -> float:
+    """Return the random factor of the pause after an attempt to reach a peer."""
+    return float(draws.generator(attempt, f"probe {name}").uniform(0.75, 1.25))
 
 
 def is_direct(address: str) -> bool:

@@ -11,7 +11,7 @@ def _each_request_is_served_once(monkeypatch):
     """After each run, assert that no more models were served than requested, and none received that was not served."""
     run = Simulation.run
 
-    def checked(self, *given):
+    def run_and_check(self, *given):
         result = run(self, *given)
         traffic = {name: node.exchange.traffic for name, node in self.nodes.items()}
         assert sum(each.received_get for each in traffic.values()) <= sum(each.sent_get for each in traffic.values())
@@ -21,4 +21,4 @@ def _each_request_is_served_once(monkeypatch):
                 assert each.sent_models * OVERHEAD <= each.received_get, f"{name} has served a request twice"
         return result
 
-    monkeypatch.setattr(Simulation, "run", checked)
+    monkeypatch.setattr(Simulation, "run", run_and_check)

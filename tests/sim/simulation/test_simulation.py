@@ -424,11 +424,18 @@ def test_links_draw_latency_once_per_pair():
 
 def test_links_have_the_given_loss_and_jitter():
     links = Links(Network(jitter=2.0, loss=0.25), seed=0)
-    arrivals = [links.arrival("a", "b", 10, 0.0) for _ in range(4000)]
+    arrivals = [links.arrival("a", f"b{k}", 10, 0.0) for k in range(4000)]
     late = [when for when in arrivals if when is not None]
     assert 1 - len(late) / len(arrivals) == pytest.approx(0.25, abs=0.03)
     assert np.mean(late) == pytest.approx(1.0, abs=0.05)
     assert max(late) < 2.0
+
+
+def test_link_keeps_the_order_of_its_frames():
+    links = Links(Network(jitter=2.0), seed=0)
+    arrivals = [links.arrival("a", "b", 10, 0.01 * k) for k in range(100)]
+    assert arrivals == sorted(arrivals)
+    assert links.arrival("b", "a", 10, 0.0) < arrivals[-1]  # the other direction is a link of its own
 
 
 # From Python
