@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from difflib import get_close_matches
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,7 +127,8 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         trainer: `stacked` trains many nodes as one tensor program where the module allows it; `one-by-one` never does.
         search: options of `p2pfl-sim pareto` for its search for a front; other commands run a single training with the
             task's preference.
-        deadline: virtual seconds to wait for a peer before continuing without it; inf waits for ever.
+        deadline: virtual seconds to wait for a peer before continuing without it; inf waits for ever, and needs links
+            without loss.
     """
 
     name: str
@@ -161,6 +162,11 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     f"policy_by_group.{group} may change options only; all nodes have the policy {self.policy['name']}"
                 )
         self.network.check()
+        if self.network.loss and self.deadline == inf:
+            raise ConfigurationError(
+                f"with deadline = inf a node waits for ever for a message that network.loss = {self.network.loss:g} loses;"
+                " set a finite deadline, such as deadline = 30, or network.loss = 0"
+            )
         self.budget.check()
         if self.adaptive and self.fidelity == "modelled":
             raise ConfigurationError('adaptive = true needs fidelity = "wire"')

@@ -313,6 +313,18 @@ def test_invalid_change_reports_one_line(file, change, message):
     assert message in refusal(file, change)
 
 
+@pytest.mark.parametrize("fidelity", ["modelled", "wire"])
+def test_loss_without_a_deadline_is_refused(fidelity):
+    table = {"nodes": 3, "deadline": inf, "fidelity": fidelity}
+    with pytest.raises(ConfigurationError) as caught:
+        resolve(table | {"network": {"loss": 0.01}}, [], "study", ".")
+    assert str(caught.value) == (
+        "study: with deadline = inf a node waits for ever for a message that network.loss = 0.01 loses; set a finite"
+        " deadline, such as deadline = 30, or network.loss = 0"
+    )
+    assert resolve(table | {"network": {"jitter": 0.1}}, [], "study", ".").runs[0].deadline == inf
+
+
 @pytest.mark.parametrize(
     ("topology", "message"),
     [
