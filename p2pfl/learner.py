@@ -38,6 +38,9 @@ def answers(*operations: type) -> Callable[[Answer], Answer]:
 class Learner:
     """Base of learners, which answer queries. Pure: equal queries give equal results, regardless of earlier queries.
 
+    A TorchLearner is not pure if its module changes state that a vector cannot carry; see
+    p2pfl.learning.module_probe.Conduct.
+
     A subclass marks its methods with `answers` and answers at least `Train`, `Loss` and `Evaluate`. The optimiser's
     state is discarded after each training, unless it is `lasting`. A learner that keeps state between trainings is not
     pure, and also implements `p2pfl.task.StatefulLearner`.

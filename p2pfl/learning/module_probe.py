@@ -107,6 +107,7 @@ class Conduct:
         changed: names of all buffers, parameters and attributes that a forward pass in training changes.
         uncarried: those of them that a vector cannot carry.
         unsaved: those of them that files of the model lack: attributes, and buffers that are not persistent.
+        drawn: names of constants that a module draws when it is made, and that files of the model lack as well.
         others: the libraries besides torch from whose global generator the module draws: "NumPy", "Python".
         draws_in_evaluation: whether it draws numbers in evaluation, from any generator.
         least: the fewest samples of a batch in training.
@@ -117,6 +118,7 @@ class Conduct:
     changed: tuple[str, ...] = ()
     uncarried: tuple[str, ...] = ()
     unsaved: tuple[str, ...] = ()
+    drawn: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     draws_in_evaluation: bool = False
     least: int = 1
@@ -188,6 +190,24 @@ def probe(module: nn.Module, x: Tensor, y: Tensor, loss: Loss, batch_size: int) 
         least=least,
         least_evaluated=least_alone,
     )
+
+
+def drawn_constants(module: nn.Module, other: nn.Module) -> tuple[str, ...]:
+    """Return the names of numbers, arrays and buffers that two modules of one definition do not have in common.
+
+    What their `state_dict` contains does not count, nor do tensors in attributes, which hooks compute from parameters.
+
+    Args:
+        module, other: new modules, made with other seeds.
+    """
+    one, two, persistent = _values(module), _values(other), set(module.state_dict())
+    buffers = dict(module.named_buffers())
+    names = []
+    for place, (kind, content) in one.items():
+        constant = kind is not None and len(place[2]) == 1 and (kind[0] != "tensor" or _name(place) in buffers)
+        if constant and two.get(place) != (kind, content) and _name(place) not in persistent:
+            names.append(_name(place))
+    return tuple(names)
 
 
 def _conduct_of(module: nn.Module, seen: Sequence[Mapping[Place, Any]]) -> Conduct:

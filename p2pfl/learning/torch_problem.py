@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.losses import PerSample, accuracy, cross_entropy
 from p2pfl.learning.metrics import Metric
-from p2pfl.learning.module_probe import Conduct, is_plain, probe, structure
+from p2pfl.learning.module_probe import Conduct, drawn_constants, is_plain, probe, structure
 from p2pfl.learning.modules import flatten, layout_of, load, new_module
 from p2pfl.learning.optimizers import SGD, Optimizer, check_batch_size, check_optimizer
 from p2pfl.learning.samples.node_samples import first_not_finite
@@ -167,7 +167,9 @@ class TorchProblem:
     def _probe(self) -> Conduct:
         x, y = self.data["train"]
         loss, weights = self.batch_loss, self.weights(torch.device("cpu"))
-        return probe(self._unshared(new_module(self.module)), x, y, lambda o, t: loss(o, t, weights), self.batch_size)
+        module = self._unshared(new_module(self.module))
+        drawn = drawn_constants(module, new_module(self.module, 1))
+        return replace(probe(module, x, y, lambda o, t: loss(o, t, weights), self.batch_size), drawn=drawn)
 
     @property
     def module_notes(self) -> list[str]:
@@ -184,6 +186,11 @@ class TorchProblem:
             notes.append(
                 f"{name} changes {', '.join(lacking)} in training; files of the model lack it, because a state_dict has"
                 " no attributes and no buffers that are not persistent; register a persistent buffer to keep it in files"
+            )
+        if conduct.drawn:
+            notes.append(
+                f"{name} draws {', '.join(conduct.drawn)} when it is made; files of the model lack it, because a state_dict"
+                " has no attributes and no buffers that are not persistent; register a persistent buffer to keep it in files"
             )
         if any(not isinstance(value, Tensor) for value in self.template.state_dict().values()):
             notes.append(

@@ -97,6 +97,30 @@ def test_onnx_contains_non_persistent_buffer():
     np.testing.assert_allclose(found, expected(task, params, task.data["train"].x), rtol=1e-4, atol=1e-3)
 
 
+class Counting(nn.Module):
+    """A count in an attribute, and constants that are drawn when the module is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.steps = nn.Linear(4, 3), 0
+        self.register_buffer("order", torch.randperm(4))
+
+    def forward(self, x):
+        self.steps += self.training
+        return self.layer(x[:, self.order]) * (1 + 0.1 * self.steps)
+
+
+@pytest.mark.slow
+def test_onnx_contains_attributes_and_constants():
+    x = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    task = classification(Counting, (x, np.arange(20) % 3), batch_size=5)
+    learner = task.learner(RandomStreams(7, "alice"), "cpu")
+    params = learner.train(task.initial(7), round=1)
+    assert task.loaded(params, 7).steps == 4
+    found, _ = outputs(to_onnx(task, params, ABOUT, 7), task.data["train"].x)
+    np.testing.assert_allclose(found, learner.outputs(params, task.data["train"].x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_onnx_of_fairness_model_equals_module():
     task = make_task("fairness", {"data": "synthetic"}, Part(0, 2), 0)
