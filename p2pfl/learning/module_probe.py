@@ -204,7 +204,8 @@ def drawn_constants(module: nn.Module, other: nn.Module) -> tuple[str, ...]:
     buffers = dict(module.named_buffers())
     names = []
     for place, (kind, content) in one.items():
-        constant = kind is not None and len(place[2]) == 1 and (kind[0] != "tensor" or _name(place) in buffers)
+        own = not type(module.get_submodule(place[0])).__module__.startswith("torch.")
+        constant = _name(place) in buffers or (own and kind is not None and kind[0] != "tensor" and len(place[2]) == 1)
         if constant and two.get(place) != (kind, content) and _name(place) not in persistent:
             names.append(_name(place))
     return tuple(names)
