@@ -6,17 +6,26 @@ reader accepts lines of any form, so that names with blanks become other nodes.
 
 from __future__ import annotations
 
-from math import inf
+import re
+from dataclasses import replace
+from math import inf, isclose
 
+from p2pfl.topologies.column_names import columns_of
 from p2pfl.topologies.edge_lists import LONGEST_NAME, order_by_number
 from p2pfl.topologies.graph_facts import Content, Limits
 from p2pfl.topologies.text_rows import NUMBER, SEPARATORS, Rows, quote
 
 CONVERT = "write the graph with networkx.write_graphml"
+ROUNDING = 1e-9  # relative difference of two entries that are one weight, as in a matrix of correlations
+NO_WEIGHTS = frozenset({"", "nan", "na", "<na>", "none", "null", "inf", "infinity", "true", "false"})
+FEWEST_COLUMNS = 4  # of a matrix that names only its columns; fewer may be the columns of a table
 
 
-def read_list(rows: Rows, directed: bool, limits: Limits) -> Content:
+def read_list(rows: Rows, directed: bool | None, limits: Limits) -> Content:
     """Return the content of an adjacency list: lines with a node, and the nodes to which it has edges.
+
+    Args:
+        directed: whether the edges are directed; None if the user has not said so.
 
     Raises:
         ValueError: a node does not begin exactly one line; the text names the line.
@@ -31,6 +40,7 @@ def read_list(rows: Rows, directed: bool, limits: Limits) -> Content:
             raise ValueError(f"line {number}: {quote(node)} begins two lines; put all its neighbours into one line")
         found.nodes[node] = {}
     named: set[tuple[str, str]] = set()
+    twice = 0
     for number, (node, *others) in zip(rows.numbers, rows.fields, strict=True):
         for other in others:
             if other not in found.nodes:
@@ -39,12 +49,60 @@ def read_list(rows: Rows, directed: bool, limits: Limits) -> Content:
                     f" blanks, {CONVERT}"
                 )
             if not directed and (other, node) in named and other != node:
-                continue  # both lines of an undirected edge may name it
+                twice += 1  # both lines of an undirected edge may name it
+                continue
             named.add((node, other))
-            found.edges.append((node, other, directed, None))
+            found.edges.append((node, other, bool(directed), None))
         limits.check(len(found.nodes), len(found.edges))
+    if directed is None and 0 < twice < sum(a != b for a, b in named):
+        found.notes.append(
+            f"{twice} of the edges are named by both of their nodes, others by one, and all were used both ways; see the"
+            " option directed"
+        )
     order_by_number(found)
     return found
+
+
+def name_rows(rows: Rows) -> Rows:
+    """Return a matrix that names only its columns, as pandas writes it without an index, with names of its rows.
+
+    Other rows are returned as they are.
+
+    Raises:
+        ValueError: the rows can be such a matrix, or a table.
+    """
+    names, *table = rows.fields
+    size = len(names)
+    square = len(table) == size >= FEWEST_COLUMNS and len(set(names)) == size and all(names)
+    if rows.attributes is not None or not square or (all(map(NUMBER.fullmatch, names)) and not _counts(names)):
+        return rows
+    if any(len(fields) != size or not all(map(NUMBER.fullmatch, fields)) for fields in table):
+        return rows
+    values = [list(map(float, fields)) for fields in table]
+    if _is_symmetric(values) and not any(values[k][k] for k in range(size)):
+        fields = [["", *names], *([name, *row] for name, row in zip(names, table, strict=True))]
+        return replace(rows, fields=fields)
+    if _names_edges(names):
+        return rows
+    raise ValueError(
+        f"line {rows.numbers[0]}: the rows may be an adjacency matrix with names of its columns; give its rows names, too"
+    )
+
+
+def _counts(names: list[str]) -> bool:
+    """Return whether names are 0, 1, 2, ..., as pandas names columns, or 1, 2, 3, ..."""
+    return any(names == [str(k + start) for k in range(len(names))] for start in (0, 1))
+
+
+def _names_edges(names: list[str]) -> bool:
+    try:
+        return columns_of(names) is not None
+    except ValueError:
+        return False
+
+
+def _is_symmetric(values: list[list[float]]) -> bool:
+    return all(isclose(values[i][j], values[j][i], rel_tol=ROUNDING) for i in range(len(values)) for j in range(i))
 
 
 def matrix_names(rows: Rows) -> list[str] | None:
@@ -62,12 +120,13 @@ def matrix_names(rows: Rows) -> list[str] | None:
             return None
         table = rows.fields
     else:
-        if size > 3 or names != [str(k) for k in range(size)]:
-            return names
         table = [fields[1:] for fields in rows.fields[1:]]  # pandas names rows and columns of edges in this way, too
+        texts = any(text and not NUMBER.fullmatch(text) for fields in table for text in fields)
+        if size > 3 or names != [str(k) for k in range(size)] or texts:
+            return names
     values = [[float(text or 0) for text in fields] for fields in table]
     hollow = not any(values[k][k] for k in range(size))
-    symmetric = all(values[i][j] == values[j][i] for i in range(size) for j in range(i))
+    symmetric = _is_symmetric(values)
     as_edges = size == 2 or (size == 3 and all(row[2] > 0 for row in values))
     if as_edges and size == 2:
         ambiguous = not (hollow and (values[0][1], values[1][0]) in ((0, 1), (1, 0), (1, 1)))
@@ -88,13 +147,20 @@ def _named_matrix(rows: Rows) -> list[str] | None:
     """Return the names of the nodes, if rows and columns have equal names; None otherwise."""
     first, rest = rows.fields[0], rows.fields[1:]
     names = [fields[0] for fields in rest]
-    entries = [text for fields in rest for text in fields[1:]]
-    even = all(len(fields) == len(names) + 1 for fields in rest) and all(map(NUMBER.fullmatch, filter(None, entries)))
+    entries = {text for fields in rest for text in fields[1:] if not NUMBER.fullmatch(text)}
+    width = len(names) + 1  # without empty entries at the end
+    even = max(map(len, rest), default=0) <= width and all(map(_is_no_weight, entries))
+    even = even and (bool(entries) or all(len(fields) == width for fields in rest) or len(names) >= FEWEST_COLUMNS)
     if not names or not even:
         return None
     if first == names:
         return names if len(names) > 1 else None
     return names if first[1:] == names and (not first[0] or (len(names) > 1 and not NUMBER.fullmatch(first[0]))) else None
+
+
+def _is_no_weight(text: str) -> bool:
+    """Return whether a text stands in a matrix for a missing or infinite weight, a truth value, or has a decimal comma."""
+    return text.casefold().lstrip("-") in NO_WEIGHTS or re.fullmatch(r"\d+,\d+", text) is not None
 
 
 def read_matrix(rows: Rows, names: list[str], directed: bool | None, limits: Limits) -> Content:
@@ -116,17 +182,23 @@ def read_matrix(rows: Rows, names: list[str], directed: bool | None, limits: Lim
     entries = {}
     start = int(labelled)
     for i, (number, fields) in enumerate(zip(rows.numbers[start:], rows.fields[start:], strict=True)):
-        values = fields[start:]
+        values = fields[start:] + [""] * (len(names) + start - len(fields) if labelled else 0)
         if len(values) != len(names):
             raise ValueError(f"line {number}: expected {len(names)} entries of a matrix, found {len(values)}")
         for j, text in enumerate(values):
             weight = float(text) if NUMBER.fullmatch(text) else -1.0
             if not 0 <= weight < inf:
-                raise ValueError(f"line {number}: an entry of a matrix must be 0 or a positive number, got {text[:40]!r}")
+                remedy = "; write a decimal point" if "," in text else "; write 0 where there is no edge"
+                remedy = remedy if _is_no_weight(text) else ""
+                raise ValueError(
+                    f"line {number}: an entry of a matrix must be 0 or a positive number, got {text[:40]!r}{remedy}"
+                )
             if weight:
                 entries[i, j] = weight
         limits.check(len(names), len(entries))
-    lopsided = next(((i, j) for (i, j), weight in entries.items() if entries.get((j, i)) != weight), None)
+    lopsided = next(
+        ((i, j) for (i, j), weight in entries.items() if not isclose(entries.get((j, i), 0), weight, rel_tol=ROUNDING)), None
+    )
     if lopsided and directed is None:
         i, j = lopsided
         raise ValueError(

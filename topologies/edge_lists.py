@@ -248,9 +248,10 @@ def _unknown_names(first: list[str], rest: list[list[str]], rows: Rows, numbers:
     no_weight = len(first) > 2 and first[2] and not NUMBER.fullmatch(first[2])
     weights = [fields[2] for fields in rest if len(fields) > 2]
     if not first[0] or text_over_numbers or (no_weight and weights and all(NUMBER.fullmatch(text) for text in weights)):
+        matrix = "" if first[0] else "; a matrix needs equal names of rows and of columns, in one order"
         raise ValueError(
             f"{', '.join(map(quote, first[:6]))} look like names of columns; call the two columns of an edge source and"
-            " target, and that of the weight weight, or remove the line"
+            f" target, and that of the weight weight, or remove the line{matrix}"
         )
     return None
 
@@ -442,10 +443,11 @@ def _refuse_index(rows: Rows) -> None:
 
 def _check_direction(rows: Rows, columns: Columns, found: Content) -> None:
     """Note a comment, or refuse a column, that says that the edges are directed, if the user has not said so."""
-    kind = next((k for k, name in enumerate(columns.header) if name.casefold() == "type"), None)
-    if kind is not None:
+    saying = {"type": {"directed"}, "directed": {"directed", "true", "t", "yes", "1"}}
+    kinds = [(k, saying[name.casefold()]) for k, name in enumerate(columns.header) if name.casefold() in saying]
+    if kinds:
         for number, fields in zip(rows.numbers[columns.first :], rows.fields[columns.first :], strict=True):
-            if _cell(fields, kind).casefold() == "directed":
+            if any(_cell(fields, k).casefold() in said for k, said in kinds):
                 raise ValueError(f"line {number}: the edge is directed; set directed = true, or false to use it both ways")
     if any(re.search(r"(?<!un)(?<!un-)\bdirected\b|^asym\b", comment, re.I) for comment in rows.comments):
         found.notes.append(

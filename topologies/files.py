@@ -121,7 +121,8 @@ def _parse(content: bytes, suffix: str, name: str, directed: bool | None) -> Con
     if not rows.fields:
         return Content("edge list")
     if suffix in ADJACENCY_LISTS:
-        return adjacency.read_list(rows, bool(directed), limits)
+        return adjacency.read_list(rows, directed, limits)
+    rows = adjacency.name_rows(rows)
     names = adjacency.matrix_names(rows)
     if names is not None:
         return adjacency.read_matrix(rows, names, directed, limits)

@@ -22,6 +22,7 @@ QUOTED = re.compile(r'"[^"]*"')
 END_COMMENT = re.compile(r"\s#(?=\s|#|$)")
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 LONGEST_LINE = 40_000  # characters of a line of a list; each of its names has fewer
+ARROWS = frozenset({"->", "<-", "<->", "--", "-", "-->", "=>", "\u2192"})
 COMMENTS_KEPT = 50  # comment lines whose text is kept
 
 
@@ -81,8 +82,10 @@ def split(text: str, most: int, tabular: bool = True) -> Rows:
     empty = 0
     for number, line in enumerate(text.split("\n"), 1):
         line = line.strip(" ").rstrip("\t ")  # a tab at the beginning separates an empty field
-        if not line:
+        if not line.strip(" \t,;"):
             empty += 1
+        elif not lines and re.fullmatch(r"sep=.?", line, re.I):
+            raise ValueError(f"line {number}: {line!r} is for Excel only; remove the line")
         elif line.lstrip("\t")[0] in "#%":
             comments.append((number, line.lstrip("\t")))
         elif len(line) > LONGEST_LINE:
@@ -189,6 +192,15 @@ def _separator(lines: Sequence[str], numbers: Sequence[int]) -> str:
 
 def _refuse_one_column(rows: Rows) -> None:
     """Raise ValueError for rows that other signs separate, such as `a->b` or `a|b`, or that end in a separator."""
+    if rows.fields and all(len(fields) == 3 and fields[1] in ARROWS for fields in rows.fields):
+        raise ValueError(
+            f"line {rows.numbers[0]}: {quote(rows.fields[0][1])} stands between the nodes; remove it in each line"
+        )
+    if any(len(fields) > 1 for fields in rows.fields) and all(fields[0].endswith(":") for fields in rows.fields):
+        raise ValueError(
+            f"line {rows.numbers[0]}: {quote(rows.fields[0][0])} ends in a colon, as in an adjacency list; remove the"
+            " colons, and name the file .adjlist"
+        )
     alone = all(len(fields) == 1 for fields in rows.fields)
     other = re.compile(r"->|--|[|:/\\]|\s") if alone and not rows.separator else re.compile(".->.")
     if rows.fields and all(any(map(other.search, fields)) for fields in rows.fields):

@@ -162,16 +162,18 @@ def _about(found: NodeData) -> dict[str, Any]:
 
 
 def _check_inputs(task: TorchTask) -> None:
-    """Raise ConfigurationError if the module does not take inputs of another shape than those of the training data."""
+    """Raise ConfigurationError if the module does not take inputs of another form than those of the training data."""
     trained = task.data["train"].x
     for split, (x, _) in task.data.items():
-        if len(x) and x.shape[1:] != trained.shape[1:]:
+        if len(x) and (x.shape[1:], x.dtype) != (trained.shape[1:], trained.dtype):
             try:
                 _outputs(task, x)
             except ConfigurationError as error:
+                what, own, other = "shape", _shape(x.shape), _shape(trained.shape)
+                if own == other:
+                    what, own, other = "type", *(str(each.dtype).removeprefix("torch.") for each in (x, trained))
                 raise ConfigurationError(
-                    f"{split} data: inputs have the shape {_shape(x.shape)}, but those of the training data"
-                    f" {_shape(trained.shape)}; {error}"
+                    f"{split} data: inputs have the {what} {own}, but those of the training data {other}; {error}"
                 ) from error
 
 

@@ -363,3 +363,73 @@ def test_run_prints_the_line_of_a_graph_once(write, tmp_path, capsys, monkeypatc
     write("study.toml", text + 'topology = { file = "net.csv" }\n')
     assert main(["run", "study.toml", "--engine", "local", "--no-report"]) == 0
     assert capsys.readouterr().out.count("graph: net.csv: table of edges separated by ','") == 1
+
+
+# Matrices, and files of spreadsheets
+
+
+def test_matrix_that_is_symmetric_but_for_rounding_is_undirected(write):
+    rows = "a,0,0.1,0.30000000000000004\nb,0.1,0,0.2\nc,0.3,0.2,0\n"
+    assert read(write("g.csv", f",a,b,c\n{rows}")).number_of_edges() == 3
+
+
+SQUARE = "0,1,0,1\n1,0,1,0\n0,1,0,1\n1,0,1,0\n"
+
+
+@pytest.mark.parametrize("names", ["a,b,c,d", "0,1,2,3", "node1,node2,node3,node4"])
+def test_matrix_with_names_of_columns_only_is_read(write, names):
+    graph = read(write("g.csv", f"{names}\n{SQUARE}"))
+    assert (labels(graph), graph.number_of_edges()) == (names.split(","), 4)
+
+
+def test_square_table_with_names_of_an_edge_is_no_matrix(write):
+    rows = "1,2,5,0\n2,3,5,1\n3,4,5,2\n4,1,5,3\n"
+    assert read(write("g.csv", f"source,target,weight,id\n{rows}")).number_of_edges() == 4
+    assert "may be an adjacency matrix with names of its columns" in refusal(write("g.csv", f"a,b,c,d\n{rows}"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "shown"),
+    [("", "''"), ("inf", "'inf'"), ("NaN", "'NaN'"), ("False", "'False'")],
+    ids=["empty", "inf", "nan", "bool"],
+)
+def test_entry_that_is_no_weight_is_refused_by_its_line(write, entry, shown):
+    for names in ("abcd", "0123"):
+        rows = "".join(f"{a},{','.join(entry if a == b else '1' for b in names)}\n" for a in names)
+        text = f",{','.join(names)}\n{rows}"
+        fault = f"an entry of a matrix must be 0 or a positive number, got {shown}"
+        assert refusal(write("g.csv", text)) == f"g.csv: line 2: {fault}; write 0 where there is no edge"
+
+
+def test_adjacency_list_with_some_edges_named_twice_is_noted(write, tmp_path):
+    graph = nx.DiGraph([(0, 1), (1, 2), (2, 0), (0, 2)])
+    nx.write_adjlist(graph, tmp_path / "g.adjlist")
+    note = "1 of the edges are named by both of their nodes, others by one, and all were used both ways; see the option"
+    file = str(tmp_path / "g.adjlist")
+    assert read(file).graph["notes"] == [f"{note} directed"]
+    assert read(file, directed=False).graph["notes"] == []
+    assert read(file, directed=True).number_of_edges() == 4
+    nx.write_adjlist(graph.to_undirected().to_directed(), file)
+    assert read(file).graph["notes"] == []
+
+
+def test_lines_that_only_spreadsheets_need(write):
+    assert found(read(write("g.csv", "source,target\na,b\n,\nb,c\n,,\n")))[1] == PATH
+    assert (
+        refusal(write("g.csv", "sep=;\nsource;target\na;b\n")) == "g.csv: line 1: 'sep=;' is for Excel only; remove the line"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a -> b\nb -> c\n", "line 1: '->' stands between the nodes; remove it in each line"),
+        ("0: 1 2\n1: 0\n2: 0\n", "line 1: '0:' ends in a colon, as in an adjacency list; remove the colons"),
+        ("from,to,directed\na,b,TRUE\n", "line 2: the edge is directed; set directed = true, or false"),
+        (";a;b\na;0;0,5\nb;0,5;0\n", "must be 0 or a positive number, got '0,5'; write a decimal point"),
+        (",a,b,c\nb,1,0,1\na,0,1,0\nc,0,1,0\n", "a matrix needs equal names of rows and of columns, in one order"),
+    ],
+    ids=["arrow", "colon", "directed", "comma", "order"],
+)
+def test_lists_and_matrices_of_other_dialects_are_refused(write, text, message):
+    assert message in refusal(write("g.csv" if "," in text else "g.txt", text))

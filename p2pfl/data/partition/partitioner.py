@@ -19,6 +19,7 @@ from p2pfl.task import Part
 
 RULES = {name: rule for name, rule in PARTITIONS.items() if name != "writer"}  # samples have no writers
 WITHOUT_CLASSES = ("iid", "quantity")  # the rules that do not read the labels
+SMALL = 0.25  # of the test samples of a node's classes; a node that draws fewer, and fewer than FEW, is noted
 JUDGED_ON = ("own", "all")
 REMEDY = 'use p2pfl.partition(..., judged_on="all")'
 
@@ -74,7 +75,9 @@ class Partition(msgspec.Struct, frozen=True):
 
 
 def check_test(train: np.ndarray, test: np.ndarray, own: np.ndarray, drawn: np.ndarray, remedy: str = REMEDY) -> str:
-    """Return a note if a node draws few test samples in the proportions of its training labels; "" if not.
+    """Return a note if a node draws few test samples in the proportions of its training labels, or none of a class.
+
+    It is "" if there is nothing to say.
 
     Args:
         train, test: labels of all nodes' samples, int64 [n].
@@ -91,7 +94,10 @@ def check_test(train: np.ndarray, test: np.ndarray, own: np.ndarray, drawn: np.n
             f" or {remedy}"
         )
     there = np.isin(test, train[own])
-    if len(drawn) >= FEW or len(drawn) >= there.sum() / 10:
+    lacking = np.setdiff1d(train[own], test)
+    if len(lacking) and len(test):
+        return f"no test sample is of class {lacking[0]}, on which a node trains"
+    if len(drawn) >= FEW or len(drawn) >= there.sum() * SMALL:
         return ""
     classes, counts = np.unique(test[there], return_counts=True)
     rarest = int(counts.argmin())

@@ -93,8 +93,11 @@ def notes_on(names: Sequence[str], x: np.ndarray, y: np.ndarray, *, narrow: bool
     found = []
     if len(x) < FEWEST_ROWS:
         return []
+    empty = np.flatnonzero(np.isnan(x.astype(float, copy=False)).all(0) if x.size else [])
     with np.errstate(invalid="ignore"):
-        constant = np.flatnonzero((x == x[0]).all(0) | np.isnan(x.astype(float, copy=False)).all(0) if x.size else [])
+        constant = np.flatnonzero((x == x[0]).all(0) if x.size else [])
+    if len(empty):
+        found.append(f"{_some_names(names, empty)}: no row has a value")
     if len(constant):
         found.append(f"{_some_names(names, constant)}: all rows have the same value")
     if leaks := label_leaks(x, y):
@@ -151,6 +154,15 @@ def repeats(rows: Iterable[Row]) -> tuple[int, int]:
         else:
             seen.add(key)
     return count, first
+
+
+def note_on_classes(y: np.ndarray) -> list[str]:
+    """Return a note if all rows have one class, which any model learns; none for a single row.
+
+    Args:
+        y: class of each row, int64 [n].
+    """
+    return [f"all rows have a label of class {y[0]}"] if len(y) > 1 and (y == y[0]).all() else []
 
 
 def rows_of(*parts: np.ndarray) -> Iterator[bytes]:
@@ -229,7 +241,9 @@ def _all_different_integers(column: np.ndarray) -> bool:
 
 
 def _one_label_each(column: np.ndarray, y: np.ndarray) -> bool:
-    """Return whether all rows with the same value have the same label."""
+    """Return whether all rows with the same value, also a missing one, have the same label."""
+    column = column.astype(float)
+    column[np.isnan(column)] = np.inf
     order = np.lexsort((y, column))
     values, labels = column[order], y[order]
     return not ((values[1:] == values[:-1]) & (labels[1:] != labels[:-1])).any()

@@ -81,7 +81,7 @@ class ColumnSurvey:
 
     def _note_on_markers(self, others: Collection[str]) -> list[str]:
         """Return a note on texts of a column of categories that usually denote a missing value."""
-        markers = [text for text in self._texts if text not in others and len(text) > 1]
+        markers = [text for text in self._texts if text not in others and (len(text) > 1 or text == "?")]
         if not markers:
             return []
         return [

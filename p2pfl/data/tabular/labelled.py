@@ -76,13 +76,16 @@ def read(path: Path, choice: Choice, labels: ClassLabels, features: int | None) 
         ConfigurationError: it cannot be read; the text names the file, and the line or the array.
     """
     try:
-        if path.suffix == ".npz":
+        if path.name.lower().endswith(".npz"):
             return _read_npz(path, choice, labels, features)
-        if path.suffix == ".csv":
+        if path.name.lower().endswith((".csv", ".csv.gz")):
             return _read_csv(path, choice, labels, features)
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from error
-    raise ConfigurationError(f"{path}: the name must end in .npz or .csv; convert other formats, for example with pandas")
+    remedy = "convert other formats, for example with pandas"
+    if path.suffix.lower() in (".tsv", ".tab", ".txt", ".data", ".dat"):
+        remedy = "give delimited text such a name, and set task.delimiter"
+    raise ConfigurationError(f"{path}: the name must end in .npz, .csv or .csv.gz; {remedy}")
 
 
 def _read_csv(path: Path, choice: Choice, labels: ClassLabels, features: int | None) -> Labelled:
@@ -94,25 +97,28 @@ def _read_csv(path: Path, choice: Choice, labels: ClassLabels, features: int | N
     header = next(rows, (1, []))[1]
     if len(header) == 1:
         next(rows, None)  # raises an error that names the line, if the others are wider: the first is a title then
+    if not header:
+        raise ConfigurationError(f"{path} is empty")
     names, kept, label = _columns(path, header, choice, labels, features)
     pick = _picker(kept)
     codes: dict[str, tuple[str, int]] = {}
     for line, row in rows:
         values = numbers(pick(row))
         if values is None:
-            raise _not_a_number(f"{path}, line {line}", [(names[k], row[k]) for k in kept])
+            raise _not_a_number(f"{path}, line {line}", [(names[k], row[k]) for k in kept], names, choice, labels)
         if len(y) < _LOOKED_AT:
             codes |= {names[k]: (row[k], line) for k in kept if names[k] not in codes and is_code(row[k])}
         found = labels.class_of(row[label])
         if found is None:
-            raise _not_a_label(
-                path, f"line {line}: {names[label]} is {' '.join(row[label][:40].split()) or 'empty'}", choice, labels
-            )
+            cell = f"line {line}: {names[label]} is {' '.join(row[label][:40].split()) or 'empty'}"
+            raise _not_a_label(path, cell, names, choice, labels)
         x.extend(values)
         y.append(found)
         places.append(line)
         if len(x) > most:
             raise ConfigurationError(f"{path} has more values than fit into memory; only {amount(most * 16)} is free")
+    if not y:
+        raise ConfigurationError(f"{path} has no rows below the names of the columns")
     numeric = np.array(x, np.float64).reshape(len(y), len(kept))
     classes = np.array(y, np.int64)
     too_large = np.argwhere(np.abs(numeric) > LARGEST)
@@ -125,6 +131,7 @@ def _read_csv(path: Path, choice: Choice, labels: ClassLabels, features: int | N
         *_notes_on_indices(path, choice, features_named, numeric, classes),
         *_notes_on_names(choice, names, label),
         *(f"{name}: read as numbers, but {text!r} in line {line} may be a code" for name, (text, line) in codes.items()),
+        *column_checks.note_on_classes(classes),
         *column_checks.notes_on(features_named, numeric, classes, narrow=choice.narrow),
         *column_checks.note_on_repeats(
             lambda place: f"line {places[place]}", column_checks.repeats(column_checks.rows_of(numeric, classes))
@@ -191,16 +198,28 @@ def _picker(kept: Sequence[int]) -> Callable[[Sequence[str]], Sequence[str]]:
     return pick
 
 
-def _not_a_number(where: str, cells: Sequence[tuple[str, str]]) -> ConfigurationError:
+def _not_a_number(
+    where: str, cells: Sequence[tuple[str, str]], names: Sequence[str], choice: Choice, labels: ClassLabels
+) -> ConfigurationError:
     """Return the error for the first cell that is no number."""
     name, text = next((name, text) for name, text in cells if number(text) is None)
-    meaning = describe(text)
-    return ConfigurationError(f"{where}: {name} must be a number, got {text[:40]!r}{f', {meaning}' if meaning else ''}")
+    remedy = f", {meaning}" if (meaning := describe(text)) else ""
+    if not choice.target and (name.lower() in _LABEL_NAMES or labels.class_of(text) is not None):
+        remedy = f'; if it is the label, set task.target = "{name}"'
+    return ConfigurationError(f"{where}: {name} must be a number, got {text[:40]!r}{remedy}{_header_hint(names, choice)}")
 
 
-def _not_a_label(path: Path, cell: str, choice: Choice, labels: ClassLabels) -> ConfigurationError:
+def _header_hint(names: Sequence[str], choice: Choice) -> str:
+    """Return a hint if the first line has numbers, so that it may be a row; "" otherwise."""
+    found = next((name for name in names if number(name) is not None), None)
+    if found is None or choice.target or list(names) == [str(k) for k in range(len(names))]:
+        return ""
+    return f"; line 1 must name the columns, but has the number {found}"
+
+
+def _not_a_label(path: Path, cell: str, names: Sequence[str], choice: Choice, labels: ClassLabels) -> ConfigurationError:
     """Return the error for a cell that is no label, with the columns that could have the labels."""
-    where = f"{path}, {cell}, {labels.describe()}"
+    where = f"{path}, {cell}, {labels.describe()}{_header_hint(names, choice)}"
     if choice.target:
         return ConfigurationError(where)
     others = _label_columns(path, choice, labels)
@@ -325,7 +344,7 @@ def _read_npz(path: Path, choice: Choice, labels: ClassLabels, features: int | N
 
 def _notes_on_arrays(splits: Mapping[Split, Arrays], name: str, *, narrow: bool, flat: bool) -> list[str]:
     x, y = splits["train"]
-    notes = []
+    notes = column_checks.note_on_classes(y)
     if flat and x.shape[1] <= column_checks.MOST_COLUMNS:  # columns, not pixels
         names = [f"{name}[:, {k}]" for k in range(x.shape[1])]
         for k in column_checks.indices(names, x):
@@ -350,11 +369,15 @@ def _validate(
             f"{path}: {x_name} is of shape {list(x.shape)} and {y_name} of {list(y.shape)}, expected [n, ...] and [n]"
             f"{_shape_remedy(x, y, names)}"
         )
+    if not len(x) and x_name in ("x", "x_train"):
+        raise ConfigurationError(f"{path}: {x_name} has no rows")
     width = int(np.prod(x.shape[1:]))
     if features is not None and width != features:
         raise ConfigurationError(f"{path}: {x_name} has {width} features, task.features is {features}")
     x = x.reshape(len(x), width)
-    usable = np.isfinite(x) & (np.abs(x) <= LARGEST) if x.dtype.kind == "f" else np.ones(x.shape, bool)
+    usable = np.isfinite(x) if x.dtype.kind == "f" else np.ones(x.shape, bool)
+    if x.dtype.kind == "f" and x.itemsize > 4:
+        usable &= np.abs(x) <= LARGEST
     bad = np.flatnonzero(~usable.all(1))
     if len(bad):
         raise ConfigurationError(

@@ -12,7 +12,7 @@ A schema is a TOML file:
     comment = "|"                # lines that begin with this are skipped
     missing = ["?"]              # texts of a missing value, in addition to an empty one; for a numeric column also to
                                  # known markers, such as NA, nan and null
-    negative = ["<=50K"]         # the labels of class 0, and of class 1
+    negative = ["<=50K"]         # the labels of class 0, and of class 1; numbers are compared by their value
     positive = [">50K"]
     sensitive = ["sex", "race"]  # possible sensitive columns; [groups] defines their groups (see sensitive_attributes)
     rest = "auto"                # kind of the header's columns that are not named below, "ignore" by default
@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from sys import intern
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -170,7 +170,7 @@ def load(name: str, root: str = "", columns: Mapping[str, Kind] | None = None) -
         raise type(error)(f"{error}{where}") from error
     parts = [(schema.train, train, [*notes, *left_out])]
     if test is not None:
-        shared = column_checks.note_on_shared(train.keys, test.keys, "test")
+        shared = column_checks.note_on_shared(train.keys, test.keys, "test") + _notes_on_unknown(train.rows, test.rows)
         parts.append((schema.test, test, shared))
     facts = tuple(_facts(str(folder / file), found, part, notes) for file, part, notes in parts)
     return Table(found, train.rows, None if test is None else test.rows, facts)
@@ -194,7 +194,7 @@ def read_schema(path: Path, columns: Mapping[str, Kind] | None = None) -> Schema
                 f'{path}: [columns] has a name with a dot: put it in quotes, such as "{full}" = "label"'
             )
     try:
-        schema = msgspec.convert(raw, Schema)
+        schema = msgspec.convert(_with_texts(raw), Schema)
         schema = msgspec.structs.replace(schema, columns=schema.columns | dict(columns or {}))
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
@@ -214,6 +214,15 @@ def read_schema(path: Path, columns: Mapping[str, Kind] | None = None) -> Schema
     if schema.rest == "ignore" and not schema.columns_of("auto"):
         _check_sensitive(path, schema)
     return schema
+
+
+def _with_texts(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a schema file, with numbers and truth values that denote texts of the table as texts."""
+    lists = {key: raw[key] for key in ("negative", "positive", "missing") if isinstance(raw.get(key), list)}
+    return {**raw} | {
+        key: [str(value) if isinstance(value, bool | int | float) else value for value in values]
+        for key, values in lists.items()
+    }
 
 
 def resolve(path: Path, schema: Schema) -> tuple[Schema, list[str]]:
@@ -279,6 +288,8 @@ def _without_indices(path: Path, schema: Schema, found: Schema, part: _Part) -> 
 def _check_sensitive(path: Path, schema: Schema) -> None:
     usable = {*schema.columns_of("numeric"), *schema.columns_of("categorical"), *schema.groups}
     if unusable := [name for name in schema.sensitive if name not in usable]:
+        if unusable[0] not in schema.columns:
+            raise ConfigurationError(f"{path}: `sensitive` names {unusable[0]!r}, which is no column")
         raise ConfigurationError(f"{path}: sensitive columns must be numeric or categorical, but {unusable[0]!r} is neither")
     try:
         for name, grouping in schema.groups.items():
@@ -361,7 +372,13 @@ def _facts(source: str, schema: Schema, part: _Part, notes: Sequence[str]) -> Da
     """Return what was understood of a file."""
     rows = part.rows
     different = {name: np.unique(texts) for name, texts in rows.categories.items()}
-    all_notes = [*notes, *part.notes, *_notes_on_categories(different, len(rows))]
+    all_notes = [
+        *notes,
+        *part.notes,
+        *_notes_on_groups(schema, rows),
+        *column_checks.note_on_classes(rows.labels),
+        *_notes_on_categories(different, len(rows)),
+    ]
     values = [*rows.numbers.values(), *(np.searchsorted(different[name], rows.categories[name]) for name in different)]
     if values:
         columns = np.column_stack(values).astype(float)
@@ -387,6 +404,29 @@ def _facts(source: str, schema: Schema, part: _Part, notes: Sequence[str]) -> Da
         part.dropped,
         tuple(f"{source}: {note}" for note in all_notes),
     )
+
+
+def _notes_on_unknown(train: Rows, test: Rows) -> list[str]:
+    """Return a note on each column with categories that only test rows have."""
+    found = []
+    for name, texts in test.categories.items():
+        unknown = texts[~np.isin(texts, train.categories[name])]
+        if len(unknown):
+            rows = f"{len(unknown):,} row{'s have' if len(unknown) > 1 else ' has'}"
+            found.append(f"{name}: {rows} a category that no training row has, such as {str(unknown[0])[:40]!r}")
+    return found
+
+
+def _notes_on_groups(schema: Schema, rows: Rows) -> list[str]:
+    """Return a note on each sensitive column in which a missing value counts as a group."""
+    found = []
+    for name in schema.sensitive:
+        grouping = schema.groups.get(name, Grouping())
+        texts = rows.categories.get(grouping.column or name)
+        if texts is not None and (count := int((texts == "").sum())):
+            group = f"the group not {'/'.join(grouping.values)}" if grouping.values else "a group of their own"
+            found.append(f"{name}: {count:,} row{'s' * (count > 1)} without a value: {group}; remove them if they have none")
+    return found
 
 
 def _notes_on_categories(different: Mapping[str, np.ndarray], rows: int) -> list[str]:
@@ -479,9 +519,13 @@ def _category(where: str, text: str, schema: Schema) -> str:
 
 
 def _label(where: str, text: str, schema: Schema) -> int:
-    if text not in schema.negative and text not in schema.positive:
-        raise ConfigurationError(f"{where} must be one of {[*schema.negative, *schema.positive]}, got {text[:40]!r}")
-    return int(text in schema.positive)
+    if text in schema.negative or text in schema.positive:
+        return int(text in schema.positive)
+    value, known = number(text), [*schema.negative, *schema.positive]
+    equal = None if value is None else next((label for label in known if number(label) == value), None)  # 1.0 is 1
+    if equal is None:
+        raise ConfigurationError(f"{where} must be one of {known}, got {text[:40]!r}")
+    return int(equal in schema.positive)
 
 
 def _moments(values: np.ndarray) -> tuple[float, float]:

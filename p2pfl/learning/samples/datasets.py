@@ -19,7 +19,7 @@ from p2pfl.content.digests import UnknownContentError, digest_of
 from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.samples.labels import Label, Labels
-from p2pfl.learning.samples.numeric import Array, kind_of, numbers
+from p2pfl.learning.samples.numeric import Array, is_alike, kind_of, numbers
 from p2pfl.learning.samples.object_state import attributes_of, put_back
 from p2pfl.learning.samples.pictures import Pictures, as_mode, is_picture
 from p2pfl.learning.seeding import seeded
@@ -150,7 +150,8 @@ def _indices(where: str, data: Subset[Any]) -> tuple[np.ndarray, list[str]]:
             " pass np.flatnonzero(mask)"
         )
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        raise ConfigurationError(f"{where} data: the indices of the Subset must be whole numbers [n], got {found.dtype}")
+        form = f"{found.dtype} of shape {list(found.shape)}"
+        raise ConfigurationError(f"{where} data: the indices of the Subset must be whole numbers [n], got {form}")
     outside = np.flatnonzero((found < 0) | (found >= n))
     if len(outside):
         raise ConfigurationError(
@@ -333,7 +334,7 @@ class _Stack:
         self._where = where
         self._what = f"{where} data: {what}"
         self._n = n
-        self._kinds = ""
+        self._kinds = self._type = ""
         self._pictures: Pictures | None = None
 
     def put(self, k: int, value: Any) -> None:
@@ -376,11 +377,12 @@ class _Stack:
             raise ConfigurationError(f"{what} is no image, but number 0 is; all samples need one type")
         found = torch.as_tensor(numbers(what, value))
         kind = kind_of(value)
-        if kind and self._kinds and kind != self._kinds:
+        if not is_alike(kind, self._kinds):
             raise ConfigurationError(
-                f"{what} is of {_type(found)}, but earlier ones of {_type(self.values)}; all samples need one type"
+                f"{what} is of {_type(value)}, but earlier ones of {self._type}; all samples need one type"
             )
-        self._kinds = self._kinds or kind
+        if not self._kinds:
+            self._kinds, self._type = kind, _type(value) if kind else ""
         return found.float() if found.is_floating_point() else found
 
     def notes(self) -> list[str]:
@@ -393,7 +395,7 @@ class _Stack:
         return [f"images of mode {self._pictures.counts} read as {as_mode(self.values.shape[1])}"]
 
 
-def _type(values: Array) -> str:
+def _type(values: Any) -> str:
     return str(values.dtype).removeprefix("torch.")
 
 

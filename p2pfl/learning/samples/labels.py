@@ -41,7 +41,7 @@ class Labels:
         value = label.item() if getattr(label, "shape", None) == () else label
         found = self._classes.get(value) if isinstance(value, Label) else None
         if found is None:
-            shown = ", ".join(map(str, self.names[:MOST_NAMED])) + (", ..." if len(self.names) > MOST_NAMED else "")
+            shown = ", ".join(map(repr, self.names[:MOST_NAMED])) + (", ..." if len(self.names) > MOST_NAMED else "")
             raise ConfigurationError(f"{what} is {value!r}; a label must be one of {shown}")
         return found
 

@@ -117,7 +117,7 @@ def node_samples(train: Any, validation: Any, test: Any, kind: torch.dtype, divi
     if kind == torch.int64:
         for split, (_, y) in pairs.items():
             _check_whole(split, y)
-    notes: list[str] = []
+    notes = _one_class(pairs["train"][1]) if kind == torch.int64 else []
     chosen = {split: _Chosen(split) for split in pairs}
     if division.partition is not None:
         chosen |= _divide(pairs, division.partition, division, kind, notes)
@@ -139,6 +139,14 @@ def _check_whole(split: Split, y: Array) -> None:
         raise ConfigurationError(
             f"{split} data: target {first} is {float(values[first].flatten()[0]):g}; a class must be a whole number from 0"
         )
+
+
+def _one_class(y: Array) -> list[str]:
+    """Return a note if all targets are one class, which any module learns."""
+    values = torch.as_tensor(y)
+    if len(values) < 2 or values.ndim != 1 or (values != values[0]).any():
+        return []
+    return [f"train data: all targets are class {int(values[0])}"]
 
 
 def _divide(
@@ -214,6 +222,8 @@ def _samples(pairs: Pairs, chosen: _Chosen, kind: torch.dtype) -> NodeSamples:
 
 def _range_notes(samples: Mapping[Split, NodeSamples]) -> list[str]:
     """Return a note on inputs whose size differs very much from that of the training inputs, as pixels and pixels / 255."""
+    if not any(each.x.is_floating_point() for each in samples.values()):
+        return []  # whole numbers, such as places in an embedding
     sizes = {split: size for split, each in samples.items() if (size := _size(each.x))}
     return [
         f"{split} data: inputs are more than {FAR} times as {'great' if size > sizes['train'] else 'small'} as those of the"
@@ -224,8 +234,8 @@ def _range_notes(samples: Mapping[Split, NodeSamples]) -> list[str]:
 
 
 def _size(x: Tensor) -> float:
-    """Return the greatest absolute value of inputs that are no whole numbers; 0 if there is none."""
-    if not x.is_floating_point() or not x.numel():
+    """Return the greatest absolute value of inputs; 0 if there is none."""
+    if not x.numel() or x.dtype == torch.bool:
         return 0.0
     least, greatest = once((_size, x), lambda: torch.stack(x.aminmax()).tolist())
     return float(max(abs(least), abs(greatest)))

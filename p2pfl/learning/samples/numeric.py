@@ -22,6 +22,7 @@ WIDER: dict[Any, Any] = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.
 
 PLAIN = {int, float, bool, str, list, tuple, type(None)}  # of Python, which NumPy checks itself
 TEXT = "text; number the classes from 0, or list `labels`"
+TEXT_INPUT = "text; convert it to numbers"
 GREATEST = 2**63 - 1
 MISSING = "a missing value; fill it in, or remove the sample"
 
@@ -56,7 +57,7 @@ def numbers(what: str, values: Any) -> Array:
     if array.dtype.kind == "O":
         array = _from_objects(what, array, getattr(values, "columns", None))
     if array.dtype.kind not in "biuf":
-        raise ConfigurationError(f"{what} must be numbers, got {_kind(array.dtype)}")
+        raise ConfigurationError(f"{what} must be numbers, got {_kind(what, array.dtype)}")
     if array.dtype.kind == "u" and array.size and int(array.max()) > GREATEST:
         raise ConfigurationError(f"{what}: a value is {array.max()}, more than the greatest int64")
     if array.dtype.kind == "f" and array.itemsize > 8:
@@ -87,22 +88,35 @@ def check_alike(what: str, values: Sequence[Any]) -> None:
             raise ConfigurationError(
                 f"{what}: number {k} has the shape {shape}, but number 0 has {first[0]}; all samples need one shape"
             )
-        if kind != first[1] and "" not in (kind, first[1]):
+        if not is_alike(kind, first[1]):
             raise ConfigurationError(
                 f"{what}: number {k} is of {_name(value)}, but number 0 of {_name(values[0])}; all samples need one type"
             )
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind of numbers of an array or a tensor: "b", "i" or "f"; "" for a number or a list of Python.
+    """Return the kind of numbers of an array or a tensor: "b", "i" or "f", or "u" with a number of bytes.
 
-    Python's own numbers may be mixed: 1 and 2.5 are values of one column.
+    It is "" for a number or a list of Python, which may be mixed: 1 and 2.5 are values of one column.
     """
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, torch.dtype):
-        return "f" if dtype.is_floating_point else "b" if dtype == torch.bool else "i"
+        unsigned = not dtype.is_floating_point and not dtype.is_complex and not dtype.is_signed and dtype != torch.bool
+        return f"u{dtype.itemsize}" if unsigned else "f" if dtype.is_floating_point else "b" if dtype == torch.bool else "i"
     kind = getattr(dtype, "kind", "")
-    return {"u": "i"}.get(kind, kind)
+    return f"u{dtype.itemsize}" if dtype is not None and kind == "u" else kind
+
+
+def is_alike(one: str, other: str) -> bool:
+    """Return whether numbers of two kinds may be samples of one set; see `kind_of`.
+
+    Unsigned numbers of different sizes, such as pixels of 8 and of 16 bits, have different ranges.
+    """
+    return one == other or "" in (one, other) or (one[0] in "iu" and other[0] in "iu" and "i" in (one, other))
+
+
+def _text(what: str) -> str:
+    return TEXT_INPUT if " input" in what else TEXT
 
 
 def _plain(what: str, values: Tensor) -> Tensor:
@@ -128,7 +142,7 @@ def _from_objects(what: str, array: np.ndarray, columns: Any) -> np.ndarray:
         column = "" if columns is None or len(place) != 2 else f" (column {columns[place[1]]!r})"
         if value is None or type(value).__name__ in ("NAType", "NaTType"):
             raise ConfigurationError(f"{what}: {_at(place)}{column} is {value!r}; {MISSING}")
-        got = TEXT if isinstance(value, str) else type(value).__name__
+        got = _text(what) if isinstance(value, str) else type(value).__name__
         raise ConfigurationError(f"{what} must be numbers; {_at(place)}{column} is {value!r:.40}, {got}")
     integers = all(isinstance(value, int | np.integer | np.bool_) for value in array.flat)
     try:
@@ -153,10 +167,10 @@ def _name(value: Any) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
-def _kind(dtype: np.dtype) -> str:
+def _kind(what: str, dtype: np.dtype) -> str:
     """Return what an array has that is not numbers."""
     if dtype.kind in "UST":
-        return TEXT
+        return _text(what)
     if dtype.kind in "mM":
         return f"dates ({dtype}); convert them to numbers, such as days"
     if dtype.kind == "V":

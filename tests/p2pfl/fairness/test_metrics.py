@@ -479,7 +479,7 @@ y = "label"
     [
         ("x;g;y", "{k};{g};{y}", "line 1: the columns are separated by ';', not by ','; set `delimiter`"),
         ("x,g,g,y", "{k},{g},{g},{y}", "has two columns 'g'"),
-        ("x,h,y", "{k},{g},{y}", "but 'g' is neither"),
+        ("x,h,y", "{k},{g},{y}", "odd.csv: `sensitive` names 'g', which is no column"),
         ("x,g,y", "", "has 0 rows"),
         ("x,g,y", "{k},{g},perhaps", "line 2: y must be one of"),
         ("x,g,y", "{k},a,{y}", "has 1 group; it must have 2 to 64"),

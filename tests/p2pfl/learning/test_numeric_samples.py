@@ -94,6 +94,11 @@ def test_numbers_come_out_equal_or_are_refused(values, form):
         ([[1, 2, 3], [4, None, 6], [7, 8, 9], [0, 1, 2]], r"\[1, 1\] is None; a missing value"),
         ([[1, 2, 3], [4, "five", 6], [7, 8, 9], [0, 1, 2]], "must be numbers, got text"),
         ([X[0].astype(np.uint8), *X[1:]], "number 1 is of float32, but number 0 of uint8; all samples need one type"),
+        (
+            [X[0].astype(np.uint8), X[1].astype(np.uint16)],
+            "number 1 is of uint16, but number 0 of uint8; all samples need one",
+        ),
+        (X.astype(str), "inputs must be numbers, got text; convert it to numbers"),
         ([*X[:3], X[3] > 0], "number 3 is of bool, but number 0 of float32; all samples need one type"),
         (pl.DataFrame({"a": [1.0, None, 2.0, 3.0], "b": [1.0] * 4, "c": [1.0] * 4}), "input 1 is not finite"),
     ],
@@ -161,6 +166,21 @@ def test_table_as_data_is_refused_with_a_remedy():
 
 def test_two_lists_of_two_are_refused():
     assert "may be two samples, or inputs and targets" in refusal([[0.5, 0], [0.7, 1]])
+
+
+def test_pixels_of_8_and_16_bits_in_one_dataset_are_refused():
+    samples = [(np.full(3, 255, np.uint8), 0), (np.full(3, 65535, np.uint16), 1)]
+    assert refusal(samples) == "train data: input 1 is of uint16, but earlier ones of uint8; all samples need one type"
+
+
+def test_texts_in_labels_are_shown_with_quotes():
+    assert refusal((X, Y), labels=["0", "1"]) == "train data: target 0 is 0; a label must be one of '0', '1'"
+
+
+def test_indices_of_a_subset_in_a_column_are_refused():
+    indices = torch.nonzero(torch.tensor(Y) >= 0)
+    data = Subset(TensorDataset(torch.from_numpy(X), torch.tensor(Y)), indices)
+    assert refusal(data) == ("train data: the indices of the Subset must be whole numbers [n], got int64 of shape [4, 1]")
 
 
 def test_memory_map_is_read(tmp_path):

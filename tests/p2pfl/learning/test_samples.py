@@ -230,7 +230,7 @@ def test_listed_numbers_become_classes():
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (["cat", "cow"], "^train data: target 1 is 'dog'; a label must be one of cat, cow$"),
+        (["cat", "cow"], "^train data: target 1 is 'dog'; a label must be one of 'cat', 'cow'$"),
         (["cat", "cat"], "^labels must list two different labels or more, got "),
         ("cat", "^labels must list two different labels or more, got 'cat'$"),
     ],
@@ -481,6 +481,28 @@ def test_test_inputs_of_another_shape_are_refused_in_one_line(make, targets):
     with pytest.raises(ConfigurationError, match=r"test data: inputs have the shape \[n, 2\], but .* \[n, 3\]; ") as caught:
         make(network, train=(X, targets), test=(X[:, :2], targets))
     assert "\n" not in str(caught.value)
+
+
+def test_test_inputs_of_another_type_are_refused_in_one_line():
+    message = "^test data: inputs have the type uint8, but those of the training data float32; module Linear does not take"
+    with pytest.raises(ConfigurationError, match=message):
+        p2pfl.classification(network, train=(X, Y), test=((abs(X) * 100).astype(np.uint8), Y))
+
+
+def test_test_pixels_beside_scaled_training_pixels_are_noted():
+    class Module(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.float())
+
+    pixels = np.full(X.shape, 255, np.uint8)
+    task = p2pfl.classification(lambda: Module(3, 2), train=(np.ones_like(X), Y), test=(pixels, Y))
+    assert task.data_notes == (
+        "test data: inputs are more than 50 times as great as those of the training data; scale both alike",
+    )
+
+
+def test_samples_of_one_class_are_noted():
+    assert p2pfl.classification(network, train=(X, Y * 0)).data_notes == ("train data: all targets are class 0",)
 
 
 def test_test_inputs_may_have_another_shape():

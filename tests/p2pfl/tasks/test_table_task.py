@@ -1,6 +1,8 @@
 """Task for a node's own data file."""
 
+import gzip
 import io
+import re
 import struct
 import tracemalloc
 import zipfile
@@ -191,7 +193,7 @@ def test_invalid_list_of_labels_is_refused(tmp_path, options, message):
         ("a,b,kind\n1,2,0\n1,2,7\n", r"the labels are 0 and 7, .* set task.labels = \[0, 7\], or task.classes = 8 if"),
         ("kind\n1\n", "has no features: it must have two columns or more, separated by task.delimiter"),
         ("a;b;kind\n1;2;0\n", r"line 1: the columns are separated by ';', not by ','; set task\.delimiter, or convert"),
-        ("a,b,kind\n", "no row is left to train on"),
+        ("a,b,kind\n", "has no rows below the names of the columns"),
         ("a,b,kind\n1,,1\n", "line 2: b must be a number, got '', a missing value; fill it in, or remove the line"),
         ("0.5,1e3,0\n1,2,1\n", "line 1: it has numbers, but the first line must name the columns"),
     ],
@@ -289,8 +291,8 @@ def test_table_layout_does_not_depend_on_the_file(tmp_path):
         ("a,b,c,kind\n1,2,3,0\n", {}, "has 3 features besides the label, but task.features is 2"),
         ("a,a,kind\n1,2,0\n", {}, "has two columns 'a'"),
         ("a,b,kind\n1,2,0\n", {"target": "label"}, "has no column 'label'"),
-        ("a,b,kind\n", {}, "no row is left to train on"),
-        ("", {}, "has 0 features"),
+        ("a,b,kind\n", {}, "has no rows below the names of the columns"),
+        ("", {}, "own.csv is empty"),
     ],
 )
 def test_invalid_csv_file_reports_name_and_line(tmp_path, text, options, message):
@@ -385,7 +387,7 @@ def test_damaged_npz_is_read_or_reports_one_line(tmp_path_factory, data):
     [
         ("none.csv", "none.csv: No such file"),
         ("none.npz", "No such file"),
-        ("own.txt", "must end in .npz or .csv"),
+        ("own.txt", "must end in .npz, .csv or .csv.gz; give delimited text such a name"),
         ("", "needs `data`"),
     ],
 )
@@ -582,3 +584,38 @@ def test_large_numbers_are_standardised_before_they_are_narrowed(tmp_path, offse
     for path in (csv_file, npz_file):
         train = make(path, standardize="local", validation=0.0, test=0.0).data["train"].x
         assert np.allclose(train, (x - x.mean(0)) / x.std(0), atol=1e-5)
+
+
+def test_compressed_table_and_name_in_capitals_are_read(tmp_path):
+    (tmp_path / "own.csv.gz").write_bytes(gzip.compress(CSV.encode()))
+    (tmp_path / "OWN.CSV").write_text(CSV)
+    for name in ("own.csv.gz", "OWN.CSV"):
+        assert make_plain(tmp_path / name).data_facts[0].samples == 20
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("label,a\nno,1\nyes,2\n", {}, "label must be a number, got 'no'; if it is the label, set task.target = \"label\""),
+        ("kind,a\nno,1\n", {"labels": ["no", "yes"]}, "got 'no'; if it is the label, set task.target = \"kind\""),
+        ("5.1,3.5,Iris-setosa\n4.9,3.0,Iris-virginica\n", {}, "line 1 must name the columns, but has the number 5.1"),
+        ("842302,M,0.5\n842517,B,0.7\n", {}, "M must be a number, got 'B'; line 1 must name the columns"),
+    ],
+)
+def test_cell_that_is_no_number_names_the_likely_cause(tmp_path, text, options, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        make_plain(write_csv(tmp_path, text), **options)
+
+
+def test_file_of_one_class_is_noted(tmp_path):
+    csv = write_csv(tmp_path, "a,y\n1,0\n2,0\n3,0\n")
+    npz = write_npz(tmp_path, x=X, y=Y * 0)
+    for path in (csv, npz):
+        assert make_plain(path).data_facts[0].notes[0] == f"{path}: all rows have a label of class 0"
+
+
+def test_half_precision_and_empty_arrays(tmp_path, recwarn):
+    assert rows(make_plain(write_npz(tmp_path, x=X.astype(np.float16), y=Y), validation=0, test=0), "train")
+    assert not recwarn
+    with pytest.raises(ConfigurationError, match=r"own\.npz: x has no rows"):
+        make_plain(write_npz(tmp_path, x=X[:0], y=Y[:0]))

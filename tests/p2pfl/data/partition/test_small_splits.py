@@ -91,6 +91,17 @@ def test_rows_with_a_rare_class_in_the_test_are_noted(tmp_path):
     assert (len(everything.data["test"].y), everything.data_notes) == (201, ())
 
 
+def test_few_test_rows_with_a_rare_class_are_noted(tmp_path):
+    np.savez(tmp_path / "rows.npz", x=X, y=Y % 2, x_test=X[:20], y_test=[0] * 19 + [1])
+    note = table(tmp_path, count=2, **RULE).data_notes[0]
+    assert note.startswith("a node is tested on 2 of 20 test samples")
+
+
+def test_class_without_test_rows_is_noted(tmp_path):
+    np.savez(tmp_path / "rows.npz", x=X, y=Y, x_test=X[:40], y_test=Y[:40] % 2)
+    assert table(tmp_path, count=2, **RULE).data_notes == ("no test sample is of class 2, on which a node trains",)
+
+
 def test_rows_with_a_test_label_that_is_not_trained_are_refused(tmp_path):
     np.savez(tmp_path / "rows.npz", x=X, y=Y % 2, x_test=X[:30], y_test=Y[:30])
     with pytest.raises(ConfigurationError, match=r"target 2 is 2, which no training sample has; .* set task.judged_on"):
