@@ -77,7 +77,11 @@ def test_palettes_take_the_form_of_their_set():
     assert notes(GREY, palette) == ("train data: the images have several modes (L 1, P 1); all were read as L",)
 
 
-@pytest.mark.parametrize("others", [(GREY, COLOURS), (COLOURS, GREY), (GREY, COLOURS.quantize(64))], ids=str)
+@pytest.mark.parametrize(
+    "others",
+    [(GREY, COLOURS), (COLOURS, GREY), (GREY, COLOURS.quantize(64))],
+    ids=["grey first", "colours first", "palette"],
+)
 def test_grey_images_among_coloured_ones_are_refused(others):
     with pytest.raises(ConfigurationError, match=r"input 1 has the shape .* convert them to one mode, \"L\" or \"RGB\"$"):
         read(*others)
