@@ -206,6 +206,7 @@ class RunInputs:
             self._versions[key] = {
                 "Python": ".".join(platform.python_version_tuple()[:2]),
                 **{name: text for name in libraries if (text := _version(name))},
+                "BLAS threads": _blas_threads(),
                 _MACHINE: f"{here.processor}, {here.digest[:8]}",
             }
         return self._versions[key]
@@ -289,6 +290,15 @@ def _flatten(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
             yield from _flatten(f"{prefix}.{key}" if prefix else str(key), part)
     else:
         yield prefix, msgspec.json.encode(value).decode() if not isinstance(value, float | str) else str(value)
+
+
+def _blas_threads() -> str:
+    """Return the number of threads that NumPy's linear algebra uses: it sets the order of sums; "" if unknown."""
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:  # it comes with scikit-learn
+        return ""
+    return ", ".join(sorted({str(pool["num_threads"]) for pool in threadpool_info() if pool["user_api"] == "blas"}))
 
 
 def _version(distribution: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 import pytest
+import threadpoolctl
 from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
@@ -239,6 +240,18 @@ def test_other_version_of_a_library_is_named_or_accepted(capsys, monkeypatch):
     Path("kept").rename("here")
     computed, out = resumed(capsys, "--allow-different-bits")
     assert (computed, "computed again" in out) == (["last"], False)
+
+
+@pytest.mark.slow
+def test_other_number_of_threads_is_named(capsys, monkeypatch):
+    stopped(capsys, CSV)
+    before = load_threads()
+    monkeypatch.setattr(threadpoolctl, "threadpool_info", lambda: [{"user_api": "blas", "num_threads": before + 1}])
+    assert f"were computed again: BLAS threads {before} -> {before + 1}" in resumed(capsys)[1]
+
+
+def load_threads():
+    return max(pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas")
 
 
 @pytest.mark.slow
