@@ -1,6 +1,7 @@
 """Submissions of simulated nodes to their coordinator, without messages (see p2pfl.policy.Coordinated).
 
-Sizes are computed, as for fetches. There is no election: the node with the lowest name coordinates.
+Sizes are computed, as for fetches. There is no election: the node with the lowest name coordinates. A note tells the
+user if its line is too slow for that: its heartbeats would wait behind models until its lease ends.
 node/coordination/coordinator.py implements the coordinator's handling of submissions.
 """
 
@@ -9,19 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from math import inf
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from p2pfl.config.binding import split_name
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.coordination.aggregation_step import StepResult, run_protected_step, without_known_start
 from p2pfl.node.coordination.coordinator import Coordinator, PendingSubmission
+from p2pfl.node.coordination.election_runner import timing_of
+from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.folder.settings import check_coordinated
+from p2pfl.policies import make_policy
 from p2pfl.policy import Assignment, Coordinated, Policy, Step, Submission
 from p2pfl.protocols.election.types import Term
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.submission import encode_assignment, encode_submission
+from p2pfl.sim.scenario.network import draw
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.gather import Gather
 from p2pfl.sim.simulation.modelled_network import ModelledNetwork, ModelledPeer
@@ -39,6 +45,33 @@ def refuse(scenario: Scenario, policy: Policy) -> None:
         raise ConfigurationError(
             "a coordinated policy needs an attack that sends one model to all; nodes submit to the coordinator only"
         )
+
+
+def election_notes(scenario: Scenario, names: Sequence[str], coding: ModelEncoder) -> list[str]:
+    """Return a note if messages would show a coordinator that cannot hold its lease on its line.
+
+    Heartbeats, and the answers to them, wait behind the models that all other nodes send to the coordinator, or receive
+    from it, in one round.
+
+    Args:
+        coding: encoder of a model.
+    """
+    network = scenario.network
+    if scenario.fidelity == "wire" or not network.bandwidth:
+        return []
+    if not isinstance(make_policy(*split_name("policy", scenario.policy)), Coordinated):
+        return []
+    bandwidth = draw(network.bandwidth, scenario.seed, min(names), "bandwidth")
+    timing = timing_of(coding.layout.size, scenario.deadline)
+    most = timing.lease - timing.beat
+    amount = (len(names) - 1) * (OVERHEAD + coding.whole)
+    if not bandwidth or amount <= most * bandwidth:
+        return []
+    return [
+        f"the coordinator's line carries the models of a round in {amount / bandwidth:.1f} s, but heartbeats may wait for at"
+        f' most {most:.1f} s: such a federation elects coordinators again and again, which fidelity = "modelled" does not'
+        f' show; set network.bandwidth to {ceil(amount / most):,} or more, or fidelity = "wire"'
+    ]
 
 
 class Leader(NamedTuple):

@@ -20,7 +20,7 @@ from p2pfl.policies import make_policy
 from p2pfl.policy import Policy
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.scenario.topology import COMPLETE, locate_nodes, measure, placement_graph, topology
-from p2pfl.sim.simulation.modelled_coordinator import refuse
+from p2pfl.sim.simulation.modelled_coordinator import election_notes, refuse
 from p2pfl.sim.simulation.sharding import task_of
 from p2pfl.system.shared_work import sharing
 from p2pfl.task import POINT, TASKS, Part, Task, data_notes_of, extra_metrics_of, goals_of, make_task
@@ -117,6 +117,8 @@ def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters 
     check_starts(tasks, known_as, start, scenario.seed)
     codec = make_codec(*split_name("codec", scenario.codec))
     positions, notes = locate_nodes(around.places, known_as) if scenario.network.latency == "geography" else ({}, [])
+    coding = ModelEncoder(codec, tasks[0].layout.shared, tasks[0].layout.shared_of(start))
+    notes += election_notes(scenario, known_as, coding)
     return RunPlan(scenario, known_as, around, tasks, start, codec, positions, (*around.notes, *scarcity, *notes))
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import make_policy
@@ -9,8 +10,10 @@ from p2pfl.policy import Submission
 from p2pfl.protocols.election.types import Term
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.submission import encode_assignment, encode_submission
+from p2pfl.sim.scenario.network import Network
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.modelled_coordinator import Leader
+from p2pfl.sim.simulation.plan import plan
 from p2pfl.sim.simulation.simulation import Simulation, run
 from p2pfl.task import Part, make_task
 from p2pfl.testing import run_in_memory
@@ -296,3 +299,28 @@ def test_submission_of_older_term_is_refused():
 def test_coordinated_policy_refuses_unsupported_options(changes, message):
     with pytest.raises(ConfigurationError, match=message):
         Simulation(scenario(**changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bandwidth", "enough"), [(40_000.0, False), (100_000.0, True)])
+def test_note_names_lines_that_are_too_slow_for_elections(bandwidth, enough):
+    """Messages show whether the coordinator keeps its lease: if not, nodes submit again, and more models are sent."""
+    changes = {"nodes": 5, "rounds": 3, "deadline": 20.0, "network": {"latency": 0.05, "bandwidth": bandwidth}}
+    slow = scenario("coordinated-fedavg", task={"name": "digits", "samples": 20}, **changes)
+    notes = [note for note in plan(slow).notes if "coordinator's line" in note]
+    assert len(notes) == (0 if enough else 1)
+    modelled, messages = (
+        sum(node.exchange.traffic.sent_models for node in run(replace(slow, fidelity=how)).nodes.values())
+        for how in ("modelled", "wire")
+    )
+    assert modelled == 2 * 4 * 3
+    assert (messages == modelled) is enough
+
+
+def test_note_on_elections_names_the_bandwidth_that_suffices():
+    slow = scenario("coordinated-fedavg", network={"bandwidth": 50.0})
+    (note,) = [note for note in plan(slow).notes if "coordinator's line" in note]
+    needed = float(note.split("network.bandwidth to ")[1].split(" ")[0].replace(",", ""))
+    assert plan(replace(slow, network=Network(bandwidth=needed))).notes == plan(scenario()).notes
+    for other in (replace(slow, fidelity="wire"), replace(slow, policy={"name": "random"})):
+        assert note not in plan(other).notes
