@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any, Protocol
 
 import msgspec
@@ -136,7 +137,13 @@ class Node:
         )
         self.me.observer = observer
         self.peers = NodePeers(
-            self.me, exchange, seed=settings.seed, names=names, refuse=lenient, asks_scores=asks_scores(policy)
+            self.me,
+            exchange,
+            seed=settings.seed,
+            names=names,
+            refuse=lenient,
+            asks_scores=asks_scores(policy),
+            oldest=inf if settings.mode == "synchronous" else settings.max_staleness,
         )
         self.peers.observer = observer
         self._saved: Checkpoint | None = None

@@ -180,6 +180,7 @@ class NodePeers:
     Args:
         refuse: see p2pfl.budget.BudgetTracker.
         asks_scores: whether the policy may ask for losses.
+        oldest: maximum age in seconds of the models that the policy receives.
 
     Attributes:
         budget_tracker: the received models and bytes, and their budget.
@@ -199,11 +200,13 @@ class NodePeers:
         names: Sequence[str],
         refuse: bool = False,
         asks_scores: bool = False,
+        oldest: float = inf,
     ) -> None:
         self._me = me
         self._exchange = exchange
         self._seed = seed
         self._asks_scores = asks_scores
+        self._oldest = oldest
         self._names = tuple(names)
         self._neighbours: tuple[str, ...] = exchange.roster.neighbours
         self.observer: Observer | None = None
@@ -292,6 +295,8 @@ class NodePeers:
             self.budget_tracker.release(places)
         if self._exchange.conduct.enabled:
             self._exchange.conduct.record_fetch(places.ids, updates, self._trained_as_received())
+        if self._oldest < inf:  # a peer whose model is too old to be used has sent one nevertheless
+            updates = [update for update in updates if update.age <= self._oldest]
         if self._me.rule is not None:
             self.senders.update(update.sender for update in updates)
         if self._me.robust != NONE and updates:

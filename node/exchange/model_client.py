@@ -11,7 +11,6 @@ from p2pfl.node.exchange.norm_limit import NormLimit
 from p2pfl.node.exchange.peer_requests import PeerRequests
 from p2pfl.node.exchange.rounds.pacing import Pacing
 from p2pfl.node.exchange.rounds.probation import Probation
-from p2pfl.node.exchange.rules import without_stale
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.peering.peer import Asked, Peer
 from p2pfl.node.peering.peer_manager import PeerManager
@@ -67,7 +66,7 @@ class ModelClient:
         self._ask_in_background(ids, round, stages)
         updates: list[Update] = await self._requests.ask(ids, round, ask)
         self._equivocation.report(round)
-        return without_stale(updates, self._settings)
+        return updates
 
     def _ask_in_background(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> None:
         """Request a model from the peers on probation without waiting for their answers."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from p2pfl.node.folder.settings import Settings
-from p2pfl.policy import Update
 from p2pfl.robust.guards import coarse
 from p2pfl.robust.registry import NONE, Robust
 
@@ -16,13 +14,6 @@ def late_answer(round: int) -> str:
 def late_round(round: int) -> str:
     """Return the reason for the suspicion of a peer that did not reach a round in time."""
     return f"did not reach round {round} in time"
-
-
-def without_stale(updates: list[Update], settings: Settings) -> list[Update]:
-    """Return the updates that an asynchronous node may use, at most `max_staleness` seconds old."""
-    if settings.mode == "synchronous":
-        return updates
-    return [update for update in updates if update.age <= settings.max_staleness]
 
 
 def disclosed_loss(loss: float, robust: Robust) -> float:

@@ -21,7 +21,7 @@ from p2pfl.node.exchange.base import Detached, ExchangeHost
 from p2pfl.node.exchange.publisher import Publisher
 from p2pfl.node.exchange.rounds.pacing import PACING_SHARE, Pacing, common_round, is_awaited
 from p2pfl.node.exchange.rounds.participants import SILENT_AFTER
-from p2pfl.node.exchange.rules import late_answer, late_round, without_stale
+from p2pfl.node.exchange.rules import late_answer, late_round
 from p2pfl.node.peering.traffic import Traffic
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Extras, Stage, Step, Submission, Update
@@ -228,7 +228,7 @@ class ModelledExchange:
         updates = [items[id] for id in sorted(items) if items[id] is not None]
         if updates:
             self._pacing.record_exchange()
-        return without_stale(updates, network.settings)
+        return updates
 
     def _reachable(self, ids: Sequence[str]) -> Sequence[str]:
         """Return the ids of neighbours: a policy may request any node, but others do not answer."""

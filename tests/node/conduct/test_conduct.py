@@ -233,6 +233,21 @@ def test_author_of_copied_models_gives_the_copier_points(mode):
         assert set(federation.nodes[name].exchange.conduct.penalties) <= {"e"}
 
 
+@pytest.mark.slow
+def test_models_too_old_to_be_used_are_no_free_riding():
+    """Peers that train at other speeds seldom send a model that has just been published."""
+
+    async def test(federation):
+        federation.start()
+        await federation.done()
+
+    settings = Settings(rounds=40, deadline=6.0, mode="asynchronous", max_staleness=0.1, distrust=2)
+    federation = play(test, tuple("abcd"), settings, speeds={"b": 1.1, "c": 1.2, "d": 1.3})
+    for node in federation.nodes.values():
+        assert (node.exchange.conduct.penalties, node.exchange.conduct.left_out) == ({}, set())
+    assert sum(len(federation.partners(name, round)) for name in "abcd" for round in range(1, 41)) < 160
+
+
 def test_models_that_nobody_requested_hide_no_free_rider():
     def ride(liar, peer, message, payload):
         if isinstance(message, m.Get):
