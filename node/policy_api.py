@@ -165,6 +165,7 @@ class PeersState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         extras: bytes of the extras that the node published last.
         beyond: by peer, the bytes by which its last model exceeded the expected size.
         best: the lowest loss of a model with which the node has begun a round; None if it is not known.
+        rounds: the round of each of the distances.
     """
 
     distances: dict[str, float] = {}
@@ -172,6 +173,7 @@ class PeersState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     extras: int = 0
     beyond: dict[str, int] = {}
     best: float | None = None
+    rounds: dict[str, int] = {}
 
 
 class NodePeers:
@@ -233,14 +235,14 @@ class NodePeers:
         self.published = {stage: detached(params) for stage, params in self.published.items()}
 
     def state(self) -> PeersState:
-        distances = {} if self.clip is None else dict(self.clip.distances)
+        distances, rounds = ({}, {}) if self.clip is None else (dict(self.clip.distances), dict(self.clip.rounds))
         limits = self._limits
         best = limits.best if isfinite(limits.best) else None
-        return PeersState(distances, dict(limits.steps), self._extras, dict(self._beyond), best)
+        return PeersState(distances, dict(limits.steps), self._extras, dict(self._beyond), best, rounds)
 
     def restore(self, state: PeersState) -> None:
         if self.clip is not None:
-            self.clip.distances = dict(state.distances)
+            self.clip.distances, self.clip.rounds = dict(state.distances), dict(state.rounds)
         self._limits.steps = dict(state.assigned)
         self._limits.best = inf if state.best is None else state.best
         self._extras, self._beyond = state.extras, dict(state.beyond)
@@ -322,8 +324,8 @@ class NodePeers:
         me, own = self._me, self.own
         senders, models, samples = zip(*((u.sender, u.params, u.n_samples) for u in updates), strict=True)
         clip.forget(self._exchange.roster.neighbours)
-        clipped = await me.compute(Clip([own, *models], me.initial, clip.distances_of_others(senders), samples))
-        clip.record(senders, clipped)
+        clipped = await me.compute(Clip([own, *models], me.initial, clip.distances_of_others(senders, me.round), samples))
+        clip.record(senders, clipped, me.round)
         kept = clipped.models(own, models)
         return [u if model is u.model else replace(u, model=model) for u, model in zip(updates, kept, strict=True)]
 

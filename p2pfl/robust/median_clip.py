@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from p2pfl.robust.candidates import distances_from
 
 FAR = 3.0  # times the radius: a model further away is an outlier
 FEW = 3  # peers; with fewer, the own movement also limits the radius
+RECENT = 9  # rounds for which a remembered distance counts as it is, even if most others are older
 BLOCK = 2**14  # values that are clipped at once; they fit into the cache
 
 
@@ -72,14 +74,20 @@ class MedianClip:
     is and however often it is sent. The distances of a coordinator's assignments, which all come from one sender, would
     not be safe here; see p2pfl.robust.assignments.
 
+    A policy may fetch from few peers for many rounds. Most distances are then of a time when models were further apart,
+    and their median would let a peer that has been chosen move the node much further than the others. Therefore, if more
+    than half of the distances are older than `RECENT` rounds, each of these counts as at most the median of the others.
+
     Attributes:
         distances: the latest known distance of each peer's model from the own one.
+        rounds: the round of each of these distances.
         outliers: number of models of each peer that were further away than three times the radius.
     """
 
     def __init__(self) -> None:
         self.outliers: Counter[str] = Counter()
         self.distances: dict[str, float] = {}
+        self.rounds: dict[str, int] = {}
 
     def clip(
         self,
@@ -102,23 +110,27 @@ class MedianClip:
         self.record(senders, clipped)
         return [move_towards(model, own, factor) for model, factor in zip(models, clipped.factors, strict=True)]
 
-    def distances_of_others(self, senders: Sequence[str]) -> list[float]:
-        """Return the latest known distances of all peers that are not in `senders`."""
-        return [far for id, far in self.distances.items() if id not in senders]
+    def distances_of_others(self, senders: Sequence[str], round: int = 0) -> list[float]:
+        """Return the latest known distances of all peers that are not in `senders`, old ones limited in `round`."""
+        recent = {id: far for id, far in self.distances.items() if self.rounds.get(id, 0) > round - RECENT}
+        most = lower_median(list(recent.values())) if 0 < 2 * len(recent) < len(self.distances) else inf
+        return [recent.get(id, min(far, most)) for id, far in self.distances.items() if id not in senders]
 
-    def record(self, senders: Sequence[str], clipped: Clipped) -> None:
-        """Record the distances of models.
+    def record(self, senders: Sequence[str], clipped: Clipped, round: int = 0) -> None:
+        """Record the distances of models in a round.
 
         Args:
             senders: the sender of each model.
         """
         distances = list(zip(senders, clipped.distances, strict=True))
         self.distances.update(distances)
+        self.rounds.update(dict.fromkeys(senders, round))
         self.outliers.update([id for id, far in distances if far > FAR * clipped.radius])
 
     def forget(self, known: Sequence[str]) -> None:
         """Forget the distances of all peers that are not in `known`."""
         self.distances = {id: far for id, far in self.distances.items() if id in known}
+        self.rounds = {id: round for id, round in self.rounds.items() if id in known}
 
 
 def clip_models(

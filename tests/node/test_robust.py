@@ -21,7 +21,7 @@ from p2pfl.policy import Merge, Submission, Update
 from p2pfl.protocols.wire import messages as m
 from p2pfl.robust.candidates import combine, distances_from
 from p2pfl.robust.guards import cap_samples, coarse
-from p2pfl.robust.median_clip import ClippedModel, MedianClip, factor_of, without_clipping
+from p2pfl.robust.median_clip import ClippedModel, MedianClip, clip_models, factor_of, without_clipping
 from p2pfl.robust.registry import make_rule
 from tests.support.federation import play
 from tests.support.liars import Liar
@@ -70,6 +70,31 @@ def test_clip_of_two_takes_the_lower_distance():
 def test_clip_of_one_is_bounded_by_own_movement():
     kept = MedianClip().clip(at(3.0), ZERO, "b", [at(5.0, 1)])
     assert distance(kept[0], at(3.0)) == pytest.approx(3.0, rel=1e-5)
+
+
+@pytest.mark.parametrize(("round", "kept"), [(9, 8.0), (10, 0.375)])
+def test_old_distances_of_most_peers_do_not_enlarge_the_radius(round, kept):
+    """Six peers were far away in round 1, and two of them are fetched since; one of these becomes patiently hostile."""
+    clip = MedianClip()
+
+    def fetched(senders, models, now):
+        clipped = clip_models([ZERO, *models], ZERO, clip.distances_of_others(senders, now))
+        clip.record(senders, clipped, now)
+        return [far * factor for far, factor in zip(clipped.distances, clipped.factors, strict=True)]
+
+    fetched("bcdefg", [at(10.0)] * 6, 1)
+    for now in range(2, round):
+        assert fetched("bc", [at(1.0), at(1.0)], now) == [1.0, 1.0]
+    assert fetched("bc", [at(1.0), at(8.0)], round) == pytest.approx([1.0, kept])
+
+
+def test_recent_distances_of_most_peers_count_as_they_are():
+    clip = MedianClip()
+    clip.record("bcdefg", clip_models([ZERO, *[at(10.0)] * 6], ZERO, []), 1)
+    clip.record("bcd", clip_models([ZERO, *[at(1.0)] * 3], ZERO, []), 20)
+    assert clip.distances_of_others("b", 20) == [1.0, 1.0, 10.0, 10.0, 10.0]
+    assert clip.distances_of_others("b", 28) == [1.0, 1.0, 10.0, 10.0, 10.0]
+    assert clip.distances_of_others("b", 29) == [1.0, 1.0, 10.0, 10.0, 10.0]  # no distance is recent
 
 
 def test_clip_of_one_remembers_the_distances_of_others():
