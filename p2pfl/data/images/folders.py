@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from p2pfl.data.formats import cifar, idx
 from p2pfl.errors import ConfigurationError
 
 PICTURES = {".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff"}
+ARRAYS = {".npz", ".npy", ".csv", ".parquet", ".arrow", ".h5", ".hdf5", ".mat", ".pt"}
+MOST_LISTED = 1000  # paths of one depth, in search of a remedy
 _PART = {"train": "train", "test": "(?:t10k|test)"}
 
 
@@ -93,15 +96,24 @@ def read_folder(folder: Path) -> tuple[Images, Images]:
     if len(found) > 1:
         raise ConfigurationError(f"{folder} contains several data sets ({' and '.join(found)}); move each to its own folder")
     if not found:
-        pictures = any(path.suffix.lower() in PICTURES for path in [*folder.glob("*"), *folder.glob("*/*")])
-        remedy = (
+        raise ConfigurationError(f"{folder} contains neither IDX files nor binary files of CIFAR{_remedy(folder)}")
+    return next(iter(found.values()))
+
+
+def _remedy(folder: Path) -> str:
+    """Return what to do with a folder of other files; "" if that is unknown."""
+    paths = [path for depth in ("*", "*/*", "*/*/*") for path in islice(folder.glob(depth), MOST_LISTED)]
+    if any(path.suffix.lower() in PICTURES for path in paths):
+        return (
             "; for a folder of pictures, write a task with p2pfl.classification and a Dataset, such as torchvision's"
             " ImageFolder"
         )
-        raise ConfigurationError(
-            f"{folder} contains neither IDX files nor binary files of CIFAR{remedy if pictures else ''}"
-        )
-    return next(iter(found.values()))
+    inner = next((path.parent for path in paths if re.search(r"(-idx[134]-ubyte|_batch.*\.bin)(\.gz)?$", path.name)), None)
+    if inner is not None:
+        return f", but {inner.relative_to(folder)} does; move its files to {folder.name}"
+    if any(path.suffix.lower() in ARRAYS for path in paths):
+        return "; for arrays and tables, use the task classification, or write a task with p2pfl.classification"
+    return ""
 
 
 def the_one(folder: Path, pattern: str) -> Path | None:

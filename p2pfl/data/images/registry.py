@@ -10,6 +10,7 @@ CIFAR sets a part of the batches is sufficient. `digits` needs no file.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -58,8 +59,32 @@ class ImageSet:
                 f"{self.name}: no training image has the label {missing[0]}; the model has {self.classes} classes, 0 to"
                 f" {self.classes - 1}"
             )
-        details = (f"{len(self.test.y):,} test images", f"{shape} pixels from 0 to {self.top}", f"{self.classes} classes")
+        if self.name not in KNOWN:
+            notes += [f"{self.name}: {note}" for note in _notes_on_own(self.train, self.test)]
+        pixels = f"{shape} pixels from {self.train.x.min()} to {self.train.x.max()}"
+        classes = f"{self.classes} class{'es' * (self.classes != 1)}"
+        details = (f"{len(self.test.y):,} test images", pixels, classes)
         return DataFacts(self.name, "images", len(self.train.y), notes=tuple(notes), details=details)
+
+
+def _notes_on_own(train: Images, test: Images) -> list[str]:
+    """Return what the owner of an image set should look at."""
+    labels, notes = np.unique(train.y), []
+    if len(labels) == 1:
+        notes.append(f"all training images have the label {labels[0]}")
+    if len(untested := np.setdiff1d(labels, test.y)):
+        notes.append(f"no test image has the label {untested[0]}, which training images have")
+    if train.x.min() == train.x.max():
+        notes.append(f"all pixels of the training images are {train.x.min()}")
+    seen = {*_hashes(train)}
+    if shared := sum(key in seen for key in _hashes(test)):
+        notes.append(f"{shared:,} of {len(test.y):,} test images are also training images with the same label")
+    return notes
+
+
+def _hashes(images: Images) -> Iterator[int]:
+    for x, y in zip(images.x, images.y.tolist(), strict=True):
+        yield hash((x.tobytes(), y))
 
 
 NAMES = ("digits", *KNOWN, "qmnist")

@@ -164,3 +164,34 @@ def test_data_check_shows_notes_of_the_division(tmp_path, capsys):
     assert main(["data", "check", str(path)]) == 0
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
     assert notes[-1] == ("note: all nodes: no row is held out for test: a fraction of 0.1 of 4 rows is less than half a row")
+
+
+def test_own_images_that_are_tested_and_trained_are_noted(own_images, tmp_path):
+    write_images(own_images, [0, 1] * 10, [0] * 6)
+    for kind in ("images-idx3", "labels-idx1"):
+        (own_images / f"t10k-{kind}-ubyte").write_bytes((own_images / f"train-{kind}-ubyte").read_bytes())
+    assert images(tmp_path).data_facts[0].notes == (
+        "own: 20 of 20 test images are also training images with the same label",
+    )
+
+
+def test_own_images_of_one_class_or_with_untested_ones_are_noted(own_images, tmp_path):
+    write_images(own_images, [0] * 20, [0] * 6)
+    assert images(tmp_path).data_facts[0].notes == ("own: all training images have the label 0",)
+    write_images(own_images, [0, 1] * 10, [0] * 6)
+    assert images(tmp_path).data_facts[0].notes == ("own: no test image has the label 1, which training images have",)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("train/cat/1.png", "; for a folder of pictures, write a task"),
+        ("MNIST/raw/train-images-idx3-ubyte", ", but MNIST/raw does; move its files to own"),
+        ("data.npz", "; for arrays and tables, use the task classification"),
+    ],
+)
+def test_folder_of_other_files_is_refused_with_the_remedy(own_images, tmp_path, name, remedy):
+    (own_images / name).parent.mkdir(parents=True, exist_ok=True)
+    (own_images / name).touch()
+    with pytest.raises(ConfigurationError, match=f"neither IDX files nor binary files of CIFAR{remedy}"):
+        images(tmp_path)
