@@ -203,6 +203,8 @@ class BatchedLearner:
                 where = slice(None) if len(picked) == len(nodes) else torch.from_numpy(rows)
                 starts = (counts[rows] - size).tolist()
                 training.step(where, *data.batch([nodes[r] for r in picked], [order[r] for r in picked], starts, size))
+        if isinstance(self.kernel, VmapKernel):
+            self.kernel.check_unchanged()
         self._lasting.keep(occasion(queries[0]), nodes, optimizer, training.state)
         finite = new.sum(1).isfinite()
         if not (self._lenient or finite.all()):

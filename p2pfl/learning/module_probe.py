@@ -204,7 +204,7 @@ def drawn_constants(module: nn.Module, other: nn.Module) -> tuple[str, ...]:
     buffers = dict(module.named_buffers())
     names = []
     for place, (kind, content) in one.items():
-        own = not type(module.get_submodule(place[0])).__module__.startswith("torch.")
+        own = not _is_of_torch(module.get_submodule(place[0]))
         constant = _name(place) in buffers or (own and kind is not None and kind[0] != "tensor" and len(place[2]) == 1)
         if constant and two.get(place) != (kind, content) and _name(place) not in persistent:
             names.append(_name(place))
@@ -216,6 +216,7 @@ def _conduct_of(module: nn.Module, seen: Sequence[Mapping[Place, Any]]) -> Condu
     known = dict(module.named_parameters()).keys() | {n for n, b in module.named_buffers() if b.is_floating_point()}
     persistent = set(module.state_dict())
     slots: list[Slot] = []
+    stateful = any(values.get(place) != seen[0].get(place) for values in seen for place in values)
     changed, uncarried, unsaved = dict[str, None](), dict[str, None](), dict[str, None]()
     for place in dict.fromkeys(place for values in seen for place in values):
         part, in_class, steps = place
@@ -229,7 +230,7 @@ def _conduct_of(module: nn.Module, seen: Sequence[Mapping[Place, Any]]) -> Condu
             continue
         kinds = {values.get(place, (None, None))[0] for values in seen}
         kind = kinds.pop() if len(kinds) == 1 else None
-        if kind is not None and (moved or _is_count(module, place, kind)):
+        if kind is not None and (moved or _may_change(module, place, kind, stateful)):
             slots.append(Slot(name, part, steps, kind, in_class))
         elif moved:
             uncarried[whole] = None
@@ -274,11 +275,23 @@ def _name(place: Place) -> str:
     return f"{part}.{way}" if part else f"class {way}" if in_class else way
 
 
-def _is_count(module: nn.Module, place: Place, kind: tuple[Any, ...]) -> bool:
-    """Return whether a value is a buffer of one number, which may change later even if it has not yet."""
-    part, in_class, steps = place
-    is_buffer = not in_class and len(steps) == 1 and steps[0][1] in module.get_submodule(part)._buffers  # noqa: SLF001
-    return is_buffer and kind[0] == "tensor" and not kind[2]
+def _may_change(module: nn.Module, place: Place, kind: tuple[Any, ...], stateful: bool) -> bool:
+    """Return whether a value may change later even if two steps have not changed it.
+
+    It may if it is a buffer of one number, or a number in an attribute of a user's class whose module has other state: a
+    phase, for example, that changes after many steps.
+    """
+    name, in_class, steps = place
+    part = module.get_submodule(name)
+    if in_class or len(steps) != 1:
+        return False
+    if steps[0][1] in part._buffers:  # noqa: SLF001
+        return kind[0] == "tensor" and not kind[2]
+    return stateful and kind[0] == "number" and not _is_of_torch(part)
+
+
+def _is_of_torch(part: nn.Module) -> bool:
+    return type(part).__module__.startswith("torch.")
 
 
 def _values(module: nn.Module) -> dict[Place, Any]:
@@ -294,7 +307,7 @@ def _values(module: nn.Module) -> dict[Place, Any]:
             for k, hook in enumerate(getattr(part, attribute).values()):
                 for steps, value in _leaves(hook, (("hook", (attribute, k)),), entered):
                     found[name, False, steps] = value
-        if not type(part).__module__.startswith("torch."):
+        if not _is_of_torch(part):
             own = {key: value for key, value in vars(type(part)).items() if not key.startswith("__")}
             for steps, value in _attributes(own, (), entered):
                 found[name, True, steps] = value

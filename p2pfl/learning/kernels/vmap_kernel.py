@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.learning.module_probe import structure
 from p2pfl.learning.modules import flatten
 from p2pfl.learning.row_randomness import RowGenerators
 from p2pfl.learning.seeding import seeded
@@ -65,7 +67,8 @@ class VmapKernel:
         self.random_outputs = task.conduct.draws_in_evaluation
         self._outputs = vmap(outputs, randomness="different" if self.random_outputs else "error")
         self.random = self._try(task, device, flatten(training.cpu(), layout, task.conduct.state))
-        training.to(device)
+        self._training = training.to(device)
+        self._structure = self._versions()
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         tensors = self._tensors(flat)
@@ -80,6 +83,18 @@ class VmapKernel:
         loss = self._loss(trained, tensors, x, y, weights)
         gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
         return torch.cat([gradient.to_dense().flatten() for gradient in gradients])
+
+    def check_unchanged(self) -> None:
+        """Raise ConfigurationError if trainings have changed attributes or buffers of the module, which all nodes share."""
+        if self._versions() != self._structure:
+            raise ConfigurationError(
+                f"module {type(self._training).__name__} changes its state, but not in the first two steps; set"
+                ' trainer = "one-by-one", so that each node has a state of its own'
+            )
+
+    def _versions(self) -> tuple[Any, ...]:
+        buffers = tuple((name, id(b), b._version) for name, b in self._training.named_buffers())  # noqa: SLF001
+        return structure(self._training), buffers
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
         return self._outputs(self._tensors(flat), x)

@@ -1,6 +1,7 @@
 """Modules that keep state, draw numbers in evaluation, or need several samples in a batch."""
 
 import random
+from collections import deque
 
 import numpy as np
 import pytest
@@ -334,6 +335,57 @@ def test_values_of_every_kind_round_trip(value):
     state.put(module, kept)
     assert state.take(module).tobytes() == kept.tobytes()
     assert kind_of(module.value) == kind_of(value)
+
+
+class Phased(Counting):
+    """Its phase changes after three steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.phase = 1
+
+    def forward(self, x):
+        outputs = super().forward(x)
+        if self.steps > 3:
+            self.phase = 2
+        return outputs * self.phase
+
+
+def test_numbers_that_change_late_are_carried():
+    this = task(Phased)
+    first = learner(this).train(this.initial(0), round=1)
+    second = learner(this).train(first, round=2)
+    assert [this.loaded(params, 0).phase for params in (first, second)] == [1, 2]
+
+
+class Hidden(nn.Module):
+    """Its state depends on its inputs, and the samples that are tried first do not change it."""
+
+    def __init__(self):
+        super().__init__()
+        self.line, self.calls = nn.Linear(4, 2), [0]
+        self.state = 0
+
+    def forward(self, x):
+        outside.append(0)
+        if len(outside) > 12:
+            self.state += 1
+        return self.line(x)
+
+
+outside = deque(maxlen=99)  # of a type in which no state is looked for
+
+
+def test_stack_ends_if_its_module_changes_late():
+    tasks = [task(Hidden, 40, k) for k in range(2)]
+    outside.clear()
+    team = BatchedLearner([learner(this, f"node-{k}") for k, this in enumerate(tasks)])
+    start = tasks[0].initial(0)
+    with pytest.raises(
+        ConfigurationError, match="module Hidden changes its state, but not in the first two steps; set trainer"
+    ):
+        for round in range(1, 9):
+            team.compute([NodeQuery(k, Train(start, round)) for k in range(2)])
 
 
 def test_state_that_changes_its_kind_is_an_error():
