@@ -106,8 +106,12 @@ class ModelledExchange:
             return finished + 1
         network.close_board()  # a node may go back, and serve other models than it has published
         ends = loop.now + network.settings.deadline
-        while (round := self._following(finished)) == finished - 1 and loop.now < ends:
-            await (network.move(ends) if network.steady else self.peer.change(ends))
+        round = self._following(finished)
+        if round == finished - 1 and not network.steady:
+            loop.call_at(ends, self.peer.wake)
+        while round == finished - 1 and loop.now < ends:
+            await (network.move(ends) if network.steady else self.peer.change())
+            round = self._following(finished)
         self.peer.generation += round <= finished
         announced = self._pacing.enter(round, finished, int(self.peer.round), self.outbox)
         if announced is not None:
@@ -167,9 +171,13 @@ class ModelledExchange:
             behind = [other for other in behind if other.name not in gather.items]
         else:
             ends = loop.now + seconds
+            loop.call_at(ends, peer.wake)
             while behind and loop.now < ends:
-                await peer.change(ends)
-                behind = self._behind(round)
+                await peer.change()
+                while behind and not is_awaited(peer.last_heard(behind[-1].name), round):
+                    behind.pop()
+                if not behind or loop.now >= ends:
+                    behind = self._behind(round)
         if behind:
             self._miss([other.name for other in behind], late_round(round - 1))
 

@@ -340,11 +340,14 @@ class ModelledPeer:
         """Return the newest round of a peer that this node has received, over links that are not steady."""
         return self._rounds.get(name, 0)
 
-    async def change(self, until: float) -> None:
-        """Wait until a message of a peer arrives or is missed, at most until a given time. The links are not steady."""
-        waiter = self._changed = self.network.loop.create_future()
-        self.network.loop.call_at(until, _wake, waiter)
-        await waiter
+    async def change(self) -> None:
+        """Wait until a message of a peer arrives or is missed, or until `wake` is called. The links are not steady."""
+        self._changed = self.network.loop.create_future()
+        await self._changed
+
+    def wake(self) -> None:
+        """End the wait for a change."""
+        _wake(self._changed)
 
     def announce_to(self, other: ModelledPeer, round: int, gather: Gather) -> None:
         """Contribute to a gather of `other` at the time at which it learns that this node has reached a round.
@@ -403,7 +406,7 @@ class ModelledPeer:
                 round = max(round, self.last_heard(peer.name))
             self._rounds[peer.name] = round
             self.unanswered.pop(peer.name, None)
-            _wake(self._changed)
+            self.wake()
         if peer.name in self.roster.suspected and keeps_up(round, self.round, self.network.synchronous):
             self.roster.heard(peer.name)
             peer.suspected_by.pop(self.name, None)
@@ -427,7 +430,7 @@ class ModelledPeer:
         self._probes[name] = number = self._probes.get(name, 0) + 1
         seconds = pause * jitter(self._draws, name, number)
         self._probe(peer)
-        _wake(self._changed)
+        self.wake()
         next_pause = min(2 * pause, LONGEST_PAUSE)
         self._probing[name] = self.network.loop.call_later(seconds, self._keep_probing, peer, next_pause)
 
