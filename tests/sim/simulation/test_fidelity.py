@@ -3,7 +3,8 @@
 Both send the same frames in the same order, except for the introductions of the nodes, which the modelled network lacks.
 Here these take no time, so the same frames are lost and delayed. Then the two may differ only in the order of events at
 the same time, and in the moment at which a node that waits notices a change. Without a missed deadline neither changes
-a result. After one, some requests may go to other peers: the tests permit `TOLERANCE` of them.
+a result. After one, some requests may go to other peers: the tests permit `TOLERANCE` of them, over some seeds. A model
+that is still under way at the end of a run counts as received in the modelled network only.
 """
 
 import re
@@ -20,7 +21,8 @@ from p2pfl.sim.simulation.clock import DeadlockError
 from p2pfl.sim.simulation.simulation import Simulation
 
 NODES, ROUNDS = 6, 16
-TOLERANCE = 0.15  # share of the requests
+SEEDS = 3
+TOLERANCE = 0.12  # share of the requests
 SMALL = {
     "nodes": NODES,
     "rounds": ROUNDS,
@@ -59,7 +61,7 @@ def run(fidelity, outages=(), introduced=True, **options):
 
 
 def figures(result):
-    """Return what must agree: the numbers of requests, of models and of missed deadlines, and the bytes."""
+    """Return the figures that must agree: the numbers of requests, of models and of missed deadlines, and the bytes."""
     traffic = [node.exchange.traffic for node in result.nodes.values()]
     rounds = result.recorder.rounds_table()
     return {
@@ -92,8 +94,14 @@ def assert_equal(modelled, wire):
     np.testing.assert_allclose(times(modelled), times(wire), atol=1e-9)
 
 
+def total(results):
+    """Return the sums of the figures of several runs."""
+    each = [figures(result) for result in results]
+    return {name: sum(one[name] for one in each) for name in each[0]}
+
+
 def assert_close(modelled, wire):
-    found, expected = figures(modelled), figures(wire)
+    found, expected = total(modelled), total(wire)
     most = TOLERANCE * expected["requests"]
     bytes_each = found["bytes"] / found["requests"]
     for name, value in expected.items():
@@ -152,7 +160,6 @@ def worlds(draw):
         ):
             outages.append((f"node-{node}", begin, begin + length * deadline))
     options = {
-        "seed": draw(st.integers(0, 999)),
         "mode": draw(st.sampled_from(["synchronous", "asynchronous"])),
         "topology": {"name": draw(st.sampled_from(["complete", "ring"]))},
     }
@@ -160,15 +167,15 @@ def worlds(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=15, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(worlds())
 def test_links_of_several_kinds_modelled_agree_with_wire(world):
-    modelled, wire = run("modelled", **world), run("wire", **world)
-    assert wire.virtual_s > 3 * world["deadline"]
-    if wire.expired == 0:
-        assert_equal(modelled, wire)
-    else:
-        assert_close(modelled, wire)
+    modelled, wire = ([run(fidelity, seed=seed, **world) for seed in range(SEEDS)] for fidelity in ("modelled", "wire"))
+    for one, other in zip(modelled, wire, strict=True):
+        assert other.virtual_s > 3 * world["deadline"]
+        if other.expired == 0:
+            assert_equal(one, other)
+    assert_close(modelled, wire)
 
 
 @pytest.mark.slow
@@ -176,4 +183,5 @@ def test_links_of_several_kinds_modelled_agree_with_wire(world):
 def test_introductions_change_totals_little(network):
     """Compare totals only: with introductions other frames are lost, and the first round starts later."""
     options = {"deadline": 4.0, "network": {"latency": 0.05, **network}, "introduced": False}
-    assert_close(run("modelled", **options), run("wire", **options))
+    modelled, wire = ([run(fidelity, seed=seed, **options) for seed in range(SEEDS)] for fidelity in ("modelled", "wire"))
+    assert_close(modelled, wire)
