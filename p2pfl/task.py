@@ -136,9 +136,9 @@ class Task(Protocol):
     A task whose parameters contain several solutions may have a method `solutions(params)`. It returns
     p2pfl.pareto_metrics.Solutions of the test data, or None; the report shows them.
 
-    Any task may have `extra_metrics`, names of further figures that `evaluate` reports and the table of a run shows;
-    `tensors(params, seed)`, which returns the arrays for a file of a model by name, in place of the layout's tensors; and
-    `module_notes`, texts for the user before the first round.
+    Any task may have `extra_metrics`, names of further figures that `evaluate` reports and the table of a run shows. It
+    may have `module_notes`, texts for the user before the first round. A method `tensors(params, seed)` returns the
+    arrays for a file of a model by name, in place of the layout's tensors.
 
     A task whose learners the simulator can compute together, and that is not a TorchTask, has a static method
     `stacked(learners)`. It returns an object like p2pfl.learning.batched_learner.BatchedLearner, or raises

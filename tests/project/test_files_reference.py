@@ -90,7 +90,7 @@ def folders(tmp_path_factory):
     where = tmp_path_factory.mktemp("files")
     for name, text in {"pool": POOL, "sweep": SWEEP, "elected": ELECTED, "cities": CITIES, "table": TABLE}.items():
         (where / f"{name}.toml").write_text(text)
-    (where / "cities.txt").write_text("Oslo Turin\nTurin Athens\n")
+    (where / "cities.txt").write_text("# from to\nOslo Turin\nTurin Athens\n")
     (where / "rows.csv").write_text("a,b,label\n\n" + "".join(f"{7 * k % 20},{k / 2},{k % 2}\n" for k in range(20)))
     commands = [f"p2pfl-sim {command} --engine local --out runs/{name}" for name, command in RUNS.items()]
     bash("\n".join(commands), where)
