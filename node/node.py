@@ -111,8 +111,7 @@ class Node:
         self.exchange = exchange
         self.settings = settings
         self.early_stopping = EarlyStopping(settings.patience, settings.best_by)
-        self._store = store
-        self._observer = observer
+        self._store, self._observer = store, observer
         self._resume_after = min(resume_after, settings.rounds)
         self._stopping = self._prepared = False
         self._ended = False  # whether the checkpoint is from the end of all rounds so far
@@ -135,7 +134,6 @@ class Node:
             robust=settings.robust,
             lenient=lenient,
         )
-        self.me.observer = observer
         self.peers = NodePeers(
             self.me,
             exchange,
@@ -145,7 +143,7 @@ class Node:
             asks_scores=asks_scores(policy),
             oldest=inf if settings.mode == "synchronous" else settings.max_staleness,
         )
-        self.peers.observer = observer
+        self.me.observer = self.peers.observer = observer
         self._saved: Checkpoint | None = None
 
     @property

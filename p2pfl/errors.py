@@ -12,6 +12,8 @@ P2pflError
     + WorkerLostError             p2pfl.sim.simulation.workers
   + DecodeError (a ValueError)    p2pfl.compression.codecs
   + DamagedFileError              p2pfl.system.atomic_files
+  + EarlierVersionError           p2pfl.sim.execution.resume
+  + UnknownContentError           p2pfl.content.digests
   + IncarnationConflictError      p2pfl.node.peering.links.incarnations
   + ProtocolError                 p2pfl.protocols.errors
     + DamageError                 p2pfl.protocols.mqtt.link_handshake

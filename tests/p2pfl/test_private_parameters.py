@@ -425,7 +425,7 @@ def test_checkpoint_of_other_private_part_is_refused(tmp_path):
         federation.start()
         await federation.done()
         again = federation.make("a", task=headed(Part(0, 4), 0, private=()))
-        with pytest.raises(ConfigurationError, match="the checkpoint has layout"):
+        with pytest.raises(ConfigurationError, match="the checkpoint does not fit this task: the model has another layout"):
             await again.run()
 
     play(test, NAMES, settings(rounds=2), folder=tmp_path, task="tests.p2pfl.test_private_parameters:headed")

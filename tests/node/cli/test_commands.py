@@ -275,8 +275,8 @@ task.lr = 1e9
 @pytest.mark.parametrize(
     ("engine", "run", "message"),
     [
-        ("local", "stuck", "deadlock at 0 s of virtual time: 4 tasks wait and no event is left: "),
-        ("process", "stuck", "deadlock at 0 s of virtual time: 4 tasks wait and no event is left: "),
+        ("local", "stuck", "deadlock at 0 s of virtual time: no event is left, but 3 of 3 nodes wait: "),
+        ("process", "stuck", "deadlock at 0 s of virtual time: no event is left, but 3 of 3 nodes wait: "),
         ("process", "killed", "a worker process ended with code -9; if it ran out of memory"),
         ("local", "diverging", "the training of node-0 diverged in round 1; a lower learning rate may help"),
         ("process", "diverging", "the training of node-0 diverged in round 1; a lower learning rate may help"),
