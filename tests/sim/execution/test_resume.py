@@ -53,7 +53,8 @@ below = "third"
 def study(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("stopping.py").write_text(POLICY)
-    monkeypatch.delitem(sys.modules, "stopping", raising=False)  # the module of another folder
+    for module in ("stopping", "helper"):  # of another folder
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("study.toml").write_text(SCENARIO)
 
