@@ -126,7 +126,7 @@ def test_summary_has_the_documented_keys(folder):
     found = summary(folder)
     assert list(found) == ["scenario", "version", "versions", "seeds", "runs", "table", "notes"]
     contract = {"name", "seed", "nodes", "rounds", "topology", "metric", "test", "traffic", "collaboration", "time", "trace"}
-    contract |= {"higher_is_better", "reported_stage", "groups"}
+    contract |= {"higher_is_better", "reported_stage", "groups", "inputs"}
     for each in found["runs"]:
         assert set(each) == contract | {"test_by_snapshot", "deadlines_expired", "batches", "topology_properties", "codec"}
         assert set(each["test"]) == {"mean", "std", "variance", "worst_decile", "nodes", "per_group"}

@@ -127,10 +127,10 @@ def test_repr_is_short_and_html_is_escaped(results):
 
 def test_result_without_metric_names_the_reason():
     rng = np.random.default_rng(3)
-    samples = rng.normal(size=(60, 4)), rng.integers(0, 2, 60)
-    tasks = [
-        p2pfl.classification(lambda: torch.nn.Linear(4, 2), train=samples, validation=0.2, test=part) for part in (0.1, 0)
-    ]
+    tasks = []
+    for part in (0.1, 0):
+        samples = rng.normal(size=(60, 4)), rng.integers(0, 2, 60)
+        tasks.append(p2pfl.classification(lambda: torch.nn.Linear(4, 2), train=samples, validation=0.2, test=part))
     results = p2pfl.simulate({"nodes": 2, "rounds": 1, "policy": "random", "task": tasks})
     (found,) = results
     reason = "1 of 2 nodes has no test data"
