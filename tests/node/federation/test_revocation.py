@@ -47,6 +47,7 @@ def revoke_online(alice, name):
     alice.log.append(Identity.load(alice.folder / "admission.pem"), "remove", name, alice.log.members[name].key)
 
 
+@pytest.mark.alone
 def test_connected_node_receives_its_revocation(members):
     async def main():
         async with honest(members["alice"]) as alice, honest(members["bob"]) as bob:
