@@ -39,7 +39,7 @@ BY_SUFFIX = {  # the name of the format, and the function of networkx that reads
     ".xlsx": ("a spreadsheet", "nx.from_pandas_edgelist(pandas.read_excel({file!r}))"),
 }
 
-# What a text begins with, after empty lines; `%` and `#` lines that are only comments do not count.
+# First characters of a text after empty lines; `%` and `#` lines that are only comments do not count.
 SIGNATURES = (
     (re.compile(r"%%MatrixMarket", re.I), ".mtx"),
     (re.compile(r"\*(vertices|network|arcs|edges|matrix)\b", re.I), ".net"),
