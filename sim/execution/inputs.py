@@ -12,11 +12,13 @@ Files count by their content. Their places and times do not matter.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +171,7 @@ class RunInputs:
     def _find(self, job: Scenario) -> Iterator[tuple[str, Input]]:
         used = self._used(job)
         digests = {name: digest_file(path) for name, path in used.files.items()}
-        if changed := _forget_changed(used.own, digests):
+        if changed := _forget_changed(used, digests):
             self.notes.append(f"{', '.join(changed)} changed after the import, and was imported again")
         for name, path in used.files.items():
             yield f"module {name}", Input(path)
@@ -254,15 +256,21 @@ def _spec_of(file: str) -> object:
     return getattr(sys.modules.get(file.partition("/")[0].partition(".")[0]), "__spec__", None)
 
 
-def _forget_changed(modules: set[str], digests: Mapping[str, bytes]) -> list[str]:
-    """Let Python import modules again if a file has changed since, as worker processes do; return such files."""
+def _forget_changed(used: UsedModules, digests: Mapping[str, bytes]) -> list[str]:
+    """Let Python import modules again if a file has changed since, as worker processes do; return such files.
+
+    Their bytecode goes too: Python keeps it while the size and the whole seconds of the time of the source are equal,
+    so an edit of the same length in the same second would have no effect, here and in worker processes.
+    """
     changed = []
     for name, digest in digests.items():
         spec, before = _imported.get(name, (None, b""))
         if spec is not None and spec is _spec_of(name) and before != digest:
             changed.append(name)
+            with contextlib.suppress(OSError):  # a folder of somebody else: its bytecode is not written here either
+                Path(cache_from_source(used.files[name])).unlink(missing_ok=True)
     if changed:
-        for module in [module for module in sys.modules if root_of(module) in modules]:
+        for module in [module for module in sys.modules if root_of(module) in used.own]:
             del sys.modules[module]
     return changed
 
