@@ -1,4 +1,5 @@
-"""Checks of the project: programs that check its prose, its names and its architecture.
+"""Programs behind the scripts of this folder, and the root of the checkout."""
 
-They read files and import no product code, so that they also run on a broken tree. `scripts/check` calls them.
-"""
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]

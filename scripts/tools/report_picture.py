@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from scripts.tools.findings import ROOT
+from scripts.tools import ROOT
 from scripts.tools.screenshots import open_page
 
 PICTURE = ROOT / "docs" / "report.png"

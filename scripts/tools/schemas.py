@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from scripts.tools.findings import ROOT
+from scripts.tools import ROOT
 
 # Schema of check-jsonschema: pattern of the files that must follow it, relative to the root.
 SCHEMAS: Mapping[str, str] = {

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.request import urlopen
 
-from scripts.tools.findings import ROOT
+from scripts.tools import ROOT
 from scripts.tools.screenshots import open_page
 
 PICTURE = ROOT / "docs" / "status.png"

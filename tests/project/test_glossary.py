@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from scripts.tools.findings import ROOT
+from scripts.tools import ROOT
 
 TEXT = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 ENTRIES = dict(re.findall(r"^## (.+)\n\n((?:.+\n)+)", TEXT, re.M))

@@ -1,4 +1,4 @@
-"""Deferred and forbidden imports. (For their directions see test_architecture.py.)"""
+"""Deferred and forbidden imports. (`scripts/check imports` checks their directions.)"""
 
 import ast
 import subprocess

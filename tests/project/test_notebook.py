@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from scripts.tools.findings import ROOT
+from scripts.tools import ROOT
 
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
 

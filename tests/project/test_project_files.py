@@ -7,7 +7,7 @@ import pytest
 from packaging.version import Version
 
 from p2pfl._version import __version__
-from scripts.tools.findings import ROOT
+from scripts.tools import ROOT
 
 PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / ".github").rglob("*.md")))
 SCRIPTS = {path.name for path in (ROOT / "scripts").iterdir() if path.is_file()}

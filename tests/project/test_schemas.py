@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.tools.findings import ROOT
+from scripts.tools import ROOT
 from scripts.tools.schemas import SCHEMAS, check_files
 
 

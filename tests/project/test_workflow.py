@@ -6,7 +6,7 @@ import tomllib
 import yaml
 from packaging.version import Version
 
-from scripts.tools.findings import ROOT
+from scripts.tools import ROOT
 
 TEXT = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
 WORKFLOW = yaml.safe_load(TEXT)

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from scripts.tools.findings import ROOT
+from scripts.tools import ROOT
 from scripts.tools.reference.pages import find_pages, render
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.tools.findings import ROOT
+from scripts.tools import ROOT
 from scripts.tools.reference.builtin import aliases, builtin
 from scripts.tools.reference.commands import commands
 from scripts.tools.reference.keys import keys
