@@ -335,7 +335,7 @@ class NodePeers:
     async def remote_losses(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         if not self._asks_scores:
             raise ConfigurationError(
-                "a policy that calls scores must have the attribute asks_scores = True; otherwise no peer answers"
+                "a policy that calls `peers.remote_losses` must set `asks_scores = True`; otherwise no peer answers"
             )
         return await self._exchange.score(ids, self._me.round, params) if ids else {}
 

@@ -249,7 +249,7 @@ class MessageExchange:
 
     async def submit(self, submission: Submission) -> Assignment | None:
         if self.coordination is None:
-            raise ConfigurationError("only a coordinated policy, which has a method step, may call joint")
+            raise ConfigurationError("`peers.submit` needs a coordinated policy: one with a method `step`")
         self.limit.note(submission.params)
         self.pacer.reach(submission.round)
         behind = self._participants.common_round() > submission.round

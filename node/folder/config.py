@@ -93,7 +93,9 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
             free port, -1 disables the page.
         status_host: address of this machine for the status page; other machines can read it if the address is not on
             loopback.
-        task, policy: tables with a `name` and options.
+        task: the learning problem: a table with a `name`, and the options of that task; by default `digits`.
+        policy: the rule by which this node chooses peers and averages: a table with a `name`, and the options of that
+            policy; by default `dac`.
         budget: limits of what this node may receive; models beyond them are dropped.
         track: trackers that receive the figures of this node.
         addresses: known addresses of members, by name. The node also finds others; `join` saves that of the inviting node.

@@ -27,9 +27,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         mode: `synchronous` nodes exchange models of the same round and wait for each other; `asynchronous` nodes use
             the newest available models.
         members: number of members, this node included, that must be present before the first round begins.
-        deadline: seconds to wait for a peer before continuing without it; inf waits without end.
-        adaptive: whether to wait only for a few times the usual response time of a peer, and never longer than
-            `deadline`.
+        deadline: seconds to wait for a peer before continuing without it; inf is no limit.
+        adaptive: whether to adapt the wait to each peer: a few times its usual response time, at most `deadline`.
         max_staleness: maximum age in seconds of the models that an asynchronous node uses.
         patience: rounds without a better model on the validation data before a node stops learning (it continues to
             serve its model); 0 never stops.

@@ -339,7 +339,7 @@ def _describe(table: Table) -> _Columns:
 
 
 def _decode(content: bytes) -> tuple[_Head, Result]:
-    """Return the head of a result on disk, and the result..
+    """Return the head of a result on disk, and the result.
 
     Raises:
         ValueError: the content is not as `Parts.save` writes it.

@@ -127,7 +127,7 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         trainer: `stacked` trains many nodes as one tensor program where the module allows it; `one-by-one` never does.
         search: options of `p2pfl-sim pareto` for its search for a front; other commands run a single training with the
             task's preference.
-        deadline: virtual seconds to wait for a peer before continuing without it; inf waits for ever, and needs links
+        deadline: virtual seconds to wait for a peer before continuing without it; inf is no limit, and needs links
             without loss.
     """
 

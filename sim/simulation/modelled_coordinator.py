@@ -1,7 +1,7 @@
 """Submissions of simulated nodes to their coordinator, without messages (see p2pfl.policy.Coordinated).
 
 Sizes are computed, as for fetches. There is no election: the node with the lowest name coordinates. A note tells the
-user if its line is too slow for that: its heartbeats would wait behind models until its lease ends.
+user if its line is too slow for that: its beats would wait behind models until its lease ends.
 node/coordination/coordinator.py implements the coordinator's handling of submissions.
 """
 
@@ -68,7 +68,7 @@ def election_notes(scenario: Scenario, names: Sequence[str], coding: ModelEncode
     if not bandwidth or amount <= most * bandwidth:
         return []
     return [
-        f"the coordinator's line carries the models of a round in {amount / bandwidth:.1f} s, but heartbeats may wait for at"
+        f"the coordinator's line carries the models of a round in {amount / bandwidth:.1f} s, but beats may wait for at"
         f' most {most:.1f} s: such a federation elects coordinators again and again, which fidelity = "modelled" does not'
         f' show; set network.bandwidth to {ceil(amount / most):,} or more, or fidelity = "wire"'
     ]

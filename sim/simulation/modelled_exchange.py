@@ -288,7 +288,7 @@ class ModelledExchange:
 
     async def submit(self, submission: Submission) -> Assignment | None:
         if self.participant is None:
-            raise ConfigurationError("only a coordinated policy, which has a method step, may call joint")
+            raise ConfigurationError("`peers.submit` needs a coordinated policy: one with a method `step`")
         rounds = self._known_rounds()
         behind = bool(rounds) and common_round(rounds) > submission.round
         assignment = await self.participant.submit(submission)

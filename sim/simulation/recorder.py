@@ -228,8 +228,8 @@ class Recorder:
 
         The table exists only if messages are sent and the policy is coordinated.
 
-        Columns: time, node (its number), epoch, term (the newest that it knows), coordinator (a number, -1 for none),
-            and problem (the reason for having none).
+        Columns: time, node (its number), membership_version, term (the newest that it knows), coordinator (a number,
+            -1 for none), and problem (the reason for having none).
         """
         names = ("time", "node", "membership_version", "term", "coordinator", "problem")
         if not self._elections:

@@ -1002,6 +1002,16 @@ class WithoutAwait(Random):
         await peers.publish(me.train())
 
 
+class AsksUndeclared(Random):
+    async def round(self, me, peers):
+        await peers.remote_losses(peers.ids, me.params)
+
+
+class SubmitsWithoutStep(Random):
+    async def round(self, me, peers):
+        await peers.submit(me.params)
+
+
 class OfNoStage(Random):
     def __post_init__(self):
         self.reported_stage = "mergd"
@@ -1010,6 +1020,8 @@ class OfNoStage(Random):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
+        (AsksUndeclared, "a policy that calls `peers.remote_losses` must set `asks_scores = True`"),
+        (SubmitsWithoutStep, "`peers.submit` needs a coordinated policy: one with a method `step`"),
         (NotAsynchronous, "a method of NotAsynchronous is not asynchronous; write `async def`"),
         (WithoutAwait, "publish takes a model, got a Future; is an `await` missing?"),
         (OfNoStage, "reported_stage of OfNoStage must be one of auto, trained, merged, got 'mergd'"),

@@ -485,7 +485,7 @@ def test_submit_is_only_for_coordinated_policies():
 
         def restore(self, state): ...
 
-    with pytest.raises(ConfigurationError, match="only a coordinated policy"):
+    with pytest.raises(ConfigurationError, match=r"`peers\.submit` needs a coordinated policy"):
         play(to_the_end, ("a",), settings(), policy=Alone)
 
 
