@@ -1,21 +1,19 @@
 """Reader of untrusted GraphML files, and writer.
 
-defusedxml refuses document type declarations, and with them entities that grow without bound or refer to other files.
-Its parser passes on one element after another, so limits apply before memory is allocated. networkx's own reader is not
-used: it first builds the whole tree of elements, has no limits, refuses files with both directed and undirected edges,
-and adds nodes that only edges name.
+Document type declarations are refused as soon as one begins, and with them entities that grow without bound or refer to
+other files. The parser, expat, passes on one element after another, so limits apply before memory is allocated. networkx's
+own reader is not used: it first builds the whole tree of elements, has no limits, refuses files with both directed and
+undirected edges, and adds nodes that only edges name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from xml.etree.ElementTree import ParseError
-from xml.parsers.expat import ErrorString
+from typing import NoReturn
+from xml.parsers.expat import ErrorString, ExpatError, ParserCreate
 
 import networkx as nx
-from defusedxml.common import DTDForbidden
-from defusedxml.ElementTree import XMLParser
 
 LONGEST_TEXT = 10_000  # characters of one attribute, or of a node's id
 DEEPEST = 100  # nested elements
@@ -51,22 +49,27 @@ def parse(content: bytes, wanted: Callable[[str], bool], most_nodes: int, most_e
         ValueError: the document is broken or has an unsupported feature; the text names the line.
     """
     reader = _Reader(wanted, most_nodes, most_edges)
-    parser = XMLParser(target=reader, forbid_dtd=True)
+    parser = ParserCreate(namespace_separator="}")
+    parser.buffer_text = True
+    parser.StartDoctypeDeclHandler = _refuse_doctype
+    parser.StartElementHandler = reader.start
+    parser.CharacterDataHandler = reader.data
+    parser.EndElementHandler = reader.end
     try:
-        parser.feed(content)
-        parser.close()
-    except ParseError as error:
-        raise ValueError(f"line {error.position[0]}: {ErrorString(error.code)}") from error
-    except DTDForbidden as error:
-        text = "a document type declaration is not allowed; remove it"
-        raise ValueError(f"line {parser.parser.CurrentLineNumber}: {text}") from error
+        parser.Parse(content, True)
+    except ExpatError as error:
+        raise ValueError(f"line {error.lineno}: {ErrorString(error.code)}") from error
     except (ValueError, LookupError) as error:  # LookupError: an encoding unknown to Python
-        raise ValueError(f"line {parser.parser.CurrentLineNumber}: {error}") from error
+        raise ValueError(f"line {parser.CurrentLineNumber}: {error}") from error
     return reader.found
 
 
+def _refuse_doctype(*_: object) -> NoReturn:
+    raise ValueError("a document type declaration is not allowed; remove it")
+
+
 class _Reader:
-    """Target of a parser (see xml.etree.ElementTree.XMLParser) that keeps the wanted content."""
+    """Handlers of expat that keep the wanted content."""
 
     def __init__(self, wanted: Callable[[str], bool], most_nodes: int, most_edges: int) -> None:
         self.found = GraphML()

@@ -161,6 +161,8 @@ def morl(
         raise MissingRequirementError(f"the task morl needs {', '.join(missing)}: pip install 'p2pfl-node[morl]'")
     if environment not in ENVIRONMENTS:
         raise unknown("task.environment", environment, ENVIRONMENTS)
+    if environment.startswith("lunar-lander") and find_spec("Box2D") is None:  # it has no wheel for Python 3.14
+        raise MissingRequirementError(f"the environment {environment} needs Box2D: pip install swig box2d")
     known = ENVIRONMENTS[environment]
     given = {"steps": steps, "rounds": rounds, "episodes": episodes}
     counts: dict[str, int] = {name: getattr(known, name) if value is None else value for name, value in given.items()}

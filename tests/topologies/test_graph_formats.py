@@ -315,7 +315,7 @@ def test_node_link_json_and_gml_keep_attributes(write, tmp_path):
     graph.nodes["Oslo"].update(label="Oslo", latitude=59.9, longitude=10.7)
     graph["Oslo"]["Rio"]["weight"] = 2.5
     nx.write_gml(graph, tmp_path / "net.gml")
-    for file in (write("net.json", json.dumps(nx.node_link_data(graph))), str(tmp_path / "net.gml")):
+    for file in (write("net.json", json.dumps(nx.node_link_data(graph, edges="edges"))), str(tmp_path / "net.gml")):
         again = read(file)
         assert again.is_directed()
         assert found(again) == (["Oslo", "Rio", "Bern"], [("Oslo", "Rio", 2.5), ("Rio", "Bern", 1.0)])

@@ -1,6 +1,7 @@
 """Deep reinforcement learning: shared and private parameters, determinism, and learnability of each environment."""
 
 import random
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -245,6 +246,12 @@ def test_morl_without_the_extra_names_the_extra(monkeypatch):
     monkeypatch.setattr("p2pfl.tasks.morl.NEEDED", ("gymnasium", "no_such_gymnasium"))
     with pytest.raises(ConfigurationError, match=r"the task morl needs no_such_gymnasium: pip install 'p2pfl-node\[morl\]'"):
         make()
+
+
+def test_lander_without_box2d_names_the_library(monkeypatch):
+    monkeypatch.setattr("p2pfl.tasks.morl.find_spec", lambda name: None if name == "Box2D" else find_spec(name))
+    with pytest.raises(ConfigurationError, match="lunar-lander needs Box2D: pip install swig box2d"):
+        make(environment="lunar-lander")
 
 
 def test_training_leaves_no_temporary_folder(tmp_path, monkeypatch):
