@@ -9,49 +9,38 @@ from typing import Any
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.markup import bullets
-from p2pfl.sim.report.factors import caption, factors, labels, styles
+from p2pfl.sim.report import tables
+from p2pfl.sim.report.attacks import attacks_section
+from p2pfl.sim.report.collaboration import collaboration_section
+from p2pfl.sim.report.comparison import comparison_section, differences
+from p2pfl.sim.report.coordination import clusters_section, elections_section
+from p2pfl.sim.report.figures import worth_showing
 from p2pfl.sim.report.folder import Folder
+from p2pfl.sim.report.head import findings
+from p2pfl.sim.report.objectives import answers_section, measure_tables, objectives_section, search_section, search_table
+from p2pfl.sim.report.outcome import learning_section, results_section, traffic_section
 from p2pfl.sim.report.page import render
-from p2pfl.sim.report.sections import (
-    answers,
-    attacks,
-    clusters,
-    collaboration,
-    comparison,
-    elections,
-    grid,
-    learning,
-    objectives,
-    outcome,
-    search,
-    sweep,
-    tables,
-    target,
-    traffic,
-)
-from p2pfl.sim.report.sections.differences import differences
-from p2pfl.sim.report.sections.fronts import worth_showing
-from p2pfl.sim.report.sections.insights import findings
-from p2pfl.sim.report.series import MOST_RUNS, Section, Series, folder_names, gather
+from p2pfl.sim.report.series import MOST_RUNS, Section, Series, caption, factors, folder_names, gather, labels, styles
+from p2pfl.sim.report.sweep import grid_section, sweep_section, target_section
 from p2pfl.sim.results.artifacts import REPORT
 from p2pfl.system.atomic_files import reason, replace_file
 
 SECTIONS: tuple[Callable[[Sequence[Series]], Section | None], ...] = (
-    comparison.section,
-    grid.section,
-    attacks.section,
-    outcome.section,
-    objectives.section,
-    answers.section,
-    sweep.section,
-    target.section,
-    learning.section,
-    clusters.section,
-    collaboration.section,
-    traffic.section,
-    elections.section,
+    comparison_section,
+    grid_section,
+    attacks_section,
+    results_section,
+    objectives_section,
+    answers_section,
+    sweep_section,
+    target_section,
+    learning_section,
+    clusters_section,
+    collaboration_section,
+    traffic_section,
+    elections_section,
 )
-OF_SEARCH: tuple[Callable[[Sequence[Series]], Section | None], ...] = (objectives.section, search.section)
+OF_SEARCH: tuple[Callable[[Sequence[Series]], Section | None], ...] = (objectives_section, search_section)
 
 
 def write_report(paths: Sequence[Path], out: Path | None = None, seed: int | None = None) -> Path:
@@ -100,7 +89,7 @@ def report(paths: Sequence[Path], seed: int | None = None) -> str:
         parts = {
             "facts": tables.facts(folders, series),
             "findings": "" if searched else bullets(findings(folders, series)),
-            "table": (search.results if searched else tables.results)(folders, series) + objectives.measure_tables(series),
+            "table": (search_table if searched else tables.results_table)(folders, series) + measure_tables(series),
             "differences": differences(folders, names) if len(folders) > 1 else "",
             "scenario": tables.scenario(folders),
             "versions": tables.versions(folders, series),

@@ -4,9 +4,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from p2pfl.sim.report.factors import factors, grid, labels, styles
 from p2pfl.sim.report.folder import Folder
-from p2pfl.sim.report.series import gather
+from p2pfl.sim.report.series import factors, gather, grid, labels, styles
 from p2pfl.sim.report.write import report
 from tests.support.report_folders import edges_of, entry, leave, rounds_of
 from tests.support.report_pages import Tables, figures, payload, texts

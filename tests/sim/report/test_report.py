@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.formatting import difference, number, size
-from p2pfl.sim.report.sections import outcome
-from p2pfl.sim.report.sections.collaboration import count_links, order_nodes, windows
-from p2pfl.sim.report.sections.curves import worst_tenth
-from p2pfl.sim.report.sections.differences import flat
-from p2pfl.sim.report.sections.network import MOST_NODES, place_nodes, strongest_links
-from p2pfl.sim.report.sections.outcome import worst
+from p2pfl.sim.report import outcome
+from p2pfl.sim.report.collaboration import MOST_NODES, count_links, order_nodes, place_nodes, strongest_links, windows
+from p2pfl.sim.report.comparison import flat
+from p2pfl.sim.report.figures import worst, worst_tenth
+from p2pfl.sim.report.folder import Entry, Test
 from p2pfl.sim.report.series import folder_names
-from p2pfl.sim.report.summary import Entry, Test
 from p2pfl.sim.report.write import report, write_report
 from p2pfl.sim.results.learning_curves import fill_gaps
 from p2pfl.sim.results.pareto import on_front

@@ -9,10 +9,8 @@ from html import escape
 from p2pfl.sim.formatting import PARETO_OPTIMAL, difference, number, of_paper, size, some
 from p2pfl.sim.markup import bullets, table, terms
 from p2pfl.sim.report.comparison import comparisons
-from p2pfl.sim.report.factors import caption, labels
-from p2pfl.sim.report.folder import Folder
-from p2pfl.sim.report.series import Series
-from p2pfl.sim.report.summary import Row
+from p2pfl.sim.report.folder import Folder, Row
+from p2pfl.sim.report.series import Series, caption, labels
 from p2pfl.sim.scenario.sweep import label
 
 
@@ -51,7 +49,7 @@ def _seeds(seeds: Sequence[int]) -> str:
     return some((str(seed) for seed in seeds), 8)
 
 
-def results(folders: Sequence[Folder], series: Sequence[Series]) -> str:
+def results_table(folders: Sequence[Folder], series: Sequence[Series]) -> str:
     """Return the table of results, one for each folder, with the notes of its runs."""
     html = side_by_side(folders, series) if len(folders) > 1 else ""
     for folder in folders:

@@ -8,10 +8,10 @@ import numpy as np
 
 from p2pfl.sim.formatting import number, some
 from p2pfl.sim.report.comparison import comparisons, sentences
+from p2pfl.sim.report.coordination import of_clusters
 from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.insights import findings as of_summary
 from p2pfl.sim.report.recommendations import in_words, recommendations
-from p2pfl.sim.report.sections.clusters import of_clusters
 from p2pfl.sim.report.series import Series, by_key, folder_names
 
 MOST_PROBLEMS = 4  # with more, the table shows this better

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from p2pfl.sim.report.sections.curves import lines
-from p2pfl.sim.report.sections.outcome import worst
+from p2pfl.sim.report.figures import lines, worst
+from p2pfl.sim.report.folder import Entry
 from p2pfl.sim.report.series import Figure, Section, Series
-from p2pfl.sim.report.summary import Entry
 from p2pfl.sim.results.attack_study import NO_ATTACK, AttackRow, AttackStudy, attack_studies, title
 
 UNCHANGED = (
@@ -30,7 +29,7 @@ class Quantity(NamedTuple):
     higher: bool
 
 
-def section(series: Sequence[Series]) -> Section | None:
+def attacks_section(series: Sequence[Series]) -> Section | None:
     """Return the section; None without attackers."""
     attacked = [one for one in series if one.shown.attackers]
     if not attacked:
@@ -47,8 +46,6 @@ def _attackers(series: Sequence[Series]) -> str:
 
 
 # Rule by attack
-
-
 def heat_maps(series: Sequence[Series]) -> list[Figure]:
     """Return heat maps of rule by attack: mean and worst tenth of the honest nodes, and the weight of attackers.
 
@@ -146,8 +143,6 @@ def _view(label: str, studies: Sequence[AttackStudy], quantity: Quantity) -> dic
 
 
 # Trust in attackers
-
-
 def _trust(series: Sequence[Series]) -> list[Figure]:
     """Return the share of the merges that attackers' models had, by round and by node."""
     figures = []

@@ -1,0 +1,259 @@
+"""Sections on the outcome of runs: the metric of each node and group, the learning curves, and the traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from p2pfl.sim.report.figures import costs, lines, of_nodes, reported_curve, worst, worst_tenth
+from p2pfl.sim.report.folder import Entry
+from p2pfl.sim.report.series import Figure, Section, Series, by_key, label_words
+from p2pfl.sim.results.learning_curves import grid, mean
+
+MOST_MARKS = 40_000  # of all runs of a distribution
+LEAST_MARKS = 200  # of a run
+MOST_GROUPS = 8  # a figure with more bars would be less readable than the table
+LIMITS = {"models": "models in a round", "held": "models held at once", "bytes": "bytes in a round"}
+
+
+def results_section(series: Sequence[Series]) -> Section:
+    """Return the section: a distribution for each metric, and bars for each group."""
+    figures: list[Figure] = []
+    for metric, alike in by_key(series, lambda one: one.metric).items():
+        suffix = "" if metric == series[0].metric else f"-{metric}"
+        figures += [distribution(f"nodes{suffix}", metric, alike), *groups(f"group{suffix}", metric, alike)]
+    return {"id": "results", "title": "Results", "text": [], "figures": figures}
+
+
+def distribution(id: str, metric: str, series: Sequence[Series]) -> Figure:
+    """Return each node's test metric for one seed, with a mark on the worst tenth of the nodes, at least one.
+
+    With too many nodes in all runs together, each run shows a part of its nodes: their values have equal distances in the
+    order of all values, from the least to the greatest.
+    """
+    runs = {}
+    marks = max(MOST_MARKS // max(len(series), 1), LEAST_MARKS)
+    thinned = sum(len(one.shown.test.nodes) for one in series) > MOST_MARKS
+    for one in series:
+        values = np.array([np.nan if value is None else value for value in one.shown.test.nodes], float)
+        if not np.isfinite(values).any():
+            continue
+        marked = worst(values, one.shown.better_is_higher)
+        kept = spread(values, marks) if thinned else slice(None)
+        runs[one.name] = {"values": values[kept], "worst": marked[kept], "mean": float(np.nanmean(values))}
+    note = f"One mark per node, {_seeds(series)}; the worst tenth of the nodes is highlighted."
+    if thinned:
+        note += f" A run has at most {marks:,} marks, from the least to the greatest value, at equal distances in order."
+    if not runs:
+        note = "The summary has no results of single nodes."
+    labels = next((one.shown.labels for one in series if one.shown.labels), [])
+    alike = all(one.shown.labels in (labels, []) and one.shown.nodes == series[0].shown.nodes for one in series)
+    figure: Figure = {
+        "id": id,
+        "kind": "distribution",
+        "title": f"Test {metric} of each node",
+        "note": note,
+        "x_label": f"test {metric}",
+        "runs": runs,
+    }
+    if thinned:
+        return figure | {"of": "value", "labels": [f"value {k + 1}" for k in range(marks)]}
+    return figure | ({"labels": labels} if labels and alike else {})
+
+
+def spread(values: np.ndarray, most: int) -> np.ndarray:
+    """Return the places of at most `most` values, from the least to the greatest at equal distances in their order."""
+    there = np.flatnonzero(np.isfinite(values))
+    order = there[np.argsort(values[there], kind="stable")]
+    kept: np.ndarray = order[np.linspace(0, len(order) - 1, min(most, len(order))).round().astype(int)]
+    return kept
+
+
+def groups(id: str, metric: str, series: Sequence[Series]) -> list[Figure]:
+    """Return a bar figure for each group of nodes: the mean over its nodes and over seeds."""
+    names = list(dict.fromkeys(group for one in series for entry in one.entries for group in entry.test.per_group))
+    if not 1 < len(names) <= MOST_GROUPS:
+        return []
+    figures = []
+    for number, group in enumerate(names):
+        means = {one.name: one.mean(entry.test.per_group.get(group) for entry in one.entries) for one in series}
+        figures.append(
+            {
+                "id": f"{id}-{number}",
+                "kind": "bars",
+                "title": f"Test {metric} in group {group}",
+                "note": "",
+                "x_label": f"test {metric}",
+                "unit": "",
+                "runs": {run: mean for run, mean in means.items() if mean is not None},
+            }
+        )
+    return figures
+
+
+def _seeds(series: Sequence[Series]) -> str:
+    seeds = sorted({one.shown.seed for one in series})
+    return f"seed {seeds[0]}" if len(seeds) == 1 else "one seed of each run"
+
+
+def learning_section(series: Sequence[Series]) -> Section:
+    """Return the section; runs with another metric have separate figures."""
+    figures: list[Figure] = []
+    for metric, alike in by_key(series, lambda one: one.metric).items():
+        suffix = "" if metric == series[0].metric else f"-{metric}"
+        figures += curves(suffix, metric, alike)
+        title = "Validation loss" + (f" of the runs with a test {metric}" if len(alike) < len(series) else "")
+        note = "Mean over the nodes, for the reported model."
+        figures.append(lines(alike, _loss, id=f"loss{suffix}", title=title, y_label="validation loss", note=note))
+    return {"id": "learning-curves", "title": "Learning", "text": [], "figures": [each for each in figures if each["y"]]}
+
+
+def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
+    """Return figures of the test metric, for runs with the same metric."""
+    stages = {one.stage() for one in series}
+    which = {"trained": "after training, before aggregation", "merged": "after aggregation"}
+    which["auto"] = "the trained or the aggregated one, whichever has the lower validation loss"
+    of = "the reported model" + (f" ({which[stages.pop()]})" if len(stages) == 1 and stages <= set(which) else "")
+    target = next((target for one in series if (target := one.folder.summary.target) is not None), None)
+    label = f"test {metric}"
+    return [
+        lines(
+            series,
+            _mean,
+            id=f"learning{suffix}",
+            title=f"Test {metric}",
+            y_label=label,
+            note=f"Mean over the nodes, for {of}.",
+            target=target,
+        ),
+        lines(
+            series,
+            _worst,
+            id=f"worst{suffix}",
+            title=f"Test {metric} of the worst tenth of the nodes",
+            y_label=label,
+            note="Mean of the worst tenth of the nodes in each round.",
+        ),
+        lines(
+            series,
+            _gain,
+            id=f"gain{suffix}",
+            title=f"Effect of aggregation on the test {metric}",
+            y_label=f"difference in test {metric}",
+            note="Model after aggregation minus the trained model before it, mean over the nodes."
+            f" {'Above' if series[0].shown.better_is_higher else 'Below'} 0 is an improvement.",
+        ),
+    ]
+
+
+def _mean(series: Series, entry: Entry) -> np.ndarray:
+    return mean(reported_curve(series, entry))
+
+
+def _worst(series: Series, entry: Entry) -> np.ndarray:
+    return worst_tenth(reported_curve(series, entry), entry.better_is_higher)
+
+
+def _gain(series: Series, entry: Entry) -> np.ndarray | None:
+    what = f"test_{series.metric}"
+    if not {f"trained_{what}", f"merged_{what}"} <= set(series.metrics()):
+        return None
+    merged, trained = of_nodes(series, entry, "merged", what), of_nodes(series, entry, "trained", what)
+    return mean(merged - trained)
+
+
+def _loss(series: Series, entry: Entry) -> np.ndarray:
+    return mean(of_nodes(series, entry, series.stage(), "validation_loss"))
+
+
+def traffic_section(series: Sequence[Series]) -> Section:
+    """Return the section; a sweep shows the cost of results elsewhere."""
+    figures = [bytes_by_kind(series)]
+    if not any(one.folder.summary.varied for one in series):
+        figures += costs(series)
+    figures += budgets(series)
+    figures.append(
+        lines(
+            series,
+            _models,
+            id="models",
+            title="Models received",
+            y_label="models",
+            note="Mean over the nodes in each round; a node that has stopped receives none.",
+        )
+    )
+    return {"id": "traffic", "title": "Traffic and budgets", "text": [], "figures": figures}
+
+
+def bytes_by_kind(series: Sequence[Series]) -> Figure:
+    """Return the bytes sent by all nodes, by kind, averaged over the seeds."""
+    runs = {}
+    for one in series:
+        parts = [_parts(entry) for entry in one.entries]
+        means = {name: one.mean(part.get(name) for part in parts) for name in ("models", "control", "preparation")}
+        if means["models"] is not None:
+            runs[one.name] = {"parts": {name: value for name, value in means.items() if value or name == "models"}}
+    return {
+        "id": "sent",
+        "kind": "bars",
+        "title": "Bytes sent",
+        "note": "Total of all nodes, mean over the seeds. Preparation: bytes that a policy sends before round 1."
+        " Control: messages other than models and requests for models."
+        if runs
+        else "The summary has no numbers of bytes sent.",
+        "x_label": "bytes sent",
+        "unit": "B",
+        "runs": runs,
+    }
+
+
+def _parts(entry: Entry) -> dict[str, float]:
+    if (total := entry.traffic.bytes) is None:
+        return {}
+    control = entry.traffic.control_bytes
+    return {"models": total - control, "control": control, "preparation": entry.traffic.preparation.bytes}
+
+
+def budgets(series: Sequence[Series]) -> list[Figure]:
+    """Return for each kind of limit the share that the nodes have used."""
+    figures = []
+    for kind, what in LIMITS.items():
+        shares = {one.name: one.mean(_budget_used(entry, kind) for entry in one.entries) for one in series}
+        runs = {run: 100 * share for run, share in shares.items() if share is not None}
+        if runs:
+            figures.append(
+                {
+                    "id": f"budget-{kind}",
+                    "kind": "bars",
+                    "title": f"Use of the budget of {what}",
+                    "note": "Share of its limit that a node used, mean over nodes and seeds. Runs without this limit are not"
+                    " shown. " + _ranges(series, kind),
+                    "x_label": "share of the limit",
+                    "unit": "%",
+                    "runs": runs,
+                    "limit": dict.fromkeys(runs, 100),
+                }
+            )
+    return figures
+
+
+def _budget_used(entry: Entry, kind: str) -> float | None:
+    return entry.traffic.budget[kind].used if kind in entry.traffic.budget else None
+
+
+def _ranges(series: Sequence[Series], kind: str) -> str:
+    """Describe the limits of each run."""
+    words = []
+    for one in series:
+        if found := one.shown.traffic.budget.get(kind):
+            most = f" to {found.greatest:g}" if found.greatest != found.least else ""
+            before = one.name.removesuffix(one.row)  # with its folder, if there is one
+            words.append(f"{before}{', '.join(label_words(one))}: {found.least:g}{most}")
+    return f"Limits: {'; '.join(words)}." if len(words) <= 12 else ""
+
+
+def _models(series: Series, entry: Entry) -> np.ndarray:
+    rounds = series.rounds(entry)
+    received = np.nan_to_num(grid(rounds, rounds["models_in"]))
+    return np.concatenate([received.mean(axis=1), np.zeros(entry.rounds - len(received))]) if received.size else np.zeros(0)

@@ -1,4 +1,0 @@
-"""Sections of the report, one module each.
-
-Each module turns results into one figure or table of the page.
-"""

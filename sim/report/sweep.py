@@ -1,0 +1,208 @@
+"""Sections on what a scenario varies or aims at: a sweep's keys, two factors as heat maps, and the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from p2pfl.sim.formatting import LIMITS, setting
+from p2pfl.sim.report.figures import DECADE, costs, points, scatter
+from p2pfl.sim.report.folder import Entry, Reached
+from p2pfl.sim.report.recommendations import in_words
+from p2pfl.sim.report.series import Factor, Figure, Section, Series, factors, grid, label_words, title_of
+
+COSTS = (  # fields of Reached, with label and unit
+    ("round", "Rounds", "rounds", ""),
+    ("virtual_s", "Virtual time", "virtual time", "s"),
+    ("bytes", "Bytes sent", "bytes sent", "B"),
+)
+Arrived = Mapping[str, Sequence[Reached]]
+
+
+def sweep_section(series: Sequence[Series]) -> Section | None:
+    """Return the section; None if no summary comes from a sweep."""
+    swept = [one for one in series if one.folder.summary.varied]
+    if not swept:
+        return None
+    keys = list(dict.fromkeys(key for one in swept for key in one.folder.summary.varied))
+    figures = [figure for key in keys if (figure := against(key, swept)) is not None]
+    words = [title_of(key) for key in keys if not any(figure["x_label"] == key for figure in figures)]
+    text = [f"Varied: {', '.join(_values(key, swept) for key in keys)}."]
+    if words:
+        text.append(f"No figure for values that are not numbers: {', '.join(words)}; see the table.")
+    return {
+        "id": "sweep",
+        "title": "Sweep",
+        "text": text,
+        "figures": [_of_all(each) for each in (*figures, *costs(swept))],
+    }
+
+
+def _of_all(figure: Figure) -> Figure:
+    """Return a figure that always shows all runs, because its purpose is to compare them."""
+    return figure | {"unfiltered": True}
+
+
+def against(key: str, series: Sequence[Series]) -> Figure | None:
+    """Return the metric against a numeric key; None if there are no numbers, or only one.
+
+    Labels of points have the other varied keys; points with equal labels are joined.
+    """
+    there = [one for one in series if _number(one.shown.varied.get(key)) and one.metric == series[0].metric]
+    if len({one.shown.varied[key] for one in there}) < 2:
+        return None
+    found = scatter(there, key, "", lambda entry: entry.varied[key], front=False)
+    others = {one.name: _without(key, one) for one in there}
+    joined = len(set(others.values())) < len(others)
+    for point in found["points"]:
+        point["label"] = others[point["run"]]
+        if key in LIMITS and point["x"] == 0:
+            point |= {"x": None, "no_limit": True}  # drawn as "none", at the right
+    return {
+        "id": f"against-{''.join(c if c.isalnum() else '-' for c in key)}",
+        "kind": "scatter",
+        "title": f"Test {series[0].metric} against {key}",
+        "note": points(found["points"]) + (" Lines connect runs that differ in this key only." if joined else ""),
+        "joined": joined,
+        **found,
+    }
+
+
+def _without(key: str, series: Series) -> str:
+    """Return the label of a run without the value of a key, which the place of its point shows."""
+    before = series.name.removesuffix(series.row)  # with its folder, if there is one
+    return before + ", ".join(label_words(series, [key]))
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _values(key: str, series: Sequence[Series]) -> str:
+    values = dict.fromkeys(setting(key, value) for one in series for value in one.folder.summary.varied.get(key, []))
+    return f"{title_of(key)} ({', '.join(values)})"
+
+
+class _Quantity(NamedTuple):
+    """A quantity of the cells of a heat map."""
+
+    id: str
+    title: str
+    unit: str
+    value: Callable[[Entry], float | None]
+    missing: str = "no value"
+    higher: bool = False  # whether more is better
+
+
+TO_TARGET = (
+    _Quantity("target-time", "Virtual time to the target", "s", lambda entry: _cost(entry, "virtual_s"), "never"),
+    _Quantity("target-bytes", "Bytes to the target", "B", lambda entry: _cost(entry, "bytes"), "never"),
+)
+TIME = _Quantity("time", "Virtual time", "s", lambda entry: entry.time.virtual_s)
+SENT = _Quantity("bytes", "Bytes sent", "B", lambda entry: entry.sent)
+
+
+def grid_section(series: Sequence[Series]) -> Section | None:
+    """Return the section; None if the runs do not combine the levels of two factors."""
+    by = grid(factors(series))
+    if by is None or len({one.metric for one in series}) > 1:
+        return None
+    metric = _Quantity(
+        "metric", f"Test {series[0].metric}", "", lambda entry: entry.test.mean, higher=series[0].shown.better_is_higher
+    )
+    aimed = any(entry.reached is not msgspec.UNSET for one in series for entry in one.entries)
+    quantities = (metric, *(TO_TARGET if aimed else (TIME,)), SENT)
+    figures = [figure for quantity in quantities if (figure := _heatmap(quantity, by, series)) is not None]
+    return {"id": "grid", "title": f"Combinations of {by[0].title} and {by[1].title}", "text": [], "figures": figures}
+
+
+def _cost(entry: Entry, key: str) -> float | None:
+    return float(getattr(entry.reached, key)) if isinstance(entry.reached, Reached) else None
+
+
+def _heatmap(quantity: _Quantity, by: tuple[Factor, Factor], series: Sequence[Series]) -> Figure | None:
+    """Return the mean of a quantity over the seeds of each run, without a number if any seed has none.
+
+    Returns:
+        None if no run has the quantity, or if all have the same.
+    """
+    rows, columns = by
+    cells: dict[str, dict[str, Any]] = {}
+    for one in series:
+        values = [np.nan if (each := quantity.value(entry)) is None else each for entry in one.entries]
+        cell = {"row": rows.level[one.name], "column": columns.level[one.name], "value": float(np.mean(values))}
+        cells[one.name] = cell | ({"dev": float(np.std(values, ddof=1))} if len(values) > 1 else {})
+    means = [cell["value"] for cell in cells.values() if np.isfinite(cell["value"])]
+    if not means or (len(set(means)) == 1 and len(means) == len(cells)):
+        return None
+    best = (max if quantity.higher else min)(means, default=None)
+    for cell in cells.values():
+        cell["best"] = cell["value"] == best
+    note = f"Mean over {'nodes and seeds' if quantity.id == 'metric' else 'seeds'}. The best value has a frame."
+    never = quantity.missing == "never" and len(means) < len(cells)
+    return {
+        "id": f"grid-{quantity.id}",
+        "kind": "heatmap",
+        "title": quantity.title,
+        "note": note + " Never: some seed did not reach the target." * never,
+        "rows": list(rows.texts),
+        "columns": list(columns.texts),
+        "y_label": rows.title,
+        "x_label": columns.title,
+        "label": quantity.title[0].lower() + quantity.title[1:],
+        "unit": quantity.unit,
+        "log": len(means) > 1 and min(means) > 0 and max(means) >= DECADE * min(means),
+        "missing": quantity.missing,
+        "cells": cells,
+        "unfiltered": True,
+    }
+
+
+def target_section(series: Sequence[Series]) -> Section | None:
+    """Return the section; None if no summary has a target."""
+    aimed = [one for one in series if any(entry.reached is not msgspec.UNSET for entry in one.entries)]
+    if not aimed:
+        return None
+    arrived = {one.name: [each.reached for each in one.entries if isinstance(each.reached, Reached)] for one in aimed}
+    figures = [_bars(*cost, arrived) for cost in COSTS] if any(arrived.values()) else []
+    return {"id": "target", "title": "Reaching the target", "text": _text(aimed, arrived), "figures": figures}
+
+
+def _text(series: Sequence[Series], arrived: Arrived) -> list[str]:
+    text = []
+    for metric, target, higher in dict.fromkeys(
+        (one.metric, one.folder.summary.target, one.shown.better_is_higher) for one in series
+    ):
+        if target is not None:
+            text.append(f"The target is a mean test {metric} of {target:g} or {'more' if higher else 'less'}.")
+    seeds = {one.name: len(one.entries) for one in series}
+    words = {one.name: in_words(one) for one in series}
+    never = [words[name] for name in seeds if not arrived[name]]
+    if len(never) == len(seeds) > 1:
+        text.append(f"None of the {len(never)} runs reached it.")
+    elif never:
+        text.append(f"Never reached by: {'; '.join(never)}.")  # a name may contain commas
+    some = [name for name in seeds if 0 < len(arrived[name]) < seeds[name]]
+    if some:
+        names = "; ".join(f"{words[name]} ({len(arrived[name])} of {seeds[name]})" for name in some)
+        text.append(f"Reached with some seeds only; the mean is over these seeds: {names}.")
+    return text
+
+
+def _bars(key: str, title: str, label: str, unit: str, arrived: Arrived) -> Figure:
+    runs = {
+        name: sum(getattr(each, key) for each in found) / len(found) if found else None for name, found in arrived.items()
+    }
+    return {
+        "id": f"target-{key.replace('_', '-')}",
+        "kind": "bars",
+        "title": f"{title} until the target was reached",
+        "note": "Total of all nodes, including the preparation." if key == "bytes" else "",
+        "x_label": label,
+        "unit": unit,
+        "runs": runs,
+        "missing": "never",
+    }
