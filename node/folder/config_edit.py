@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
+from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any
 
-import tomli_w
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.folder.config import CONFIG
@@ -16,48 +15,25 @@ from p2pfl.system.disk import PRIVATE
 
 
 def set_text(folder: Path, key: str, value: str, table: str = "") -> None:
-    """Set a key of node.toml that has text as its value.
+    """Set a key of node.toml that has text as its value. Comments, order and line breaks stay.
 
     Args:
-        table: the table of the key; by default the key is above the tables.
+        table: the table of the key, which is added if it is missing; by default the key is above the tables.
 
     Raises:
-        ConfigurationError: the file cannot be read or written, or has a form in which this function cannot set the key.
+        ConfigurationError: the file cannot be read or written, is not TOML, or has a value in place of the table.
     """
     path = folder / CONFIG
-    line = tomli_w.dumps({key: value}).strip()
+    line = tomlkit.dumps({key: value}).strip()
     instead = f"write {line} {f'below [{table}]' if table else 'above the first table'} of {path}"
     try:
-        before = path.read_text(encoding="utf-8")
-        after = _with_line(before, key, line, table)
-        if tomllib.loads(after) != _with_key(tomllib.loads(before), key, value, table):
-            raise ConfigurationError(f"cannot find the line of {key}; {instead}")
-        replace_file(path, [after.encode()], mode=PRIVATE)
+        document = tomlkit.parse(path.read_bytes().decode())
+        target = document.setdefault(table, tomlkit.table()) if table else document
+        if not isinstance(target, MutableMapping):
+            raise ConfigurationError(f"{table} is not a table; {instead}")
+        target[key] = value
+        replace_file(path, [tomlkit.dumps(document).encode()], mode=PRIVATE)
     except OSError as error:
         raise ConfigurationError(f"cannot set {key}: {reason(error)}; {instead}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"cannot set {key}; {instead}") from error
-
-
-def _with_key(values: dict[str, Any], key: str, value: str, table: str) -> dict[str, Any]:
-    if not table:
-        return values | {key: value}
-    return values | {table: values.get(table, {}) | {key: value}}
-
-
-def _with_line(text: str, key: str, line: str, table: str) -> str:
-    """Return a text with a line in place of the one that sets its key, or as the first line of its table if none does."""
-    lines = text.splitlines()
-    if table and f"[{table}]" not in (each.partition("#")[0].strip() for each in lines):
-        lines += ["", f"[{table}]"]
-    heads = [number for number, each in enumerate(lines) if each.startswith("[")]
-    start = next(k for k in heads if lines[k].partition("#")[0].strip() == f"[{table}]") + 1 if table else 0
-    end = next((number for number in heads if number >= start), len(lines))
-    for number in range(start, end):
-        if re.match(rf"{re.escape(key)}\s*=", lines[number]):
-            _, mark, comment = lines[number].partition(" # ")
-            lines[number] = f"{line}{mark}{comment}"
-            break
-    else:
-        lines.insert(start, line)
-    return "\n".join(lines) + "\n"
+    except (TOMLKitError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot set {key}: {error}; {instead}") from error

@@ -16,7 +16,7 @@ def test_set_text_changes_one_line_and_keeps_its_comment(tmp_path):
         assert config.load(tmp_path / "bob").broker == url
     after = path.read_text().splitlines()
     (changed,) = [number for number, line in enumerate(after) if line != before[number]]
-    assert after[changed] == 'broker = "mqtt://h:1883" # ' + before[changed].partition(" # ")[2]
+    assert after[changed] == before[changed].replace('broker = ""', 'broker = "mqtt://h:1883"')
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -24,16 +24,26 @@ def test_set_text_adds_missing_key_above_the_tables(tmp_path):
     path = tmp_path / config.CONFIG
     path.write_text('name = "bob"\n[task]\nname = "digits"\nbroker = "x"\n')
     set_text(tmp_path, "broker", 'a "b"')
-    assert path.read_text() == 'broker = "a \\"b\\""\nname = "bob"\n[task]\nname = "digits"\nbroker = "x"\n'
+    assert path.read_text() == 'name = "bob"\nbroker = "a \\"b\\""\n\n[task]\nname = "digits"\nbroker = "x"\n'
 
 
-@pytest.mark.parametrize("text", ["x = [\n[1],\n]\nbroker = 'y'\n", "broken", "'broker' = 1\n"])
-def test_set_text_leaves_file_that_it_does_not_understand(tmp_path, text):
+@pytest.mark.parametrize("before", ["x = [\r\n[1],\r\n]\r\nbroker = 'y' # mine\r\n", "'broker' = 1\n"])
+def test_set_text_keeps_the_form_of_the_file(tmp_path, before):
     path = tmp_path / config.CONFIG
-    path.write_text(text)
-    with pytest.raises(ConfigurationError, match=r'write broker = "mqtt://h" above the first table of .*node.toml'):
+    path.write_text(before, newline="")
+    set_text(tmp_path, "broker", "mqtt://h")
+    assert path.read_bytes().decode() == before.replace("'y'", '"mqtt://h"').replace("1\n", '"mqtt://h"\n')
+
+
+@pytest.mark.parametrize("content", [b"broken", b"x = '\xff'", b"x.y = 1\nx = 2"])
+def test_set_text_leaves_file_that_is_not_toml(tmp_path, content):
+    path = tmp_path / config.CONFIG
+    path.write_bytes(content)
+    with pytest.raises(
+        ConfigurationError, match=r'^cannot set broker: .*; write broker = "mqtt://h" above the first table of'
+    ):
         set_text(tmp_path, "broker", "mqtt://h")
-    assert path.read_text() == text
+    assert path.read_bytes() == content
 
 
 def test_set_text_reports_missing_file(tmp_path):
@@ -45,11 +55,13 @@ def test_set_text_reports_missing_file(tmp_path):
     ("before", "after"),
     [
         ("x = 1\n", 'x = 1\n\n[addresses]\nalice = "h:1"\n'),
-        ('[addresses]  # of members\nbob = "h:2"\n', '[addresses]  # of members\nalice = "h:1"\nbob = "h:2"\n'),
+        ('[addresses]  # of members\nbob = "h:2"\n', '[addresses]  # of members\nbob = "h:2"\nalice = "h:1"\n'),
         (
             '[addresses]\nalice = "h:3" # old\n[codec]\nalice = "x"\n',
             '[addresses]\nalice = "h:1" # old\n[codec]\nalice = "x"\n',
         ),
+        ('addresses = { bob = "h:2" }\n', 'addresses = { bob = "h:2", alice = "h:1"}\n'),
+        ('addresses.bob = "h:2"\nx = 1\n', 'addresses.bob = "h:2"\naddresses.alice = "h:1"\nx = 1\n'),
     ],
 )
 def test_set_text_changes_key_of_table(tmp_path, before, after):
@@ -59,9 +71,10 @@ def test_set_text_changes_key_of_table(tmp_path, before, after):
     assert path.read_text() == after
 
 
-def test_set_text_of_table_leaves_inline_table(tmp_path):
+def test_set_text_leaves_value_in_place_of_a_table(tmp_path):
     path = tmp_path / config.CONFIG
-    path.write_text('addresses = { bob = "h:2" }\n')
-    with pytest.raises(ConfigurationError, match=r'write alice = "h:1" below \[addresses\] of .*node.toml'):
+    path.write_text("addresses = 3\n")
+    message = r'addresses is not a table; write alice = "h:1" below \[addresses\] of .*node.toml'
+    with pytest.raises(ConfigurationError, match=message):
         set_text(tmp_path, "alice", "h:1", table="addresses")
-    assert path.read_text() == 'addresses = { bob = "h:2" }\n'
+    assert path.read_text() == "addresses = 3\n"
