@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from p2pfl.errors import ConfigurationError
 
 Points = NDArray[np.float64]
+"""float64, shape [n, m]; higher is better in every column."""
 
 
 class Solutions(NamedTuple):

@@ -46,7 +46,7 @@ def read(file: str, directed: bool | None = None) -> nx.Graph:
     An edge list has a line `source target` or `source target weight` for each edge. It may end in a dict of attributes,
     as of networkx.write_edgelist. Commas, semicolons, tabs or blanks separate the fields, the same in all lines. Double
     quotes are for names that contain a separator. A line with one name is a node, with or without edges. Lines that
-    begin with `#` or `%` are comments, and also the end of a line after ` # `.
+    begin with `#` or `%` are comments, and also the end of a line after `#` between blanks.
 
     The first line of a table names the columns of the source and the target, for example `source,target`. Of the other
     columns only `weight` is used. A matrix may have names of rows and columns.
@@ -55,7 +55,8 @@ def read(file: str, directed: bool | None = None) -> nx.Graph:
         directed: whether an edge allows only the target to fetch from the source; false by default. GraphML, GML and
             JSON state their direction themselves.
 
-    Returns: A Graph, or a DiGraph if any edge is directed; the others then go both ways. Its nodes are 0..n-1, in the
+    Returns:
+        A Graph, or a DiGraph if any edge is directed; the others then go both ways. Its nodes are 0..n-1, in the
         order in which the file first names them. If all nodes of a list, table or matrix without names are integers, they
         are in numerical order. Each has the attribute `label`, and `latitude` and `longitude` in degrees if the file gives
         them. Edges have the attribute `weight`, a positive number, if any edge of the file has one. It is then 1 for edges

@@ -10,6 +10,7 @@ import pytest
 
 import p2pfl
 from p2pfl.node.folder.config import STATUS
+from scripts.tools.reference.pages import KINDS
 from tests.support import brokers, forked
 from tests.support.browser import DESKTOP, PHONE, browser, needs_chromium, page
 from tests.support.namespaces import until
@@ -46,7 +47,7 @@ def site(tmp_path_factory):
 @pytest.mark.parametrize("name", PAGES)
 def test_blocks_of_pages_have_known_kinds(name):
     for kind, text in blocks(name):
-        assert kind in ("sh", "python", "toml", "text", "{toctree}", "{include}"), text
+        assert kind in ("sh", "python", "toml", "text", "{toctree}", "{include}", *(f"{{{kind}}}" for kind in KINDS)), text
         if kind in ("python", "toml"):
             assert re.fullmatch(r"# ([a-z_]+/)?[a-z_]+\.(py|toml)", text.splitlines()[0]), "its first line names the file"
 
@@ -242,6 +243,13 @@ def test_site_contains_options_and_keys_of_the_code(site):
     for key in ("network.stretch", "compute.slowdown", "evaluate_every", "against"):
         assert key in text("reference/scenarios.html")
     assert "nverse temperature of the softmax" in text("reference/policies.html")
+
+
+@pytest.mark.slow
+def test_site_describes_every_public_name(site):
+    anchors = set(re.findall(r'id="([\w.]+)"', (site / "reference/api.html").read_text(encoding="utf-8")))
+    assert {name for name in p2pfl.__all__ if f"p2pfl.{name}" not in anchors} == {"Parameters"}
+    assert "p2pfl.parameters.Parameters" in anchors
 
 
 def test_index_lists_every_page_once():

@@ -1,4 +1,1 @@
-"""Reference pages: tables and texts in docs/reference that are generated from the code.
-
-`python -m scripts.tools.reference` writes them, and `--check` compares them with the code.
-"""
+"""Parts of docs/reference that Sphinx inserts from the code: options, keys, scenarios, commands and objects."""

@@ -1,12 +1,10 @@
-"""Built-in policies, tasks, topologies and codecs, and aliases of types."""
+"""Built-in policies, tasks, topologies and codecs, with their options."""
 
 from __future__ import annotations
 
-import ast
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
-from itertools import pairwise
 from pkgutil import resolve_name
 from typing import Any
 
@@ -19,10 +17,11 @@ from scripts.tools.reference.docstrings import (
     grouped,
     markdown,
     meaning,
-    paragraphs,
 )
-from scripts.tools.reference.markdown import table
-from scripts.tools.reference.objects import about
+from scripts.tools.reference.markdown import table, toml
+
+_PATH = re.compile(r"(?<![\w\"'])(?:[a-z_]\w*\.)+(?=\w)")
+_CHOICE = re.compile(r"Literal\[([^\]]*)\]")
 
 FILLED_IN = ("part", "seed", "n")  # arguments that are not options
 REPORTED_STAGE = "the model of a round that is reported and that early stopping compares."
@@ -47,7 +46,7 @@ def _entry(path: str, names: list[str]) -> Iterator[str]:
     if not (text := docstring_of(factory)):
         raise ValueError(f"{path} has no docstring")
     yield f"### {', '.join(f'`{name}`' for name in names)}"
-    yield markdown(text, without=("Args", "Attributes", "Raises", "Returns"))
+    yield markdown(text)
     explained = attributes(factory) if isinstance(factory, type) else described(text, "Args")
     explained.setdefault("reported_stage", REPORTED_STAGE)
     options = [each for each in inspect.signature(factory).parameters.values() if each.name not in FILLED_IN]
@@ -55,7 +54,7 @@ def _entry(path: str, names: list[str]) -> Iterator[str]:
     if missing:
         raise ValueError(f"the docstring of {path} does not explain {', '.join(missing)}")
     if options:
-        types = {each.name: about(each) for each in options}
+        types = {each.name: _about(each) for each in options}
         rows = [
             (code(names), meaning(text, abouts(types[name] for name in names)))
             for text, names in grouped({name: explained[name] for name in types})
@@ -64,20 +63,12 @@ def _entry(path: str, names: list[str]) -> Iterator[str]:
     yield f"Defined in `{path.replace(':', '.')}`."
 
 
-def aliases(lines: str) -> str:
-    """Return the definition and the explanation of each type alias; `lines` has one `module:name` per line."""
-    return "\n\n".join(block for line in lines.split() for block in _alias(line))
-
-
-def _alias(path: str) -> Iterator[str]:
-    name, _, alias = path.partition(":")
-    source = inspect.getsource(import_module(name))
-    body = ast.parse(source).body
-    for element, following in pairwise(body):
-        if isinstance(element, ast.Assign) and [getattr(target, "id", "") for target in element.targets] == [alias]:
-            yield f"#### `{name}.{alias}`"
-            yield f"```text\n{ast.get_source_segment(source, element)}\n```"
-            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-                yield paragraphs(inspect.cleandoc(str(following.value.value)).splitlines())
-            return
-    raise ValueError(f"{path} is no alias")
+def _about(parameter: inspect.Parameter) -> str:
+    """Return the type of an option, without the names of modules, and its default."""
+    given = parameter.annotation
+    kind = given.__name__ if isinstance(given, type) and not hasattr(given, "__args__") else str(given)
+    kind = _CHOICE.sub(lambda choice: choice[1].replace("'", '"').replace(", ", " | "), _PATH.sub("", kind))
+    if given is parameter.empty:
+        kind = ""
+    value = "" if parameter.default is parameter.empty or callable(parameter.default) else toml(parameter.default)
+    return "; ".join(filter(None, [f"`{kind}`" if kind else "", f"default {value}" if value else ""]))

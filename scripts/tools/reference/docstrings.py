@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from scripts.tools.reference.markdown import escape, sentence, table
+from scripts.tools.reference.markdown import escape, sentence
 
 SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
 WIDTH = 100  # columns of the pages
@@ -68,31 +68,9 @@ def described(docstring: str, section: str) -> dict[str, str]:
     return {name: text for part in parts(docstring) if part.section == section for name, text in items(part.lines).items()}
 
 
-def markdown(docstring: str, types: Mapping[str, str] | None = None, without: tuple[str, ...] = ()) -> str:
-    """Return a docstring as Markdown.
-
-    Args:
-        types: types and defaults of arguments and attributes, which their tables show.
-        without: sections to leave out.
-    """
-    blocks: list[str] = []
-    for part in parts(docstring):
-        if part.section in without:
-            continue
-        blocks += [paragraphs(part.lines)] if not part.section else _section(part, types or {})
-    return "\n\n".join(blocks)
-
-
-def _section(part: Part, types: Mapping[str, str]) -> Iterator[str]:
-    if part.section in ("Returns", "Yields"):
-        yield paragraphs([f"{part.section}: {part.lines[0]}", *part.lines[1:]])
-        return
-    found = grouped(items(part.lines))
-    heads = {"Args": "argument", "Attributes": "attribute", "Raises": "error"}
-    yield table(
-        (heads[part.section], "meaning"),
-        [(code(names), meaning(text, abouts(types.get(name, "") for name in names))) for text, names in found],
-    )
+def markdown(docstring: str) -> str:
+    """Return the text of a docstring as Markdown, without its sections."""
+    return "\n\n".join(paragraphs(part.lines) for part in parts(docstring) if not part.section)
 
 
 def grouped(found: Mapping[str, str]) -> list[tuple[str, list[str]]]:
