@@ -116,7 +116,7 @@ def check_can_run(folder: Path) -> None:
     Raises:
         ConfigurationError: it cannot run, or runs without the passphrase of the admission key; the text gives the reason.
     """
-    if os.name == "posix" and is_folder_locked(folder):
+    if is_folder_locked(folder):
         if problem := reader.current_if_readable(folder).get("tokens_unanswered"):
             raise ConfigurationError(
                 f"no token was made, because this node runs without the passphrase to answer it ({problem}); start it again"

@@ -38,7 +38,7 @@ def current(folder: Path, wall: Callable[[], float] = time.time) -> dict[str, An
     Raises:
         ConfigurationError: the file cannot be read, or is damaged.
     """
-    running = os.name == "posix" and is_folder_locked(folder)
+    running = is_folder_locked(folder)
     if running and (answer := status_socket.ask(folder)) is not None and _is_status(answer):
         return answer
     status = read(folder / STATUS)

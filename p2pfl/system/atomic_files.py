@@ -5,7 +5,6 @@ A sealed file consists of a magic line, the SHA-256 of that line and the content
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from p2pfl.errors import ConfigurationError, P2pflError
-from p2pfl.system.disk import PRIVATE, SYSTEM, Disk, open_lock
+from p2pfl.system.disk import PRIVATE, SYSTEM, Disk, is_locked, lock
 from p2pfl.system.event_log import EventLogger
 
 PRIVATE_FOLDER = 0o700  # mode of a folder for its owner only
@@ -111,37 +110,22 @@ def lock_folder(folder: Path, use: str = "runs this node") -> IO[bytes]:
         use: the activity of the process that holds the lock, for the error.
 
     Raises:
-        ConfigurationError: another process holds the lock, or the lock file cannot be written.
+        ConfigurationError: another process holds the lock, or the lock file cannot be written or locked.
     """
     try:
-        file = open_lock(folder / LOCK)
+        return lock(folder / LOCK)
+    except BlockingIOError as error:
+        raise ConfigurationError(f"{folder} is in use: another process {use}") from error
     except OSError as error:
         raise ConfigurationError(f"cannot write {folder / LOCK}: {reason(error)}") from error
-    if sys.platform != "win32":
-        import fcntl
-
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            raise ConfigurationError(f"{folder} is in use: another process {use}") from error
-    return file
 
 
 def is_folder_locked(folder: Path) -> bool:
-    """Return whether a process holds the lock of a folder; always True on systems without file locks."""
-    if sys.platform == "win32":
-        return True
-    import fcntl
-
+    """Return whether a process holds the lock of a folder; True if its lock file cannot be read."""
     try:
-        with (folder / LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: other processes that only check do not count
-    except FileNotFoundError:
-        return False
+        return is_locked(folder / LOCK)
     except OSError:
         return True
-    return False
 
 
 class DiskErrorReporter:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Protocol
+
+import portalocker
 
 PRIVATE = 0o600  # mode of a file for its owner only
 LOCK_PATIENCE = 5.0  # seconds to wait for a lock that another process holds
@@ -105,38 +106,56 @@ class SystemDisk:
 SYSTEM: Disk = SystemDisk()
 
 
-def open_lock(path: Path) -> IO[bytes]:
-    """Open a lock file. If it does not exist, it is created with access for its owner only.
+def lock(path: Path, patience: float = 0.0) -> IO[bytes]:
+    """Lock a file against other processes for as long as the returned file is open.
+
+    Args:
+        path: the lock file, which stays empty. If it does not exist, it is created with access for its owner only.
+        patience: seconds to wait for another process that holds the lock.
 
     Raises:
-        OSError: it cannot be opened.
+        BlockingIOError: another process holds the lock for longer than `patience`.
+        OSError: the file cannot be opened or locked.
     """
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _BINARY, PRIVATE), "ab")
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _BINARY, PRIVATE), "ab")
+    deadline = time.monotonic() + patience
+    try:
+        while not _try_lock(file, portalocker.LockFlags.EXCLUSIVE, path):
+            if time.monotonic() >= deadline:
+                raise BlockingIOError(errno.EAGAIN, f"another process has locked it for {patience:g} s", str(path))
+            time.sleep(_POLLING)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a file; False if there is no file.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    try:
+        with path.open("rb") as file:
+            return not _try_lock(file, portalocker.LockFlags.SHARED, path)  # other processes that only check do not count
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
 def exclusive(path: Path, patience: float = LOCK_PATIENCE) -> Iterator[None]:
-    """Exclude other processes that lock the same file from this block.
-
-    Args:
-        path: the lock file, which stays empty.
-        patience: seconds to wait for another process.
-
-    Raises:
-        OSError: the file cannot be opened, or another process holds the lock for longer than `patience`.
-    """
-    with open_lock(path) as file:
-        if sys.platform != "win32":
-            import fcntl
-
-            deadline = time.monotonic() + patience
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        held = f"another process has locked it for {patience:g} s"
-                        raise OSError(errno.EAGAIN, held, str(path)) from None
-                time.sleep(_POLLING)
+    """Exclude other processes that lock the same file from this block; see `lock`."""
+    with lock(path, patience):
         yield
+
+
+def _try_lock(file: IO[bytes], kind: portalocker.LockFlags, path: Path) -> bool:
+    """Return whether a file could be locked; raise OSError if locks do not work there."""
+    try:
+        portalocker.lock(file, kind | portalocker.LockFlags.NON_BLOCKING)
+    except portalocker.AlreadyLocked:
+        return False
+    except portalocker.LockException as error:
+        raise OSError(errno.ENOLCK, error.strerror or str(error), str(path)) from error
+    return True
