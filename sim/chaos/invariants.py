@@ -1,13 +1,23 @@
 """Invariants of a federation, checked while it runs under faults.
 
 They are checked from outside: by the frames in the network, by the checkpoints on the disks, and by an observer of each
-node.
+process. `Invariants` has the knowledge that outlives a process; `ProcessWatch` observes one process.
+
+Some faults excuse what would be a violation without them, and the excuse is as narrow as possible. A folder that was
+replaced by an older copy may hold an older round and an older membership log, and numbers of frames up to the incarnation
+that it had may repeat until peers have told the node; a higher one may not. Votes of an election are lost if half of the
+members or more were restored from copies after the coordinator's first claim; no protocol could then know of the first
+coordinator. Everything else holds under every fault.
+
+`Violation` is also what the processes of tests/chaos report; they observe `error`, `not finite`, `number reused`,
+`membership lost` and `no progress` in statuses, files and output, and `resources exceeded`, which has no meaning here.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import inf
 from typing import Literal, NamedTuple
@@ -36,6 +46,7 @@ Invariant = Literal[
     "not finite",
     "no progress",
     "error",
+    "resources exceeded",
 ]
 
 _header = msgspec.msgpack.Decoder(Header)
@@ -58,6 +69,7 @@ class Violation(msgspec.Struct, frozen=True):
         return f"{self.invariant}: {self.node} at {self.at:.3f} s: {self.text}"
 
 
+@dataclass
 class Memory:
     """Knowledge of one node that survives its crashes.
 
@@ -71,14 +83,13 @@ class Memory:
         repeatable: incarnations up to this one may repeat numbers, because the folder is older than their frames.
     """
 
-    def __init__(self) -> None:
-        self.replaced = False
-        self.replaced_at = -inf
-        self.acknowledged: Checkpoint | None = None
-        self.attempted: list[Checkpoint] = []
-        self.membership_version = 0
-        self.incarnation = 0
-        self.repeatable = 0
+    replaced: bool = False
+    replaced_at: float = -inf
+    acknowledged: Checkpoint | None = None
+    attempted: list[Checkpoint] = field(default_factory=list)
+    membership_version: int = 0
+    incarnation: int = 0
+    repeatable: int = 0
 
     def forget(self, now: float) -> None:
         """Expect nothing of the disk, because it was replaced by an older copy."""
@@ -184,7 +195,7 @@ class Merged(NamedTuple):
 
 
 class ProcessWatch:
-    """Observer of one process of a node; see p2pfl.sim.chaos.process.Watch.
+    """Observer of one process: of its node (see p2pfl.node.node.Observer), of its checkpoints, and of errors in its parts.
 
     Attributes:
         merges: the rounds that it has finished.

@@ -1,6 +1,14 @@
 """Network in one process whose links lose, delay, repeat and reorder frames, and that can be cut in any direction.
 
-A link proves the keys of its ends and has a session, as one over TLS. Both sides ask their access control first.
+A link proves the keys of its ends and has a session, as one over TLS; both sides ask their access control first. The
+faults in force are read at the moment when a frame is sent, not when it arrives, so a frame in transit survives the
+beginning of a partition. Frames of a link keep their order unless a fault reorders them. The fate of a frame is a hash of
+the seed, the two machines and the number of the frame between them: leaving out a fault changes the fate of as few frames
+as possible, which a search for a short schedule needs.
+
+A process that ends lets its machine close its links, and the other sides learn of it. After a power failure they do not:
+their ends stay open until the machine has started again and refuses the first frame, or until the failure detector of
+p2pfl.node gives up.
 """
 
 from __future__ import annotations
@@ -13,7 +21,7 @@ from typing import NamedTuple
 
 from p2pfl.protocols.errors import ProtocolError, RefusedError, TransportError
 from p2pfl.protocols.transport import AccessControl, Handler, Link, Part
-from p2pfl.sim.chaos.clock import MachineLoop, ProcessEnd
+from p2pfl.sim.chaos.hardware import MachineLoop, ProcessEnd
 from p2pfl.sim.chaos.schedule import Fault
 from p2pfl.sim.scenario.network import Links
 
@@ -50,6 +58,7 @@ class FaultyNetwork:
     Attributes:
         faults: the faults in force on links.
         names: names of the machines by address.
+        transports: the transports that listen, by the name of the machine.
     """
 
     def __init__(
@@ -59,26 +68,15 @@ class FaultyNetwork:
         self.faults: list[Fault] = []
         self.observe = observe
         self.names: dict[str, str] = {}
+        self.transports: dict[str, FaultyTransport] = {}
         self._links = links
         self._seed = seed
-        self._transports: dict[str, FaultyTransport] = {}
         self._counts: dict[tuple[str, str], int] = {}
 
     def transport(self, host: Host, access: AccessControl) -> FaultyTransport:
         """Return the transport of a new process on a machine."""
         self.names[host.address] = host.name
         return FaultyTransport(self, host, access)
-
-    def register(self, transport: FaultyTransport) -> None:
-        self._transports[transport.name] = transport
-
-    def unregister(self, transport: FaultyTransport) -> None:
-        if self._transports.get(transport.name) is transport:
-            del self._transports[transport.name]
-
-    def listening(self, name: str) -> FaultyTransport | None:
-        """Return the transport that listens on a machine, if there is one."""
-        return self._transports.get(name)
 
     def is_cut(self, source: str, target: str) -> bool:
         """Return whether no frame gets from one machine to another."""
@@ -157,7 +155,7 @@ class FaultyTransport:
 
     async def listen(self, handler: Handler) -> None:
         self.handler = handler
-        self.network.register(self)
+        self.network.transports[self.name] = self
 
     async def dial(self, address: str, key: bytes, joining: bool = False) -> Link:
         network = self.network
@@ -166,7 +164,7 @@ class FaultyTransport:
             await asyncio.sleep(DIALLING)
             raise TransportError(f"{address} does not answer")
         await asyncio.sleep(HANDSHAKE * network.delay(self.name, name))
-        other = network.listening(name)
+        other = network.transports.get(name)
         if other is None or not self._reaches(name):
             raise TransportError(f"no node listens at {address}")
         if other.host.key != key:
@@ -209,13 +207,12 @@ class FaultyTransport:
                 link.close()
 
     async def close(self) -> None:
-        self.network.unregister(self)
-        for link in list(self.links):
-            link.close()
+        self.crash(silently=False)
 
     def crash(self, silently: bool) -> None:
         """End with the process. After a power failure (`silently`) no other machine learns of it."""
-        self.network.unregister(self)
+        if self.network.transports.get(self.name) is self:
+            del self.network.transports[self.name]
         for link in list(self.links):
             if silently:
                 link.end()
@@ -248,7 +245,7 @@ class FaultyLink:
             raise TransportError(f"the link to {self.remote} is closed")
         frame = b"".join(parts)
         network.observe(self.host.name, self.far.host.name, frame)
-        if not self.far.is_open and network.listening(self.far.host.name) is not None:
+        if not self.far.is_open and self.far.host.name in network.transports:
             network.transmit(self.far, None)  # the other machine has started again, and knows no such link
             return
         network.transmit(self, frame)

@@ -19,7 +19,7 @@ from p2pfl.system.shared_options import add_output
 from p2pfl.system.usable_cores import usable_cores
 
 if TYPE_CHECKING:
-    from p2pfl.sim.chaos.search import Found
+    from p2pfl.sim.chaos.run import Found
     from p2pfl.sim.scenario.scenario import ScenarioFile
 
 SEEDS = "0:100"  # tried by default
@@ -67,8 +67,8 @@ def _chaos(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace, file: ScenarioFile) -> int:
     """Run the schedule of a file; the exit code is 1 if an invariant does not hold."""
-    from p2pfl.sim.chaos.schedule_file import read_schedule
-    from p2pfl.sim.chaos.search import Trials
+    from p2pfl.sim.chaos.run import Trials
+    from p2pfl.sim.chaos.schedule import read_schedule
     from p2pfl.sim.simulation.workers import prepared_process
 
     schedule = read_schedule(options.replay)
@@ -95,12 +95,13 @@ class _Report:
 
     def add(self, found: Found) -> None:
         """Add a result, and write the schedule of a violation."""
-        from p2pfl.sim.chaos.schedule_file import schedule_of, write_schedule
+        from p2pfl.sim.chaos.schedule import Schedule, write_schedule
 
         self.results[found.seed] = found
         if found.violation is not None:
             path = self.files[found.seed] = self._folder / f"seed-{found.seed}.toml"
-            write_schedule(path, schedule_of(found.run, found.seed, found.faults, found.violation), self._file.name)
+            schedule = Schedule(found.run, found.seed, found.faults, str(found.violation))
+            write_schedule(path, schedule, f"p2pfl-sim chaos {self._file.name} --replay")
 
     def line(self, found: Found) -> str:
         """Return a result in words."""
@@ -143,7 +144,7 @@ class _Report:
 
 def _search(options: argparse.Namespace, file: ScenarioFile) -> int:
     """Try the seeds; the exit code is 1 if an invariant does not hold with one of them."""
-    from p2pfl.sim.chaos.search import search
+    from p2pfl.sim.chaos.run import search
     from p2pfl.sim.monitor.progress import progress_bar
 
     seeds = parse_seeds(options.seeds)

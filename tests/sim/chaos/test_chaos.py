@@ -8,11 +8,10 @@ from p2pfl.node.exchange.model_server import ModelServer
 from p2pfl.node.peering.guard import Guard
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.protocols.election.types import Term
-from p2pfl.sim.chaos import process
+from p2pfl.sim.chaos import machine
 from p2pfl.sim.chaos.invariants import Invariants
-from p2pfl.sim.chaos.schedule import KINDS, Fault, draw_schedule
-from p2pfl.sim.chaos.schedule_file import Schedule, read_schedule, schedule_of, write_schedule
-from p2pfl.sim.chaos.search import Trials, search
+from p2pfl.sim.chaos.run import Trials, search
+from p2pfl.sim.chaos.schedule import KINDS, Fault, Schedule, draw_schedule, read_schedule, write_schedule
 from p2pfl.sim.scenario.scenario import load
 from p2pfl.system.atomic_files import write_sealed
 
@@ -43,7 +42,7 @@ def skip_flush(monkeypatch):
 
 def repeat_start(monkeypatch):
     """Count no starts, so that the numbers of frames begin again."""
-    monkeypatch.setattr(process, "count_start", lambda path, log, disk: 1)
+    monkeypatch.setattr(machine, "count_start", lambda path, log, disk: 1)
 
 
 def keep_revoked(monkeypatch):
@@ -85,8 +84,8 @@ def test_schedules_have_every_kind_and_end_in_time():
 
 
 def test_schedule_file_round_trips(tmp_path):
-    schedule = schedule_of("gossip", 3, list(draw_schedule(3, MEMBERS, ["node-4"], 6.0)), None)
-    write_schedule(tmp_path / "new" / "seed-3.toml", schedule, "chaos")
+    schedule = Schedule("gossip", 3, draw_schedule(3, MEMBERS, ["node-4"], 6.0))
+    write_schedule(tmp_path / "new" / "seed-3.toml", schedule, "p2pfl-sim chaos chaos --replay")
     assert read_schedule(tmp_path / "new" / "seed-3.toml") == schedule
 
 
@@ -160,7 +159,7 @@ def test_interrupt_within_a_process_ends_the_search(trials, monkeypatch):
     async def interrupted(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(process.Process, "run", interrupted)
+    monkeypatch.setattr(machine.Process, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trials.replay(Schedule("gossip", 1, []))
 
@@ -236,7 +235,8 @@ def test_planted_bug_is_found_shrunk_and_replayed(trials, tmp_path, monkeypatch,
     found = next(found for seed in range(200) if (found := trials.try_seed(seed)).violation is not None)
     assert found.violation.invariant in invariants
     assert 1 <= len(found.faults) <= 2
-    write_schedule(tmp_path / "found.toml", schedule_of(found.run, found.seed, found.faults, found.violation), "chaos")
+    schedule = Schedule(found.run, found.seed, found.faults, str(found.violation))
+    write_schedule(tmp_path / "found.toml", schedule, "p2pfl-sim chaos chaos --replay")
     first, again = (trials.replay(read_schedule(tmp_path / "found.toml")) for _ in range(2))
     assert first.violation == again.violation == found.violation
     assert (first.trace, first.digest) == (again.trace, again.digest)

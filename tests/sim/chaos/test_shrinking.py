@@ -1,7 +1,6 @@
 """Short schedules by delta debugging."""
 
-from p2pfl.sim.chaos.schedule import Fault
-from p2pfl.sim.chaos.shrinking import shrink
+from p2pfl.sim.chaos.schedule import Fault, shrink
 
 FAULTS = [Fault(at=float(k), kind="crash", node=f"node-{k}", seconds=10.0) for k in range(12)]
 

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from p2pfl.sim.chaos import search
+from p2pfl.sim.chaos import run
 from p2pfl.sim.chaos.invariants import Violation
-from p2pfl.sim.chaos.schedule import Fault
-from p2pfl.sim.chaos.schedule_file import read_schedule
+from p2pfl.sim.chaos.schedule import Fault, read_schedule
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.cli.options import parse_seeds, seed_ranges
 
@@ -16,7 +15,7 @@ BROKEN = Violation("round lost", 3.5, "node-1", "starts with nothing")
 
 def found(seed, violation=None):
     faults = (Fault(at=1.0, kind="crash", node="node-1", seconds=2.0),)
-    return search.Found(
+    return run.Found(
         seed=seed,
         run="gossip",
         violation=violation,
@@ -38,7 +37,7 @@ def results(monkeypatch):
                 raise each
             received(each)
 
-    monkeypatch.setattr(search, "search", give)
+    monkeypatch.setattr(run, "search", give)
     return given
 
 

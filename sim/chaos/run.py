@@ -1,10 +1,21 @@
-"""Runs of a scenario under a schedule of faults."""
+"""Runs under faults: one schedule in one run, and the search for violations over many seeds.
+
+A run has four phases. The members start on empty disks with the first membership log. From then on the faults begin and
+end at their times, while an administrator (the admission key) writes changes of the membership to the folder of a member.
+After nine deadlines everything is healed: all faults end, and every machine has a process. Then the run ends as soon as
+all members have finished two rounds with others and are in nearly the same round; that they do not within 30 deadlines is
+the violation `no progress`. The first violation ends a run at once.
+
+A run is a function of the plan, the seed and the faults. The seed decides more than the draw of the faults: it also
+decides the fate of single frames and what a power failure leaves. A schedule in a file therefore has a seed of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -13,21 +24,21 @@ import msgspec
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.policy import Coordinated
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.sim.chaos.clock import MachineLoop
+from p2pfl.sim.chaos.hardware import MachineLoop
 from p2pfl.sim.chaos.invariants import Invariants, Violation
-from p2pfl.sim.chaos.machine import Machine
+from p2pfl.sim.chaos.machine import FEWEST, ChaosPlan, Machine, Process, chaos_plan
 from p2pfl.sim.chaos.network import FaultyNetwork
-from p2pfl.sim.chaos.plan import ChaosPlan
-from p2pfl.sim.chaos.process import Process
-from p2pfl.sim.chaos.schedule import Fault, span
+from p2pfl.sim.chaos.schedule import LINKS, Fault, Schedule, draw_schedule, shrink, span
+from p2pfl.sim.execution.worker_pool import Assignment, compute_side_by_side
 from p2pfl.sim.scenario.network import Links
+from p2pfl.sim.scenario.scenario import ScenarioFile
 from p2pfl.sim.simulation import clock
+from p2pfl.sim.simulation.workers import Pipe, Worker, answer, prepare_process, prepared_process
 from p2pfl.system.event_log import EventLogger
 
 PATIENCE = 30  # deadlines after the last fault within which all members must learn together again
 TOGETHER = 2  # rounds that each member must then finish with others
 APART = 2  # rounds between the first and the last member then
-FEWEST = 3  # members that a revocation leaves
 BACKUPS = 0.5  # deadlines between copies of the folders
 LOOKING = 0.5  # seconds between checks of the progress
 AGAIN = 1.0  # seconds between attempts of an administrator
@@ -158,14 +169,14 @@ class ChaosRun:
 
     def _apply(self, fault: Fault) -> None:
         """Begin a fault, and set the time of its end."""
-        self._note(fault.node or "network", f"FAULT {describe(fault)}")
+        self._note(fault.node or "network", f"FAULT {fault}")
         later, machine = self._loop.call_later, self.machines.get(fault.node)
         match fault.kind:
             case "admit":
                 self._admit(fault)
             case "revoke":
                 self._revoke(fault)
-            case _ if machine is None or fault.kind in LINK_KINDS:
+            case _ if machine is None or fault.kind in LINKS:
                 self._network.faults.append(fault)
                 later(fault.seconds, self._end_in_network, fault)
             case "crash":
@@ -280,24 +291,120 @@ class ChaosRun:
         processes: list[Process] = [
             each for name in self._administrator.members if (each := self.machines[name].process) is not None
         ]
-        if not isinstance(self._plan.policy(0), Coordinated):
+        if not isinstance(self._plan.run.policy(0), Coordinated):
             return bool(self._plan.scenario.policy["name"] != "local")
         voting = sum(each.votes for each in processes)
         return process.votes and 2 * voting > len(self._administrator.members)
 
 
-LINK_KINDS = ("partition", "one-way", "loss", "delay", "duplicate", "reorder")
+# Many seeds
 
 
-def describe(fault: Fault) -> str:
-    """Return a fault in words."""
-    parts: list[str] = [fault.kind]
-    if fault.node:
-        parts.append(fault.node)
-    if fault.others:
-        parts.append(f"({', '.join(fault.others)})")
-    if fault.amount:
-        parts.append(f"of {fault.amount:g}")
-    if fault.seconds:
-        parts.append(f"for {fault.seconds:g} s")
-    return " ".join(parts)
+class Found(msgspec.Struct, frozen=True):
+    """Result of one seed.
+
+    Attributes:
+        run: name of the run of the scenario.
+        violation: the violation of the short schedule; None if all invariants held.
+        drawn: number of faults in the schedule of the seed.
+        faults: with a violation, the short schedule.
+        cpu: processor seconds, without those of the search for a short schedule.
+        healed_in: virtual seconds from the last fault until all members learned together again.
+    """
+
+    seed: int
+    run: str
+    violation: Violation | None
+    drawn: int
+    faults: tuple[Fault, ...]
+    cpu: float
+    healed_in: float
+
+
+class Trials:
+    """Runs of a scenario under the faults of seeds. The runs of the scenario take turns: each seed uses one of them.
+
+    Args:
+        shrinks: whether to find a short schedule for each violation.
+    """
+
+    def __init__(self, file: ScenarioFile, shrinks: bool = True) -> None:
+        self._file = file
+        self._shrinks = shrinks
+        self._plans: dict[str, ChaosPlan] = {}
+
+    def try_seed(self, seed: int) -> Found:
+        """Run the scenario under the faults of a seed."""
+        plan = self._plan(self._file.runs[seed % len(self._file.runs)].name)
+        begun = time.process_time()
+        faults = draw_schedule(seed, plan.members, plan.newcomers, plan.scenario.deadline)
+        outcome = run_chaos(plan, seed, faults)
+        cpu, drawn = time.process_time() - begun, len(faults)
+        if outcome.violation is not None and self._shrinks:
+            faults = shrink(faults, partial(_breaks, plan, seed, outcome.violation.invariant))
+            outcome = run_chaos(plan, seed, faults)
+        return Found(
+            seed=seed,
+            run=plan.scenario.name,
+            violation=outcome.violation,
+            drawn=drawn,
+            faults=() if outcome.violation is None else faults,
+            cpu=cpu,
+            healed_in=outcome.healed_in,
+        )
+
+    def replay(self, schedule: Schedule) -> Outcome:
+        """Run a schedule.
+
+        Raises:
+            ConfigurationError: the scenario has no run of its name.
+            RunError: see run_chaos.
+        """
+        return run_chaos(self._plan(schedule.run), schedule.seed, schedule.fault)
+
+    def _plan(self, name: str) -> ChaosPlan:
+        """Return the plan of a run, which is made once for all seeds."""
+        if name not in self._plans:
+            scenario = next((each for each in self._file.runs if each.name == name), None)
+            if scenario is None:
+                known = ", ".join(each.name for each in self._file.runs)
+                raise ConfigurationError(f"the schedule is for the run {name!r}; the scenario {self._file.name} has {known}")
+            self._plans[name] = chaos_plan(scenario)
+        return self._plans[name]
+
+
+def _breaks(plan: ChaosPlan, seed: int, invariant: str, faults: Sequence[Fault]) -> bool:
+    violation = run_chaos(plan, seed, faults).violation
+    return violation is not None and violation.invariant == invariant
+
+
+def search(
+    file: ScenarioFile, seeds: Sequence[int], workers: int, received: Callable[[Found], None], shrinks: bool = True
+) -> None:
+    """Try seeds, and pass on each result as soon as it is there.
+
+    Args:
+        workers: number of processes; with 1 the seeds are tried in this process.
+        shrinks: see Trials.
+
+    Raises:
+        ConfigurationError: the scenario cannot run in this way.
+    """
+    if workers == 1:
+        with prepared_process(file.path):
+            trials = Trials(file, shrinks)
+            for seed in seeds:
+                received(trials.try_seed(seed))
+        return
+
+    def take(seed: int, found: Found) -> bool:
+        received(found)
+        return True
+
+    jobs = (Assignment(seed, file.runs[seed % len(file.runs)], seed) for seed in seeds)
+    compute_side_by_side(jobs, workers, lambda: Worker(_work, file, shrinks), take)
+
+
+def _work(pipe: Pipe, file: ScenarioFile, shrinks: bool) -> None:
+    prepare_process(file.path)
+    answer(pipe, Trials(file, shrinks).try_seed)

@@ -7,8 +7,7 @@ from random import Random
 import pytest
 
 from p2pfl.node.folder.incarnation import count_start
-from p2pfl.sim.chaos.clock import Life, ProcessEnd
-from p2pfl.sim.chaos.disk import Mount, SimulatedDisk
+from p2pfl.sim.chaos.hardware import Life, Mount, ProcessEnd, SimulatedDisk
 from p2pfl.system.atomic_files import replace_file
 
 FILE = Path("node/file")
@@ -26,16 +25,16 @@ def test_power_failure_keeps_flushed_content():
     for disk, mount in disks():
         replace_file(FILE, [b"new" * 1000], disk=mount)
         disk.lose_power()
-        assert disk.read(FILE) == b"new" * 1000
+        assert mount.read(FILE) == b"new" * 1000
 
 
 def test_power_failure_loses_or_tears_unflushed_content():
     left = set()
     for disk, mount in disks():
         replace_file(FILE, [b"new" * 1000], durable=False, disk=mount)
-        assert disk.read(FILE) == b"new" * 1000
+        assert mount.read(FILE) == b"new" * 1000
         disk.lose_power()
-        left.add(disk.read(FILE))
+        left.add(mount.read(FILE))
     assert b"old" in left
     assert any(content.startswith(b"new") and content != b"new" * 1000 for content in left)
 
