@@ -435,10 +435,11 @@ class Machine:
         self.loop.thaw(self.name)
 
     def _leave(self, silently: bool) -> None:
-        """Close the links of the process."""
+        """Close the links of the process, and remember what it had on its disk."""
         process, self.process = self.process, None
         if process is not None:
             process.transport.crash(silently)
+            self._memory.membership_version = max(self._memory.membership_version, process.file.membership_version)
 
     def lose_power(self) -> None:
         """End the machine: it loses what was not flushed."""

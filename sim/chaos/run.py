@@ -28,7 +28,7 @@ from p2pfl.sim.chaos.hardware import MachineLoop
 from p2pfl.sim.chaos.invariants import Invariants, Violation
 from p2pfl.sim.chaos.machine import FEWEST, ChaosPlan, Machine, Process, chaos_plan
 from p2pfl.sim.chaos.network import FaultyNetwork
-from p2pfl.sim.chaos.schedule import LINKS, Fault, Schedule, draw_schedule, shrink, span
+from p2pfl.sim.chaos.schedule import ANYWHERE, LINKS, Fault, Schedule, draw_schedule, shrink, span
 from p2pfl.sim.execution.worker_pool import Assignment, compute_side_by_side
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.scenario.scenario import ScenarioFile
@@ -72,9 +72,11 @@ def run_chaos(plan: ChaosPlan, seed: int, faults: Sequence[Fault]) -> Outcome:
         seed: decides the fate of single frames, and what a power failure leaves on a disk.
 
     Raises:
-        RunError: a fault names a node that does not exist.
+        RunError: a fault names a node that does not exist, or no node although its kind needs one.
     """
     for fault in faults:
+        if not fault.node and fault.kind not in ("partition", *ANYWHERE):
+            raise RunError(f"the schedule has a {fault.kind} at {fault.at:g} s without a node")
         for name in (fault.node, *fault.others):
             if name and name not in plan.names:
                 raise RunError(f"the schedule names {name}; the nodes are {', '.join(plan.names)}")
@@ -215,7 +217,7 @@ class ChaosRun:
         log, machine = self._administrator, self.machines[fault.node]
         if fault.node in log.members and len(log.members) > FEWEST:
             log.append(self._plan.admission, "remove", fault.node, machine.key)
-            self._publish(fault.others[0])
+            self._publish(next(iter(fault.others), ""))
 
     def _publish(self, name: str) -> None:
         """Write the membership log to the folder of a member, and again until most members know all entries.

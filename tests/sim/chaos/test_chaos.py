@@ -5,6 +5,7 @@ import pytest
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.node import checkpoint
 from p2pfl.node.exchange.model_server import ModelServer
+from p2pfl.node.federation import membership_file
 from p2pfl.node.peering.guard import Guard
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.protocols.election.types import Term
@@ -49,6 +50,16 @@ def keep_revoked(monkeypatch):
     """Treat a revoked member as a member."""
     monkeypatch.setattr(PeerManager, "remove", lambda self, name, reason: None)
     monkeypatch.setattr(Guard, "refusal", lambda self, key: "")
+
+
+def keep_first_log(monkeypatch):
+    """Report new entries of the membership log as written, but write only the log of a new member."""
+
+    def write(path, *given, disk, **options):
+        if not disk.exists(path):
+            write_sealed(path, *given, disk=disk, **options)
+
+    monkeypatch.setattr(membership_file, "write_sealed", write)
 
 
 def serve_again(monkeypatch):
@@ -155,6 +166,11 @@ def test_replay_rejects_unknown_run_and_node(trials):
         trials.replay(Schedule("gossip", 0, [Fault(at=1.0, kind="crash", node="node-9")]))
 
 
+def test_replay_rejects_crash_without_node(trials):
+    with pytest.raises(RunError, match=r"the schedule has a crash at 1 s without a node$"):
+        trials.replay(Schedule("gossip", 0, (Fault(at=1.0, kind="crash"),)))
+
+
 def test_interrupt_within_a_process_ends_the_search(trials, monkeypatch):
     async def interrupted(self):
         raise KeyboardInterrupt
@@ -249,6 +265,15 @@ def test_second_answer_to_a_request_is_found_without_faults(trials, monkeypatch)
     violation = trials.replay(Schedule("gossip", 0, [])).violation
     assert violation.invariant == "model not requested"
     assert "more models for request" in violation.text
+
+
+@pytest.mark.slow
+def test_entries_that_are_not_on_disk_after_all_are_found(trials, monkeypatch):
+    faults = (Fault(at=10.0, kind="admit", node="node-4"), Fault(at=14.0, kind="crash", node="node-1", seconds=1.0))
+    assert trials.replay(Schedule("gossip", 0, faults)).violation is None
+    keep_first_log(monkeypatch)
+    violation = trials.replay(Schedule("gossip", 0, faults)).violation
+    assert (violation.invariant, violation.node) == ("membership lost", "node-1")
 
 
 @pytest.mark.slow
