@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -168,10 +167,9 @@ def _is_status(found: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+    import psutil
+
+    with suppress(OverflowError):
+        alive: bool = psutil.pid_exists(pid)
+        return alive
+    return False

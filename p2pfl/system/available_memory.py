@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.system.system_files import control_groups, lines, numbers
@@ -19,8 +20,11 @@ def free_memory() -> int | None:
 
     It is the minimum of the machine's free memory, the rest of each control group's limit, and the rest of `ulimit -v`.
     """
-    found = [number * 1024 for number in numbers("/proc/meminfo", "MemAvailable:")]
-    found += [*_cgroup_headroom(), *_ulimit_headroom()]
+    import psutil
+
+    found = [*_cgroup_headroom(), *_ulimit_headroom()]
+    with suppress(OSError, KeyError):  # Linux without /proc
+        found.append(psutil.virtual_memory().available)
     return min(found, default=None)
 
 

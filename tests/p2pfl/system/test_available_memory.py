@@ -1,12 +1,14 @@
 """Free memory, as read from the system's files."""
 
+import psutil
 import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.system import available_memory, system_files
 from tests.support.system_files import SystemFiles
 
-MEMINFO = ["MemTotal: 9000 kB", "MemAvailable: 8000 kB"]
+UNUSED = ("MemFree", "Buffers", "Cached", "Shmem", "Active", "Inactive")  # psutil warns without them
+MEMINFO = ["MemTotal: 9000 kB", "MemAvailable: 8000 kB", *(f"{name}: 1 kB" for name in UNUSED)]
 
 
 @pytest.fixture
@@ -14,6 +16,7 @@ def files(monkeypatch, tmp_path):
     resource = pytest.importorskip("resource")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     monkeypatch.setattr(system_files, "ROOT", tmp_path / "system")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "system/proc"))
     found = SystemFiles(tmp_path / "system")
     found["/proc/meminfo"] = MEMINFO
     return found
