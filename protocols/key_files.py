@@ -1,29 +1,30 @@
 """Key files: an Ed25519 private key as PEM, which other tools can read, and a line with the SHA-256 of that text.
 
-With this line a damaged key is never accepted as another one. A key may be encrypted with a passphrase (PKCS #8, PBES2:
-PBKDF2 with HMAC-SHA-256, then AES-256-CBC).
+With this line a damaged key is never accepted as another one. A plain key has the format PKCS #8. A key may be encrypted
+with a passphrase, in the format of OpenSSH (bcrypt, then AES-256-CTR). Encrypted PKCS #8 is read, too.
 """
 
 from __future__ import annotations
 
-import base64
 import os
-import textwrap
-from hashlib import pbkdf2_hmac, sha256
+from hashlib import sha256
 from pathlib import Path
 
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import CBC
-from cryptography.hazmat.primitives.padding import PKCS7
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+)
 
 from p2pfl.protocols.errors import IdentityError, PassphraseError
 
-ITERATIONS = 600_000  # of PBKDF2; with the 2,048 of `cryptography` a GPU can try millions of passphrases a second
+ROUNDS = 64  # of bcrypt: half a second; ssh-keygen has 24
 SHORTEST = 8  # minimum bytes of a passphrase
-_ENCRYPTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
+_OPENSSH = b"-----BEGIN OPENSSH PRIVATE KEY-----"
+_ENCRYPTED = _OPENSSH, b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
 
 
 def encode(private: Ed25519PrivateKey, passphrase: bytes | None = None) -> bytes:
@@ -53,7 +54,8 @@ def decode(path: Path, content: bytes, passphrase: bytes | None = None) -> Ed255
     if encrypted and passphrase is None:
         raise PassphraseError(f"{path} is encrypted and needs its passphrase")
     try:
-        private = serialization.load_pem_private_key(pem, passphrase if encrypted else None)
+        load = load_ssh_private_key if pem.startswith(_OPENSSH) else load_pem_private_key
+        private = load(pem, passphrase if encrypted else None)
     except (ValueError, TypeError):  # without the cause, which may quote the file
         if encrypted:
             raise PassphraseError(f"the passphrase of {path} is wrong") from None
@@ -71,7 +73,7 @@ def is_encrypted(path: Path) -> bool:
     """
     try:
         with path.open("rb") as file:
-            return file.read(len(_ENCRYPTED)) == _ENCRYPTED
+            return file.read(max(map(len, _ENCRYPTED))).startswith(_ENCRYPTED)
     except OSError as error:
         raise IdentityError(f"{path}: {error.strerror}") from error
 
@@ -102,54 +104,14 @@ def write_new(path: Path, content: bytes) -> None:
 
 def plain_pem(private: Ed25519PrivateKey) -> bytes:
     """Return a key as PEM (PKCS #8, not encrypted)."""
-    return private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _encrypted_pem(private: Ed25519PrivateKey, passphrase: bytes) -> bytes:
     if len(passphrase) < SHORTEST:
         raise IdentityError(f"the passphrase must have at least {SHORTEST} characters; use several random words")
-    plain = private.private_bytes(
-        serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    salt, start = os.urandom(16), os.urandom(16)
-    padder, cipher = PKCS7(AES.block_size).padder(), Cipher(AES(_derive(passphrase, salt)), CBC(start)).encryptor()
-    sealed = cipher.update(padder.update(plain) + padder.finalize()) + cipher.finalize()
-    der = _sequence(_algorithm(salt, start), _octets(sealed))
-    lines = "\n".join(textwrap.wrap(base64.b64encode(der).decode(), 64))
-    return f"{_ENCRYPTED.decode()}\n{lines}\n{_ENCRYPTED.decode().replace('BEGIN', 'END')}\n".encode()
-
-
-def _derive(passphrase: bytes, salt: bytes) -> bytes:
-    return pbkdf2_hmac("sha256", passphrase, salt, ITERATIONS, 32)
-
-
-# DER, as far as RFC 8018 (PBES2) needs it
-
-_PBES2, _PBKDF2, _HMAC_SHA256, _AES_256_CBC = (
-    bytes.fromhex(oid)
-    for oid in ("06092a864886f70d01050d", "06092a864886f70d01050c", "06082a864886f70d0209", "060960864801650304012a")
-)
-_NULL = b"\5\0"
-
-
-def _algorithm(salt: bytes, start: bytes) -> bytes:
-    iterations = _encode_der(2, ITERATIONS.to_bytes(4, "big").lstrip(b"\0"))
-    derivation = _sequence(_PBKDF2, _sequence(_octets(salt), iterations, _sequence(_HMAC_SHA256, _NULL)))
-    return _sequence(_PBES2, _sequence(derivation, _sequence(_AES_256_CBC, _octets(start))))
-
-
-def _sequence(*parts: bytes) -> bytes:
-    return _encode_der(0x30, b"".join(parts))
-
-
-def _octets(content: bytes) -> bytes:
-    return _encode_der(4, content)
-
-
-def _encode_der(tag: int, content: bytes) -> bytes:
-    """Return content of less than 256 bytes with its tag and length."""
-    length = [len(content)] if len(content) < 128 else [0x81, len(content)]
-    return bytes([tag, *length]) + content
+    encryption = PrivateFormat.OpenSSH.encryption_builder().kdf_rounds(ROUNDS).build(passphrase)
+    return private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, encryption)
 
 
 def _checksum(pem: bytes) -> bytes:

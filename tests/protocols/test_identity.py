@@ -6,6 +6,7 @@ import subprocess
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from p2pfl.protocols import key_files
 from p2pfl.protocols.errors import IdentityError, PassphraseError
@@ -13,6 +14,15 @@ from p2pfl.protocols.identity import Identity, Verifier, is_weak, verify
 from tests.support.weak_keys import NOT_CANONICAL, SMALL_ORDER, TWINS, WEAK, forged
 
 PASSPHRASE = b"correct horse battery"
+PKCS8 = """\
+-----BEGIN ENCRYPTED PRIVATE KEY-----
+MIGjMF8GCSqGSIb3DQEFDTBSMDEGCSqGSIb3DQEFDDAkBBA3I8twpKNKp3O+p59F
+rBB0AgID6DAMBggqhkiG9w0CCQUAMB0GCWCGSAFlAwQBKgQQBegxzIb8htqkSHkG
+oPBeUwRA/OqwjIOj58DfRFSP1+4dgOT76Pwer393dxpY7HbdioDNKoibFG+rdD3z
+nCw535rplHxDWsxStnDGYE5i2zwLBA==
+-----END ENCRYPTED PRIVATE KEY-----
+# sha256: 07f221d3d8f74276dc5c5c3e1ad9f2d3f09257cd9ea0083d7a3df861fd840912
+"""  # with PBES2, 1,000 rounds of PBKDF2 and AES-256-CBC
 
 
 def valid_for_library(public, signature, data):
@@ -63,7 +73,7 @@ def test_verify_with_malformed_key_is_false(public):
 
 @pytest.fixture
 def encrypted(tmp_path, monkeypatch):
-    monkeypatch.setattr(key_files, "ITERATIONS", 1000)  # fewer, for speed; the file states their number
+    monkeypatch.setattr(key_files, "ROUNDS", 1)  # fewer, for speed; the file states their number
     path = tmp_path / "admission.pem"
     return path, Identity.create(path, PASSPHRASE)
 
@@ -96,15 +106,25 @@ def test_encrypted_key_with_changed_byte_is_damaged(encrypted):
             Identity.load(path, PASSPHRASE)
 
 
-def test_encrypted_key_is_read_by_openssl(encrypted):
+def test_encrypted_key_is_read_by_openssh(encrypted):
     path, identity = encrypted
-    command = ["openssl", "pkey", "-in", str(path), "-passin", f"pass:{PASSPHRASE.decode()}"]
+    command = ["ssh-keygen", "-y", "-P", PASSPHRASE.decode(), "-f", str(path)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=60)
     except FileNotFoundError:
-        pytest.skip("openssl is not installed")
+        pytest.skip("OpenSSH is not installed")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == identity.private_pem()
+    assert load_ssh_public_key(done.stdout).public_bytes_raw() == identity.public
+
+
+def test_key_encrypted_as_pkcs8_is_read(tmp_path):
+    path = tmp_path / "admission.pem"
+    path.write_text(PKCS8)
+    path.chmod(0o600)
+    assert key_files.is_encrypted(path)
+    assert Identity.load(path, PASSPHRASE[:13]).public == Identity.from_seed(bytes(range(32))).public
+    with pytest.raises(PassphraseError, match=r"the passphrase of .* is wrong"):
+        Identity.load(path, PASSPHRASE)
 
 
 def test_plain_key_loads_with_any_passphrase(tmp_path):

@@ -33,7 +33,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def fast_key_derivation(monkeypatch):
-    monkeypatch.setattr(key_files, "ITERATIONS", 1000)  # fewer, for speed; the file states their number
+    monkeypatch.setattr(key_files, "ROUNDS", 1)  # fewer, for speed; the file states their number
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     monkeypatch.delenv(passphrases.VARIABLE, raising=False)
 
