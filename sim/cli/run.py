@@ -26,7 +26,7 @@ from p2pfl.sim.execution.runner import check_all, processes_of, run_all
 from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.monitor.progress import line_of, progress_bar
 from p2pfl.sim.monitor.run_tracking import RunTracking, tracking
-from p2pfl.sim.report.insights import findings
+from p2pfl.sim.report.sentences import findings_of_summary
 from p2pfl.sim.reproduction.record import RowRecorder, form_of, without_recorded
 from p2pfl.sim.results import results
 from p2pfl.sim.results.objectives import collapses
@@ -287,7 +287,7 @@ def _print_outcome(options: argparse.Namespace, outcome: CommandResults) -> None
     runs = outcome.file.raw()["run"]
     print_table(outcome.summary)
     print_attack_table(outcome.summary, runs)
-    for sentence in findings(outcome.summary, runs):
+    for sentence in findings_of_summary(outcome.summary, runs):
         print(sentence)
     of_runs = [note for result in outcome.results for note in result.notes]
     for line in [*collapses(outcome.summary["table"]), *died(outcome.summary["runs"])]:

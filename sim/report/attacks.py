@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from p2pfl.sim.report.figures import lines, worst
+from p2pfl.sim.report.figures import clipped, lines, worst
 from p2pfl.sim.report.folder import Entry
-from p2pfl.sim.report.series import Figure, Section, Series
+from p2pfl.sim.report.series import Figure, Run, Section, Series
 from p2pfl.sim.results.attack_study import NO_ATTACK, AttackRow, AttackStudy, attack_studies, title
 
 UNCHANGED = (
@@ -46,6 +46,24 @@ def _attackers(series: Sequence[Series]) -> str:
 
 
 # Rule by attack
+
+
+def attack_rows(runs: Sequence[Run]) -> list[AttackRow]:
+    """Return the rows of a study of robust rules; [] for pools, and for runs with unknown settings."""
+    return [
+        AttackRow(
+            run.name,
+            run.settings,
+            run.mean(entry.test.mean for entry in run.entries),
+            run.mean(entry.test.worst_decile for entry in run.entries),
+            {entry.seed: entry.test.nodes for entry in run.entries},
+            {entry.seed: entry.attackers for entry in run.entries},
+        )
+        for run in runs
+        if run.settings and not run.shown.pool
+    ]
+
+
 def heat_maps(series: Sequence[Series]) -> list[Figure]:
     """Return heat maps of rule by attack: mean and worst tenth of the honest nodes, and the weight of attackers.
 
@@ -54,45 +72,24 @@ def heat_maps(series: Sequence[Series]) -> list[Figure]:
     """
     if len({one.metric for one in series}) > 1:
         return []
-    rows = [
-        AttackRow(
-            one.name,
-            one.settings,
-            one.mean(entry.test.mean for entry in one.entries),
-            one.mean(entry.test.worst_decile for entry in one.entries),
-        )
-        for one in series
-        if one.settings and not one.shown.pool
-    ]
-    studies = attack_studies(rows)
+    studies = attack_studies(attack_rows(series))
     if not studies:
         return []
-    higher, label = series[0].shown.better_is_higher, f"test {series[0].metric}"
-    found = [
-        _heat_map(Quantity("attacks-mean", "Mean of the honest nodes", label, "", lambda row: row.mean, higher), studies),
-        _heat_map(
-            Quantity(
-                "attacks-worst-tenth", "Worst tenth of the honest nodes", label, "", lambda row: row.worst_tenth, higher
-            ),
-            studies,
+    higher, label = series[0].shown.higher_is_better, f"test {series[0].metric}"
+    given = {one.name: trust for one in series if one.shown.attackers and (trust := mean_weight(one)) is not None}
+    quantities = (
+        Quantity("attacks-mean", "Mean of the honest nodes", label, "", lambda row: row.mean, higher),
+        Quantity("attacks-worst-tenth", "Worst tenth of the honest nodes", label, "", lambda row: row.worst_tenth, higher),
+        Quantity(
+            "attacks-trust",
+            "Weight that honest nodes gave to attackers",
+            "weight of attackers",
+            "%",
+            lambda row: given.get(row.name),
+            False,
         ),
-    ]
-    if _weighted(series):
-        given = {one.name: trust for one in series if one.shown.attackers and (trust := mean_weight(one)) is not None}
-        found.append(
-            _heat_map(
-                Quantity(
-                    "attacks-trust",
-                    "Weight that honest nodes gave to attackers",
-                    "weight of attackers",
-                    "%",
-                    lambda row: given.get(row.name),
-                    False,
-                ),
-                studies,
-            )
-        )
-    return found
+    )
+    return [_heat_map(quantity, studies) for quantity in quantities]
 
 
 def _heat_map(quantity: Quantity, studies: Sequence[AttackStudy]) -> Figure:
@@ -145,20 +142,16 @@ def _view(label: str, studies: Sequence[AttackStudy], quantity: Quantity) -> dic
 # Trust in attackers
 def _trust(series: Sequence[Series]) -> list[Figure]:
     """Return the share of the merges that attackers' models had, by round and by node."""
-    figures = []
-    if _weighted(series):
-        figures.append(
-            lines(
-                series,
-                weight_by_round,
-                id="attackers-weight",
-                title="Weight of attackers by round",
-                y_label="weight of attackers",
-                note=f"Share of the weights in the merges of honest nodes that models of attackers had. {UNCHANGED}",
-                y_unit="%",
-            )
-        )
-    figures.append(
+    figures = [
+        lines(
+            series,
+            weight_by_round,
+            id="attackers-weight",
+            title="Weight of attackers by round",
+            y_label="weight of attackers",
+            note=f"Share of the weights in the merges of honest nodes that models of attackers had. {UNCHANGED}",
+            y_unit="%",
+        ),
         lines(
             series,
             models_by_round,
@@ -167,18 +160,10 @@ def _trust(series: Sequence[Series]) -> list[Figure]:
             y_label="models of attackers",
             note="Share of the models of other nodes in the merges of honest nodes that came from attackers.",
             y_unit="%",
-        )
-    )
-    for figure in figures:
-        for band in {"low", "high"} & set(figure):  # a share lies between 0 and 100, whatever its deviation
-            figure[band] = {run: values.clip(0, 100) for run, values in figure[band].items()}
-    figures = [figure for figure in figures if figure["y"]]
-    return [*figures, _by_node(series)] if _weighted(series) and figures else figures
-
-
-def _weighted(series: Sequence[Series]) -> bool:
-    """Return whether the folders hold the weights of merged models; older ones do not."""
-    return all("weight" in folder.columns("edges") for folder in {one.folder for one in series})
+        ),
+    ]
+    figures = [clipped(figure) for figure in figures if figure["y"]]
+    return [*figures, _by_node(series)] if figures else []
 
 
 def mean_weight(series: Series) -> float | None:

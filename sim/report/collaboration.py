@@ -19,7 +19,7 @@ import numpy as np
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import some
-from p2pfl.sim.report.figures import lines
+from p2pfl.sim.report.figures import clipped, lines
 from p2pfl.sim.report.folder import Columns, Entry
 from p2pfl.sim.report.series import Figure, Section, Series, by_key, label_words
 from p2pfl.sim.scenario.network import Network
@@ -81,8 +81,6 @@ def collaboration_section(series: Sequence[Series]) -> Section:
         note="Share of the models aggregated in a round that came from a node of the same group; mean over seeds.",
         y_unit="%",
     )
-    for band in {"low", "high"} & set(shares):  # a share lies between 0 and 100, whatever its deviation
-        shares[band] = {run: values.clip(0, 100) for run, values in shares[band].items()}
     text = []
     if alone := [one.name for one in series if one not in linked]:
         text.append(f"No models of other nodes were aggregated in: {', '.join(alone)}.")
@@ -90,7 +88,7 @@ def collaboration_section(series: Sequence[Series]) -> Section:
         text.append(f"The runs have {len(alike)} different sets of nodes; the first {MOST_FIGURES} have matrices.")
     if large := [one.name for one in series if one.shown.nodes > MOST_NODES]:
         text.append(f"The topologies of more than {MOST_NODES:,} nodes are not drawn: {some(large)}.")
-    figures += [shares] if shares["y"] else []
+    figures += [clipped(shares)] if shares["y"] else []
     return {"id": "collaboration", "title": "Collaboration", "text": text, "figures": figures}
 
 

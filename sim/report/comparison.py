@@ -6,52 +6,42 @@ Runs are compared seed by seed. A difference counts as decided if its mean over 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from p2pfl.sim.formatting import count, difference, number
 from p2pfl.sim.markup import bullets, paragraphs, table
 from p2pfl.sim.report.figures import worst
 from p2pfl.sim.report.folder import Folder
-from p2pfl.sim.report.series import Figure, Section, Series, by_key, flat, folder_names, gather
+from p2pfl.sim.report.series import Figure, Run, Section, Series, by_key, flat, folder_names
 from p2pfl.sim.scenario.sweep import label
 
-MOST = 7  # sentences on runs; of more runs only the greatest gain and the greatest loss are mentioned
 MOST_VALUES = 6
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run in two folders.
+    """A run, and the same run after a change: in another folder, or with a budget.
 
     Attributes:
-        name: name of the run in both folders.
-        first, second: the run in each folder.
+        label: the run in words, such as "ring, no budget".
         seeds: seeds that both have.
-        before, after: test metric in the first and in the second folder, for each of these seeds.
+        before, after: test metric of the first and of the second run, for each of these seeds.
     """
 
-    name: str
-    first: Series
-    second: Series
+    label: str
+    first: Run
+    second: Run
     seeds: tuple[int, ...]
     before: np.ndarray
     after: np.ndarray
 
     @property
     def differences(self) -> np.ndarray:
-        """Return the test metric of the second folder minus that of the first, for each seed."""
+        """Return the test metric of the second run minus that of the first, for each seed."""
         differences: np.ndarray = self.after - self.before
         return differences
-
-    @property
-    def label(self) -> str:
-        """Return the name in words, such as "ring, no budget"."""
-        return label(self.name, self.first.shown.varied)
 
     @property
     def mean(self) -> float:
@@ -64,12 +54,26 @@ class Comparison:
 
     @property
     def gain(self) -> float:
-        """Return the mean difference, above 0 if the second folder is better."""
-        return self.mean if self.first.shown.better_is_higher else -self.mean
+        """Return the mean difference, above 0 if the second run is better."""
+        return self.mean if self.first.shown.higher_is_better else -self.mean
 
     @property
     def decided(self) -> bool:
         return self.spread is not None and abs(self.mean) > self.spread
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """Return the bytes sent by the first and by the second run with the common seeds."""
+        first, second = (
+            sum(entry.sent or 0 for entry in run.entries if entry.seed in self.seeds) for run in (self.first, self.second)
+        )
+        return first, second
+
+    @property
+    def same(self) -> bool:
+        """Return whether both runs have the same events, and thus the same results."""
+        traces = [[entry.trace for entry in run.entries if entry.seed in self.seeds] for run in (self.first, self.second)]
+        return traces[0] == traces[1] and not self.differences.any() and self.sent[0] == self.sent[1]
 
 
 def comparisons(series: Sequence[Series]) -> list[Comparison]:
@@ -81,66 +85,18 @@ def comparisons(series: Sequence[Series]) -> list[Comparison]:
     for first in (one for one in series if one.folder is folders[0]):
         for second in series:
             alike = (second.row, second.metric) == (first.row, first.metric) and second.folder is folders[1]
-            if alike and (made := _compare(first, second)) is not None:
+            if alike and (made := compared(label(first.row, first.shown.varied), first, second)) is not None:
                 found.append(made)
     return found
 
 
-def _compare(first: Series, second: Series) -> Comparison | None:
-    means = [one.means_by_seed() for one in (first, second)]
-    seeds = tuple(seed for seed in means[0] if seed in means[1])
+def compared(label: str, first: Run, second: Run) -> Comparison | None:
+    """Return the comparison of two runs; None if they have no common seed with a number."""
+    before, after = first.means_by_seed(), second.means_by_seed()
+    seeds = tuple(seed for seed in before if seed in after)
     if not seeds:
         return None
-    before, after = (np.array([found[seed] for seed in seeds]) for found in means)
-    return Comparison(first.row, first, second, seeds, before, after)
-
-
-def sentences(found: Sequence[Comparison], names: Sequence[str]) -> list[str]:
-    """Return the comparison in words.
-
-    Args:
-        names: names of both folders.
-    """
-    if len(found) <= MOST:
-        return [_sentence(each, names[1]) for each in found]
-    better = sum(each.decided and each.gain > 0 for each in found)
-    worse = sum(each.decided and each.gain < 0 for each in found)
-    said = f"Of {count(len(found), 'run')}, {names[1]} is better than {names[0]} in {better}, and worse in {worse}"
-    equal = sum(not each.differences.any() for each in found)
-    for runs, state in ((equal, "equal"), (len(found) - better - worse - equal, "not decided")):
-        said += f"; {runs} {'is' if runs == 1 else 'are'} {state}" if runs else ""
-    order = sorted(found, key=lambda each: each.gain)
-    extremes = [order[-1]] * (order[-1].gain > 0) + [order[0]] * (order[0].gain < 0)
-    return [f"{said}.", *(_sentence(each, names[1]) for each in extremes)]
-
-
-def _sentence(each: Comparison, second: str) -> str:
-    before, after = float(each.before.mean()), float(each.after.mean())
-    figures = f"{number(after)} instead of {number(before)}"
-    if each.spread is None:
-        doubt = "a single seed has no spread"
-    else:
-        words = "above" if each.decided else "within"
-        doubt = f"{words} the spread of {number(each.spread)} over {count(len(each.seeds), 'seed')}"
-    if each.spread is not None and not each.decided:
-        return f"{each.label}: not decided ({figures}); the margin of {difference(each.mean)} is {doubt}."
-    if number(before) == number(after):
-        return f"{each.label}: {second} has the same test {each.first.metric} ({number(after)}); {doubt}."
-    way = "raises" if each.mean > 0 else "lowers"
-    return f"{each.label}: {second} {way} the test {each.first.metric} by {number(abs(each.mean))} ({figures}); {doubt}."
-
-
-def compare(paths: Sequence[Path]) -> list[str]:
-    """Return the comparison of two folders in words; [] for other numbers of folders.
-
-    Raises:
-        ConfigurationError: a folder has no finished run, or a file of it is damaged.
-    """
-    if len(paths) != 2:
-        return []
-    with ExitStack() as stack:
-        folders = [stack.enter_context(Folder(path)) for path in paths]
-        return sentences(comparisons(gather(folders)), folder_names(paths))
+    return Comparison(label, first, second, seeds, *(np.array([means[seed] for seed in seeds]) for means in (before, after)))
 
 
 def comparison_section(series: Sequence[Series]) -> Section | None:
@@ -148,7 +104,7 @@ def comparison_section(series: Sequence[Series]) -> Section | None:
     found = comparisons(series)
     if not found:
         return None
-    first, second = folder_names([found[0].first.folder.path, found[0].second.folder.path])
+    first, second = folder_names([folder.path for folder in dict.fromkeys(one.folder for one in series)])
     figures: list[Figure] = []
     for metric, alike in by_key([each.second for each in found], lambda one: one.metric).items():
         shared = [each for each in found if each.second in alike]
@@ -179,7 +135,7 @@ def _of_nodes(suffix: str, metric: str, found: Sequence[Comparison]) -> list[Fig
         if first.seed != second.seed or len(values[0]) != len(values[1]) or not np.isfinite(values[1] - values[0]).any():
             continue
         differences = values[1] - values[0]
-        marks = worst(differences, second.better_is_higher)
+        marks = worst(differences, second.higher_is_better)
         runs[each.second.name] = {"values": differences, "worst": marks, "mean": float(np.nanmean(differences))}
     if not runs:
         return []
@@ -227,7 +183,8 @@ def differences(folders: Sequence[Folder], names: Sequence[str]) -> str:
 def _runs(folder: Folder) -> dict[str, dict[str, Any]]:
     """Return each run's keys with dots; only the runs in the summary."""
     names = dict.fromkeys(entry.name for entry in folder.summary.runs)
-    found = {name: flat(folder.settings(name)) for name in names}
+    tables = {table.get("name"): table for table in folder.runs}
+    found = {name: flat(tables.get(name, {})) for name in names}
     return {name: table for name, table in found.items() if table}
 
 

@@ -23,8 +23,6 @@ from p2pfl.sim.report.series import Figure, Section, Series, by_key
 
 MOST_BINS = 100  # rows and columns of a matrix
 MOST_FRAMES = 6  # matrices of a run
-SAME = 1 - 1e-9  # an adjusted Rand index above this is 1
-MOST_SAID = 6  # runs; with more, the table shows this better
 MOST_PARTS = 40_000  # of lanes, in all runs together
 MOST_NODES = 100  # rows of a run, without the row of all nodes
 MOST_REASONS = 3  # reasons for having no coordinator, in one part of the row of all nodes
@@ -242,78 +240,6 @@ def _alike(grouped: bool, orders: dict[str, Order]) -> str:
     words += f" Nodes are ordered by their {'true groups' if grouped else 'last clusters'}."
     binned = any(order.binned for order in orders.values())
     return words + (" A cell is the mean of several pairs of nodes." if binned else "")
-
-
-def of_clusters(series: Sequence[Series]) -> list[str]:
-    """Describe each run's clusters: their agreement with the true groups, its round, and their final state."""
-    became = [found for one in series if (found := _became(one)) is not None]
-    split = [each for each in became if each.most > 1]
-    whole = [each.name for each in became if each.most == 1]
-    said = [_sentence(each) for each in split]
-    if len(split) > MOST_SAID:  # use the short form
-        exact = [f"{each.name} ({_when(each)})" for each in split if each.exact]
-        missed = [each.name for each in split if each.best is not None and not each.exact]
-        said = [f"The clusters equalled the true groups in some round of: {some(exact, len(exact))}."] if exact else []
-        said += (
-            [f"Clusters were split but never equalled the true groups in: {some(missed, len(missed))}."] if missed else []
-        )
-    return said + ([f"No cluster was split in: {some(whole, MOST_SAID)}."] if whole else [])
-
-
-class _Became(NamedTuple):
-    """History of a run's clusters: their greatest and final number, and their agreement with the true groups.
-
-    Attributes:
-        exact: the first rounds in which the clusters equalled the true groups, for the seeds in which they ever did.
-        best, final: adjusted Rand indices, the mean over seeds; None if a node belongs to no group.
-    """
-
-    name: str
-    nodes: int
-    seeds: int
-    most: int
-    ends: list[int]
-    exact: list[int]
-    best: float | None
-    final: float | None
-
-
-def _became(series: Series) -> _Became | None:
-    clusterings = [found for entry in series.entries if (found := entry.clusters) is not None and found.count]
-    if not clusterings:
-        return None
-    indices = [found.adjusted_rand for found in clusterings if found.adjusted_rand]
-    known = len(indices) == len(clusterings)
-    exact = [
-        found.rounds[next(k for k, value in enumerate(index) if value > SAME)]
-        for found, index in zip(clusterings, indices, strict=known)
-        if max(index) > SAME
-    ]
-    best = float(np.mean([max(index) for index in indices])) if known else None
-    final = float(np.mean([index[-1] for index in indices])) if known else None
-    most, ends = max(max(found.count) for found in clusterings), [found.count[-1] for found in clusterings]
-    return _Became(series.name, series.shown.nodes, len(clusterings), most, ends, exact, best, final)
-
-
-def _sentence(found: _Became) -> str:
-    end = f"ended with {_range(found.ends)} cluster{'s' * (max(found.ends) > 1)} of {found.nodes} nodes"
-    if found.best is None or found.final is None:
-        return f"{found.name} {end}."
-    if found.exact:
-        where = f"{found.name} found the true groups {_when(found)} (adjusted Rand index 1.00)"
-        return f"{where}, and {end} (index {found.final:.2f})."
-    most = f"{found.best:.2f} at best{' on average over seeds' if found.seeds > 1 else ''}"
-    return f"{found.name} did not find the true groups: the adjusted Rand index of its clusters was {most}; it {end}."
-
-
-def _when(found: _Became) -> str:
-    """Return the rounds in which the clusters first equalled the true groups."""
-    seeds = f"in {len(found.exact)} of {found.seeds} seeds, first " if found.seeds > 1 else ""
-    return f"{seeds}in round{'s' * (min(found.exact) < max(found.exact))} {_range(found.exact)}"
-
-
-def _range(values: Sequence[int]) -> str:
-    return f"{min(values)}" + (f" to {max(values)}" if max(values) > min(values) else "")
 
 
 class View(NamedTuple):

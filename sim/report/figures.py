@@ -116,6 +116,12 @@ def lines(
     return figure | {key: value for key, value in more.items() if value is not None}
 
 
+def clipped(figure: Figure) -> Figure:
+    """Return lines of shares in percent with their bands between 0 and 100, whatever the deviation."""
+    bands = [band for band in ("low", "high") if band in figure]
+    return figure | {band: {run: values.clip(0, 100) for run, values in figure[band].items()} for band in bands}
+
+
 def costs(series: Sequence[Series]) -> list[Figure]:
     """Return a figure for each metric, with its cost in bytes and in virtual time."""
     figures = []
@@ -146,7 +152,7 @@ def points(shown: Sequence[Mapping[str, Any]]) -> str:
 def worth_showing(series: Sequence[Series], most: int = MOST_SHOWN) -> list[str]:
     """Return the names of the runs to show: first those on the front of sent bytes, then the best ones."""
     view = scatter(by_key(series, lambda one: one.metric)[series[0].metric], *COSTS[0])
-    sign = -1 if series[0].shown.better_is_higher else 1
+    sign = -1 if series[0].shown.higher_is_better else 1
     best = sorted(view["points"], key=lambda point: (not point["on_front"], sign * point["y"]))
     chosen = {point["run"] for point in best[:most]} or {one.name for one in series[:most]}
     return [one.name for one in series if one.name in chosen]
@@ -162,7 +168,7 @@ def scatter(series: Sequence[Series], label: str, unit: str, cost: Cost, front: 
             continue
         point = {"run": one.name, "x": x, "y": float(np.mean(means)), "label": one.name}
         found.append(point | ({"y_dev": float(np.std(means, ddof=1))} if len(means) > 1 else {}))
-    higher = series[0].shown.better_is_higher
+    higher = series[0].shown.higher_is_better
     best = on_front([p["x"] for p in found], [p["y"] for p in found], higher) if front else [False] * len(found)
     for point, chosen in zip(found, best, strict=True):
         point["on_front"] = chosen

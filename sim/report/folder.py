@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Columns = dict[str, np.ndarray]
 TABLES = {
     "rounds": ("run", "seed", "round", "virtual_time", "node", "bytes_out", "models_in"),
-    "edges": ("run", "seed", "round", "src", "dst"),
+    "edges": ("run", "seed", "round", "src", "dst", "weight"),
 }
 MORE = {  # tables that not every run has
     "clusters": ("round", "node", "cluster"),
@@ -61,11 +61,11 @@ class Folder:
     def __exit__(self, *_: object) -> None:
         self._tables.close()
 
-    def settings(self, run: str) -> dict[str, Any]:
-        """Return the table of a run in the resolved scenario; {} if it does not exist."""
-        runs = self.scenario.get("run")
-        found = (table for table in runs if isinstance(table, dict)) if isinstance(runs, list) else ()
-        return next((table for table in found if table.get("name") == run), {})
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """Return the tables [[run]] of the resolved scenario."""
+        found = self.scenario.get("run")
+        return [table for table in found if isinstance(table, dict)] if isinstance(found, list) else []
 
     def columns(self, table: str) -> list[str]:
         """Return the names of a table's columns."""
@@ -116,8 +116,6 @@ def _summary(path: Path) -> tuple[dict[str, Any], Summary]:
         raise ConfigurationError(f"{file} is damaged, or not the summary of a run: {error}") from error
     if not summary.runs:
         raise ConfigurationError(f"{file} lists no run")
-    if any("judged" in run for run in raw["runs"]):
-        raise ConfigurationError(f"{file} is from an earlier version of p2pfl with other keys; run the scenario again")
     return raw, summary
 
 
@@ -263,8 +261,8 @@ class Entry(msgspec.Struct, frozen=True):
     nodes: int
     rounds: int
     metric: str
+    higher_is_better: bool
     test: Test = Test()
-    higher_is_better: bool | None = None
     reported_stage: str = ""
     topology: str = ""
     traffic: Traffic = Traffic()
@@ -281,11 +279,6 @@ class Entry(msgspec.Struct, frozen=True):
     varied: dict[str, Any] = {}
     reached: Reached | msgspec.UnsetType | None = msgspec.UNSET
     hypervolumes: list[float] = []  # for a search, after each iteration
-
-    @property
-    def better_is_higher(self) -> bool:
-        """Return whether more is better; in older summaries, which lack this, it is true of accuracies only."""
-        return self.metric == "accuracy" if self.higher_is_better is None else self.higher_is_better
 
     @property
     def sent(self) -> int | None:

@@ -39,7 +39,7 @@ def distribution(id: str, metric: str, series: Sequence[Series]) -> Figure:
         values = np.array([np.nan if value is None else value for value in one.shown.test.nodes], float)
         if not np.isfinite(values).any():
             continue
-        marked = worst(values, one.shown.better_is_higher)
+        marked = worst(values, one.shown.higher_is_better)
         kept = spread(values, marks) if thinned else slice(None)
         runs[one.name] = {"values": values[kept], "worst": marked[kept], "mean": float(np.nanmean(values))}
     note = f"One mark per node, {_seeds(series)}; the worst tenth of the nodes is highlighted."
@@ -142,7 +142,7 @@ def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
             title=f"Effect of aggregation on the test {metric}",
             y_label=f"difference in test {metric}",
             note="Model after aggregation minus the trained model before it, mean over the nodes."
-            f" {'Above' if series[0].shown.better_is_higher else 'Below'} 0 is an improvement.",
+            f" {'Above' if series[0].shown.higher_is_better else 'Below'} 0 is an improvement.",
         ),
     ]
 
@@ -152,7 +152,7 @@ def _mean(series: Series, entry: Entry) -> np.ndarray:
 
 
 def _worst(series: Series, entry: Entry) -> np.ndarray:
-    return worst_tenth(reported_curve(series, entry), entry.better_is_higher)
+    return worst_tenth(reported_curve(series, entry), entry.higher_is_better)
 
 
 def _gain(series: Series, entry: Entry) -> np.ndarray | None:

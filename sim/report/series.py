@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import LIMITS, setting
-from p2pfl.sim.report.folder import MORE, Columns, Entry, Folder, Objectives
+from p2pfl.sim.report.folder import MORE, Columns, Entry, Folder, Objectives, Summary
 from p2pfl.sim.scenario.named_tables import NAMED
-from p2pfl.sim.scenario.sweep import split
+from p2pfl.sim.scenario.sweep import label, split
 
+T = TypeVar("T")
 MOST_RUNS = 16  # runs shown in all figures at first
 TRAINING = ("lr", "optimizer", "model", "batch_size")  # keys of a task that configure the training and not the problem
 Figure = dict[str, Any]  # data of a figure: id, kind, title, note, and the keys of its kind (see assets/report.js)
@@ -52,8 +53,8 @@ class Front(NamedTuple):
 
 
 @dataclass
-class Series:
-    """One run with all of its seeds, or the runs of a pool.
+class Run:
+    """One run with all of its seeds, or the runs of a pool, from a summary alone.
 
     Attributes:
         name: unique name in the report.
@@ -65,15 +66,18 @@ class Series:
 
     name: str
     row: str
-    folder: Folder
     entries: list[Entry]
     shown: Entry
-    settings: dict[str, Any]
-    _rounds: dict[tuple[str, int], Columns] = field(default_factory=dict)  # several figures use them
+    settings: Mapping[str, Any]
 
     @property
     def metric(self) -> str:
         return self.shown.metric
+
+    @property
+    def words(self) -> str:
+        """Return the name for sentences, such as "topo: ring, no budget"."""
+        return self.name.removesuffix(self.row) + label(self.row, self.shown.varied)
 
     @property
     def problem(self) -> str:
@@ -96,8 +100,21 @@ class Series:
     def means_by_seed(self) -> dict[int, float]:
         """Return the same by seed."""
         found = {seed: [each.test.mean for each in self.entries if each.seed == seed] for seed in self.seeds}
-        there = {seed: [mean for mean in means if mean is not None] for seed, means in found.items()}
+        there = {seed: [mean for mean in means if mean is not None and np.isfinite(mean)] for seed, means in found.items()}
         return {seed: float(np.mean(means)) for seed, means in there.items() if means}
+
+    def mean(self, values: Iterable[float | None]) -> float | None:
+        """Return the mean over the seeds that have a number."""
+        numbers = [value for value in values if value is not None and np.isfinite(value)]
+        return float(np.mean(numbers)) if numbers else None
+
+
+@dataclass
+class Series(Run):
+    """A run with the tables of its folder, as arrays."""
+
+    folder: Folder
+    _rounds: dict[tuple[str, int], Columns] = field(default_factory=dict)  # several figures use them
 
     def fronts(self) -> list[Front]:
         """Return the solutions of the run, or of the pool, for each seed; none if it has only one objective."""
@@ -110,14 +127,11 @@ class Series:
         ]
 
     def stage(self) -> str:
-        """Return the judged snapshot, or else the evaluated one; older summaries lack it."""
-        there = self.metrics()
-        if self.shown.reported_stage == "auto" and f"merged_test_{self.metric}" in there:
+        """Return the reported snapshot, or else the evaluated one."""
+        there, reported = self.metrics(), self.shown.reported_stage
+        if reported == "auto" and f"merged_test_{self.metric}" in there:
             return "auto"
-        names = (self.shown.reported_stage, "trained", "merged")
-        return next(
-            (stage for stage in names if f"{stage}_test_{self.metric}" in there), self.shown.reported_stage or "merged"
-        )
+        return next((each for each in (reported, "trained", "merged") if f"{each}_test_{self.metric}" in there), reported)
 
     def metrics(self) -> list[str]:
         """Return the names of the metric columns in which this run has a number."""
@@ -160,11 +174,6 @@ class Series:
         _fits(self.folder, entry, found, table, [name for name in ("node", "other") if name in found])
         return found
 
-    def mean(self, values: Iterable[float | None]) -> float | None:
-        """Return the mean over the seeds that have a number."""
-        numbers = [value for value in values if value is not None and np.isfinite(value)]
-        return float(np.mean(numbers)) if numbers else None
-
 
 def _any(column: np.ndarray) -> bool:
     return bool(np.isfinite(column).any())
@@ -181,6 +190,17 @@ def _fits(folder: Folder, entry: Entry, table: Columns, name: str, nodes: Sequen
             raise ConfigurationError(f"{file} does not match the summary: {column} must be from {least} to {most}")
 
 
+def runs_of(summary: Summary, tables: Iterable[Mapping[str, Any]]) -> list[Run]:
+    """Return the runs of a summary.
+
+    Args:
+        tables: the tables [[run]] of the resolved scenario.
+    """
+    settings = {str(table.get("name")): table for table in tables}
+    found = by_key(summary.runs, lambda entry: entry.pool or entry.name)
+    return [Run(name, name, entries, entries[0], settings.get(entries[0].name, {})) for name, entries in found.items()]
+
+
 def gather(folders: Sequence[Folder], seed: int | None = None) -> list[Series]:
     """Return the runs of all folders.
 
@@ -190,19 +210,17 @@ def gather(folders: Sequence[Folder], seed: int | None = None) -> list[Series]:
     Raises:
         ConfigurationError: a run has no such seed.
     """
-    found = [(folder, list(dict.fromkeys(entry.pool or entry.name for entry in folder.summary.runs))) for folder in folders]
-    times = Counter(name for _, names in found for name in names)
-    called = folder_names([folder.path for folder in folders])
+    found = [(folder, runs_of(folder.summary, folder.runs)) for folder in folders]
+    times = Counter(run.row for _, runs in found for run in runs)
     series = []
-    for (folder, names), where in zip(found, called, strict=True):
-        for name in names:
-            entries = [entry for entry in folder.summary.runs if (entry.pool or entry.name) == name]
-            shown = entries[0] if seed is None else next((entry for entry in entries if entry.seed == seed), None)
+    for (folder, runs), where in zip(found, folder_names([folder.path for folder in folders]), strict=True):
+        for run in runs:
+            shown = next((entry for entry in run.entries if seed in (None, entry.seed)), None)
             if shown is None:
-                there = ", ".join(dict.fromkeys(str(entry.seed) for entry in entries))
-                raise ConfigurationError(f"{folder.path}: run {name!r} has no seed {seed}; its seeds are {there}")
-            shown_name = name if times[name] == 1 else f"{where}: {name}"
-            series.append(Series(shown_name, name, folder, entries, shown, folder.settings(shown.name)))
+                there = ", ".join(map(str, run.seeds))
+                raise ConfigurationError(f"{folder.path}: run {run.row!r} has no seed {seed}; its seeds are {there}")
+            name = run.row if times[run.row] == 1 else f"{where}: {run.row}"
+            series.append(Series(name, run.row, run.entries, shown, run.settings, folder))
     order = list(times)  # runs of the same name next to each other
     return sorted(series, key=lambda one: order.index(one.row))
 
@@ -217,10 +235,10 @@ def folder_names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def by_key(series: Iterable[Series], key: Any) -> dict[Any, list[Series]]:
-    """Return runs grouped by the value of a function, in the order of the first run of each group."""
-    found: dict[Any, list[Series]] = {}
-    for one in series:
+def by_key(things: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """Return things, such as runs, by the value of a function, in the order of the first of each group."""
+    found: dict[Any, list[T]] = {}
+    for one in things:
         found.setdefault(key(one), []).append(one)
     return found
 

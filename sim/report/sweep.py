@@ -11,8 +11,8 @@ import numpy as np
 from p2pfl.sim.formatting import LIMITS, setting
 from p2pfl.sim.report.figures import DECADE, costs, points, scatter
 from p2pfl.sim.report.folder import Entry, Reached
-from p2pfl.sim.report.recommendations import in_words
-from p2pfl.sim.report.series import Factor, Figure, Section, Series, factors, grid, label_words, title_of
+from p2pfl.sim.report.sentences import unreached
+from p2pfl.sim.report.series import Factor, Figure, Section, Series, by_key, factors, grid, label_words, title_of
 
 COSTS = (  # fields of Reached, with label and unit
     ("round", "Rounds", "rounds", ""),
@@ -111,7 +111,7 @@ def grid_section(series: Sequence[Series]) -> Section | None:
     if by is None or len({one.metric for one in series}) > 1:
         return None
     metric = _Quantity(
-        "metric", f"Test {series[0].metric}", "", lambda entry: entry.test.mean, higher=series[0].shown.better_is_higher
+        "metric", f"Test {series[0].metric}", "", lambda entry: entry.test.mean, higher=series[0].shown.higher_is_better
     )
     aimed = any(entry.reached is not msgspec.UNSET for one in series for entry in one.entries)
     quantities = (metric, *(TO_TARGET if aimed else (TIME,)), SENT)
@@ -168,28 +168,14 @@ def target_section(series: Sequence[Series]) -> Section | None:
         return None
     arrived = {one.name: [each.reached for each in one.entries if isinstance(each.reached, Reached)] for one in aimed}
     figures = [_bars(*cost, arrived) for cost in COSTS] if any(arrived.values()) else []
-    return {"id": "target", "title": "Reaching the target", "text": _text(aimed, arrived), "figures": figures}
-
-
-def _text(series: Sequence[Series], arrived: Arrived) -> list[str]:
     text = []
-    for metric, target, higher in dict.fromkeys(
-        (one.metric, one.folder.summary.target, one.shown.better_is_higher) for one in series
-    ):
+    for (metric, target, higher), alike in by_key(
+        aimed, lambda one: (one.metric, one.folder.summary.target, one.shown.higher_is_better)
+    ).items():
         if target is not None:
             text.append(f"The target is a mean test {metric} of {target:g} or {'more' if higher else 'less'}.")
-    seeds = {one.name: len(one.entries) for one in series}
-    words = {one.name: in_words(one) for one in series}
-    never = [words[name] for name in seeds if not arrived[name]]
-    if len(never) == len(seeds) > 1:
-        text.append(f"None of the {len(never)} runs reached it.")
-    elif never:
-        text.append(f"Never reached by: {'; '.join(never)}.")  # a name may contain commas
-    some = [name for name in seeds if 0 < len(arrived[name]) < seeds[name]]
-    if some:
-        names = "; ".join(f"{words[name]} ({len(arrived[name])} of {seeds[name]})" for name in some)
-        text.append(f"Reached with some seeds only; the mean is over these seeds: {names}.")
-    return text
+            text += unreached(alike, target)
+    return {"id": "target", "title": "Reaching the target", "text": text, "figures": figures}
 
 
 def _bars(key: str, title: str, label: str, unit: str, arrived: Arrived) -> Figure:
@@ -200,7 +186,8 @@ def _bars(key: str, title: str, label: str, unit: str, arrived: Arrived) -> Figu
         "id": f"target-{key.replace('_', '-')}",
         "kind": "bars",
         "title": f"{title} until the target was reached",
-        "note": "Total of all nodes, including the preparation." if key == "bytes" else "",
+        "note": ("Total of all nodes, including the preparation. " if key == "bytes" else "")
+        + "Mean over the seeds that reached it.",
         "x_label": label,
         "unit": unit,
         "runs": runs,

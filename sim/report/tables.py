@@ -17,7 +17,7 @@ from p2pfl.sim.scenario.sweep import label
 def facts(folders: Sequence[Folder], series: Sequence[Series]) -> str:
     """Return the head: the scenarios, their size, and their descriptions."""
     entries = [entry for one in series for entry in one.entries]
-    metrics = {entry.metric: entry.better_is_higher for entry in entries}
+    metrics = {entry.metric: entry.higher_is_better for entry in entries}
     seeds = sorted({entry.seed for entry in entries})
     pairs = {
         "Scenario": ", ".join(dict.fromkeys(folder.summary.scenario for folder in folders)),
@@ -146,7 +146,7 @@ def side_by_side(folders: Sequence[Folder], series: Sequence[Series]) -> str:
     for folder in folders:
         heads += [str(folder.path), *(["± over seeds"] if several else []), "bytes sent"]
     heads += ["difference", "± of the difference"] if len(folders) == 2 else []
-    compared = {(each.name, each.first.metric): each for each in comparisons(series)}
+    compared = {(each.first.row, each.first.metric): each for each in comparisons(series)}
     rows = []
     for name, metric in shared:
         alike = {one.folder: one for one in series if (one.row, one.metric) == (name, metric)}

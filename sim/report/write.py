@@ -16,10 +16,10 @@ from p2pfl.sim.report.comparison import comparison_section, differences
 from p2pfl.sim.report.coordination import clusters_section, elections_section
 from p2pfl.sim.report.figures import worth_showing
 from p2pfl.sim.report.folder import Folder
-from p2pfl.sim.report.head import findings
 from p2pfl.sim.report.objectives import answers_section, measure_tables, objectives_section, search_section, search_table
 from p2pfl.sim.report.outcome import learning_section, results_section, traffic_section
 from p2pfl.sim.report.page import render
+from p2pfl.sim.report.sentences import findings_of_folders
 from p2pfl.sim.report.series import MOST_RUNS, Section, Series, caption, factors, folder_names, gather, labels, styles
 from p2pfl.sim.report.sweep import grid_section, sweep_section, target_section
 from p2pfl.sim.results.artifacts import REPORT
@@ -88,7 +88,7 @@ def report(paths: Sequence[Path], seed: int | None = None) -> str:
         title = " and ".join(dict.fromkeys(folder.summary.scenario for folder in folders))
         parts = {
             "facts": tables.facts(folders, series),
-            "findings": "" if searched else bullets(findings(folders, series)),
+            "findings": "" if searched else bullets(findings_of_folders(folders, series)),
             "table": (search_table if searched else tables.results_table)(folders, series) + measure_tables(series),
             "differences": differences(folders, names) if len(folders) > 1 else "",
             "scenario": tables.scenario(folders),

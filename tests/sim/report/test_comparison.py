@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from p2pfl.sim.cli.main import main
-from p2pfl.sim.report.comparison import compare
+from p2pfl.sim.report.sentences import compare
 from p2pfl.sim.report.write import report
 from tests.support.report_folders import edges_of, entry, leave, rounds_of
 from tests.support.report_pages import figures, rows, texts
@@ -36,8 +36,9 @@ def two(tmp_path):
 
 
 SENTENCES = [
-    "steady: after raises the test accuracy by 0.105 (0.655 instead of 0.550); above the spread of 0.007 over 2 seeds.",
-    "same: not decided (0.755 instead of 0.750); the margin of +0.005 is within the spread of 0.064 over 2 seeds.",
+    "steady: after raises the test accuracy by 0.105 (0.655 instead of 0.550), more than the spread of 0.007 over 2 seeds.",
+    "same: after raises the test accuracy by 0.005 (0.755 instead of 0.750), not decided: within the spread of 0.064 over 2"
+    " seeds.",
 ]
 
 
@@ -49,30 +50,31 @@ def test_comparison_pairs_runs_by_name_and_seed(two):
 def test_one_common_seed_has_its_figures_and_no_spread(tmp_path):
     folders = [make(tmp_path / name, {"a": means}) for name, means in (("x", (0.5, 0.6)), ("y", (0.4,)))]
     assert compare(folders) == [
-        "a: y lowers the test accuracy by 0.100 (0.400 instead of 0.500); a single seed has no spread."
+        "a: y lowers the test accuracy by 0.100 (0.400 instead of 0.500), not decided, because a single seed has no spread."
     ]
     assert rows(report(folders))["a"]["difference"] == "-0.100"
 
 
 def test_comparison_of_equal_figures_says_so(tmp_path):
     folders = [make(tmp_path / name, {"a": (mean,)}) for name, mean in (("x", 0.5), ("y", 0.5001))]
-    assert compare(folders) == ["a: y has the same test accuracy (0.500); a single seed has no spread."]
+    assert compare(folders) == ["a: y leaves the test accuracy at 0.500, not decided, because a single seed has no spread."]
 
 
 def test_comparison_of_many_runs_is_a_count_and_the_extremes(tmp_path):
     before = {f"run {k}": (0.5, 0.6) for k in range(9)}
     after = {f"run {k}": (0.5 + 0.01 * (k - 2), 0.6 + 0.01 * (k - 2)) for k in range(9)}
-    said = compare([make(tmp_path / "before", before), make(tmp_path / "after", after)])
-    assert said[0] == "Of 9 runs, after is better than before in 6, and worse in 2; 1 is equal."
-    assert [sentence.partition(":")[0] for sentence in said[1:]] == ["run 8", "run 0"]
+    assert compare([make(tmp_path / "before", before), make(tmp_path / "after", after)]) == [
+        "Of 9 runs, after improves 6 and worsens 2; 1 is equal. The mean change of the test accuracy is +0.020,"
+        " from -0.020 (run 0) to +0.060 (run 8)."
+    ]
 
 
 def test_comparison_of_many_equal_runs_says_so(tmp_path):
     runs = {f"run {k}": (0.5, 0.6) for k in range(9)}
     folders = [make(tmp_path / name, runs) for name in ("before", "after")]
-    assert compare(folders) == ["Of 9 runs, after is better than before in 0, and worse in 0; 9 are equal."]
+    assert compare(folders)[0].startswith("Of 9 runs, after improves 0 and worsens 0; 9 are equal. ")
     mixed = make(tmp_path / "mixed", runs | {"run 1": (0.4, 0.7), "run 2": (0.6, 0.5)})
-    assert compare([folders[0], mixed])[0].endswith("; 7 are equal; 2 are not decided.")
+    assert "; 7 are equal; 2 are not decided. " in compare([folders[0], mixed])[0]
 
 
 def test_comparison_of_a_sweep_names_runs_in_words(tmp_path):

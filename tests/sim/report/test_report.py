@@ -19,7 +19,7 @@ from p2pfl.sim.report import outcome
 from p2pfl.sim.report.collaboration import MOST_NODES, count_links, order_nodes, place_nodes, strongest_links, windows
 from p2pfl.sim.report.comparison import flat
 from p2pfl.sim.report.figures import worst, worst_tenth
-from p2pfl.sim.report.folder import Entry, Test
+from p2pfl.sim.report.folder import Entry
 from p2pfl.sim.report.series import folder_names
 from p2pfl.sim.report.write import report, write_report
 from p2pfl.sim.results.learning_curves import fill_gaps
@@ -30,7 +30,8 @@ from tests.support.report_pages import Tables, figures, payload, rows, texts
 
 
 def an_entry(**more):
-    return Entry(**({"name": "a", "seed": 0, "nodes": 4, "rounds": 4, "metric": "accuracy", "test": Test()} | more))
+    given = {"name": "a", "seed": 0, "nodes": 4, "rounds": 4, "metric": "accuracy", "higher_is_better": True}
+    return Entry(**(given | more))
 
 
 @pytest.fixture(scope="module")
@@ -222,8 +223,8 @@ def test_report_is_readable_without_scripts(text):
     assert "<h1>by-hand</h1>" in text
     assert "&quot;ring&quot;" in text  # the scenario, as text
     assert "00" * 32 in text
-    best = "Best test accuracy (mean over nodes and seeds): a, with 0.600; next: b, with 0.550."
-    assert best + " The difference is within the sum of their standard deviations over seeds." in text
+    best = "Most accurate: not decided between a (0.600) and b (0.550); the margin of 0.050 is within its standard deviation"
+    assert f"{best} over seeds, 0.141." in text
 
 
 # Collaboration
@@ -395,12 +396,14 @@ def test_traffic_figure_divides_bytes_by_purpose(text):
 def test_best_run_is_chosen_among_equal_tasks(tmp_path):
     means = {"a": 0.5, "b": 0.7, "c": 0.9, "d": 0.9, "e": 0.3}
     tasks = {"a": {"labels": 2}, "b": {"labels": 2, "lr": 0.5}, "c": {"labels": 3}, "d": {"labels": 3}, "e": {"labels": 3}}
-    made = [(entry(name, 0, 2, 1, test={"mean": mean}), rounds_of(2, 1), edges_of()) for name, mean in means.items()]
+    made = [
+        (entry(name, 0, 2, 1, test={"mean": mean}, trace=name), rounds_of(2, 1), edges_of()) for name, mean in means.items()
+    ]
     runs = [{"name": name, "task": {"name": "digits", **task}, "seed": k} for k, (name, task) in enumerate(tasks.items())]
     text = report([leave(tmp_path / "run", made, {"run": runs})])
-    best = "Best test accuracy (mean over nodes and seeds): "
-    assert best + "b among 2 runs with the same problem, with 0.700; next: a, with 0.500. With one seed" in text
-    assert best + "c, d among 3 runs with the same problem, with 0.900 each." in text
+    undecided = "not decided, because a single seed has no spread"
+    assert f"Most accurate of 2 runs with the same problem: {undecided}; first b (0.700), next a (0.500)." in text
+    assert f"Most accurate of 3 runs with the same problem: {undecided}; first c (0.900), next d (0.900)." in text
     assert not any(point["on_front"] for view in figures(text)["cost"]["views"] for point in view["points"])
 
 
@@ -473,8 +476,8 @@ def test_target_figures_show_rounds_time_and_bytes(tmp_path):
     assert (found["target-bytes"]["runs"]["b"], found["target-bytes"]["missing"]) == (700, "never")
     assert texts(text)["target"] == [
         "The target is a mean test accuracy of 0.8 or more.",
-        "Never reached by: c.",
-        "Reached with some seeds only; the mean is over these seeds: b (1 of 2).",
+        "Runs that never reach a mean test accuracy of 0.800: c.",
+        "Runs that reach a mean test accuracy of 0.800 with some seeds only: b (1 of 2).",
     ]
     assert found["learning"]["target"] == 0.8
 
@@ -489,7 +492,7 @@ def test_target_that_no_run_reaches_has_one_line_and_no_figures(tmp_path):
 
     runs = [{"name": name, "rounds": k} for k, name in enumerate("ab")]
     text = report([given_summary(leave(tmp_path / "run", made, {"seeds": [0], "run": runs}), change)])
-    assert texts(text)["target"][1:] == ["None of the 2 runs reached it."]
+    assert texts(text)["target"][1:] == ["No run reaches a mean test accuracy of 0.800."]
     assert not [id for id in figures(text) if id.startswith("target-")]
 
 
@@ -785,11 +788,6 @@ def other_numbers(key, value):
     return change
 
 
-def of_before(folder):
-    file = folder / "summary.json"
-    file.write_text(file.read_text().replace('"reported_stage"', '"judged"'))
-
-
 def unfinished(folder):
     (folder / "summary.json").unlink()
     (folder / "parts").mkdir()
@@ -805,7 +803,6 @@ def unfinished(folder):
         (lambda folder: (folder / "summary.json").write_text("[]"), "summary.json is damaged"),
         (lambda folder: (folder / "summary.json").write_text("[" * 100_000), "summary.json is damaged"),
         (lambda folder: (folder / "summary.json").write_text('{"scenario": "x", "runs": []}'), "lists no run"),
-        (of_before, "is from an earlier version of p2pfl with other keys; run the scenario again"),
         (lambda folder: (folder / "summary.json").write_text('{"scenario": "x", "runs": [{"name": 1}]}'), "$.runs[0]"),
         (other_numbers("traffic", {"bytes": "many"}), "$.runs[0].traffic.bytes"),
         (other_numbers("time", {"virtual_s": []}), "$.runs[0].time.virtual_s"),
@@ -843,31 +840,6 @@ def test_report_without_readable_scenario_is_written(by_hand, tmp_path, content)
 def test_comparison_names_folder_without_scenario(by_hand, tmp_path):
     folder = broken(by_hand, tmp_path, lambda folder: (folder / "scenario.toml").unlink())
     assert "no readable scenario.toml in broken" in report([by_hand, folder])
-
-
-CONTRACT = {"name", "seed", "nodes", "rounds", "topology", "metric", "test", "traffic", "collaboration", "time", "trace"}
-
-
-def test_report_reads_summary_of_older_version(by_hand, tmp_path):
-    def change(folder):
-        def older(summary):
-            for key in ("versions", "notes", "table"):
-                del summary[key]
-            for run in summary["runs"]:
-                for key in set(run) - CONTRACT:
-                    del run[key]
-                run["test"] = {"mean": run["test"]["mean"]}
-                run["traffic"] = {"bytes": 7}
-
-        given_summary(folder, older)
-
-    text = report([broken(by_hand, tmp_path, change)])
-    found = figures(text)
-    assert found["learning"]["y"]["a"] == pytest.approx([0.21, 0.22])
-    assert found["nodes"]["runs"] == {}
-    assert "has no results of single nodes" in found["nodes"]["note"]
-    assert "groups" not in found["over-time"]
-    assert rows(text)["a"]["accuracy"] == "0.600"
 
 
 def test_report_ignores_unknown_keys_of_summary(by_hand, tmp_path):

@@ -3,7 +3,6 @@
 import pytest
 
 from p2pfl.sim.cli.attack_table import print_attack_table
-from p2pfl.sim.report.attack_findings import attack_findings
 from p2pfl.sim.results.attack_study import AttackRow, attack_studies, rows_of_summary, title
 
 CLIP, CUT = {"name": "cs+", "share": 0.3}, {"name": "trimmed", "share": 0.3}
@@ -109,22 +108,6 @@ def test_kept_share_compares_the_same_nodes():
     assert found.least_kept("none", "mean") == (pytest.approx(0.5), "ipm")
     assert found.least_kept("median-clip", "mean") == (pytest.approx(2.3 / 2.4), "ipm")
     assert found.least_kept("median-clip", "worst_tenth") == (pytest.approx(0.7 / 0.8), "ipm")
-
-
-def test_findings_state_cost_and_kept_share():
-    none, clip = attack_findings(*a_summary())
-    assert none == (
-        "none: the worst attack leaves 50.0 % of the mean accuracy (ipm), and 50.0 % of that of the worst tenth (ipm)."
-    )
-    assert clip.startswith("median-clip: the worst attack leaves 95.8 % of the mean accuracy (ipm), and 87.5 %")
-    assert clip.endswith("without attack it loses at most 0.025; it is in the limits of 95.0 % kept and 0.02 lost: no.")
-
-
-def test_findings_are_empty_without_studies():
-    summary, runs = a_summary()
-    assert attack_findings(summary, [run | {"robust": "none"} for run in runs]) == []
-    summary["runs"][0]["higher_is_better"] = False
-    assert attack_findings(summary, runs) == []
 
 
 def test_table_has_one_line_for_each_rule(capsys):

@@ -1,0 +1,447 @@
+"""Sentences on what finished runs answer, for the head of a report and below the table in a terminal.
+
+There are two kinds of questions. Which run is best by some figure, such as accuracy or bytes to the target: `best` ranks
+the runs and names the best one. What does a change do, such as a budget, or a second folder of the same scenario:
+`changes` compares pairs of runs. Both say "not decided" unless the margin is greater than its spread. A margin is the mean
+over the seeds of the differences of two runs, and its spread is the standard deviation of these differences; a single seed
+has no spread. The other sentences list runs: those that miss the target, robust rules within limits, and clusterings.
+
+Every figure comes from summary.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from p2pfl.sim.formatting import count, difference, number, size
+from p2pfl.sim.report.attacks import attack_rows
+from p2pfl.sim.report.comparison import Comparison, compared, comparisons
+from p2pfl.sim.report.folder import Clusters, Entry, Folder, Reached, Summary
+from p2pfl.sim.report.series import Run, Series, by_key, folder_names, gather, runs_of, words_of
+from p2pfl.sim.results.attack_study import FIGURES, MEAN, NO_ATTACK, NO_RULE, AttackRow, AttackStudy, attack_studies, title
+from p2pfl.sim.scenario.sweep import MODELS
+
+MOST_PROBLEMS = 4  # learning problems of the runs; with more, the table shows the best runs better
+MOST_PAIRS = 7  # sentences on pairs of runs; more pairs are summarised
+MOST_NAMED = 5  # names in a list; a longer one ends with the number of the others
+LEAST_KEPT, MOST_LOST = 0.95, 0.02  # of a robust rule that is suitable as a default
+KEPT = ("the mean accuracy", "the accuracy of the worst tenth")  # words for FIGURES
+SAME = 1 - 1e-9  # an adjusted Rand index above this is 1
+Value = Callable[[Entry], float | None]
+Ranked = tuple[str, Mapping[int, float]]  # a run, or a rule, in words, and its figure by seed
+
+
+def findings(runs: Sequence[Run], target: float | None = None) -> list[str]:
+    """Return all sentences on the runs of one folder."""
+    return [*most_accurate(runs), *_of_one_folder(runs, target)]
+
+
+def findings_of_summary(summary: Mapping[str, Any], tables: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the sentences for a terminal.
+
+    Args:
+        summary: contents of summary.json.
+        tables: the tables [[run]] of the resolved scenario (see p2pfl.sim.scenario.scenario.ScenarioFile.raw).
+    """
+    found = msgspec.convert(summary, Summary)
+    return findings(runs_of(found, tables), found.target)
+
+
+def findings_of_folders(folders: Sequence[Folder], series: Sequence[Series]) -> list[str]:
+    """Return the sentences for the head of a report."""
+    if len(folders) == 1:
+        return findings(series, folders[0].summary.target)
+    names = folder_names([folder.path for folder in folders])
+    found = [*changes(comparisons(series), names[1]), *most_accurate(series)]
+    for folder, name in zip(folders, names, strict=True):
+        runs = runs_of(folder.summary, folder.runs)
+        found += [f"{name}: {sentence}" for sentence in _of_one_folder(runs, folder.summary.target)]
+    return found
+
+
+def compare(paths: Sequence[Path]) -> list[str]:
+    """Return the comparison of two folders; [] for other numbers of folders.
+
+    Raises:
+        ConfigurationError: a folder has no finished run, or a file of it is damaged.
+    """
+    if len(paths) != 2:
+        return []
+    with ExitStack() as stack:
+        folders = [stack.enter_context(Folder(path)) for path in paths]
+        return changes(comparisons(gather(folders)), folder_names(paths)[1])
+
+
+def _of_one_folder(runs: Sequence[Run], target: float | None) -> list[str]:
+    aimed = [] if target is None else [*_cheapest(runs, target), *unreached(runs, target)]
+    return [*aimed, *_budgets(runs), *_robust(runs), *_clusters(runs)]
+
+
+# The best run
+
+
+def best(question: str, ranked: Sequence[Ranked], unit: Callable[[float], str] = number, higher: bool = False) -> str:
+    """Rank runs by a figure over their seeds, and name the best one, or those among which it is not decided.
+
+    Args:
+        question: the answer without the run, such as "Fastest to a mean test accuracy of 0.850".
+        ranked: the runs in question; if there are none, the answer is "".
+        unit: format of the figure.
+        higher: more is better.
+    """
+    if not ranked:
+        return ""
+    sign = -1 if higher else 1
+    (name, values), *others = sorted(ranked, key=lambda each: sign * _mean(each[1].values()))
+    first = f"{name} ({unit(_mean(values.values()))})"
+    if not others:
+        return f"{question}: {first}, the only result."
+    rivals = []
+    for other, theirs in others:
+        margins = [sign * (theirs[seed] - values[seed]) for seed in values if seed in theirs]
+        rivals.append((f"{other} ({unit(_mean(theirs.values()))})", margins))
+    close = [each for each in rivals if len(each[1]) < 2 or _mean(each[1]) <= _deviation(each[1])]
+    rival, margins = (close or rivals)[0]
+    if len(margins) < 2:
+        return f"{question}: not decided, because a single seed has no spread; first {first}, next {rival}."
+    margin, spread = unit(_mean(margins)), f"its standard deviation over seeds, {unit(_deviation(margins))}"
+    if not close:
+        return f"{question}: {first}; the margin of {margin} over {rival} exceeds {spread}."
+    among = f"{first} and {rival}" if len(close) == 1 else f"{first}, {rival} and {len(close) - 1} more"
+    return f"{question}: not decided between {among}; the margin of {margin} is within {spread}."
+
+
+def most_accurate(runs: Sequence[Run]) -> list[str]:
+    """Return the best run by the test metric, and the best one within each varied budget of models a round."""
+    problems = by_key(runs, lambda run: (run.metric, run.problem))
+    found = []
+    for (metric, _), alike in problems.items() if len(problems) <= MOST_PROBLEMS else ():
+        if len(alike) == 1:
+            continue
+        among = f" of {len(alike)} runs with the same problem" if len(problems) > 1 else ""
+        higher = alike[0].shown.higher_is_better
+        question = "Most accurate" if metric == "accuracy" else f"Best test {metric}"
+        found.append(best(question + among, _figures(alike, lambda entry: entry.test.mean), number, higher))
+        limits = {run.shown.varied.get(MODELS) for run in alike}
+        for most in sorted(limit for limit in limits if type(limit) is int and limit > 0):
+            words = f"Best with at most {count(most, 'model')} a round{among}"
+            found.append(best(words, _figures(alike, _mean_within(most)), number, higher))
+    return [sentence for sentence in found if sentence]
+
+
+def _mean_within(most: int) -> Value:
+    """Return a function for the mean of a run if no node received more models in a round."""
+
+    def value(entry: Entry) -> float | None:
+        received = entry.traffic.max_models_in_round
+        return entry.test.mean if received is not None and received <= most else None
+
+    return value
+
+
+def _cheapest(runs: Sequence[Run], target: float) -> list[str]:
+    """Return the runs that reach the target first, in rounds, in time, and in bytes."""
+    goal = _goal(runs, target)
+    costs = (("Fewest rounds", "round", _rounds), ("Fastest", "virtual_s", _seconds), ("Fewest bytes", "bytes", size))
+    found = [best(f"{words} to {goal}", _figures(runs, _cost(key)), unit) for words, key, unit in costs]
+    return [sentence for sentence in found if sentence]
+
+
+def _cost(key: str) -> Value:
+    return lambda entry: float(getattr(entry.reached, key)) if isinstance(entry.reached, Reached) else None
+
+
+def _goal(runs: Sequence[Run], target: float) -> str:
+    return f"a mean test {runs[0].metric} of {number(target)}"
+
+
+def unreached(runs: Sequence[Run], target: float) -> list[str]:
+    """Return the runs that never reach the target, or with some seeds only."""
+    goal = _goal(runs, target)
+    times = [(run, sum(isinstance(entry.reached, Reached) for entry in run.entries)) for run in runs]
+    never = [run.words for run, there in times if not there]
+    if len(never) == len(runs):
+        return [f"No run reaches {goal}."]
+    found = [f"Runs that never reach {goal}: {_list(never)}."] if never else []
+    partly = [f"{run.words} ({there} of {len(run.entries)})" for run, there in times if 0 < there < len(run.entries)]
+    return [*found, *([f"Runs that reach {goal} with some seeds only: {_list(partly)}."] if partly else [])]
+
+
+def _figures(runs: Sequence[Run], value: Value) -> list[Ranked]:
+    """Return the figure of each run that has it with every seed; of equal runs with equal events, only the first."""
+    found: dict[Any, Ranked] = {}
+    for run in runs:
+        values = {entry.seed: [value(each) for each in run.entries if each.seed == entry.seed] for entry in run.entries}
+        if any(each is None or not np.isfinite(each) for own in values.values() for each in own):
+            continue
+        means = {seed: _mean(own) for seed, own in values.items()}
+        events = tuple(entry.trace or entry.name for entry in run.entries)
+        found.setdefault((events, tuple(means.items())), (run.words, means))
+    return list(found.values())
+
+
+# The effect of a change
+
+
+def changes(found: Sequence[Comparison], cause: str, most: int = MOST_PAIRS) -> list[str]:
+    """Return the effect of a change on each pair of runs; of more than `most` pairs with the same metric, a summary.
+
+    Args:
+        cause: what differs in the second runs, such as "a budget of 4 models a round".
+    """
+    said = []
+    for pairs in by_key(found, lambda each: each.first.metric).values():
+        said += [_summary(pairs, cause)] if len(pairs) > most else [_change(each, cause) for each in pairs]
+    return said
+
+
+def _change(each: Comparison, cause: str) -> str:
+    start = f"{each.label}: {cause}" if each.label else cause[0].upper() + cause[1:]
+    if each.same:
+        return f"{start} changes nothing: both runs have the same events."
+    before, after = (number(_mean(values)) for values in (each.before, each.after))
+    metric = f"the test {each.first.metric}"
+    if before == after:
+        effect = f"leaves {metric} at {after}"
+    else:
+        way = "raises" if each.mean > 0 else "lowers"
+        effect = f"{way} {metric} by {number(abs(each.mean))} ({after} instead of {before})"
+    if each.spread is None:
+        doubt = "not decided, because a single seed has no spread"
+    else:
+        spread = f"the spread of {number(each.spread)} over {count(len(each.seeds), 'seed')}"
+        doubt = f"more than {spread}" if each.decided else f"not decided: within {spread}"
+    return f"{start} {effect}, {doubt}{_bytes([each])}{_sooner(each)}."
+
+
+def _summary(pairs: Sequence[Comparison], cause: str) -> str:
+    better, worse = (sum(each.decided and way * each.gain > 0 for each in pairs) for way in (1, -1))
+    equal = sum(not each.differences.any() for each in pairs)
+    said = f"Of {count(len(pairs), 'run')}, {cause} improves {better} and worsens {worse}"
+    for runs, state in ((equal, "equal"), (len(pairs) - better - worse - equal, "not decided")):
+        said += f"; {runs} {'is' if runs == 1 else 'are'} {state}" if runs else ""
+    least, *_, most = sorted(pairs, key=lambda each: each.mean)
+    ends = f"from {difference(least.mean)} ({least.label}) to {difference(most.mean)} ({most.label})"
+    mean = difference(_mean([each.mean for each in pairs]))
+    return f"{said}. The mean change of the test {least.first.metric} is {mean}, {ends}{_bytes(pairs)}."
+
+
+def _bytes(pairs: Sequence[Comparison]) -> str:
+    """Return the change of the bytes sent; "" if it is below 0.5 %, or if nothing was sent."""
+    before, after = (sum(each.sent[k] for each in pairs) for k in (0, 1))
+    saved = 1 - after / before if before else 0.0
+    if abs(saved) < 0.005:
+        return ""
+    share = "more than 99 %" if 0.995 <= saved < 1 else f"{abs(100 * saved):.0f} %"
+    return f"; {share} {'fewer' if saved > 0 else 'more'} bytes are sent"
+
+
+def _sooner(each: Comparison) -> str:
+    """Return the cost of the target in both runs, if they reach it with every seed; else ""."""
+    rounds, seconds = ([_figures([run], _cost(key)) for run in (each.first, each.second)] for key in ("round", "virtual_s"))
+    if not all(rounds):
+        return ""
+    ((before, after), (start, end)) = ([_mean(values.values()) for ((_, values),) in own] for own in (rounds, seconds))
+    return (
+        f"; the target takes {_rounds(after)} instead of {_rounds(before)}, and {_seconds(end)} instead of {_seconds(start)}"
+    )
+
+
+def _budgets(runs: Sequence[Run]) -> list[str]:
+    """Return the effect of each budget, from pairs of runs that differ only in having one."""
+    found: dict[str, list[Comparison]] = {}
+    for free, bound in budget_pairs(runs):
+        varied = free.shown.varied
+        label = ", ".join(words_of(free.row, varied, [key for key in varied if key.partition(".")[0] == "budget"]))
+        if (pair := compared(label if varied else free.row, free, bound)) is not None:
+            cause = f"a budget of {_limits_in_words(bound.settings['budget'], bound.shown.nodes)}"
+            found.setdefault(cause, []).append(pair)
+    most = MOST_PAIRS if sum(map(len, found.values())) <= MOST_PAIRS else 1
+    return [sentence for cause, pairs in found.items() for sentence in changes(pairs, cause, most)]
+
+
+def budget_pairs(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Return pairs of a run without a budget and a run that differs only in having one, in the order of the latter."""
+    known = [run for run in runs if run.settings and not run.shown.pool]
+    free = {_without_budget(run): run for run in reversed(known) if not _limited(run)}
+    bound = [(_without_budget(run), run) for run in known if _limited(run)]
+    return [(free[key], run) for key, run in bound if key in free]
+
+
+def _limited(run: Run) -> bool:
+    return any(run.settings.get("budget", {}).values())
+
+
+def _without_budget(run: Run) -> str:
+    labels = ("name", "paper", "pool", "varied", "budget")
+    return json.dumps({key: value for key, value in run.settings.items() if key not in labels}, sort_keys=True, default=str)
+
+
+def _limits_in_words(budget: Mapping[str, Any], nodes: int) -> str:
+    words = []
+    for kind, noun, unit in (
+        ("models", "model", "a round"),
+        ("held", "model", "held at once"),
+        ("bytes", "byte", "a round"),
+    ):
+        limit = budget.get(kind, 0)
+        if isinstance(limit, float):
+            share = "a tenth" if isclose(limit, 0.1) else f"{100 * limit:.4g} %"
+            words.append(f"{share} of the nodes ({count(max(1, round(limit * nodes)), noun)} {unit})")
+        elif isinstance(limit, Sequence):
+            words.append(f"{limit[0]:,} to {count(limit[1], noun)} {unit}")
+        elif limit:
+            words.append(f"{count(limit, noun)} {unit}")
+    return " and ".join(words)
+
+
+# Robust rules
+
+
+def _robust(runs: Sequence[Run]) -> list[str]:
+    """Return which rule keeps most under its worst attack, and costs least without one; [] if the rules are not compared.
+
+    Shares of a metric compare rules only if more of it is better.
+    """
+    if not runs[0].shown.higher_is_better:
+        return []
+    studies = attack_studies(attack_rows(runs))
+    rules = list(dict.fromkeys(rule for study in studies for rule in study.rules))
+    kept = {figure: [each for rule in rules if (each := _kept(rule, studies, figure))] for figure in FIGURES}
+    lost = [each for rule in rules if (each := _lost(rule, studies))]
+    found = [
+        best(f"Most of {words} left by the worst attack", [each for _, each in kept[figure]], _percent, higher=True)
+        for figure, words in zip(FIGURES, KEPT, strict=True)
+    ]
+    found.append(best("Least mean accuracy lost without attack", [each for _, each in lost]))
+    cheap = [rule for rule, (_, values) in lost if _mean(values.values()) <= MOST_LOST]
+    if lost:
+        limits = f"Rules that keep {_percent(LEAST_KEPT)} under attack, and lose at most {MOST_LOST:g} without"
+        for figure, words in zip(FIGURES, KEPT, strict=True):
+            good = [rule for rule, (_, values) in kept[figure] if rule in cheap and _mean(values.values()) >= LEAST_KEPT]
+            found.append(f"{limits}, by {words}: {_list(good) if good else 'none'}.")
+    return [sentence for sentence in found if sentence]
+
+
+def _kept(rule: str, studies: Sequence[AttackStudy], figure: str) -> tuple[str, Ranked] | None:
+    """Return the share of a figure that the worst attack leaves, by seed; that without attack is of the same nodes."""
+    found: dict[str, dict[int, float]] = {}
+    for study in studies:
+        clean = study.cells.get((rule, NO_ATTACK))
+        for attack in study.attacks:
+            row = study.cells.get((rule, attack))
+            if clean is None or row is None or attack == NO_ATTACK:
+                continue
+            with_attack, without = _by_seed(row, row, figure), _by_seed(clean, row, figure)
+            shares = {seed: value / without[seed] for seed, value in with_attack.items() if without.get(seed)}
+            if shares:
+                found[", ".join(part for part in (title(study, studies), attack) if part)] = shares
+    return _worst(rule, found, "against", -1)
+
+
+def _lost(rule: str, studies: Sequence[AttackStudy]) -> tuple[str, Ranked] | None:
+    """Return how much of the mean a rule loses without attack, by seed, where it loses most."""
+    found: dict[str, dict[int, float]] = {}
+    for study in studies:
+        rows = [study.cells.get((each, NO_ATTACK)) for each in (NO_RULE, rule)]
+        if rule != NO_RULE and rows[0] is not None and rows[1] is not None:
+            without, with_rule = (_by_seed(row, row, MEAN) for row in rows if row is not None)
+            if lost := {seed: value - with_rule[seed] for seed, value in without.items() if seed in with_rule}:
+                found[title(study, studies)] = lost
+    return _worst(rule, found, "with", 1)
+
+
+def _worst(rule: str, found: Mapping[str, Mapping[int, float]], where: str, sign: int) -> tuple[str, Ranked] | None:
+    """Return a rule with its greatest values by the mean over seeds, or its least if `sign` is -1, and their place."""
+    if not found:
+        return None
+    place = max(found, key=lambda each: sign * _mean(found[each].values()))
+    return rule, (f"{rule} {where} {place}" if place else rule, found[place])
+
+
+def _by_seed(row: AttackRow, attacked: AttackRow, figure: str) -> dict[int, float]:
+    """Return a figure of the nodes that are honest in an attacked row, by seed."""
+    each = {seed: row._replace(nodes={seed: nodes}) for seed, nodes in row.nodes.items()}
+    found = {seed: one.of_nodes(attacked, figure, higher_is_better=True) for seed, one in each.items()}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+# Clusters
+
+
+def _clusters(runs: Sequence[Run]) -> list[str]:
+    """Return the runs whose clusters equalled the true groups, with the rounds; those that missed them; and the rest."""
+    equal, missed, split, whole = [], [], [], []
+    for run in runs:
+        clusterings = [entry.clusters for entry in run.entries if entry.clusters is not None and entry.clusters.count]
+        if not clusterings:
+            continue
+        if all(max(each.count) == 1 for each in clusterings):
+            whole.append(run.words)
+            continue
+        ends = f"at the end {_range([each.count[-1] for each in clusterings])} clusters of {run.shown.nodes} nodes"
+        indices = [each.adjusted_rand for each in clusterings if each.adjusted_rand]
+        if len(indices) < len(clusterings):
+            split.append(f"{run.words} ({ends})")
+            continue
+        end = f"{ends}, index {_mean([index[-1] for index in indices]):.2f}"
+        if exact := [round for each in clusterings if (round := _first_exact(each))]:
+            seeds = f"in {len(exact)} of {len(indices)} seeds, " if len(indices) > 1 else ""
+            rounds = f"{seeds}first in round{'s' * (min(exact) < max(exact))} {_range(exact)}"
+            equal.append(f"{run.words} ({rounds}; {end})")
+        else:
+            missed.append(f"{run.words} (index {_mean([max(index) for index in indices]):.2f} at best; {end})")
+    said = (
+        ("Clusters equalled the true groups (adjusted Rand index 1.00) in", equal),
+        ("Clusters never equalled the true groups in", missed),
+        ("Clusters without known groups in", split),
+        ("No cluster was split in", whole),
+    )
+    return [f"{words}: {_list(names)}." for words, names in said if names]
+
+
+def _first_exact(clusters: Clusters) -> int:
+    """Return the first round in which the clusters equalled the true groups; 0 if they never did."""
+    pairs = zip(clusters.rounds, clusters.adjusted_rand or [], strict=True)
+    return next((round for round, index in pairs if index > SAME), 0)
+
+
+# Words and figures
+
+
+def _list(names: Sequence[str]) -> str:
+    """List names, which may contain commas, such as those of a sweep."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return "; ".join(names[:MOST_NAMED]) + more
+
+
+def _range(values: Sequence[int]) -> str:
+    return f"{min(values)}" + (f" to {max(values)}" if max(values) > min(values) else "")
+
+
+def _mean(values: Iterable[Any]) -> float:
+    return float(np.mean([*values]))
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1))
+
+
+def _rounds(value: float) -> str:
+    return f"{round(value, 1):,g} round{'s' * (round(value, 1) != 1)}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.3g} virtual s" if value < 1000 else f"{value:,.0f} virtual s"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
