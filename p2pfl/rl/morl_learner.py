@@ -131,12 +131,13 @@ class MorlLearner(JudgedByReturns):
 
     @property
     def device(self) -> torch.device:
-        return self._algorithm.device
+        return torch.device(self._algorithm.device)
 
     @property
     def max_grad_norm(self) -> float:
         """Norm to which the gradient of a DQN is clipped."""
-        return float(self._algorithm.max_grad_norm)  # type: ignore[attr-defined]
+        algorithm: Any = self._algorithm  # a DQN, for which alone this is read
+        return float(algorithm.max_grad_norm)
 
     def target(self) -> Parameters:
         """Return the target networks, [P]."""

@@ -1,6 +1,6 @@
 """Screenshot of a report: the sections on learning and on collaboration of dpfl-two-groups, in Chromium.
 
-`python -m scripts.tools.report_picture` writes docs/report.png. It needs the extra `dev` and Chromium.
+`python -m scripts.tools.report_picture` writes docs/report.png. It needs the extra `test-all` and Chromium.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _screenshot(address: str) -> bytes:
         boxes = [box for section in SECTIONS if (box := page.locator(section).bounding_box()) is not None]
         left, top = boxes[0]["x"] - MARGIN, boxes[0]["y"]
         width, height = boxes[0]["width"] + 2 * MARGIN, boxes[-1]["y"] + boxes[-1]["height"] - top
-        return page.screenshot(full_page=True, clip={"x": left, "y": top, "width": width, "height": height})
+        return bytes(page.screenshot(full_page=True, clip={"x": left, "y": top, "width": width, "height": height}))
 
 
 def main() -> int:

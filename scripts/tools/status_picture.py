@@ -1,6 +1,6 @@
 """Screenshot of a node's status page: a federation of four processes on this machine, in Chromium.
 
-`python -m scripts.tools.status_picture` writes docs/status.png. It needs the extra `dev` and Chromium.
+`python -m scripts.tools.status_picture` writes docs/status.png. It needs the extra `test-all` and Chromium.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _wait(address: str) -> None:
 def _screenshot(address: str) -> bytes:
     with open_page(address, *SIZE) as page:
         page.locator('tr[data-peer][data-state="connected"]').nth(len(NAMES) - 2).wait_for()
-        return page.screenshot()
+        return bytes(page.screenshot())
 
 
 def main() -> int:

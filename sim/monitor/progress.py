@@ -71,7 +71,9 @@ def _terminal_bar(total: int, line: Callable[[T], str]) -> Iterator[Progress[T]]
 @contextmanager
 def _notebook_bar(total: int, line: Callable[[T], str]) -> Iterator[Progress[T]]:
     """Show a bar below the cell, and remove it at the end. (In a notebook rich needs ipywidgets, which p2pfl does not.)"""
-    from IPython.display import display
+    from IPython import display as notebook
+
+    display: Callable[..., Any] = notebook.display
 
     done, words, shown = 0, "simulating", time.monotonic()
 
@@ -91,7 +93,7 @@ def _notebook_bar(total: int, line: Callable[[T], str]) -> Iterator[Progress[T]]
         words = line(result)
         handle.update(page(), raw=True)
 
-    handle: Any = display(page(), raw=True, display_id=True)  # type: ignore[no-untyped-call]
+    handle: Any = display(page(), raw=True, display_id=True)
     try:
         yield advance, show
     finally:

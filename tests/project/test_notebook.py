@@ -3,11 +3,12 @@
 import os
 from itertools import groupby
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from scripts.tools import ROOT
+
+nbformat = pytest.importorskip("nbformat", reason="needs the extra test-all")
+NotebookClient = pytest.importorskip("nbclient", reason="needs the extra test-all").NotebookClient
 
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
 

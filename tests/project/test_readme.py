@@ -13,7 +13,6 @@ from p2pfl.policies import POLICIES
 from p2pfl.sim.reproduction import catalogue, measured
 from p2pfl.task import TASKS
 from p2pfl.topologies.builders import BUILDERS
-from scripts.tools import status_picture
 from tests.support.browser import needs_chromium
 from tests.support.pages import DOCS
 from tests.support.pages import blocks as page_blocks
@@ -140,6 +139,8 @@ def test_readme_policy_runs_on_a_node(tmp_path):
 
 @needs_chromium
 def test_picture_of_the_status_page_can_be_made(tmp_path):
+    from scripts.tools import status_picture
+
     status_picture.take(tmp_path / "status.png")
     assert (tmp_path / "status.png").read_bytes()[:4] == b"\x89PNG"
     assert (ROOT / "docs" / "status.png").stat().st_size < 150_000

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,8 @@ QUIET += ["--disable-component-update", "--disable-sync"]
 
 def needs_chromium(test):
     """Mark a test that starts Chromium."""
-    return pytest.mark.slow(pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")(test))
+    missing = "Chromium is not installed" if CHROMIUM is None else "needs the extra test-all"
+    return pytest.mark.slow(pytest.mark.skipif(CHROMIUM is None or find_spec("playwright") is None, reason=missing)(test))
 
 
 @dataclass

@@ -5,11 +5,10 @@ import gzip
 import io
 import json
 from contextlib import suppress
+from importlib.util import find_spec
 
 import networkx as nx
 import numpy as np
-import pandas as pd
-import polars as pl
 
 from p2pfl.topologies import labels, read
 
@@ -59,14 +58,20 @@ def _write(writer, *arguments, **options):
 
 
 def _frame(graph, names=("source", "target")):
+    import pandas
+
     weighted = nx.is_weighted(graph)
     rows = [(a, b, *((w,) if weighted else ())) for a, b, w in graph.edges(data="weight")]
-    return pd.DataFrame(rows, columns=[*names, *(["weight"] if weighted else [])])
+    return pandas.DataFrame(rows, columns=[*names, *(["weight"] if weighted else [])])
 
 
 def _polars(graph, **options):
+    import polars
+
     return (
-        pl.from_dicts(_frame(graph).astype({"source": str, "target": str}).to_dict("records")).write_csv(**options).encode()
+        polars.from_dicts(_frame(graph).astype({"source": str, "target": str}).to_dict("records"))
+        .write_csv(**options)
+        .encode()
     )
 
 
@@ -183,6 +188,9 @@ FORMS = {
     "arrows": ("g.txt", lambda g: _lines([], g, lambda a, b, w: f"{a}->{b}"), False),
     "gzip": ("g.csv.gz", lambda g: gzip.compress(_pandas(g)), False),
 }  # fmt: skip
+WITH_FRAMES = find_spec("pandas") is not None and find_spec("polars") is not None
+if not WITH_FRAMES:
+    FORMS = {name: form for name, form in FORMS.items() if not name.startswith(("pandas", "polars", "R", "gzip"))}
 UNWEIGHTED = {
     "networkx edge list, no data", "networkx edge list, commas", "networkx edge list, tabs", "networkx adjacency list",
     "networkx adjacency list, .txt", "networkx adjacency list, no comments", "networkx multi-line adjacency list, .txt",

@@ -8,13 +8,14 @@ from random import Random
 
 import pytest
 
-from tests.support.graph_files import FAULTS, FORMS, random_graph, verdict
+from tests.support.graph_files import FAULTS, FORMS, WITH_FRAMES, random_graph, verdict
 
 FILES = 200
 OUTCOMES = ("right", "noted", "refused", "wrong")
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not WITH_FRAMES, reason="needs the extras notebook and polars")
 def test_generated_graph_files_are_read_right_noted_or_refused(tmp_path):
     rows = {}
     wrong = []

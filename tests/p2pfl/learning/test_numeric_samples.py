@@ -1,8 +1,6 @@
 """Arrays, lists and columns of a user: equal numbers come out, or one line names what is no number."""
 
 import numpy as np
-import pandas as pd
-import polars as pl
 import pytest
 import scipy.sparse
 import torch
@@ -16,6 +14,9 @@ import p2pfl
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.samples.datasets import read_samples, read_source
 from p2pfl.task import Part
+
+pd = pytest.importorskip("pandas", reason="needs the extra notebook")
+pl = pytest.importorskip("polars", reason="needs the extra polars")
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 Y = np.array([0, 1, 0, 1])

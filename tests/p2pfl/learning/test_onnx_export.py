@@ -1,7 +1,6 @@
 """Models as ONNX files: onnxruntime, without p2pfl, computes the same outputs as the task's own module."""
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from safetensors import safe_open
@@ -15,6 +14,8 @@ from p2pfl.learning.onnx_export import to_onnx
 from p2pfl.node.cli.main import main
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part, make_task
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra test-all")
 
 ABOUT = {"name": "alice", "round": "2", "federation": "", "fingerprint": "00ff"}
 

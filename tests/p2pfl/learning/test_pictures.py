@@ -4,12 +4,13 @@ import io
 
 import numpy as np
 import pytest
-from PIL import Image
 from torch import nn
 
 import p2pfl
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.samples.datasets import read_samples, read_source
+
+Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
 RNG = np.random.default_rng(0)
 COLOURS = Image.fromarray(RNG.integers(0, 256, (6, 5, 3), np.uint8))

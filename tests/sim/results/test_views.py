@@ -2,10 +2,7 @@
 
 import sys
 
-import matplotlib
 import numpy as np
-import pandas
-import polars
 import pytest
 import torch
 
@@ -14,6 +11,10 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.monitor.progress import line_of
 from p2pfl.sim.results.plots import draw_curves
 from p2pfl.sim.results.results import Result
+
+matplotlib = pytest.importorskip("matplotlib", reason="needs the extra notebook")
+pandas = pytest.importorskip("pandas", reason="needs the extra notebook")
+polars = pytest.importorskip("polars", reason="needs the extra polars")
 
 matplotlib.use("Agg")
 
