@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from math import isclose
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -139,24 +140,15 @@ def most_accurate(runs: Sequence[Run]) -> list[str]:
 
 def _mean_within(most: int) -> Value:
     """Return a function for the mean of a run if no node received more models in a round."""
-
-    def value(entry: Entry) -> float | None:
-        received = entry.traffic.max_models_in_round
-        return entry.test.mean if received is not None and received <= most else None
-
-    return value
+    return lambda entry: entry.test.mean if entry.traffic.max_models_in_round <= most else None
 
 
 def _cheapest(runs: Sequence[Run], target: float) -> list[str]:
     """Return the runs that reach the target first, in rounds, in time, and in bytes."""
     goal = _goal(runs, target)
     costs = (("Fewest rounds", "round", _rounds), ("Fastest", "virtual_s", _seconds), ("Fewest bytes", "bytes", size))
-    found = [best(f"{words} to {goal}", _figures(runs, _cost(key)), unit) for words, key, unit in costs]
+    found = [best(f"{words} to {goal}", _figures(runs, methodcaller("cost", key)), unit) for words, key, unit in costs]
     return [sentence for sentence in found if sentence]
-
-
-def _cost(key: str) -> Value:
-    return lambda entry: float(getattr(entry.reached, key)) if isinstance(entry.reached, Reached) else None
 
 
 def _goal(runs: Sequence[Run], target: float) -> str:
@@ -246,7 +238,8 @@ def _bytes(pairs: Sequence[Comparison]) -> str:
 
 def _sooner(each: Comparison) -> str:
     """Return the cost of the target in both runs, if they reach it with every seed; else ""."""
-    rounds, seconds = ([_figures([run], _cost(key)) for run in (each.first, each.second)] for key in ("round", "virtual_s"))
+    runs = (each.first, each.second)
+    rounds, seconds = ([_figures([run], methodcaller("cost", key)) for run in runs] for key in ("round", "virtual_s"))
     if not all(rounds):
         return ""
     ((before, after), (start, end)) = ([_mean(values.values()) for ((_, values),) in own] for own in (rounds, seconds))

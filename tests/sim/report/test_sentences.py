@@ -8,8 +8,17 @@ from p2pfl.sim.report.series import Run
 
 def run(name, mean, seed=0, *, sent=1000, reached=None, models=5, **more):
     """Return an entry of `runs` in summary.json; `reached` has rounds, virtual seconds and bytes."""
-    entry = {"name": name, "seed": seed, "nodes": 40, "rounds": 30, "metric": "accuracy", "higher_is_better": True}
-    entry |= {"test": {"mean": mean}, "traffic": {"bytes": sent, "max_models_in_round": models}, "trace": f"{name}, {seed}"}
+    entry = {
+        "name": name,
+        "seed": seed,
+        "nodes": 40,
+        "rounds": 30,
+        "time": {"wall_s": 1.0},
+        "metric": "accuracy",
+        "higher_is_better": True,
+    }
+    traffic = {"bytes": sent, "control_bytes": 0, "max_models_in_round": models, "preparation": {"bytes": 0}}
+    entry |= {"test": {"mean": mean}, "traffic": traffic, "trace": f"{name}, {seed}"}
     return entry | {"reached": reached and dict(zip(("round", "virtual_s", "bytes"), reached, strict=True))} | more
 
 
