@@ -4,7 +4,7 @@ P2pflError
   + ConfigurationError
     + MissingRequirementError
     + RevokedError                p2pfl.node.federation.revocation
-    + CommandLineError            p2pfl.node.folder.config
+    + CommandLineError
   + RunError
     + BudgetExceededError
     + DivergenceError
@@ -29,7 +29,7 @@ P2pflError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
@@ -39,11 +39,58 @@ class P2pflError(Exception):
 
 
 class ConfigurationError(P2pflError):
-    """Mistake in the user's input. The text says what is wrong, where, and what is expected."""
+    """Mistake in the user's input. The text says what is wrong, where, and what is expected.
+
+    A configuration can come from a file and, key by key, from a command line. The code that finds a mistake knows its
+    keys, but not where their values came from; `name_source` adds that.
+
+    Attributes:
+        keys: dotted keys of the wrong value, such as "policy.tau", or of the values that contradict each other.
+    """
+
+    def __init__(self, text: str = "", *keys: str) -> None:
+        super().__init__(text)
+        self.keys = keys
+
+
+class CommandLineError(ConfigurationError):
+    """Mistake in an option of the command line, not in a file."""
 
 
 class MissingRequirementError(ConfigurationError):
     """Missing requirement that the user must provide or install: a data set, an extra."""
+
+
+COMMAND_LINE = "command line"  # source of a value, in errors
+
+
+@contextmanager
+def about(*keys: str) -> Iterator[None]:
+    """Give a ConfigurationError of the block these keys, unless it has its own."""
+    try:
+        yield
+    except ConfigurationError as error:
+        error.keys = error.keys or keys
+        raise
+
+
+@contextmanager
+def name_source(source: str, changed: Collection[str] = (), changer: str = COMMAND_LINE) -> Iterator[None]:
+    """Begin a ConfigurationError of the block with the source of the wrong value.
+
+    Args:
+        source: the file of the configuration.
+        changed: keys whose values have another source; `policy` includes all keys of its table.
+        changer: that other source.
+    """
+    try:
+        yield
+    except ConfigurationError as error:
+        wrong = [f"{key}." for key in error.keys]
+        others = [f"{key}." for key in changed]
+        where = changer if any(a.startswith(b) or b.startswith(a) for a in wrong for b in others) else source
+        kind = CommandLineError if where == COMMAND_LINE else type(error)
+        raise kind(f"{where}: {error}", *error.keys) from error
 
 
 IN_EXTRAS = {
@@ -120,16 +167,16 @@ RENAMED = {"judged": "reported_stage"}
 
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigurationError:
     """Return the error for an unknown `name`, with its new name or the nearest `known` one."""
-    names = sorted(known)
+    names, keys = sorted(known), [name] if what == "key" else []
     parent, dot, key = name.rpartition(".")
     if (new := f"{parent}{dot}{RENAMED.get(key, key)}") in names:
-        return ConfigurationError(f"unknown {what} {name!r}; it is called {new!r} now")
+        return ConfigurationError(f"unknown {what} {name!r}; it is called {new!r} now", *keys)
     siblings = [each.removeprefix(parent + dot) for each in names if each.startswith(parent + dot)]
     begun = [each for each in siblings if key and each.startswith(key)]
     alike = begun if len(begun) == 1 else difflib.get_close_matches(key, siblings, n=1)
     near = [parent + dot + each for each in alike]  # a common parent is no likeness
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
-    return ConfigurationError(f"unknown {what} {name!r}; {hint}")
+    return ConfigurationError(f"unknown {what} {name!r}; {hint}", *keys)
 
 
 def none_of(where: str, value: object, allowed: Iterable[object]) -> ConfigurationError:
@@ -137,4 +184,9 @@ def none_of(where: str, value: object, allowed: Iterable[object]) -> Configurati
     words = [str(word) or '""' for word in allowed]
     near = difflib.get_close_matches(str(value), words, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return ConfigurationError(f"{where} must be one of {', '.join(words)}, got {value!r}{hint}")
+    return ConfigurationError(f"{where} must be one of {', '.join(words)}, got {value!r}{hint}", where)
+
+
+def must_be(where: str, expected: str, value: object) -> ConfigurationError:
+    """Return the error for the `value` of a key that is not as `expected`, such as "0 or more"."""
+    return ConfigurationError(f"{where} must be {expected}, got {value!r}", where)

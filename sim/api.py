@@ -26,8 +26,7 @@ from p2pfl.sim.report.write import try_write_report
 from p2pfl.sim.results.artifacts import SCENARIO
 from p2pfl.sim.results.models import read_models
 from p2pfl.sim.results.results import Result, Results, new_folder
-from p2pfl.sim.scenario.file_keys import check_seeds
-from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of, resolve, restore
+from p2pfl.sim.scenario.scenario import ScenarioFile, check_seeds, jobs_of, resolve, restore
 from p2pfl.sim.scenario.scenario import load as load_scenario
 from p2pfl.sim.scenario.topology import FILE
 from p2pfl.sim.simulation.workers import prepared_process

@@ -12,18 +12,18 @@ import msgspec
 from p2pfl.compression.codecs import make_codec
 from p2pfl.config.binding import bind, split_name
 from p2pfl.config.local_options import check_shared
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, must_be, name_source
 from p2pfl.node.folder.config import NodeConfig, check_name
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.folder.settings import Settings, SharedSettings
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.protocols.election.types import Timing
-from p2pfl.robust.registry import Robust, describe_robust
+from p2pfl.robust.registry import describe_robust
 from p2pfl.task import Task, derived_options_of
 
 if TYPE_CHECKING:
     from p2pfl.protocols.membership.federation_file import Federation
 
-AGREED = ("rounds", "seed", "members", "mode", "deadline", "adaptive", "max_staleness", "patience", "robust", "codec")
+AGREED = SharedSettings.__struct_fields__  # in the order of a federation's file
 Edges = Literal["all"] | tuple[tuple[str, str], ...]
 
 
@@ -41,29 +41,19 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     initial: str
 
 
-class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rules on which the members of a federation have agreed.
+class Agreement(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rules on which the members of a federation have agreed: the shared settings, and what no node sets alone.
 
     Attributes:
         edges: pairs of names that may exchange models; "all" lets every member exchange with every other.
-        rounds, ...: see p2pfl.node.folder.settings.Settings.
+        model: what the tasks of all members must make.
     """
 
     name: str
-    rounds: int
-    seed: int
-    members: int
-    mode: Literal["synchronous", "asynchronous"]
-    deadline: float
-    adaptive: bool
-    max_staleness: float
-    patience: int
-    robust: Robust
     edges: Edges
     task: dict[str, Any]
     policy: dict[str, Any]
     model: Model
-    codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
 
 
 Approve = Callable[[NodeConfig, Agreement], None]
@@ -103,18 +93,18 @@ def read(federation: Federation) -> Agreement:
         ConfigurationError: it was made by another version of p2pfl, is invalid, or sets an option that each node sets
             for itself: a file of its machine, or its preference.
     """
-    where = f"the federation {federation.name}"
-    agreement = bind(where, federation.tables, Agreement)
-    for kind in ("task", "policy"):
-        split_name(f"{where}: {kind}", getattr(agreement, kind))
-    if agreement.model.values < 1:
-        raise ConfigurationError(f"{where}: model.values must be 1 or more, got {agreement.model.values}")
-    try:
-        msgspec.convert({key: getattr(agreement, key) for key in AGREED}, Settings, from_attributes=True).check()
+    with name_source(f"the federation {federation.name}"):
+        agreement = bind(federation.tables, Agreement)
+        for key in AGREED:  # a default that another version fills in would not be what the members signed
+            if key not in federation.tables and key != "codec":
+                raise ConfigurationError(f"{key} is missing", key)
+        for kind in ("task", "policy"):
+            split_name(kind, getattr(agreement, kind))
+        if agreement.model.values < 1:
+            raise must_be("model.values", "1 or more", agreement.model.values)
+        agreement.check()
         _check_options(agreement.task, agreement.policy)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{where}: {error}") from error
-    return agreement
+        return agreement
 
 
 def _check_options(task: Mapping[str, Any], policy: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from p2pfl.config import table_changes
 from p2pfl.config.binding import split_name
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import COMMAND_LINE, ConfigurationError, name_source
 from p2pfl.learning.optimizers import check_schedule
 from p2pfl.node.federation import agreement
 from p2pfl.node.federation.agreement import AGREED, Agreement
@@ -48,7 +48,7 @@ class LoadedNode(NamedTuple):
     def source(self, keys: Collection[str]) -> str:
         """Return the source of keys for errors: the command line if it sets one of them, otherwise node.toml."""
         changed = {table_changes.parse_change(change)[0].partition(".")[0] for change in self.changes}
-        return config.COMMAND_LINE if changed & set(keys) else str(self.folder / config.CONFIG)
+        return COMMAND_LINE if changed & set(keys) else str(self.folder / config.CONFIG)
 
 
 def load(folder: Path, changes: Sequence[str] = ()) -> LoadedNode:
@@ -69,7 +69,7 @@ def load(folder: Path, changes: Sequence[str] = ()) -> LoadedNode:
             raise ConfigurationError(
                 f"--set {key}: this setting belongs to the federation {agreed.name}, and a node cannot change it"
             )
-    with config.name_in_errors(folder / config.CONFIG):
+    with name_source(str(folder / config.CONFIG)):
         shared = agreement.apply_agreement(own, agreed)
     return LoadedNode(folder, replace(shared, rounds=membership.rounds), membership, agreed, changes)
 
@@ -82,7 +82,7 @@ def policy_of(setup: LoadedNode) -> Policy:
     """
     own = setup.config
     find_own_modules(setup.folder, own)
-    with config.name_in_errors(setup.source(["policy"])):
+    with name_source(setup.source(["policy"])):
         policy = make_policy(*split_name("policy", own.policy))
         if isinstance(policy, Coordinated):
             check_coordinated(own)
@@ -104,7 +104,7 @@ def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING
     if setup.agreement is not None:
         check_size(f"the model of the federation {setup.agreement.name}", setup.agreement.model.values, memory, copies)
     find_own_modules(setup.folder, own)
-    with config.name_in_errors(setup.source(TASK_KEYS)), within(memory, copies):
+    with name_source(setup.source(TASK_KEYS)), within(memory, copies):
         try:
             task = make_task(own.task["name"], own.task_options(), Part.parse(own.part), own.seed)
             task.layout  # noqa: B018  made here, where its size is looked at first

@@ -15,8 +15,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,7 +25,7 @@ import msgspec
 from p2pfl.config import table_changes
 from p2pfl.config.binding import bind, split_name
 from p2pfl.config.registry import locate
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, about, must_be, name_source
 from p2pfl.node.folder import incarnation, template
 from p2pfl.node.folder.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
 from p2pfl.node.log import LOG
@@ -47,7 +46,6 @@ from p2pfl.tracking.tracker import GROUP, TRACKERS
 PUBLISHED = "published"
 CONFIG, KEY, CHECKPOINT, INCARNATION, STATUS = "node.toml", "key.pem", "checkpoint", "incarnation", "status.json"
 VOTE = "vote"
-COMMAND_LINE = "command line"  # source of a configuration, in errors
 BROKERS = re.compile(r"mqtts?://[^/\s]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -125,40 +123,49 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def check(self) -> None:
         super().check()
-        for name in (self.name, *self.addresses):
-            check_name(name)
-        Part.parse(self.part)
-        locate("task", split_name("task", self.task)[0], TASKS, "p2pfl.tasks")
-        if "preference" in self.task:
-            raise ConfigurationError(
-                "task.preference would be sent to the other members, like all options of the task; write"
-                " preference = [...] above the tables instead"
-            )
-        if "root" in self.task:
-            raise ConfigurationError(
-                "task.root is a folder of this machine, but all members share the options of the task; write"
-                ' root = "..." above the tables instead'
-            )
-        locate("policy", split_name("policy", self.policy)[0], POLICIES, "p2pfl.policies")
-        self.track.check()
-        try:
-            for address in (self.listen, *self.advertise, *self.addresses.values()):
+        check_name(self.name)
+        for name in self.addresses:
+            check_name(name, "addresses")
+        with about("part"):
+            Part.parse(self.part)
+        with about("task"):
+            locate("task", split_name("task", self.task)[0], TASKS, "p2pfl.tasks")
+            if "preference" in self.task:
+                raise ConfigurationError(
+                    "task.preference would be sent to the other members, like all options of the task; write"
+                    " preference = [...] above the tables instead"
+                )
+            if "root" in self.task:
+                raise ConfigurationError(
+                    "task.root is a folder of this machine, but all members share the options of the task; write"
+                    ' root = "..." above the tables instead'
+                )
+        with about("policy"):
+            locate("policy", split_name("policy", self.policy)[0], POLICIES, "p2pfl.policies")
+        with about("track"):
+            self.track.check()
+        own = [("listen", self.listen), *(("advertise", address) for address in self.advertise)]
+        for key, address in (*own, *(("addresses", address) for address in self.addresses.values())):
+            try:
                 split_address(address)
-        except AddressError as error:
-            raise ConfigurationError(str(error)) from error
+            except AddressError as error:
+                raise ConfigurationError(str(error), key) from error
         if not -1 <= self.status_port < 65536:
-            raise ConfigurationError(f"status_port must be from 0 to 65535, or -1 for none, got {self.status_port}")
+            raise must_be("status_port", "from 0 to 65535, or -1 for none", self.status_port)
         if not self.status_host:
-            raise ConfigurationError("status_host must be an address of this machine, such as 127.0.0.1")
+            raise ConfigurationError("status_host must be an address of this machine, such as 127.0.0.1", "status_host")
         if self.status_port < 0 and self.status_host != "127.0.0.1":
-            raise ConfigurationError("status_host needs status_port, such as --status-port 4180")
-        if self.broker and not BROKERS.fullmatch(self.broker):
-            raise ConfigurationError("broker must be of the form mqtt://host:1883 or mqtts://host:8883")
-        try:
-            if self.broker:
-                BrokerAddress.parse(self.broker)
-        except AddressError as error:
-            raise ConfigurationError(f"broker: {error}") from error
+            raise ConfigurationError(
+                "status_host needs status_port, such as --status-port 4180", "status_host", "status_port"
+            )
+        with about("broker"):
+            if self.broker and not BROKERS.fullmatch(self.broker):
+                raise ConfigurationError("broker must be of the form mqtt://host:1883 or mqtts://host:8883")
+            try:
+                if self.broker:
+                    BrokerAddress.parse(self.broker)
+            except AddressError as error:
+                raise ConfigurationError(f"broker: {error}") from error
 
     def task_options(self) -> dict[str, Any]:
         """Return the options of the task, with the node's own files and preference if it has them."""
@@ -167,11 +174,16 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         return options | {key: value for key, value in own.items() if value}
 
 
-def check_name(name: str) -> None:
-    """Raise ConfigurationError for a name that is unsuitable for files, logs and tables."""
+def check_name(name: str, key: str = "name") -> None:
+    """Raise ConfigurationError for a name that is unsuitable for files, logs and tables.
+
+    Args:
+        key: the key that has the name, for the error.
+    """
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
-            f"name {name!r} must have at most 64 letters, digits, '.', '_' and '-', and begin with a letter or digit"
+            f"name {name!r} must have at most 64 letters, digits, '.', '_' and '-', and begin with a letter or digit",
+            key,
         )
 
 
@@ -194,44 +206,10 @@ def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
     check_folder_of_node(folder)
     path = folder / CONFIG
     table = toml_reader.read(path)
-    changed = table_changes.with_changes(table, changes)
-    try:
-        return _bind(path, changed)
-    except ConfigurationError as error:
-        if str(error) == _problem(path, table):
-            raise
-    return _bind(COMMAND_LINE, changed)  # raises the error with its true source
-
-
-def _bind(where: Path | str, table: Mapping[str, Any]) -> NodeConfig:
-    """Return the configuration in a table; ConfigurationError begins with `where`."""
-    config = bind(str(where), table, NodeConfig)
-    with name_in_errors(where):
+    with name_source(str(path), [table_changes.parse_change(change)[0] for change in changes]):
+        config = bind(table_changes.with_changes(table, changes), NodeConfig)
         config.check()
-    return config
-
-
-def _problem(where: Path, table: Mapping[str, Any]) -> str:
-    """Return the error of `_bind`, or ""."""
-    try:
-        _bind(where, table)
-    except ConfigurationError as error:
-        return str(error)
-    return ""
-
-
-class CommandLineError(ConfigurationError):
-    """Mistake in an option of the command line, not in the files of the node."""
-
-
-@contextmanager
-def name_in_errors(where: Path | str) -> Iterator[None]:
-    """Add the source of a configuration, such as its file, to a ConfigurationError about its content."""
-    try:
-        yield
-    except ConfigurationError as error:
-        kind = CommandLineError if where == COMMAND_LINE else ConfigurationError
-        raise kind(f"{where}: {error}") from error
+        return config
 
 
 def create(
@@ -259,7 +237,9 @@ def create(
     """
     values = {"name": name, "listen": listen, "part": part, "data": data, "root": root, "broker": broker}
     values |= {"task": {"name": task}, "policy": {"name": policy}} | dict(settings)
-    bind("the configuration of the node", values, NodeConfig).check()
+    with name_source("the configuration of the node"):
+        config = bind(values, NodeConfig)
+    config.check()
     if (folder / CONFIG).exists():
         raise ConfigurationError(f"{folder} contains a node already; choose another folder")
     text = template.render(values)

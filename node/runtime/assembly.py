@@ -8,6 +8,7 @@ from pathlib import Path
 from secrets import randbits
 from typing import Any, NamedTuple
 
+from p2pfl.errors import name_source
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, MemoryVotes, timing_of
 from p2pfl.node.coordination.factory import Coordination
@@ -104,7 +105,7 @@ class Assembly:
             agreement.same_model(ready.agreement, self._task, self._initial)
         self._policy = loading.policy_of(ready)
         self._coordinated = isinstance(self._policy, Coordinated)
-        with folders.name_in_errors(ready.source(("device", *loading.TASK_KEYS))):
+        with name_source(ready.source(("device", *loading.TASK_KEYS))):
             self._trainer = ThreadTrainer(self._task.learner(RandomStreams(config.seed, config.name), config.device))
         close.callback(self._trainer.close)
         self._tracking = self._open_trackers(close)
@@ -150,7 +151,7 @@ class Assembly:
     def _open_trackers(self, close: ExitStack) -> Tracking | None:
         """Return the trackers that the configuration names; None if it names none."""
         config, log = self._config, self._log
-        with folders.name_in_errors(self._ready.source(("track",))):
+        with name_source(self._ready.source(("track",))):
             found = factories(config.track.tools)
         if not found:
             return None

@@ -8,13 +8,13 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from p2pfl.errors import ConfigurationError, none_of, unknown
+from p2pfl.errors import ConfigurationError, must_be, none_of, unknown
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -27,33 +27,36 @@ EXAMPLES = {
     "budget": "{ models = 3 }",
     "codec": '{ name = "int8" }',
     "search": "{ iterations = 20 }",
+    "forms": "[forms.smoke]",
 }
 
-_MISMATCH = re.compile(r"Expected `(\w+)(?: \| null)?`, got `(\w+)`(?: - at `\$\.?(.+)`)?")
+_MISMATCH = re.compile(r"Expected `((?:int \| )?\w+)(?: \| null)?`, got `(\w+)`(?: - at `\$\.?.+`)?")
+_PATH = re.compile(r" - at `\$\.?(.+)`")
+_STEP = re.compile(r"[^.\[\]]+|\[\.\.\.\]|\[\d+\]")
 _TYPES = {
     "int": "a whole number",
     "float": "a number",
+    "int | float": "a number",
     "str": "a string",
     "bool": "true or false",
     "array": "a list",
     "object": "a table",
 }
+_MANY = {str: "strings", int: "whole numbers", float: "numbers"}
+_PYTHON = {"int": int, "float": float, "str": str, "bool": bool, "array": list, "object": dict}
 
 
-def bind(where: str, table: Mapping[str, Any], kind: type[T]) -> T:
+def bind(table: Mapping[str, Any], kind: type[T]) -> T:
     """Convert a table to the struct `kind`.
-
-    Args:
-        where: the table or its file, for the error.
 
     Raises:
         ConfigurationError: an unknown key or word (the text names the nearest known one), or a value of the wrong type.
     """
-    _check_fields(where, table, kind)
+    _check_tables(table, kind)
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{where}: {_in_words(str(error), table)}") from error
+        raise _in_words(str(error), table) from error
 
 
 def split_name(where: str, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -63,10 +66,10 @@ def split_name(where: str, table: Mapping[str, Any]) -> tuple[str, dict[str, Any
         ConfigurationError: the name is missing, or is not a string.
     """
     if "name" not in table:
-        raise ConfigurationError(f"{where}.name is missing")
+        raise ConfigurationError(f"{where}.name is missing", f"{where}.name")
     name = table["name"]
     if not isinstance(name, str):
-        raise ConfigurationError(f"{where}.name must be a string, got {name!r}")
+        raise must_be(f"{where}.name", "a string", name)
     return name, {key: value for key, value in table.items() if key != "name"}
 
 
@@ -99,7 +102,7 @@ def build(what: str, factory: Callable[..., Any], options: Mapping[str, Any], **
     try:
         signature, hints = (_cached_description if isinstance(factory, Hashable) else _describe)(factory)
     except ValueError as error:
-        raise ConfigurationError(f"{what}: {error}") from error
+        raise ConfigurationError(f"{what}: {error}", what) from error
     open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     known = [name for name in signature.parameters if name not in given]
     values = {}
@@ -110,11 +113,11 @@ def build(what: str, factory: Callable[..., Any], options: Mapping[str, Any], **
     try:
         signature.bind(**given, **values)
     except TypeError as error:
-        raise ConfigurationError(f"{what}: {error}") from error
+        raise ConfigurationError(f"{what}: {error}", what) from error
     try:
         return factory(**given, **values)
     except ValueError as error:
-        raise ConfigurationError(f"{what}: {error}") from error
+        raise ConfigurationError(f"{what}: {error}", what) from error
 
 
 def takes(factory: Callable[..., Any], option: str, given: Sequence[str] = ()) -> bool:
@@ -160,24 +163,37 @@ def convert(where: str, value: Any, kind: Any) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         match = _MISMATCH.fullmatch(str(error))
-        wanted = _TYPES.get(match[1]) if match and not match[3] else None
+        wanted = _TYPES.get(match[1]) if match and not _PATH.search(str(error)) else None
         text = f"is {value!r}: {error}" if wanted is None else f"must be {wanted}, got {value!r}"
-        raise ConfigurationError(f"{where} {text}") from error
+        raise ConfigurationError(f"{where} {text}", where) from error
     except TypeError:  # msgspec does not support the type, for example a user's own class: the factory checks it
         return value
 
 
-def _in_words(error: str, table: Mapping[str, Any]) -> str:
-    """Return an error of msgspec as "KEY must be a whole number, got VALUE"; errors of other kinds unchanged."""
-    match = _MISMATCH.fullmatch(error)
-    if match is None or match[1] not in _TYPES or not match[3]:
-        return error
-    value: Any = table
-    for key in match[3].split("."):
-        if not isinstance(value, Mapping) or key not in value:  # an entry of a list
-            return f"{match[3]} must be {_TYPES[match[1]]}, got {_TYPES.get(match[2], match[2])}"
-        value = value[key]
-    return f"{match[3]} must be {_TYPES[match[1]]}, got {value!r}"
+def _in_words(error: str, table: Mapping[str, Any]) -> ConfigurationError:
+    """Return an error of msgspec as "KEY must be a whole number, got VALUE"; texts of other kinds unchanged."""
+    path, match = _PATH.search(error), _MISMATCH.fullmatch(error)
+    key = path[1].partition("[")[0] if path else ""
+    if path is None or match is None or match[1] not in _TYPES:
+        return ConfigurationError(error, *filter(None, [key]))
+    named = list(_entries(_STEP.findall(path[1]), "", table))
+    where, value = next((each for each in named if type(each[1]) is _PYTHON.get(match[2])), named[0])
+    return ConfigurationError(f"{where} must be {_TYPES[match[1]]}, got {value!r}", key)
+
+
+def _entries(path: Sequence[str], where: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each value at a path of msgspec, in which "[...]" stands for any key of a table, with its dotted key."""
+    if not path:
+        yield where, value
+        return
+    first, rest = path[0], path[1:]
+    if first == "[...]":
+        for key, inner in value.items():
+            yield from _entries(rest, f"{where}.{key}", inner)
+    elif first.startswith("["):
+        yield from _entries(rest, where + first, value[int(first[1:-1])])
+    else:
+        yield from _entries(rest, f"{where}.{first}" if where else first, value[first])
 
 
 def _check_key(prefix: str, key: str, known: Iterable[str]) -> None:
@@ -190,13 +206,6 @@ def _check_literal(where: str, value: Any, kind: Any) -> None:
         raise none_of(where, value, get_args(kind))
 
 
-def _check_fields(where: str, table: Mapping[str, Any], kind: Any) -> None:
-    try:
-        _check_tables(table, kind)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{where}: {error}") from error
-
-
 def _check_tables(table: Mapping[str, Any], kind: Any, prefix: str = "") -> None:
     """Check keys, words and nested tables. msgspec checks all other types, but suggests no keys."""
     fields = _field_types(kind)
@@ -204,14 +213,20 @@ def _check_tables(table: Mapping[str, Any], kind: Any, prefix: str = "") -> None
         _check_key(prefix, key, fields)
         inner, name = _unwrap_optional(fields[key]), prefix + key
         _check_literal(name, value, inner)
-        if get_origin(inner) is tuple and _is_struct(get_args(inner)[0]) and not isinstance(value, Sequence):
-            raise ConfigurationError(f"{name} must be a list of tables, each headed [[{name}]], got {value!r}")
-        if not (_is_struct(inner) or get_origin(inner) is dict):
-            continue
-        if not isinstance(value, Mapping):
-            example = f" such as {EXAMPLES[name]}" if name in EXAMPLES else ""
-            raise ConfigurationError(f"{name} must be a table{example}, got {value!r}")
-        if _is_struct(inner):
+        of: Any = get_args(inner)[0] if get_origin(inner) is tuple and get_args(inner)[-1] is Ellipsis else None
+        if _is_table(of):
+            if not isinstance(value, list | tuple) or not all(isinstance(entry, Mapping) for entry in value):
+                raise must_be(name, f"a list of tables, each headed [[{name}]]", value)
+            for entry in value if _is_struct(of) else ():
+                try:
+                    bind(entry, of)
+                except ConfigurationError as error:
+                    raise ConfigurationError(f"{name}: {error}", name) from error
+        elif of in _MANY and not isinstance(value, list | tuple):
+            raise must_be(name, f"a list of {_MANY[of]}", value)
+        elif _is_table(inner) and not isinstance(value, Mapping):
+            raise must_be(name, f"a table such as {EXAMPLES[name]}" if name in EXAMPLES else "a table", value)
+        elif _is_struct(inner):
             _check_tables(value, inner, f"{name}.")
 
 
@@ -229,3 +244,7 @@ def _unwrap_optional(kind: Any) -> Any:
 
 def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _is_table(kind: Any) -> bool:
+    return _is_struct(kind) or get_origin(kind) is dict

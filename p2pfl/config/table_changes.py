@@ -18,13 +18,13 @@ def parse_change(change: str) -> tuple[str, Any]:
     """Parse "policy.tau=10": a key and a TOML value, or a word without quotes."""
     key, equals, text = change.partition("=")
     if not equals or not key.strip():
-        raise ConfigurationError(f"change {change!r} is not of the form key=value")
+        raise ConfigurationError(f"change {change!r} is not of the form key=value", key.strip())
     try:
         return key.strip(), toml_reader.parse(f"value = {text}".encode())["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), text
     except ValueError as error:
-        raise ConfigurationError(f"{key.strip()}: {error}") from error
+        raise ConfigurationError(f"{key.strip()}: {error}", key.strip()) from error
 
 
 def apply(table: dict[str, Any], key: str, value: Any) -> None:
@@ -35,7 +35,7 @@ def apply(table: dict[str, Any], key: str, value: Any) -> None:
         return
     inner = table.setdefault(first, {})
     if not isinstance(inner, dict):
-        raise ConfigurationError(f"{first} is not a table, so there is no {key}")
+        raise ConfigurationError(f"{first} is not a table, so there is no {key}", first)
     if rest == "name" and inner.get("name") != value:
         kept = {option: inner[option] for option in KEPT.get(first, ()) if option in inner}
         inner.clear()

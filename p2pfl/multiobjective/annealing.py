@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import must_be
 from p2pfl.multiobjective.preferences import nearest
 from p2pfl.pareto_metrics import Points, non_dominated
 from p2pfl.random_streams import RandomStreams
@@ -51,15 +51,15 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Raise ConfigurationError if a value is invalid."""
         for name, most in {"iterations": MOST_ITERATIONS, "samples": MOST_SAMPLES}.items():
             if not 1 <= (value := getattr(self, name)) <= most:
-                raise ConfigurationError(f"search.{name} must be from 1 to {most:,}, got {value}")
+                raise must_be(f"search.{name}", f"from 1 to {most:,}", value)
         if not 0 < self.step <= 1:
-            raise ConfigurationError(f"search.step must be more than 0 and at most 1, got {self.step}")
+            raise must_be("search.step", "more than 0 and at most 1", self.step)
         if not 0 < self.temperature < inf:
-            raise ConfigurationError(f"search.temperature must be more than 0, and finite, got {self.temperature}")
+            raise must_be("search.temperature", "more than 0, and finite", self.temperature)
         if not 0 < self.cooling <= 1:
-            raise ConfigurationError(f"search.cooling must be more than 0 and at most 1, got {self.cooling}")
+            raise must_be("search.cooling", "more than 0 and at most 1", self.cooling)
         if not 1 < self.alpha < inf:
-            raise ConfigurationError(f"search.alpha must be more than 1, and finite, got {self.alpha}")
+            raise must_be("search.alpha", "more than 1, and finite", self.alpha)
 
 
 class Annealing:

@@ -25,7 +25,7 @@ import tomli_w
 from msgspec.structs import replace
 
 from p2pfl.config.binding import bind
-from p2pfl.errors import ConfigurationError, RunError, none_of
+from p2pfl.errors import ConfigurationError, RunError, name_source, none_of
 from p2pfl.system import toml_reader
 from p2pfl.system.atomic_files import reason, replace_file
 
@@ -252,7 +252,8 @@ def read_schedule(path: Path, kinds: Sequence[Kind] = KINDS) -> Schedule:
     for number, fault in enumerate(faults if isinstance(faults, list) else (), 1):
         if isinstance(fault, dict) and "kind" in fault and fault["kind"] not in kinds:
             raise none_of(f"{path}: fault {number}: kind", fault["kind"], kinds)
-    read = bind(str(path), table, Schedule)
+    with name_source(str(path)):
+        read = bind(table, Schedule)
     return replace(read, fault=tuple(sorted(read.fault, key=lambda fault: fault.at)))
 
 

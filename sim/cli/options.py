@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import COMMAND_LINE, ConfigurationError
 from p2pfl.system.shared_options import add_changes, add_output
 from p2pfl.tracking.tracker import TRACKERS
 
@@ -157,17 +157,12 @@ def load_changed(options: argparse.Namespace) -> ScenarioFile:
     """
     from p2pfl.sim.scenario.scenario import load
 
-    try:
-        return load(options.scenario, options.changes, options.trust, options.only)
-    except ConfigurationError as error:
-        load(options.scenario, trust=options.trust)  # raises the error if the file has it
-        problem = str(error).removeprefix(f"{Path(options.scenario).stem}: ")
-        raise ConfigurationError(f"command line: {problem}") from error
+    return load(options.scenario, options.changes, options.trust, options.only, changer=COMMAND_LINE)
 
 
 def parse_seeds(text: str) -> list[int]:
     """Read "0:5" (0 to 4), "3" or "3,5", or a list such as "3,7:10"."""
-    from p2pfl.sim.scenario.file_keys import check_seeds
+    from p2pfl.sim.scenario.scenario import check_seeds
 
     seeds: list[int] = []
     try:

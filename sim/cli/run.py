@@ -11,7 +11,6 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError, DivergenceError, require
@@ -27,17 +26,14 @@ from p2pfl.sim.execution.runner import check_all, processes_of, run_all
 from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.monitor.progress import line_of, progress_bar
 from p2pfl.sim.monitor.run_tracking import RunTracking, tracking
-from p2pfl.sim.report.folder import Summary
-from p2pfl.sim.report.sentences import findings
-from p2pfl.sim.report.series import runs_of
+from p2pfl.sim.report.sentences import findings_of_summary
 from p2pfl.sim.reproduction.record import RowRecorder, form_of, without_recorded
 from p2pfl.sim.results import results
 from p2pfl.sim.results.objectives import collapses
 from p2pfl.sim.results.preference_fronts import died
 from p2pfl.sim.results.results import Result
-from p2pfl.sim.scenario.option_keys import check_changes
 from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
-from p2pfl.sim.scenario.sweep import Axis, parse, sweep
+from p2pfl.sim.scenario.sweep import Axis, check_changes, parse, sweep
 from p2pfl.sim.simulation.workers import prepare_process
 from p2pfl.system.available_memory import free_memory
 from p2pfl.system.json_output import to_json
@@ -287,11 +283,10 @@ def _print_outcome(options: argparse.Namespace, outcome: CommandResults) -> None
     if options.json:
         print(to_json(outcome.summary, indent=1))
         return
-    summary = msgspec.convert(outcome.summary, Summary)
-    runs = runs_of(summary, outcome.file.raw()["run"])
+    runs = outcome.file.to_toml()["run"]
     print_table(outcome.summary)
-    print_attack_table(runs)
-    for sentence in findings(runs, summary.target):
+    print_attack_table(outcome.summary, runs)
+    for sentence in findings_of_summary(outcome.summary, runs):
         print(sentence)
     of_runs = [note for result in outcome.results for note in result.notes]
     for line in [*collapses(outcome.summary["table"]), *died(outcome.summary["runs"])]:

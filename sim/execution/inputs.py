@@ -32,7 +32,7 @@ from p2pfl.content.digests import digest_file, digest_folder
 from p2pfl.content.inputs import Declared, Input, inputs_of
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.sim.execution.probe import probe
-from p2pfl.sim.scenario.imports import KINDS
+from p2pfl.sim.scenario.names import KINDS
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.scenario.topology import COMPLETE, FILE
 from p2pfl.tasks.inputs import LIBRARIES, TASK_INPUTS
@@ -221,7 +221,8 @@ def files_of(job: Scenario, path: Sequence[str]) -> dict[str, str]:
         path: folders of the modules of its scenario.
     """
     folder = path[0] if path else str(Path.cwd())
-    return RunInputs(ScenarioFile(job.name, "", (job,), (job.seed,), folder, path=tuple(path))).files(job)
+    file = ScenarioFile(name=job.name, runs=(job,), seeds=(job.seed,), folder=folder, path=tuple(path))
+    return RunInputs(file).files(job)
 
 
 def _declared(what: str, name: str) -> Declared | None:

@@ -89,7 +89,7 @@ class Unfinished:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock_folder(self._folder, "works on this run")
             if not (path / SCENARIO).exists():
-                replace_file(path / SCENARIO, [msgspec.toml.encode(file.raw())])
+                replace_file(path / SCENARIO, [msgspec.toml.encode(file.to_toml())])
         except OSError as error:
             raise ConfigurationError(f"cannot create the folder {path}: {reason(error)}") from error
 
@@ -138,7 +138,7 @@ class Unfinished:
         Args:
             file: the whole scenario.
         """
-        replace_file(self._folder / SCENARIO, [msgspec.toml.encode(file.raw())])
+        replace_file(self._folder / SCENARIO, [msgspec.toml.encode(file.to_toml())])
         self._lock.close()
 
     def remove(self) -> None:

@@ -29,7 +29,7 @@ class RunTracking:
         self._tracking = tracking
         self._project = file.name
         self._jobs = jobs_of(file)
-        self._settings = {run["name"]: plain_settings(run) for run in file.raw()["run"]}
+        self._settings = {run["name"]: plain_settings(run) for run in file.to_toml()["run"]}
         self._logs: dict[int, RunLog] = {}
         self._seen: dict[int, int] = {}  # the newest round of a run in progress
 

@@ -21,7 +21,7 @@ import numpy as np
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import LIMITS, setting
 from p2pfl.sim.report.folder import MORE, Columns, Entry, Folder, Objectives, Summary
-from p2pfl.sim.scenario.named_tables import NAMED
+from p2pfl.sim.scenario.names import NAMED
 from p2pfl.sim.scenario.sweep import label, split
 
 T = TypeVar("T")
@@ -233,12 +233,6 @@ def folder_names(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
-
-
-def shown_seeds(runs: Iterable[Run], each: str = "run") -> str:
-    """Return words for the seeds that are shown, such as "seed 3"."""
-    seeds = {run.shown.seed for run in runs}
-    return f"seed {min(seeds)}" if len(seeds) == 1 else f"one seed of each {each}"
 
 
 def by_key(things: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:

@@ -243,7 +243,7 @@ def _section(entry: CatalogueEntry) -> Iterator[str]:
 def _attack_table(entry: CatalogueEntry) -> Iterator[str]:
     """Yield a table of the lowest figure of each robust rule; nothing unless the rows differ in rules and attacks."""
     by_row = entry.measured.get("full", Measured()).figures
-    found = [AttackRow(run["name"], run, by_row.get(run["name"]), None) for run in entry.file.raw()["run"]]
+    found = [AttackRow(run["name"], run, by_row.get(run["name"]), None) for run in entry.file.to_toml()["run"]]
     by_label: dict[str, list[AttackStudy]] = {}
     for study in attack_studies(found):
         by_label.setdefault(study.label, []).append(study)

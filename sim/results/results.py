@@ -595,7 +595,7 @@ def _compare(table: Sequence[dict[str, Any]], reference: Mapping[str, Any]) -> N
 
 def write(path: Path, file: ScenarioFile, results: Sequence[Result], summary: Mapping[str, Any]) -> None:
     """Write all files of a run; summary.json comes last, so a folder with a summary.json is complete."""
-    (path / SCENARIO).write_bytes(msgspec.toml.encode(file.raw()))
+    (path / SCENARIO).write_bytes(msgspec.toml.encode(file.to_toml()))
     if file.graph is not None:
         (path / GRAPH).write_bytes(to_graphml(file.graph))
     write_parquet(path / "rounds.parquet", [(result.summary, result.rounds) for result in results])

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from p2pfl.config.binding import bind
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.sim.formatting import number
 
@@ -92,40 +91,23 @@ class Checked:
         return f"{self.text}: {'held' if self.held else 'not held'}{said}"
 
 
-def claims_of(where: str, entries: Sequence[Mapping[str, Any]], rows: Sequence[str]) -> tuple[Claim, ...]:
-    """Read the [[claim]] tables of a scenario with these rows.
+def check_claims(claims: Sequence[Claim], rows: Sequence[str]) -> None:
+    """Check the claims of a scenario with these rows.
 
     Raises:
-        ConfigurationError: a claim has an unknown key or row, or does not compare.
+        ConfigurationError: a claim has an unknown row, or does not compare.
     """
-    claims = tuple(bind(f"{where}: claim", entry, Claim) for entry in entries)
     for claim in claims:
         if (claim.above is None) == (claim.below is None) or not claim.runs or not claim.others:
-            raise ConfigurationError(f"{where}: the claim of {claim.run!r} must have either `above` or `below`")
+            raise ConfigurationError(f"the claim of {claim.run!r} must have either `above` or `below`")
         for name in (*claim.runs, *claim.others):
             if isinstance(name, str) and name not in rows:
-                raise ConfigurationError(f"{where}: claim: {unknown('run', name, rows)}")
+                raise ConfigurationError(f"claim: {unknown('run', name, rows)}")
         if not isfinite(claim.by) or claim.by < 0:
-            raise ConfigurationError(f"{where}: claim: by must be 0 or more, got {claim.by}")
+            raise ConfigurationError(f"claim: by must be 0 or more, got {claim.by}")
         if claim.holds == bool(claim.reason):
             said = "needs a `reason`" if not claim.holds else "has a `reason`, which is for claims with `holds = false`"
-            raise ConfigurationError(f"{where}: the claim of {claim.run!r} {said}")
-    return claims
-
-
-def printed_of(
-    where: str, printed: Mapping[str, Mapping[str, float]], rows: Sequence[str]
-) -> Mapping[str, Mapping[str, float]]:
-    """Return the further printed figures of a scenario with these rows.
-
-    Raises:
-        ConfigurationError: a row is unknown.
-    """
-    for figure, values in printed.items():
-        for name in values:
-            if name not in rows:
-                raise ConfigurationError(f"{where}: printed.{figure}: {unknown('run', name, rows)}")
-    return printed
+            raise ConfigurationError(f"the claim of {claim.run!r} {said}")
 
 
 def among(claims: Sequence[Claim], rows: Container[str]) -> list[Claim]:

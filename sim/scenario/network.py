@@ -1,4 +1,9 @@
-"""Cost of a link: latency, jitter, bandwidth and loss, all drawn from the seed."""
+"""Limits of a simulated node: the time and the loss of its frames, and the budget of what it may receive.
+
+A limit is one number for all, or a range [low, high]. From a range each node, or each pair of nodes for a latency, draws
+its own value from the seed of the run. `Network` and `Budgets` are the tables of a scenario; `Links` is the network at run
+time, which a simulation asks for the time of arrival of each frame.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,13 @@ from typing import Literal
 
 import msgspec
 
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, must_be
+from p2pfl.policy import Budget
 from p2pfl.random_streams import RandomStreams
 from p2pfl.topologies.geography import FIBRE, Point, great_circle, spread
 
 Range = tuple[float, float]
+Limit = int | tuple[int, int]
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,24 +51,26 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             check_range("network.latency", self.latency)
             for key, given in (("stretch", self.stretch != 1.0), ("places", self.places)):
                 if given:
-                    raise ConfigurationError(f'network.{key} needs network.latency = "geography"')
+                    raise ConfigurationError(
+                        f'network.{key} needs network.latency = "geography"', f"network.{key}", "network.latency"
+                    )
         if not 0 < self.stretch < inf:
-            raise ConfigurationError(f"network.stretch must be a positive number, got {self.stretch}")
+            raise must_be("network.stretch", "a positive number", self.stretch)
         check_range("network.bandwidth", self.bandwidth)
         check_number("network.jitter", self.jitter)
         if not 0 <= self.loss < 1:
-            raise ConfigurationError(f"network.loss must be at least 0 and below 1, got {self.loss}")
+            raise must_be("network.loss", "at least 0 and below 1", self.loss)
 
 
 def check_number(key: str, value: float) -> None:
     if not 0 <= value < inf:
-        raise ConfigurationError(f"{key} must be 0 or more, and finite, got {value}")
+        raise must_be(key, "0 or more, and finite", value)
 
 
 def check_range(key: str, value: float | Range) -> None:
     low, high = value if isinstance(value, Sequence) else (value, value)
     if not 0 <= low <= high < inf:
-        raise ConfigurationError(f"{key} must be a number of 0 or more, or a pair [low, high] of them, got {value}")
+        raise must_be(key, "a number of 0 or more, or a pair [low, high] of them", value)
 
 
 def draw(value: float | Range, seed: int, name: str, purpose: str) -> float:
@@ -159,3 +168,44 @@ class Links:
         self._frames[link] = count = self._frames.get(link, 0) + 1
         digest = hashlib.blake2b(f"{self._seed}\0{source}\0{target}\0{count}".encode(), digest_size=16).digest()
         return int.from_bytes(digest[:8], "little") / 2**64, int.from_bytes(digest[8:], "little") / 2**64
+
+
+class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits on what each node may receive (see p2pfl.policy.Budget); 0 means no limit.
+
+    Attributes:
+        models: received in one round: a number for all nodes, a pair [low, high] from which each node's is drawn, both
+            ends included, or a share of all nodes, above 0 and below 1: rounded, and at least one.
+        held: received models held at once: a number for all nodes, or such a pair.
+        bytes: of models received in one round: a number for all nodes, or such a pair.
+    """
+
+    models: Limit | float = 0
+    held: Limit = 0
+    bytes: Limit = 0
+
+    def check(self) -> None:
+        """Raise ConfigurationError for an invalid value."""
+        for key in self.__struct_fields__:
+            limit, name = getattr(self, key), f"budget.{key}"
+            if isinstance(limit, float):
+                if not 0 < limit < 1:
+                    raise must_be(name, "a share of the nodes above 0 and below 1, or a whole number", limit)
+            elif isinstance(limit, int):
+                if limit < 0:
+                    raise must_be(name, "0 (no limit) or more", limit)
+            elif not 1 <= limit[0] <= limit[1]:
+                raise must_be(name, "a number, or a pair [low, high] with 1 <= low <= high", list(limit))
+
+    def of(self, seed: int, name: str, nodes: int) -> Budget:
+        """Return the budget of one node; `nodes` is the number of all nodes."""
+        limits = {key: _limit_of(getattr(self, key), seed, name, f"budget {key}", nodes) for key in self.__struct_fields__}
+        return Budget(**limits)
+
+
+def _limit_of(limit: Limit | float, seed: int, name: str, purpose: str, nodes: int) -> int:
+    if isinstance(limit, int):
+        return limit
+    if isinstance(limit, float):
+        return max(1, round(limit * nodes))
+    return int(RandomStreams(seed, name).generator(0, purpose).integers(limit[0], limit[1], endpoint=True))

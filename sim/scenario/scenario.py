@@ -1,4 +1,4 @@
-"""One TOML file for one table of a paper: a base, and `[[run]]` entries that vary it.
+"""Scenario: one TOML file for one table of a paper, a base and `[[run]]` entries that vary it.
 
 name = "my-study"
 seeds = [0, 1, 2]      # every run is repeated with each
@@ -32,47 +32,73 @@ by = 0.1
 rounds = 3
 seeds = [0]
 runs = { "with peers" = { policy = { neighbours = 2 } } }    # its runs, with changes; all if not given
+
+How a file becomes runs, in the order of `resolve`:
+
+1. `load` finds the file: a path, or the name of a shipped scenario.
+2. Names and Python objects become tables with a `name` (p2pfl.sim.scenario.names), and files get full paths
+   (p2pfl.sim.scenario.topology).
+3. The keys are separated. `FileKeys` has those of the file; all others are the base, keys of every run.
+4. A form is selected. It changes keys of the file, of the base, and of the entries, of which it may drop some.
+5. Each entry is merged into the base. The key `each` makes several runs of an entry.
+6. Changes of the user, such as --set nodes=20, are applied to every run. Runs that they make equal are left out.
+7. Each table is bound to a `Scenario` and checked.
+
+`ScenarioFile` is the result. `ScenarioFile.to_toml` writes it into the folder of a run, without forms and with every run in
+full, and `restore` reads it from there. A sweep (p2pfl.sim.scenario.sweep) changes a `ScenarioFile` further.
+
+An error names the keys that it is about, and `resolve` adds the source of their values: the file, or the changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from copy import deepcopy
 from difflib import get_close_matches
-from math import inf, isfinite
+from functools import lru_cache
+from itertools import product
+from math import inf, isfinite, prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
+from msgspec.structs import asdict, replace
 
+from p2pfl.attacks.attack import Attack
+from p2pfl.attacks.registry import make_attack
 from p2pfl.config import table_changes
-from p2pfl.config.binding import bind, split_name
+from p2pfl.config.binding import bind, convert, split_name
 from p2pfl.config.object_name import ObjectName
-from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.errors import ConfigurationError, about, must_be, name_source, unknown
+from p2pfl.multiobjective.annealing import Schedule
 from p2pfl.node.folder.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
-from p2pfl.sim.formatting import some
-from p2pfl.sim.scenario.attacks import AttackPlan, plan_attack
-from p2pfl.sim.scenario.budgets import Budgets
-from p2pfl.sim.scenario.claims import MEAN, Claim, among, claims_of, printed_of
-from p2pfl.sim.scenario.file_keys import Changes, FileKeys, select_form
-from p2pfl.sim.scenario.imports import KINDS, given_names, module_folders
-from p2pfl.sim.scenario.named_tables import named_changes, with_tables
-from p2pfl.sim.scenario.network import Network, Range, check_number, check_range
-from p2pfl.sim.scenario.run_tables import change_runs, run_tables, select_entries, varied_values
-from p2pfl.sim.scenario.search import Search
-from p2pfl.sim.scenario.topology import (
-    FILE,
-    GRAPH,
-    changes_with_files,
-    options_of,
-    with_absolute_file,
-    with_files,
-)
+from p2pfl.random_streams import federation_draws
+from p2pfl.sim.formatting import setting, some
+from p2pfl.sim.scenario.claims import MEAN, Claim, among, check_claims
+from p2pfl.sim.scenario.names import KINDS, given_names, module_folders, named_changes, with_tables
+from p2pfl.sim.scenario.network import Budgets, Network, Range, check_number, check_range
+from p2pfl.sim.scenario.topology import FILE, GRAPH, changes_with_files, options_of, with_absolute_file, with_files
 from p2pfl.system import toml_reader
 from p2pfl.topologies import BUILDERS
 
 SHIPPED = Path(__file__).parent.parent / "scenarios"
 MOST_NEAR = 3  # names in the error for an unknown scenario
+MOST_OF_EACH = 10_000  # runs from one entry; more are probably a mistake
 DEFAULTS = {"task": {"name": DEFAULT_TASK}, "policy": {"name": DEFAULT_POLICY}, "topology": {"name": "complete"}}
+IN_FORMS = ("duration", "seeds", "target")  # keys of the file that a form can have
+ALWAYS = ("name", "description", "seeds", "run")  # keys of the file that the folder of a run always has
+FULL = "full"  # form that is the file as it stands
+LABELS = ("name", "paper", "pool", "varied")  # keys of a run without an effect on its results
+
+
+Changes = Sequence[tuple[str, Any]]  # keys such as "policy.tau", and their values
+Table = dict[str, Any]
+
+UNSET: Table = {"varied": {}}  # default values of a run that its table leaves out
+
+# Tables of a run
 
 
 class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,6 +126,63 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str = ""
     of: Literal["nodes", "means", "fronts"] = "nodes"
+
+
+class Search(Schedule, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `p2pfl-sim pareto` for its search for a front (MOFL/D).
+
+    Attributes:
+        warm_start: each training starts from the model of the nearest preference that an earlier iteration has solved,
+            and not from the initial model.
+    """
+
+    warm_start: bool = False
+
+
+class AttackPlan(NamedTuple):
+    """Attack of a run, and the numbers of the attackers, sorted."""
+
+    attack: Attack
+    nodes: tuple[int, ...]
+
+
+def plan_attack(table: Mapping[str, Any] | None, nodes: int, seed: int) -> AttackPlan | None:
+    """Return the attack that a table such as { name = "alie", share = 0.2 } describes; None without a table.
+
+    The keys of the table:
+
+    - `name`: of the attack;
+    - `share`: share of the nodes that attack, drawn from the seed; 0.2 by default, rounded;
+    - `nodes`: the numbers of the attackers, in place of the share;
+    - options of the attack.
+
+    Raises:
+        ConfigurationError: a key is invalid, or no node would be honest.
+    """
+    if table is None:
+        return None
+    with about("attack", "nodes"):
+        return _plan(msgspec.json.encode(table), nodes, seed)
+
+
+@lru_cache(maxsize=16)
+def _plan(table: bytes, nodes: int, seed: int) -> AttackPlan:
+    name, options = split_name("attack", msgspec.json.decode(table))
+    share = convert("attack.share", options.pop("share", 0.2), float)
+    chosen = convert("attack.nodes", options.pop("nodes", []), list[int])
+    attack = make_attack(name, options)
+    if chosen:
+        if not all(0 <= k < nodes for k in chosen):
+            raise ConfigurationError(f"attack.nodes must be numbers from 0 to {nodes - 1}, got {chosen}")
+        picked = sorted(set(chosen))
+    else:
+        if not 0 <= share < 1:
+            raise ConfigurationError(f"attack.share must be at least 0 and less than 1, got {share}")
+        order = federation_draws(seed).generator(0, "attackers").permutation(nodes)
+        picked = np.sort(order[: int(share * nodes + 0.5)]).tolist()
+    if len(picked) >= nodes:
+        raise ConfigurationError(f"attack: at least one of the {nodes} nodes must be honest")
+    return AttackPlan(attack, tuple(picked))
 
 
 class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -153,34 +236,39 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def check(self) -> None:
         super().check()
         if self.nodes < 1:
-            raise ConfigurationError(f"nodes must be 1 or more, got {self.nodes}")
+            raise must_be("nodes", "1 or more", self.nodes)
         for key in ("task", "policy", "topology"):
             split_name(key, getattr(self, key))
         for group, changes in self.policy_by_group.items():
             if "name" in changes:
                 raise ConfigurationError(
-                    f"policy_by_group.{group} may change options only; all nodes have the policy {self.policy['name']}"
+                    f"policy_by_group.{group} may change options only; all nodes have the policy {self.policy['name']}",
+                    "policy_by_group",
                 )
         self.network.check()
         if self.network.loss and self.deadline == inf:
             raise ConfigurationError(
                 f"with deadline = inf a node waits for ever for a message that network.loss = {self.network.loss:g} loses;"
-                " set a finite deadline, such as deadline = 30, or network.loss = 0"
+                " set a finite deadline, such as deadline = 30, or network.loss = 0",
+                "deadline",
+                "network.loss",
             )
         self.budget.check()
         if self.adaptive and self.fidelity == "modelled":
-            raise ConfigurationError('adaptive = true needs fidelity = "wire"')
+            raise ConfigurationError('adaptive = true needs fidelity = "wire"', "adaptive", "fidelity")
         if self.paper is not None and not isfinite(self.paper):
-            raise ConfigurationError(f"paper must be a finite number, got {self.paper}")
+            raise must_be("paper", "a finite number", self.paper)
         if self.late_rounds < 0:
-            raise ConfigurationError(f"late_rounds must be 0 or more, got {self.late_rounds}")
+            raise must_be("late_rounds", "0 or more", self.late_rounds)
         check_number("compute.seconds", self.compute.seconds)
         check_range("compute.slowdown", self.compute.slowdown)
         if self.search is not None:
             self.search.check()
         found = self.attack_plan()
         if found is not None and found.attack.targeted and self.fidelity == "wire":
-            raise ConfigurationError('an attack that sends each victim another model needs fidelity = "modelled"')
+            raise ConfigurationError(
+                'an attack that sends each victim another model needs fidelity = "modelled"', "attack", "fidelity"
+            )
 
     def attack_plan(self) -> AttackPlan | None:
         """Return the attack of this run, and its attackers; None if all nodes are honest."""
@@ -196,50 +284,97 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.policy | ({} if group is None else self.policy_by_group.get(str(group), {}))
 
 
-class ScenarioFile(msgspec.Struct, frozen=True):
-    """A scenario with all of its runs, resolved.
+# The file
+
+
+class FileKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys that a scenario file has in addition to those of a run.
 
     Attributes:
+        name: name of the scenario; by default the name of the file.
+        title: what the scenario shows, in about ten words; `p2pfl-sim list` prints it.
+        description: the question, the setting and the paper, in a few sentences.
+        needs: data set, extra or file that the user provides, such as "CIFAR-10"; by default nothing.
+        duration: rough run time in seconds on two cores; a form can have its own.
+        differences: differences from the paper, one sentence or more each.
+        modules: the folder of the modules that the scenario names, relative to the file; without `--trust` it must be
+            the file's own folder, or inside it.
+        against: the run with which the table compares the others.
+        target: a value of the test metric; for each run, the table shows the cost until the mean over the nodes after a
+            round reached it.
         seeds: seeds with which every run is repeated.
-        folder: folder of the modules that it names: the folder of the file, unless its key `modules` names another one.
-        title: what it shows, in about ten words.
-        needs: data set, extra or file that the user provides; "" is none.
-        duration: rough run time of the selected form in seconds on two cores; None if unknown.
-        differences: differences from the paper.
-        path: folders to search for its modules, after all others; () if it names none.
-        notes: notes for the user about its resolution.
-        against: the row with which the table compares the others; "" is none.
-        target: value of the test metric; for each run, the table shows the cost of reaching it.
-        varied: for a sweep, the varied keys with all their values.
-        source: the paper whose figures the table shows next to the rows; "" is none.
+        form: the form to use if no `--set form=NAME` is given; `full` is the file as it stands.
+        forms: by name, changes that make a shorter or different version: keys of a run, `seeds`, and `runs`, which
+            names the runs of the form, each with changes.
+        varied: the varied keys of a sweep with their values; a sweep writes this key itself.
+        source: the paper with the figures in `paper` of the rows.
         table: the table or section of the paper, such as "table 3".
-        figure: the figure of a row that is compared with the paper's, such as "mean" or "objectives.hypervolume".
-        printed: further printed figures, by figure and row.
-        claims: claims about the rows of the short form or, without one, of the whole scenario.
-        forms: the names of the file's other forms, in order.
-        graph: NetworkX graph that a Python program gives as the topology of all runs; None for those of the runs.
+        figure: the figure of a row in summary.json that is compared with the paper's, such as `objectives.hypervolume`.
+        printed: further figures in summary.json that are recorded, each with the printed values of rows, if any.
+        claims: claims about the rows that `p2pfl-sim reproduce --short` checks.
+        entries: the rows of the table; each overrides keys of the base for itself.
     """
 
-    name: str
-    description: str
-    runs: tuple[Scenario, ...]
-    seeds: tuple[int, ...]
-    folder: str
+    name: str = ""
     title: str = ""
+    description: str = ""
     needs: str = ""
-    duration: float | None = None
+    duration: int | float | None = None
     differences: tuple[str, ...] = ()
-    path: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    modules: str = "."
     against: str = ""
-    target: float | None = None
-    varied: Mapping[str, list[Any]] = msgspec.field(default_factory=dict)
+    target: int | float | None = None
+    varied: dict[str, list[Any]] = {}
     source: str = ""
     table: str = ""
     figure: str = MEAN
-    printed: Mapping[str, Mapping[str, float]] = msgspec.field(default_factory=dict)
-    claims: tuple[Claim, ...] = ()
-    forms: tuple[str, ...] = ()
+    printed: dict[str, dict[str, int | float]] = {}
+    claims: tuple[Claim, ...] = msgspec.field(default=(), name="claim")
+    seeds: tuple[int, ...] = ()
+    form: str = FULL
+    forms: dict[str, dict[str, Any]] = {}
+    entries: tuple[dict[str, Any], ...] = msgspec.field(default=(), name="run")
+
+    @classmethod
+    def bound(cls, table: Mapping[str, Any]) -> FileKeys:
+        """Return the keys in a table.
+
+        Raises:
+            ConfigurationError: a key is unknown, or its value has the wrong type.
+        """
+        if "seeds" in table:
+            check_seeds("seeds", table["seeds"])
+        return bind(table, cls)
+
+    def check(self) -> None:
+        """Raise ConfigurationError for an invalid value."""
+        if self.duration is not None and not 0 < self.duration < inf:
+            raise must_be("duration", "a positive number of seconds", self.duration)
+        if self.target is not None and not isfinite(self.target):
+            raise must_be("target", "a number", self.target)
+
+
+FILE_KEYS = FileKeys.__struct_encode_fields__
+
+
+class ScenarioFile(FileKeys, frozen=True, kw_only=True):
+    """A scenario with all of its runs, resolved.
+
+    Of the keys of the file, `name` and `seeds` are always set, `duration` and `target` are those of the selected form,
+    `against` names a row of the runs or none, and `entries` is empty.
+
+    Attributes:
+        runs: the runs, with the changes of the form and of the user.
+        folder: folder of the modules that it names: the folder of the file, unless its key `modules` names another one.
+        path: folders to search for its modules, after all others; () if it names none.
+        notes: notes for the user about its resolution.
+        graph: NetworkX graph that a Python program gives as the topology of all runs; None for those of the runs.
+    """
+
+    runs: tuple[Scenario, ...]
+    folder: str
+    path: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     graph: Any = None
 
     def rows(self) -> dict[str, list[Scenario]]:
@@ -249,33 +384,28 @@ class ScenarioFile(msgspec.Struct, frozen=True):
             found.setdefault(run.row, []).append(run)
         return found
 
-    def raw(self) -> dict[str, Any]:
-        """Return TOML tables that resolve to the same runs, with the claims about them; the duration is not part of them."""
-        plain = [msgspec.to_builtins(run, enc_hook=str) for run in self.runs]  # of an ObjectName only the text remains
-        runs = [{key: value for key, value in table.items() if value is not None} for table in plain]
-        for run in runs:
-            if not run["varied"]:
-                del run["varied"]
-            if self.graph is not None:
-                run["topology"] = {"name": FILE, "file": GRAPH}
-        table: dict[str, Any] = {"name": self.name, "description": self.description, "seeds": list(self.seeds), "run": runs}
-        if any(":" in str(named["name"]) for run in self.runs for named in (run.task, run.policy)):
-            table["modules"] = self.folder
-        for key in ("title", "needs", "against", "source", "table"):
-            if value := getattr(self, key):
-                table[key] = value
-        if self.differences:
-            table["differences"] = list(self.differences)
-        if self.figure != MEAN:
-            table["figure"] = self.figure
-        if self.target is not None:
-            table["target"] = self.target
+    def to_toml(self) -> Table:
+        """Return TOML tables that resolve to the same runs, with the claims about them; without forms and the duration."""
         mine = self.rows()
-        printed = {figure: {row: of[row] for row in of if row in mine} for figure, of in self.printed.items()}
-        table |= {key: value for key, value in (("varied", dict(self.varied)), ("printed", printed)) if value}
-        if claims := among(self.claims, mine):
-            table["claim"] = msgspec.to_builtins(claims)
-        return table
+        own_modules = any(":" in str(named["name"]) for run in self.runs for named in (run.task, run.policy))
+        resolved = {
+            "duration": None,
+            "modules": self.folder if own_modules else ".",
+            "printed": {figure: {row: of[row] for row in of if row in mine} for figure, of in self.printed.items()},
+            "claims": tuple(among(self.claims, mine)),
+            "form": FULL,
+            "forms": {},
+            "entries": tuple(map(self._entry, self.runs)),
+        }
+        keys = FileKeys(**{key: getattr(self, key) for key in FileKeys.__struct_fields__} | resolved)
+        table, defaults = msgspec.to_builtins(keys, enc_hook=str), msgspec.to_builtins(FileKeys())
+        kept = {key: value for key, value in table.items() if key in ALWAYS or value != defaults[key]}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
+
+    def _entry(self, run: Scenario) -> Table:
+        table = msgspec.to_builtins(run, enc_hook=str)  # of an ObjectName only the text remains
+        topology = {} if self.graph is None else {"topology": {"name": FILE, "file": GRAPH}}
+        return {key: value for key, value in (table | topology).items() if value is not None and value != UNSET.get(key)}
 
     def only(self, *texts: str) -> ScenarioFile:
         """Return the scenario with only the runs whose name contains one of the texts; without texts, with all runs.
@@ -286,32 +416,30 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         for text in texts:
             if not any(text in run.name for run in self.runs):
                 names = some((f'"{run.name}"' for run in self.runs), most=8)
-                raise ConfigurationError(f"no run of {self.name} has {text!r} in its name; its runs: {names}")
+                raise ConfigurationError(f"no run of {self.name} has {text!r} in its name; its runs: {names}", "--only")
         return self.part([run.name for run in self.runs if not texts or any(t in run.name for t in texts)], self.seeds)
 
     def part(self, names: Container[str], seeds: Sequence[int]) -> ScenarioFile:
         """Return the scenario with only the named runs and these seeds."""
         kept = tuple(run for run in self.runs if run.name in names)
         against = self.against if any(run.row == self.against for run in kept) else ""
-        return msgspec.structs.replace(self, runs=kept, seeds=tuple(seeds), against=against)
+        return replace(self, runs=kept, seeds=tuple(seeds), against=against)
 
     def only_run(self, name: str, seed: int) -> ScenarioFile:
         """Return the scenario with one run and one seed only."""
-        runs = tuple(msgspec.structs.replace(run, seed=seed, varied={}) for run in self.runs if run.name == name)
-        return msgspec.structs.replace(
-            self, runs=runs, seeds=(seed,), against="", varied={}, printed={}, claims=(), forms=()
-        )
+        runs = tuple(replace(run, seed=seed, varied={}) for run in self.runs if run.name == name)
+        return replace(self, runs=runs, seeds=(seed,), against="", varied={}, printed={}, claims=(), forms={})
 
     def with_given(self, changes: Changes) -> ScenarioFile:
         """Return the scenario with the module folders that the user names in these changes."""
         if not given_names(changes):
             return self
-        return msgspec.structs.replace(self, path=tuple(dict.fromkeys((*self.path, self.folder, str(Path.cwd())))))
+        return replace(self, path=tuple(dict.fromkeys((*self.path, self.folder, str(Path.cwd())))))
 
 
 def jobs_of(file: ScenarioFile) -> list[Scenario]:
     """Return each run with each seed, in the order of the file."""
-    return [msgspec.structs.replace(scenario, seed=seed) for scenario in file.runs for seed in file.seeds]
+    return [replace(scenario, seed=seed) for scenario in file.runs for seed in file.seeds]
 
 
 def shipped_scenarios() -> dict[str, Path]:
@@ -330,12 +458,15 @@ def unknown_scenario(name: str) -> ConfigurationError:
     return ConfigurationError(f"unknown scenario {name!r}; `p2pfl-sim list` prints all names, and a file must end in .toml")
 
 
-def load(name: str, changes: Sequence[str] = (), trust: bool = False, only: Sequence[str] = ()) -> ScenarioFile:
+def load(
+    name: str, changes: Sequence[str] = (), trust: bool = False, only: Sequence[str] = (), *, changer: str = ""
+) -> ScenarioFile:
     """Read a scenario by its name or its file, with `key=value` changes applied to all of its runs.
 
     Args:
         only: texts that select runs by their names, before or after the changes; see `ScenarioFile.only`.
-        trust: import every module that it names; see p2pfl.sim.scenario.imports.
+        trust: import every module that it names; see p2pfl.sim.scenario.names.
+        changer: source of `changes` and `only`, for errors; by default they name the scenario only.
 
     Raises:
         ConfigurationError: no such scenario, broken TOML, an unknown key, a value of the wrong type or out of range, or
@@ -350,7 +481,7 @@ def load(name: str, changes: Sequence[str] = (), trust: bool = False, only: Sequ
             raise ConfigurationError(f"{name} is a folder; name its file {path / 'scenario.toml'}")
         raise unknown_scenario(name)
     folder = str(path.resolve().parent)
-    return resolve(toml_reader.read(path), changes, name=path.stem, folder=folder, trust=trust, only=only)
+    return resolve(toml_reader.read(path), changes, path.stem, folder, trust=trust, only=only, changer=changer)
 
 
 def resolve(
@@ -361,62 +492,63 @@ def resolve(
     *,
     trust: bool = True,
     only: Sequence[str] = (),
+    changer: str = "",
 ) -> ScenarioFile:
     """Resolve parsed TOML, or a dict of the caller, into a scenario; see `load`."""
+    with name_source(changer or name):
+        given = changes_with_files(named_changes([table_changes.parse_change(change) for change in changes]), folder)
+    with name_source(name, ("--only", *(key for key, _ in given)), changer or name):
+        return _resolve(raw, given, name, folder, trust=trust, only=only)
+
+
+def _resolve(
+    raw: Mapping[str, Any], given: Changes, name: str, folder: str, *, trust: bool, only: Sequence[str]
+) -> ScenarioFile:
     base = DEFAULTS | with_files(with_tables(raw), folder)
-    keys = FileKeys(**{key: base.pop(key) for key in FileKeys.__struct_fields__ if key in base})
-    keys.check(name)
-    _check_keys(name, base)
-    called = name if keys.name is None else keys.name
-    given = changes_with_files(named_changes([table_changes.parse_change(change) for change in changes]), folder)
-    _check_not_varied(name, keys, given)
-    form = select_form(name, keys, given, folder)
-    of_all = {"name": called} | table_changes.merge(base, form.base)
-    rows = [str(row.get("name", called)) for row in keys.run or [{}]]
-    rows += [str(run["name"]) for run in run_tables(name, of_all, keys.run, folder)]
-    if keys.against and keys.against not in rows:
-        raise ConfigurationError(f"{name}: against: {unknown('run', keys.against, rows)}")
-    entries = run_tables(name, of_all, select_entries(name, keys.run, form.runs), folder)
-    if all(any(text in str(entry["name"]) for entry in entries) for text in only):
-        entries = [entry for entry in entries if not only or any(text in str(entry["name"]) for text in only)]
+    table = {key: base.pop(key) for key in FILE_KEYS if key in base}
+    target = {key: value for key, value in given if key == "target"}
+    keys = FileKeys.bound(table | target)
+    _check_keys(base)
+    _check_not_varied(keys, given)
+    form, of_form = _select_form(keys, given, folder)
+    table |= {} if form == FULL else {"duration": None}
+    table |= {key: of_form.pop(key) for key in IN_FORMS if key in of_form}
+    keys, picked = FileKeys.bound(table | target), of_form.pop("runs", None)
+    keys.check()
+    called = keys.name or name
+    base = {"name": called} | table_changes.merge(base, of_form)
+    rows = [str(row.get("name", called)) for row in keys.entries or [{}]]
+    rows += [str(run["name"]) for run in run_tables(base, keys.entries, folder)]
+    _check_rows(keys, rows)
+    tables = run_tables(base, _of_form(keys.entries, picked), folder)
+    if all(any(text in str(run["name"]) for run in tables) for text in only):
+        tables = [run for run in tables if not only or any(text in str(run["name"]) for text in only)]
         only = ()  # changes of the policy change names
-    kept, notes = change_runs(name, entries, [change for change in given if change[0] not in ("form", "target")])
-    runs = tuple(parse_run(name, run) for run in kept)
-    _check_pools(name, runs, form.target)
-    seeds = None if any(key == "seed" for key, _ in given) else form.seeds
-    modules = str(Path(folder, keys.modules).resolve())
+    tables, notes = _change_runs(tables, [change for change in given if change[0] not in ("form", "target")])
+    runs = tuple(map(parse_run, tables))
+    _check_pools(runs, keys.target)
+    seeds = () if any(key == "seed" for key, _ in given) else keys.seeds
+    modules, home = str(Path(folder, keys.modules).resolve()), str(Path(folder).resolve())
     names = {(kind, getattr(run, kind)["name"]) for run in runs for kind in KINDS}
-    used = {(kind, name) for kind, name in names if not isinstance(name, ObjectName)}
-    path = module_folders(
-        name, used, home=str(Path(folder).resolve()), modules=modules, given=given_names(given), trust=trust
-    )
-    file = ScenarioFile(
+    used = {(kind, path) for kind, path in names if not isinstance(path, ObjectName)}
+    path = module_folders(used, home=home, modules=modules, given=given_names(given), trust=trust)
+    file = _scenario_file(
+        keys,
         name=called,
-        description=form.describe(keys.description),
+        description=_described(keys.description, form),
+        seeds=seeds or (runs[0].seed,),
+        against=keys.against if keys.against in {run.row for run in runs} else "",
+        varied={**_varied_values(runs), **keys.varied},
         runs=runs,
-        seeds=tuple(seeds or [runs[0].seed]),
         folder=path[0] if path else modules,
-        title=keys.title,
-        needs=keys.needs,
-        duration=form.duration,
-        differences=tuple(keys.differences),
         path=path,
         notes=notes,
-        against=keys.against if keys.against in {run.row for run in runs} else "",
-        target=form.target,
-        varied={**varied_values(run.varied for run in runs), **keys.varied},
-        source=keys.source,
-        table=keys.table,
-        figure=keys.figure,
-        printed=printed_of(name, keys.printed, rows),
-        claims=claims_of(name, keys.claim, rows),
-        forms=tuple(keys.forms),
     )
     return file.only(*only)
 
 
 def restore(raw: Mapping[str, Any], folder: Path) -> ScenarioFile:
-    """Return the scenario whose method `raw` has returned these tables. Nothing is imported, and no name is resolved.
+    """Return the scenario whose method `to_toml` has returned these tables. Nothing is imported, and no name is resolved.
 
     Args:
         folder: the folder of its file.
@@ -424,59 +556,66 @@ def restore(raw: Mapping[str, Any], folder: Path) -> ScenarioFile:
     Raises:
         ConfigurationError: a key is unknown, or a value is invalid.
     """
-    where = str(folder)
-    keys = FileKeys(**{key: raw[key] for key in FileKeys.__struct_fields__ if key in raw})
-    keys.check(where)
-    runs = tuple(parse_run(where, with_absolute_file(run, folder)) for run in keys.run)
-    return ScenarioFile(
-        name=str(keys.name),
-        description=keys.description,
-        runs=runs,
-        seeds=tuple(keys.seeds or ()),
-        folder=str(folder / keys.modules),
-        title=keys.title,
-        needs=keys.needs,
-        differences=tuple(keys.differences),
-        against=keys.against,
-        target=keys.target,
-        varied=keys.varied,
-        source=keys.source,
-        table=keys.table,
-        figure=keys.figure,
-        printed=keys.printed,
-        claims=claims_of(where, keys.claim, [run.row for run in runs]),
-    )
+    with name_source(str(folder)):
+        keys = FileKeys.bound({key: raw[key] for key in FILE_KEYS if key in raw})
+        runs = tuple(parse_run(with_absolute_file(run, folder)) for run in keys.entries)
+        check_claims(keys.claims, [run.row for run in runs])
+        return _scenario_file(keys, runs=runs, folder=str(folder / keys.modules))
 
 
-def _check_keys(where: str, base: Mapping[str, Any]) -> None:
+def _scenario_file(keys: FileKeys, **resolved: Any) -> ScenarioFile:
+    return ScenarioFile(**asdict(keys) | {"entries": ()} | resolved)
+
+
+def _described(description: str, form: str) -> str:
+    """Return the description of the scenario, with a sentence if its figures are not those of the form."""
+    if form == FULL or not description:
+        return description
+    return f"{description.rstrip()}\nThis is the form `{form}`: its settings differ from those of the description."
+
+
+def _check_keys(base: Mapping[str, Any]) -> None:
     known = {"each", *Scenario.__struct_encode_fields__}
     if wrong := next((key for key in base if key not in known), None):
-        raise ConfigurationError(f"{where}: {unknown('key', wrong, known | {*FileKeys.__struct_fields__})}")
+        raise unknown("key", wrong, known | {*FILE_KEYS})
 
 
-def _check_not_varied(where: str, keys: FileKeys, changes: Changes) -> None:
+def _check_not_varied(keys: FileKeys, changes: Changes) -> None:
     for key, _ in changes:
         if key == "seeds":
-            raise ConfigurationError(f"{where}: seeds cannot be changed with --set; use --seeds 0:3 (in Python: seeds=3)")
+            raise ConfigurationError("seeds cannot be changed with --set; use --seeds 0:3 (in Python: seeds=3)", key)
+        if key.partition(".")[0] == "varied":
+            raise ConfigurationError("varied is written by a sweep; use p2pfl-sim sweep --vary", key)
         if key in keys.varied:
-            raise ConfigurationError(f"{where}: this sweep varies {key}; it cannot be changed for all runs")
+            raise ConfigurationError(f"this sweep varies {key}; it cannot be changed for all runs", key)
 
 
-def _check_pools(where: str, runs: Sequence[Scenario], target: float | None) -> None:
+def _check_rows(keys: FileKeys, rows: Sequence[str]) -> None:
+    """Raise ConfigurationError if a key of the file names a row that does not exist."""
+    if keys.against and keys.against not in rows:
+        raise ConfigurationError(f"against: {unknown('run', keys.against, rows)}")
+    for figure, values in keys.printed.items():
+        for name in values:
+            if name not in rows:
+                raise ConfigurationError(f"printed.{figure}: {unknown('run', name, rows)}")
+    check_claims(keys.claims, rows)
+
+
+def _check_pools(runs: Sequence[Scenario], target: float | None) -> None:
     """Raise ConfigurationError if runs of a pool have different pool settings, or if another run has its row."""
     pools: dict[str, Pool] = {}
     for pool in (run.pool for run in runs if run.pool is not None):
         if pools.setdefault(pool.name, pool) != pool:
             raise ConfigurationError(
-                f"{where}: all runs of the pool {pool.name!r} must have the same `of`: nodes, means or fronts"
+                f"all runs of the pool {pool.name!r} must have the same `of`: nodes, means or fronts", "pool"
             )
     for name in pools.keys() & {run.name for run in runs if run.pool is None}:
-        raise ConfigurationError(f"{where}: a run and a pool have the name {name!r}; names must be unique")
+        raise ConfigurationError(f"a run and a pool have the name {name!r}; names must be unique", "pool", "name")
     if pools and target is not None:
-        raise ConfigurationError(f"{where}: target cannot be combined with pools; remove one of them")
+        raise ConfigurationError("target cannot be combined with pools; remove one of them", "target", "pool")
 
 
-def parse_run(where: str, table: Mapping[str, Any]) -> Scenario:
+def parse_run(table: Mapping[str, Any]) -> Scenario:
     """Return the run that a table of a scenario describes.
 
     Raises:
@@ -485,10 +624,158 @@ def parse_run(where: str, table: Mapping[str, Any]) -> Scenario:
     for key in table.keys() - {*Scenario.__struct_encode_fields__}:
         if owners := [name for name in BUILDERS if key in options_of(name)]:
             names = ", ".join(owners)
-            raise ConfigurationError(f"{where}: unknown key {key!r}; topology.{key} is an option of the topologies {names}")
-    scenario = bind(where, table, Scenario)
-    try:
-        scenario.check()
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{where}: {error}") from error
+            raise ConfigurationError(f"unknown key {key!r}; topology.{key} is an option of the topologies {names}", key)
+    scenario = bind(table, Scenario)
+    scenario.check()
     return scenario
+
+
+# Forms
+
+
+def _select_form(keys: FileKeys, changes: Changes, folder: str) -> tuple[str, Table]:
+    """Return the name of the form that the changes name, or else of the one that the file names, and its table."""
+    name = last(changes, "form", keys.form)
+    if name != FULL and name not in list(keys.forms):
+        with about("form"):
+            raise unknown("form", str(name), {FULL, *keys.forms})
+    return name, with_files(keys.forms.get(name, {}), folder)
+
+
+def _of_form(entries: Sequence[Table], picked: Any) -> Sequence[Table]:
+    """Return the `[[run]]` entries that a form has, with its changes to them.
+
+    Args:
+        picked: changes by the name of an entry; None keeps all entries unchanged.
+    """
+    if picked is None:
+        return entries
+    if not isinstance(picked, dict) or not picked or not all(isinstance(change, dict) for change in picked.values()):
+        raise ConfigurationError(f"runs of a form must be one or more tables named like runs, got {picked!r}")
+    known = {str(row.get("name")): row for row in entries}
+    for key in picked:
+        if key not in known:
+            raise ConfigurationError(f"runs of a form: {unknown('run', key, known)}")
+    return [table_changes.merge(row, picked[key]) for key, row in known.items() if key in picked]
+
+
+def last(changes: Changes, key: str, default: Any) -> Any:
+    """Return the last value that the changes give a key."""
+    return next((value for name, value in reversed(changes) if name == key), default)
+
+
+def check_seeds(where: str, seeds: Any) -> None:
+    """Raise ConfigurationError unless the value is a list of different integers from 0."""
+    if not isinstance(seeds, list) or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise must_be(where, "a list of whole numbers of 0 or more", seeds)
+    if twice := sorted(seed for seed, count in Counter(seeds).items() if count > 1):
+        raise ConfigurationError(f"{where} must not repeat a seed, got {', '.join(map(str, twice))} more than once", where)
+
+
+# Tables of the runs
+
+
+def run_tables(base: Table, entries: Sequence[Table], folder: str) -> list[Table]:
+    """Return the runs of `[[run]]` entries or, without entries, the base as the only run.
+
+    Args:
+        base: keys of all runs; its `name` is that of a run whose entry has none.
+        folder: see p2pfl.sim.scenario.topology.with_files.
+    """
+    merged = [table_changes.merge(base, with_files(entry, folder)) for entry in entries or [{}]]
+    return [run for one in merged for run in _each(one, folder)]
+
+
+def _each(entry: Table, folder: str) -> list[Table]:
+    """Return the runs of a `[[run]]` entry: one for every combination of the values in its key `each`.
+
+    Their names are like "NAME, task.lr=0.1". If the entry has a pool, they are in it; else they are runs of a sweep.
+    """
+    each, pool = entry.pop("each", {}), entry.get("pool")
+    if not isinstance(each, dict) or not all(isinstance(values, list) and values for values in each.values()):
+        raise must_be("each", 'a table of lists, such as { "task.lr" = [0.1, 1.0] }', each)
+    if prod(map(len, each.values())) > MOST_OF_EACH:
+        raise ConfigurationError(f"each has more than {MOST_OF_EACH:,} combinations, the maximum")
+    if isinstance(pool, dict):
+        entry["pool"] = {"name": entry["name"]} | pool
+    runs = []
+    for values in product(*each.values()):
+        given = list(zip(each, values, strict=True))
+        run = deepcopy(entry)
+        for key, value in changes_with_files(named_changes(given), folder):
+            table_changes.apply(run, key, value)
+        if given:
+            run["name"] = ", ".join([str(entry["name"]), *map(_word, given)])
+        if given and pool is None:
+            run["varied"] = {**run.get("varied", {}), **dict(given)}
+        runs.append(run)
+    return runs
+
+
+def _word(given: tuple[str, Any]) -> str:
+    key, value = given
+    return f"{key}={setting('', value)}"
+
+
+def _varied_values(runs: Iterable[Scenario]) -> dict[str, list[Any]]:
+    """Return the varied keys of runs with all their values, in the order of the runs."""
+    found: dict[str, list[Any]] = {}
+    for run in runs:
+        for key, value in run.varied.items():
+            if value not in found.setdefault(key, []):
+                found[key].append(value)
+    return found
+
+
+def _change_runs(runs: Sequence[Table], changes: Changes) -> tuple[list[Table], tuple[str, ...]]:
+    """Return runs with changes applied to all, and notes.
+
+    A run that the changes have made equal to an earlier one is dropped, with a note. If the changes set `policy.name`,
+    every run gets the name of the policy, because names of other policies would be wrong.
+    """
+    changed = deepcopy(list(runs))
+    for run in changed:
+        for key, value in changes:
+            table_changes.apply(run, key, value)
+            _fix_key(run, key)
+    kept = _distinct(runs, changed) if changes else range(len(runs))
+    dropped = [str(run["name"]) for k, run in enumerate(runs) if k not in kept]
+    named = _with_names([changed[k] for k in kept], last(changes, "policy.name", None))
+    notes = (f"left out, because the changes make them equal to other runs: {', '.join(dropped)}",) if dropped else ()
+    return named, notes
+
+
+def _fix_key(run: Table, key: str) -> None:
+    """Remove a key that has the same value in all runs from the varied keys of a run, and from its name."""
+    varied = run.get("varied", {})
+    for gone in [each for each in varied if f"{each}.".startswith(f"{key}.")]:
+        run["name"] = str(run["name"]).replace(f", {_word((gone, varied.pop(gone)))}", "")
+
+
+def _distinct(before: Sequence[Table], changed: Sequence[Table]) -> list[int]:
+    """Return the indices of changed runs that equal no earlier one, or that did so before the changes."""
+    kept: list[int] = []
+    for k, run in enumerate(changed):
+        alike = [j for j in kept if settings_of(changed[j]) == settings_of(run)]
+        if all(settings_of(before[j]) == settings_of(before[k]) for j in alike):
+            kept.append(k)
+    return kept
+
+
+def _with_names(runs: Sequence[Table], policy: Any) -> list[Table]:
+    """Return runs with unique names: their own or, if `policy` is not None, that policy's name with a number."""
+    result = list(runs) if policy is None else [{**settings_of(run), "name": str(policy)} for run in runs]
+    names: dict[str, int] = {}
+    for run in result:
+        name = str(run["name"])
+        names[name] = names.get(name, 0) + 1
+        if names[name] > 1:
+            if policy is None:
+                raise ConfigurationError(f"two runs have the name {name!r}; names must be unique", "name")
+            run["name"] = f"{name} ({names[name]})"
+    return result
+
+
+def settings_of(run: Mapping[str, Any]) -> Table:
+    """Return the keys of a run's table that have an effect on its results."""
+    return {key: value for key, value in run.items() if key not in LABELS}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
@@ -18,22 +18,21 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from p2pfl.compression.codecs import CODECS
 from p2pfl.config import table_changes
-from p2pfl.errors import ConfigurationError
+from p2pfl.config.binding import option_names, takes
+from p2pfl.config.registry import resolve
+from p2pfl.errors import COMMAND_LINE, CommandLineError, ConfigurationError, name_source, unknown
+from p2pfl.policies import POLICIES
 from p2pfl.sim.formatting import setting
-from p2pfl.sim.scenario.named_tables import named_changes
-from p2pfl.sim.scenario.option_keys import OPTIONS, takes_option
-from p2pfl.sim.scenario.scenario import ScenarioFile, parse_run
+from p2pfl.sim.scenario.names import named_changes
+from p2pfl.sim.scenario.scenario import FILE_KEYS, LABELS, Scenario, ScenarioFile, Table, parse_run, settings_of
 from p2pfl.sim.scenario.topology import FILE, changes_with_files
+from p2pfl.task import TASKS
+from p2pfl.topologies import BUILDERS, read
 
-Table = dict[str, Any]
-NOT_VARIED = {"seed": "--seeds", "seeds": "--seeds", "form": "--set", "target": "--set"}
-NOT_VARIED |= dict.fromkeys(
-    ("name", "description", "modules", "against", "forms", "run", "each", "paper", "pool", "varied"), ""
-)
-NOT_VARIED |= dict.fromkeys(
-    ("title", "needs", "duration", "differences", "source", "table", "figure", "printed", "claim"), ""
-)
+NOT_VARIED = dict.fromkeys((*FILE_KEYS, *LABELS, "each"), "")  # and the option that changes the key instead
+NOT_VARIED |= {"seed": "--seeds", "seeds": "--seeds", "form": "--set", "target": "--set"}
 MODELS = "budget.models"
 SHORT = {MODELS: "budget", "budget.held": "models held", "budget.bytes": "bytes a round"}  # words for varied keys
 MOST, MOST_WITH_SEEDS = 10_000, 100_000  # runs of a grid; more are probably a mistake
@@ -122,7 +121,7 @@ def sweep(file: ScenarioFile, axes: Sequence[Axis]) -> ScenarioFile:
     Raises:
         ConfigurationError: there are too many, no run takes one of the keys, or a run is invalid with a value.
     """
-    rows = file.raw()["run"]
+    rows = file.to_toml()["run"]
     if (count := len(rows) * prod(len(axis.values) for axis in axes)) > MOST:
         raise ConfigurationError(f"the sweep has {count:,} runs; the maximum is {MOST:,}")
     if (count := count * len(file.seeds)) > MOST_WITH_SEEDS:
@@ -147,17 +146,20 @@ def sweep(file: ScenarioFile, axes: Sequence[Axis]) -> ScenarioFile:
             table["name"] = ", ".join(words if len(rows) == 1 and words else [row["name"], *words])
             if "pool" in row:
                 table["pool"] = row["pool"] | {"name": ", ".join([row["pool"]["name"], *words])}
-            settings = _same({key: value for key, value in table.items() if key not in ("name", "paper", "pool", "varied")})
+            settings = _same(settings_of(table))
             if settings in grid and settings not in mine:
                 left_out.append(table["name"])
             mine.add(settings)
             grid.setdefault(settings, table)
     _all_taken(axes, list(grid.values()))
-    runs = tuple(parse_run(f"{file.name}: {table['name']}", table) for table in grid.values())
+    runs = []
+    for table in grid.values():
+        with name_source(f"{file.name}: {table['name']}"):
+            runs.append(parse_run(table))
     notes = (f"left out, because they equal other runs: {', '.join(left_out)}",) if left_out else ()
     return replace(
         file,
-        runs=runs,
+        runs=tuple(runs),
         notes=(*file.notes, *notes),
         against=file.against if any(run.row == file.against for run in runs) else "",
         varied={**file.varied, **{axis.key: list(axis.values) for axis in axes}},
@@ -192,3 +194,63 @@ def _all_taken(axes: Sequence[Axis], grid: Sequence[Table]) -> None:
 
 def _same(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
+
+
+# Options of the objects that a run names, such as policy.tau
+
+# Objects with options, by their key in a scenario: a function that finds the factory for a name, and the factory's
+# arguments that are not options.
+OPTIONS: dict[str, tuple[Callable[[str], Callable[..., Any]], tuple[str, ...]]] = {
+    "policy": (lambda name: resolve("policy", name, POLICIES, "p2pfl.policies"), ()),
+    "task": (lambda name: resolve("task", name, TASKS, "p2pfl.tasks"), ("part", "seed")),
+    "topology": (lambda name: read if name == FILE else BUILDERS[name], ("n", "seed")),
+    "codec": (lambda name: CODECS[name], ()),
+}
+
+
+def takes_option(run: Mapping[str, Any], key: str) -> bool:
+    """Return whether the object that a run names takes an option; keys that are not options count as taken."""
+    first, _, rest = key.partition(".")
+    factory = _factory(run, first)
+    return factory is None or takes(factory, rest.partition(".")[0], OPTIONS[first][1])
+
+
+def check_changes(runs: Sequence[Scenario], changes: Sequence[str]) -> None:
+    """Check that all runs take the options that "key=value" changes have set in them.
+
+    Raises:
+        ConfigurationError: a run does not take one; the error tells how to select the runs that do.
+    """
+    for change in changes:
+        key = table_changes.parse_change(change)[0]
+        first, _, option = key.partition(".")
+        if first not in OPTIONS or option in ("", "name", FILE):
+            continue
+        tables = {run.name: {first: getattr(run, first)} for run in runs}
+        without = [name for name, table in tables.items() if not takes_option(table, key)]
+        if not without:
+            continue
+        if with_it := [name for name in tables if name not in without]:
+            raise CommandLineError(
+                f"{COMMAND_LINE}: --set changes all runs, but the run {without[0]!r} does not take {key}; select runs that"
+                f" take it with --only, such as --only {with_it[0]!r}"
+            )
+        known = [{f"{first}.{each}" for each in _options(table, first)} for table in tables.values()]
+        hint = "" if all(each == known[0] for each in known) else " (--set changes all runs; --only RUN selects some)"
+        raise CommandLineError(f"{COMMAND_LINE}: {unknown('key', key, set().union(*known))}{hint}")
+
+
+def _factory(run: Mapping[str, Any], kind: str) -> Callable[..., Any] | None:
+    """Return the factory of the object of a kind that a run names; None for no object with options."""
+    named = run.get(kind)
+    if kind not in OPTIONS or not isinstance(named, dict) or not isinstance(named.get("name"), str):
+        return None
+    try:
+        return OPTIONS[kind][0](named["name"])
+    except KeyError:  # an unknown name is reported elsewhere
+        return None
+
+
+def _options(run: Mapping[str, Any], kind: str) -> list[str]:
+    factory = _factory(run, kind)
+    return [] if factory is None else option_names(factory, OPTIONS[kind][1])

@@ -13,7 +13,7 @@ import networkx as nx
 
 from p2pfl.config import table_changes
 from p2pfl.config.binding import build, split_name
-from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.errors import ConfigurationError, must_be, unknown
 from p2pfl.sim.scenario.network import Network
 from p2pfl.system.available_memory import check_memory
 from p2pfl.system.json_output import to_json
@@ -101,7 +101,7 @@ def path_of(key: str, file: Any, folder: str) -> str:
         ConfigurationError: the file does not exist.
     """
     if not isinstance(file, str):
-        raise ConfigurationError(f"{key} must be a string, got {file!r}")
+        raise must_be(key, "a string", file)
     folders = [Path(folder), Path.cwd(), *([Path(os.environ["P2PFL_DATA"])] if os.environ.get("P2PFL_DATA") else [])]
     shipped = shipped_graphs()
     found = next((path for path in (place / file for place in folders) if path.is_file()), None)
@@ -109,7 +109,9 @@ def path_of(key: str, file: Any, folder: str) -> str:
     if found is None:
         where = ", ".join(dict.fromkeys(str(place.resolve()) for place in folders))
         raise ConfigurationError(
-            f"{key}: the file {file} does not exist; searched in {where}, and among the shipped graphs: {', '.join(shipped)}"
+            f"{key}: the file {file} does not exist; searched in {where}, and among the shipped graphs:"
+            f" {', '.join(shipped)}",
+            key,
         )
     return str(found.resolve())
 

@@ -24,8 +24,8 @@ from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.queries import Loss
 from p2pfl.random_streams import RandomStreams
-from p2pfl.sim.scenario.attacks import AttackPlan
 from p2pfl.sim.scenario.network import Links
+from p2pfl.sim.scenario.scenario import AttackPlan
 from p2pfl.sim.simulation.batching import BatchedTrainer
 from p2pfl.sim.simulation.clock import VirtualLoop
 from p2pfl.sim.simulation.modelled_coordinator import ModelledCoordination

@@ -19,7 +19,7 @@ from p2pfl.policies.random import Random
 from p2pfl.policy import Budget, Merge, Update
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.results import summary_metrics
-from p2pfl.sim.scenario.budgets import Budgets
+from p2pfl.sim.scenario.network import Budgets
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import run
 from p2pfl.task import Part, make_task

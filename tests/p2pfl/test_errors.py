@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import pickle
 from importlib import import_module
 from pathlib import Path
 
@@ -55,3 +56,26 @@ def test_docstring_shows_the_tree_of_exceptions():
 )
 def test_unknown_name_is_compared_with_known_ones(name, hint):
     assert str(errors.unknown("metric", name, ["auc", "accuracy", "f1", "f2"])) == f"unknown metric {name!r}; {hint}"
+
+
+@pytest.mark.parametrize(
+    ("keys", "changed", "source"),
+    [
+        ((), ["rounds"], "node.toml"),
+        (("rounds",), [], "node.toml"),
+        (("rounds",), ["rounds"], "command line"),
+        (("task.lr",), ["task.samples"], "node.toml"),
+        (("task.lr",), ["task"], "command line"),
+        (("task",), ["task.lr"], "command line"),
+        (("task",), ["tasks"], "node.toml"),
+        (("deadline", "network.loss"), ["network.loss"], "command line"),
+    ],
+)
+def test_error_names_source_of_its_keys(keys, changed, source):
+    given = errors.about("patience"), errors.about(*keys)
+    with pytest.raises(errors.ConfigurationError) as raised, errors.name_source("node.toml", changed), given[0], given[1]:
+        raise errors.ConfigurationError("is wrong")
+    assert str(raised.value) == f"{source}: is wrong"
+    assert isinstance(raised.value, errors.CommandLineError) == (source == "command line")
+    assert raised.value.keys == (keys or ("patience",))
+    assert pickle.loads(pickle.dumps(raised.value)).keys == raised.value.keys

@@ -132,7 +132,7 @@ def test_names_stand_for_tables_in_sweeps():
     base = {key: value for key, value in SMALL.items() if key != "policy"}
     swept = sweep(resolve(SMALL, [], "study", "."), parse(["policy=local,dac", "policy.tau=2,3"]))
     each = resolve(base | {"each": {"policy": ["local", "dac"]}}, [], "study", ".")
-    for found in (swept, resolve(swept.raw(), [], "study", ".")):
+    for found in (swept, resolve(swept.to_toml(), [], "study", ".")):
         assert [run.policy for run in found.runs] == [{"name": "local"}, *({"name": "dac", "tau": tau} for tau in (2, 3))]
     assert [run.policy for run in each.runs] == [{"name": "local"}, {"name": "dac"}]
 

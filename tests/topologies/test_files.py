@@ -310,7 +310,7 @@ def test_topology_file_of_run_replaces_topology_and_nodes(write):
 
 def test_resolved_scenario_with_file_has_the_same_runs(write):
     file = resolve(SMALL | {"topology": {"file": write("net.edges", "a b\nb c\n")}}, [], name="study", folder=".")
-    assert resolve(file.raw(), [], name="study", folder="/").runs == file.runs
+    assert resolve(file.to_toml(), [], name="study", folder="/").runs == file.runs
 
 
 def test_topology_file_is_searched_in_three_folders(write, tmp_path, monkeypatch):
@@ -328,7 +328,8 @@ def test_topology_file_is_searched_in_three_folders(write, tmp_path, monkeypatch
         load(str(folders["scenario"] / "study.toml"))
     where = ", ".join(map(str, folders.values()))
     assert str(refused.value) == (
-        f"topology.file: the file net.edges does not exist; searched in {where}, and among the shipped graphs: geant-2012"
+        f"study: topology.file: the file net.edges does not exist; searched in {where}, and among the shipped graphs:"
+        " geant-2012"
     )
 
 
@@ -365,7 +366,7 @@ def test_invalid_topology_table_reports_one_line(write, tmp_path, monkeypatch, t
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError) as refused:
         p2pfl.simulate(SMALL | {"topology": topology})
-    assert str(refused.value).removeprefix("run 'scenario': ") == message
+    assert str(refused.value).removeprefix("run 'scenario'").removeprefix("scenario").removeprefix(": ") == message
 
 
 @pytest.mark.slow

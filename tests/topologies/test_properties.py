@@ -301,12 +301,12 @@ def test_places_file_applies_to_any_topology(tmp_path):
             SMALL | {"nodes": 3, "topology": {"name": name}, "network": network}, [], name="study", folder=str(tmp_path)
         )
         assert file.runs[0].network.places == str(tmp_path / "places.graphml")
-        assert resolve(file.raw(), [], name="again", folder="elsewhere").runs == file.runs
+        assert resolve(file.to_toml(), [], name="again", folder="elsewhere").runs == file.runs
         simulation = Simulation(file.runs[0])
         assert simulation.links.latency("node-1", "node-2") == pytest.approx(great_circle(LOS_ANGELES, LONDON) / 200_000)
         assert simulation.plan.topology.labels == ["NY", "LA", "London"]
         assert simulation.plan.topology.name == name
-    simulation = simulated(nx.path_graph(["x", "y", "z"]), network=file.raw()["run"][0]["network"])
+    simulation = simulated(nx.path_graph(["x", "y", "z"]), network=file.to_toml()["run"][0]["network"])
     assert simulation.plan.topology.labels == ["x", "y", "z"]
 
 
@@ -323,9 +323,9 @@ def test_invalid_places_file_is_refused(tmp_path):
         " set nodes = 3, or a network without places"
     )
     assert refused(["network.places=away.graphml"], network=network).startswith(
-        "network.places: the file away.graphml does not exist"
+        "study: network.places: the file away.graphml does not exist"
     )
-    assert refused(["network.places=3"], network=network) == "network.places must be a string, got 3"
+    assert refused(["network.places=3"], network=network) == "study: network.places must be a string, got 3"
     only = 'study: network.places needs network.latency = "geography"'
     assert refused(["network.places=places.graphml"]) == only
     assert refused([], network=network | {"latency": 0.1}) == only

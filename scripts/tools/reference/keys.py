@@ -31,7 +31,7 @@ def _keys(kind: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, str]]:
             raise ValueError(f"the docstring of {kind.__name__} does not explain {field.name}")
         default = toml(field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory())
         about = _value(field.type) + (f"; default {default}" if default else "")
-        yield f"`{prefix}{field.name}`", f"{escape(sentence(explained[field.name]))}<br>*{about}*"
+        yield f"`{prefix}{field.encode_name}`", f"{escape(sentence(explained[field.name]))}<br>*{about}*"
 
 
 def _value(kind: Any) -> str:
@@ -39,6 +39,8 @@ def _value(kind: Any) -> str:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return ", ".join(f'`"{part}"`' for part in parts)
+    if {*parts} - {type(None)} == {int, float}:
+        return _WORDS[float]
     if origin in (typing.Union, types.UnionType):
         words = [_value(part) for part in parts if part is not type(None)]
         return " or ".join(dict.fromkeys(words))

@@ -632,6 +632,24 @@ def test_node_run_with_wrong_configuration_exits_with_code_2(capsys, change, mes
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "key", "change"),
+    [
+        ("rounds = -1", "rounds", "seed=3"),
+        ('listen = "4100"', "address '4100'", "part=0/3"),
+        ("status_port = 99999", "status_port", 'addresses={bob=":4100"}'),
+        ('broker = "host"', "broker", "codec.name=int8"),
+    ],
+)
+def test_error_of_file_is_not_of_command_line(capsys, line, key, change):
+    init(capsys)
+    path, name = Path("alice/node.toml"), line.partition(" ")[0]
+    kept = [each for each in path.read_text().splitlines() if not each.startswith(f"{name} ")]
+    path.write_text("\n".join([line, *kept]))
+    code, _, err = node(capsys, "run", "alice", "--set", change)
+    assert (code, err.startswith(f"{path}: {key}")) == (2, True), err
+
+
 @pytest.mark.parametrize("command", ["run", "doctor", "federation show", "federation proofs"])
 def test_command_refuses_missing_folder_in_one_line(capsys, command):
     code, out, err = node(capsys, *command.split(), "nowhere")

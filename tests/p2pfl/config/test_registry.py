@@ -10,7 +10,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.policies import make_policy
 from p2pfl.policies.random import Random
 from p2pfl.sim.cli import main as cli
-from p2pfl.sim.scenario import imports
+from p2pfl.sim.scenario import names
 from p2pfl.sim.scenario.scenario import load
 from p2pfl.task import Part, make_task
 
@@ -182,7 +182,7 @@ def test_module_not_in_the_scenario_folder_needs_trust(tmp_path, name):
 
 def test_registered_entry_point_needs_no_trust(monkeypatch, tmp_path):
     point = EntryPoint("heed", "installed_heed:Heed", "p2pfl.policies")
-    monkeypatch.setattr(imports, "entry_points", lambda group: [point] if group == point.group else [])
+    monkeypatch.setattr(names, "entry_points", lambda group: [point] if group == point.group else [])
     load(scenario(tmp_path, '{ name = "installed_heed:Heed" }'))
     for policy in ('{ name = "installed_heed:main" }', '{ name = "p2pfl.rl.morl:MorlTask" }'):
         with pytest.raises(ConfigurationError, match="needs the module"):

@@ -19,8 +19,7 @@ from p2pfl.sim.cli.main import main
 from p2pfl.sim.cli.pareto import begin
 from p2pfl.sim.pareto.evaluation import Candidates, Job, Solved, candidate, front_of_search, solve
 from p2pfl.sim.pareto.search import search_all
-from p2pfl.sim.scenario.scenario import jobs_of, load, resolve
-from p2pfl.sim.scenario.search import Search
+from p2pfl.sim.scenario.scenario import Search, jobs_of, load, resolve
 from p2pfl.task import Part, make_task
 from tests.support import forked
 from tests.support.browser import CHROMIUM, browser, opened_report

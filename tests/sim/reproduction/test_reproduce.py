@@ -419,13 +419,13 @@ def test_markdown_counts_figures_and_claims_by_paper():
 def test_further_printed_figures_have_a_table():
     raw = {"source": "A paper", "run": [{"name": "a"}], "printed": {"objectives.igd": {"a": 1.25}}}
     file = resolve(raw, [], "study", ".")
-    assert resolve(file.raw(), [], "study", ".").printed == file.printed
+    assert resolve(file.to_toml(), [], "study", ".").printed == file.printed
     full = Measured(1.0, seeds=[0, 1], version="1", figures={"a": 0.5}, by_seed={"objectives.igd": {"a": [1.0, 2.0]}})
     page = markdown([CatalogueEntry(file, {"full": full})])
     assert "Further figure: igd.\n\n| row | printed | full form |\n| --- | ---: | ---: |\n| a | 1.25 | 1.50 |" in page
     with pytest.raises(ConfigurationError, match=r"study: printed\.objectives\.igd: unknown run 'b'"):
         resolve(raw | {"printed": {"objectives.igd": {"b": 1.25}}}, [], "study", ".")
-    with pytest.raises(ConfigurationError, match="study: printed must be tables of numbers"):
+    with pytest.raises(ConfigurationError, match=r"study: printed\.objectives\.igd must be a table, got 1\.25"):
         resolve(raw | {"printed": {"objectives.igd": 1.25}}, [], "study", ".")
 
 

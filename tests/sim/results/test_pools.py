@@ -56,7 +56,7 @@ def test_each_makes_one_run_per_value_in_one_row():
     assert [run.task.get("preference") for run in file.runs] == [*WEIGHTS, None, None]
     assert {name: len(runs) for name, runs in file.rows().items()} == {"same": 3, "own": 2}
     assert [run.pool.of for run in file.runs] == ["means"] * 3 + ["nodes"] * 2
-    again = resolve(file.raw(), [], "study", ".")
+    again = resolve(file.to_toml(), [], "study", ".")
     assert again.runs == file.runs
 
 

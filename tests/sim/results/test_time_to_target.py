@@ -115,7 +115,7 @@ def test_form_and_change_override_target():
     raw = {"target": 1, "forms": {"short": {"target": 2.5}}}
     assert resolve(raw, [], "study", ".").target == 1
     assert resolve(raw, ["form=short"], "study", ".").target == 2.5
-    assert resolve(raw, ["form=short", "target=3"], "study", ".").raw()["target"] == 3
+    assert resolve(raw, ["form=short", "target=3"], "study", ".").to_toml()["target"] == 3
     assert resolve({}, [], "study", ".").target is None
 
 

@@ -155,7 +155,9 @@ def test_invalid_claim_reports_one_line(claim, message):
 def test_source_and_claim_of_wrong_type_are_refused():
     with pytest.raises(ConfigurationError, match="study: source must be a string, got 3"):
         claimed(source=3)
-    with pytest.raises(ConfigurationError, match=re.escape("study: [[claim]] must be a list of tables, got {}")):
+    with pytest.raises(
+        ConfigurationError, match=r"study: claim must be a list of tables, each headed \[\[claim\]\], got {}"
+    ):
         resolve({"claim": {}}, [], "study", ".")
 
 
@@ -201,6 +203,8 @@ def test_scenario_of_part_of_the_runs_keeps_their_claims():
         {"run": "with peers", "above": "fedavg"},
     )
     part = file.part(["fedavg", "alone"], [0])
-    read = resolve(part.raw(), [], "study", ".")
+    read = resolve(part.to_toml(), [], "study", ".")
     assert [str(claim) for claim in read.claims] == ["fedavg above alone, fedavg by 0.5", "fedavg above 1.5"]
-    assert [str(claim) for claim in resolve(file.raw(), [], "study", ".").claims] == [str(claim) for claim in file.claims]
+    assert [str(claim) for claim in resolve(file.to_toml(), [], "study", ".").claims] == [
+        str(claim) for claim in file.claims
+    ]

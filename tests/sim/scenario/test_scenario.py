@@ -96,7 +96,7 @@ def test_change_of_name_drops_previous_options(file):
 
 def test_change_of_attack_keeps_its_share():
     base = {"nodes": 8, "attack": {"name": "alie", "share": 0.5, "z": 2.0}}
-    (run,) = resolve(base, ["attack.name=ipm"], "x", ".").raw()["run"]
+    (run,) = resolve(base, ["attack.name=ipm"], "x", ".").to_toml()["run"]
     assert run["attack"] == {"name": "ipm", "share": 0.5}
 
 
@@ -234,7 +234,7 @@ def test_each_without_pool_is_a_sweep():
     assert [run.name for run in file.runs[:3]] == [f"ring, budget.models={k}" for k in (1, 4, 0)]
     assert [run.varied for run in file.runs[:3]] == [{"budget.models": k} for k in (1, 4, 0)]
     assert file.varied == {"budget.models": [1, 4, 0]}
-    again = resolve(file.raw(), [], "study", ".")
+    again = resolve(file.to_toml(), [], "study", ".")
     assert (again.runs, again.varied) == (file.runs, file.varied)
 
 
@@ -310,7 +310,50 @@ def test_topology_study_combines_seven_graphs_and_five_budgets():
     ],
 )
 def test_invalid_change_reports_one_line(file, change, message):
-    assert message in refusal(file, change)
+    text = refusal(file, change)
+    assert message in text
+    if not text.startswith("run "):  # an error of a run before it starts
+        with pytest.raises(ConfigurationError) as refused:
+            load(file, [change], changer="command line")
+        assert str(refused.value) == f"command line: {text.removeprefix('study: ')}"
+
+
+@pytest.mark.parametrize(
+    ("keys", "change", "message"),
+    [
+        ("network = { jitter = -1.0 }", "network.latency=0.1", "study: network.jitter must be"),
+        ("network = { jitter = -1.0 }", "network.jitter=0.1", ""),
+        ("rounds = -1", "seed=3", "study: rounds must be"),
+        ("target = nan", "target=0.5", ""),
+        ("target = 0.5", "target=x", "command line: target must be a number, got 'x'"),
+        ("deadline = inf", "network.loss=0.1", "command line: with deadline = inf a node waits"),
+        ("forms.short.rounds = -1", "form=short", "study: rounds must be"),
+        ("forms.short.rounds = 1", "form=long", "command line: unknown form 'long'; known: full, short"),
+        ("[[run]]\nname = 'a'\n[[run]]\nname = 'b'\nnodes = 3", "name=c", "command line: two runs have the name 'c'"),
+        ("policy = 'nowhere:Policy'", "seed=3", "study: the policy 'nowhere:Policy' needs the module nowhere"),
+        ("topology = 'ring'", "topology.file=none.graphml", "command line: topology.file: the file none.graphml does not"),
+        ("nodes = 3", "varied.nodes=[3]", "command line: varied is written by a sweep"),
+        ("attack = { name = 'alie', share = 2.0 }", "seed=3", "study: attack.share must be"),
+        ("attack = { name = 'alie' }", "attack.share=2.0", "command line: attack.share must be"),
+    ],
+)
+def test_error_names_source_of_wrong_value(tmp_path, keys, change, message):
+    path = tmp_path / "study.toml"
+    path.write_text(keys)
+    with pytest.raises(ConfigurationError) if message else nullcontext() as refused:
+        load(str(path), [change], changer="command line")
+    assert str(refused.value if refused else "").startswith(message)
+
+
+def test_key_of_wrong_type_is_named_in_full(tmp_path):
+    for keys, message in (
+        ("differences = ['a', 1]", "study: differences[1] must be a string, got 1"),
+        ("printed.mean.a = 'x'", "study: printed.mean.a must be a number, got 'x'"),
+        ("varied.nodes = 3", "study: varied.nodes must be a list, got 3"),
+        ("[[claim]]\nrun = 'study'\nby = 'x'", "study: claim: by must be a number, got 'x'"),
+    ):
+        (tmp_path / "study.toml").write_text(keys)
+        assert refusal(str(tmp_path / "study.toml")) == message
 
 
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
@@ -344,16 +387,16 @@ def test_impossible_topology_is_refused(file, topology, message):
     [
         ("nodes = ", "Invalid value (at end of document)"),
         ("nodes = 3\nnodes = 4\n", "Cannot overwrite a value (at line 2"),
-        ("run = 3", "broken: [[run]] must be a list of tables, got 3"),
-        ("run = 0", "broken: [[run]] must be a list of tables, got 0"),
+        ("run = 3", "broken: run must be a list of tables, each headed [[run]], got 3"),
+        ("run = 0", "broken: run must be a list of tables, each headed [[run]], got 0"),
         ("name = 3", "broken: name must be a string, got 3"),
         ('[[runs]]\nname = "x"', "broken: unknown key 'runs'; did you mean 'run'?"),
         ("[[run]]\nname = 3", "broken: name must be a string, got 3"),
         ("description = 3", "broken: description must be a string, got 3"),
         ("modules = 3", "broken: modules must be a string, got 3"),
         ('form = ["x"]', "broken: form must be a string, got ['x']"),
-        ("forms = 3", "broken: forms must be tables such as [forms.smoke], got 3"),
-        ("[forms]\nsmoke = 3", "broken: forms must be tables such as [forms.smoke], got {'smoke': 3}"),
+        ("forms = 3", "broken: forms must be a table such as [forms.smoke], got 3"),
+        ("[forms]\nsmoke = 3", "broken: forms.smoke must be a table, got 3"),
         ('seeds = "x"', "broken: seeds must be a list of whole numbers of 0 or more, got 'x'"),
         ("seeds = [3, 1, 3]", "broken: seeds must not repeat a seed, got 3 more than once"),
         ("seeds = [-1]", "seeds must be a list of whole numbers of 0 or more"),
@@ -452,6 +495,6 @@ def test_against_names_the_reference_run(tmp_path):
     assert file.against == "a"
     assert file.only("a").against == "a"
     assert file.only("b").against == ""
-    assert resolve(file.raw(), [], "study", ".").against == "a"
+    assert resolve(file.to_toml(), [], "study", ".").against == "a"
     (tmp_path / "study.toml").write_text(text.replace('"a"\n[[run]]\nname = "a"', '"c"\n[[run]]\nname = "a"'))
     assert "study: against: unknown run 'c'" in refusal(str(tmp_path / "study.toml"))

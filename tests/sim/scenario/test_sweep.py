@@ -96,7 +96,7 @@ def test_sweep_leaves_out_equal_runs_with_a_note():
 
 def test_sweep_written_as_scenario_resolves_to_same_runs():
     file = grid(TWO | {"against": "alone", "target": 0.5}, "policy.tau=1,10", "codec.name=int8,float16")
-    again = resolve(msgspec.toml.decode(msgspec.toml.encode(file.raw())), [], "again", ".")
+    again = resolve(msgspec.toml.decode(msgspec.toml.encode(file.to_toml())), [], "again", ".")
     assert again.runs == file.runs
     assert (again.varied, again.target) == (file.varied, 0.5)
     assert file.against == again.against == ""  # no run has this name any more
@@ -105,7 +105,7 @@ def test_sweep_written_as_scenario_resolves_to_same_runs():
     assert wider.varied == {**file.varied, "nodes": [4, 8]}
     assert wider.runs[-1].varied == {"policy.tau": 10, "codec.name": "float16", "nodes": 8}
     with pytest.raises(ConfigurationError, match=r"this sweep varies policy\.tau"):
-        resolve(file.raw(), ["policy.tau=3"], "again", ".")
+        resolve(file.to_toml(), ["policy.tau=3"], "again", ".")
 
 
 @pytest.mark.parametrize(

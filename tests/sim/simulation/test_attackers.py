@@ -6,8 +6,7 @@ import pytest
 import p2pfl
 from p2pfl.attacks.registry import ATTACKS
 from p2pfl.errors import ConfigurationError
-from p2pfl.sim.scenario.attacks import plan_attack
-from p2pfl.sim.scenario.scenario import resolve
+from p2pfl.sim.scenario.scenario import plan_attack, resolve
 
 BASE = {"nodes": 6, "rounds": 2, "task": "concept-shift", "policy": "fedavg"}
 
@@ -61,7 +60,7 @@ def test_attack_runs_and_only_honest_nodes_count(name):
 
 
 def test_scenario_without_attack_stays_as_it_was():
-    assert "attack" not in resolve(BASE, [], "x", ".").raw()["run"][0]
+    assert "attack" not in resolve(BASE, [], "x", ".").to_toml()["run"][0]
     assert "attackers" not in simulate().summary
 
 

@@ -323,7 +323,7 @@ def test_engines_give_equal_results():
 
 def test_resolved_scenario_has_the_same_runs():
     file = load("digits-gossip", ["form=smoke", "rounds=2"])
-    again = resolve(file.raw(), [], "again", ".")
+    again = resolve(file.to_toml(), [], "again", ".")
     assert again.runs == file.runs
     assert again.seeds == file.seeds
 
