@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from p2pfl.sim.cli.console import print_whole
 from p2pfl.sim.formatting import number
-from p2pfl.sim.results.attack_study import FIGURES, MEAN, NO_ATTACK, AttackStudy, attack_studies, rows_of_summary, title
+from p2pfl.sim.report.attacks import attack_rows
+from p2pfl.sim.report.series import Run
+from p2pfl.sim.results.attack_study import FIGURES, MEAN, NO_ATTACK, AttackStudy, attack_studies, title
 
 
-def print_attack_table(summary: Mapping[str, Any], scenario_runs: Sequence[Mapping[str, Any]]) -> None:
-    """Print the worst attack on each rule; nothing unless the rows differ in their rule and in their attack.
-
-    Args:
-        summary: contents of summary.json.
-        scenario_runs: the tables [[run]] of the resolved scenario.
-    """
+def print_attack_table(runs: Sequence[Run]) -> None:
+    """Print the worst attack on each rule; nothing unless the runs differ in their rule and in their attack."""
     from rich.table import Table
 
-    studies = attack_studies(rows_of_summary(summary, scenario_runs))
+    studies = attack_studies(attack_rows(runs))
     if not studies:
         return
-    higher = bool(summary["runs"][0].get("higher_is_better", True))
+    higher = runs[0].shown.higher_is_better
     clean = any(NO_ATTACK in study.attacks for study in studies)
     table = Table()
     named = any(title(study, studies) for study in studies)
@@ -35,7 +31,7 @@ def print_attack_table(summary: Mapping[str, Any], scenario_runs: Sequence[Mappi
             first = ["" if k else title(study, studies)] if named else []
             table.add_row(*first, rule, *_figures(study, rule, higher, clean))
         table.add_section()
-    print(f"robust rules: test {summary['runs'][0]['metric']} of the honest nodes under the attack with the worst mean")
+    print(f"robust rules: test {runs[0].metric} of the honest nodes under the attack with the worst mean")
     print_whole(table)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError, DivergenceError, require
@@ -26,7 +27,9 @@ from p2pfl.sim.execution.runner import check_all, processes_of, run_all
 from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.monitor.progress import line_of, progress_bar
 from p2pfl.sim.monitor.run_tracking import RunTracking, tracking
-from p2pfl.sim.report.sentences import findings_of_summary
+from p2pfl.sim.report.folder import Summary
+from p2pfl.sim.report.sentences import findings
+from p2pfl.sim.report.series import runs_of
 from p2pfl.sim.reproduction.record import RowRecorder, form_of, without_recorded
 from p2pfl.sim.results import results
 from p2pfl.sim.results.objectives import collapses
@@ -283,10 +286,11 @@ def _print_outcome(options: argparse.Namespace, outcome: CommandResults) -> None
     if options.json:
         print(to_json(outcome.summary, indent=1))
         return
-    runs = outcome.file.to_toml()["run"]
+    summary = msgspec.convert(outcome.summary, Summary)
+    runs = runs_of(summary, outcome.file.to_toml()["run"])
     print_table(outcome.summary)
-    print_attack_table(outcome.summary, runs)
-    for sentence in findings_of_summary(outcome.summary, runs):
+    print_attack_table(runs)
+    for sentence in findings(runs, summary.target):
         print(sentence)
     of_runs = [note for result in outcome.results for note in result.notes]
     for line in [*collapses(outcome.summary["table"]), *died(outcome.summary["runs"])]:

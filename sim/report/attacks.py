@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from p2pfl.sim.report.figures import clipped, lines, worst
+from p2pfl.sim.report.figures import clipped, distribution, lines
 from p2pfl.sim.report.folder import Entry
 from p2pfl.sim.report.series import Figure, Run, Section, Series
 from p2pfl.sim.results.attack_study import NO_ATTACK, AttackRow, AttackStudy, attack_studies, title
@@ -208,28 +208,20 @@ def weight_by_node(series: Series, entry: Entry) -> np.ndarray:
 
 
 def _by_node(series: Sequence[Series]) -> Figure:
-    runs = {}
-    for one in series:
-        values = weight_by_node(one, one.shown)
-        if np.isfinite(values).any():
-            runs[one.name] = {"values": values, "worst": worst(values, False), "mean": float(np.nanmean(values))}
-    labels = next((one.shown.labels for one in series if one.shown.labels), [])
-    alike = all(one.shown.labels in (labels, []) and one.shown.nodes == series[0].shown.nodes for one in series)
-    figure: Figure = {
-        "id": "attackers-trusted",
-        "kind": "distribution",
-        "title": "Weight of attackers by honest node",
-        "note": "One mark per honest node: the mean weight of attackers in its merges, of one seed. The tenth that trusted"
+    return distribution(
+        series,
+        {one.name: weight_by_node(one, one.shown) for one in series},
+        higher_is_better=False,
+        id="attackers-trusted",
+        title="Weight of attackers by honest node",
+        note="One mark per honest node: the mean weight of attackers in its merges, of one seed. The tenth that trusted"
         " attackers most is highlighted.",
-        "x_label": "weight of attackers",
-        "unit": "%",
-        "runs": runs,
-    }
-    return figure | ({"labels": labels} if labels and alike else {})
+        x_label="weight of attackers",
+        unit="%",
+    )
 
 
 def _of(nodes: np.ndarray, entry: Entry) -> np.ndarray:
-    """Return whether each node attacks."""
     return np.isin(nodes, entry.attackers)
 
 

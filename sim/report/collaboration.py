@@ -21,7 +21,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import some
 from p2pfl.sim.report.figures import clipped, lines
 from p2pfl.sim.report.folder import Columns, Entry
-from p2pfl.sim.report.series import Figure, Section, Series, by_key, label_words
+from p2pfl.sim.report.series import Figure, Section, Series, by_key, label_words, shown_seeds
 from p2pfl.sim.scenario.network import Network
 from p2pfl.sim.scenario.topology import placement_graph, topology
 from p2pfl.topologies import neighbours, places
@@ -194,8 +194,7 @@ def _sizes(runs: int, nodes: int) -> tuple[int, int]:
 
 
 def _note(series: Sequence[Series], order: Order) -> str:
-    seeds = sorted({one.shown.seed for one in series})
-    words = [f"Seed {seeds[0]}." if len(seeds) == 1 else "One seed of each run."]
+    words = [f"{shown_seeds(series).capitalize()}."]
     if order.binned:
         words.append(
             f"Each row and column is a bin of up to {order.sizes.max()} nodes. A cell is the percentage of pairs and rounds"
@@ -279,7 +278,7 @@ def _drawing(id: str, series: Sequence[Series], links: dict[str, Columns], sever
         "nodes": nodes,
         "edges": edges.tolist(),
         "value_label": f"test {entry.metric}",
-        "runs": {one.name: {"value": _values(one.shown), "links": strongest[one.name]} for one in series},
+        "runs": {one.name: {"value": one.shown.node_values, "links": strongest[one.name]} for one in series},
     }
 
 
@@ -287,11 +286,6 @@ def _label(series: Series) -> str:
     """Return the name of a run without the varied keys that do not affect its topology."""
     others = [key for key in series.shown.varied if key.partition(".")[0] not in ("topology", "nodes")]
     return series.name.removesuffix(series.row) + ", ".join(label_words(series, others)) or series.shown.topology
-
-
-def _values(entry: Entry) -> np.ndarray:
-    values = entry.test.nodes if len(entry.test.nodes) == entry.nodes else [None] * entry.nodes
-    return np.array([np.nan if value is None else value for value in values], float)
 
 
 def _graph(series: Series, edges: bool) -> nx.Graph | None:

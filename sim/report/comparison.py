@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from p2pfl.sim.markup import bullets, paragraphs, table
-from p2pfl.sim.report.figures import worst
+from p2pfl.sim.report.figures import distribution
 from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.series import Figure, Run, Section, Series, by_key, flat, folder_names
 from p2pfl.sim.scenario.sweep import label
@@ -65,7 +65,7 @@ class Comparison:
     def sent(self) -> tuple[int, int]:
         """Return the bytes sent by the first and by the second run with the common seeds."""
         first, second = (
-            sum(entry.sent or 0 for entry in run.entries if entry.seed in self.seeds) for run in (self.first, self.second)
+            sum(entry.sent for entry in run.entries if entry.seed in self.seeds) for run in (self.first, self.second)
         )
         return first, second
 
@@ -128,23 +128,24 @@ def _of_seeds(suffix: str, metric: str, found: Sequence[Comparison]) -> Figure:
 
 def _of_nodes(suffix: str, metric: str, found: Sequence[Comparison]) -> list[Figure]:
     """Return a figure of the difference of each node with one seed; [] if the folders have other nodes."""
-    runs = {}
+    values = {}
     for each in found:
         first, second = each.first.shown, each.second.shown
-        values = [np.array([np.nan if v is None else v for v in entry.test.nodes], float) for entry in (first, second)]
-        if first.seed != second.seed or len(values[0]) != len(values[1]) or not np.isfinite(values[1] - values[0]).any():
-            continue
-        differences = values[1] - values[0]
-        marks = worst(differences, second.higher_is_better)
-        runs[each.second.name] = {"values": differences, "worst": marks, "mean": float(np.nanmean(differences))}
-    if not runs:
-        return []
-    labels = next((each.second.shown.labels for each in found if each.second.name in runs), [])
-    alike = all(each.second.shown.labels in (labels, []) for each in found)
-    figure: Figure = {"id": f"difference-nodes{suffix}", "kind": "distribution"}
-    figure |= {"title": f"Difference in the test {metric} of each node", "x_label": f"difference in test {metric}"}
-    figure |= {"note": f"One mark per node, seed {found[0].second.shown.seed}; the tenth that loses most is highlighted."}
-    return [figure | ({"labels": labels} if labels and alike else {}) | {"zero": True, "runs": runs, "unfiltered": True}]
+        if first.seed == second.seed and len(first.test.nodes) == len(second.test.nodes):
+            values[each.second.name] = second.node_values - first.node_values
+    note = f"One mark per node, seed {found[0].second.shown.seed}; the tenth that loses most is highlighted."
+    figure = distribution(
+        [each.second for each in found if each.second.name in values],
+        values,
+        found[0].second.shown.higher_is_better,
+        id=f"difference-nodes{suffix}",
+        title=f"Difference in the test {metric} of each node",
+        x_label=f"difference in test {metric}",
+        note=note,
+        zero=True,
+        unfiltered=True,
+    )
+    return [figure] if figure["runs"] else []
 
 
 def differences(folders: Sequence[Folder], names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from p2pfl.sim.report.folder import Entry
-from p2pfl.sim.report.series import Figure, Series, by_key
+from p2pfl.sim.report.series import Figure, Run, Series, by_key
 from p2pfl.sim.results import learning_curves
 from p2pfl.sim.results.learning_curves import mean
 from p2pfl.sim.results.pareto import on_front
@@ -21,7 +21,7 @@ PerRound = Callable[[Series, Entry], np.ndarray | None]
 _FRONT = " Filled marks are Pareto-optimal: no other run is at least as good in both metric and cost, and better in one."
 MOST_SHOWN = 8  # number of colours
 DECADE = 10  # ratio of the greatest to the least value from which an axis is logarithmic
-Cost = Callable[[Entry], float | None]
+Cost = Callable[[Entry], float]
 COSTS: tuple[tuple[str, str, Cost], ...] = (
     ("bytes sent", "B", lambda entry: entry.sent),
     ("virtual time", "s", lambda entry: entry.time.virtual_s),
@@ -39,7 +39,7 @@ def of_nodes(series: Series, entry: Entry, stage: str, what: str) -> np.ndarray:
 
 
 def reported_curve(series: Series, entry: Entry) -> np.ndarray:
-    """Return the test metric of the judged snapshot by round and node; see of_nodes."""
+    """Return the test metric of the reported snapshot by round and node; see of_nodes."""
     return of_nodes(series, entry, series.stage(), f"test_{series.metric}")
 
 
@@ -86,34 +86,39 @@ def lines(
     Mean and deviation are over seeds. The figure omits rounds without a number for some seed, runs without any number,
     and rounds after the last one that was done with any seed.
     """
-    y, low, high = {}, {}, {}
+    tables: dict[str, np.ndarray] = {}
     x: dict[str, dict[str, np.ndarray]] = {"rounds": {}, "bytes": {}, "time": {}}
     for one in series:
         table = over_seeds(one, per_round)
         there = np.flatnonzero(np.isfinite(table).all(axis=0)) if len(table) else np.zeros(0, int)
         sent, times = over_seeds(one, bytes_sent), over_seeds(one, round_ends)
         there = there[there < sent.shape[1]]
-        if not len(there):
-            continue
-        table = table[:, there]
-        y[one.name] = table.mean(axis=0)
-        if len(table) > 1:
-            deviation = table.std(axis=0, ddof=1)
-            low[one.name], high[one.name] = y[one.name] - deviation, y[one.name] + deviation
-        x["rounds"][one.name] = there + 1
-        x["bytes"][one.name] = sent[:, there].mean(axis=0)
-        x["time"][one.name] = times[:, there].mean(axis=0)
+        if len(there):
+            tables[one.name] = table[:, there]
+            x["rounds"][one.name] = there + 1
+            x["bytes"][one.name] = sent[:, there].mean(axis=0)
+            x["time"][one.name] = times[:, there].mean(axis=0)
     views: list[dict[str, Any]] = [
         {"label": "rounds", "unit": "", "x": x["rounds"]},
         {"label": "bytes sent", "unit": "B", "x": x["bytes"]},
         {"label": "virtual time", "unit": "s", "x": x["time"]},
     ]
-    band = "The band is one standard deviation over seeds on each side." if low else ""
-    if not y:
-        note = "No round of these runs has this value."
-    figure: Figure = {"id": id, "kind": "lines", "title": title, "note": f"{note} {band}".strip(), "views": views}
-    figure |= {"y_label": y_label, "y": y} | ({"low": low, "high": high} if low else {})
+    note = note if tables else "No round of these runs has this value."
+    figure: Figure = {"id": id, "kind": "lines", "title": title, "views": views, "y_label": y_label} | with_band(
+        tables, note
+    )
     return figure | {key: value for key, value in more.items() if value is not None}
+
+
+def with_band(tables: Mapping[str, np.ndarray], note: str) -> dict[str, Any]:
+    """Return the means over the first axis, which is that of the seeds, the band of one deviation, and a note on it."""
+    found: dict[str, Any] = {"note": note, "y": {name: table.mean(axis=0) for name, table in tables.items()}}
+    deviations = {name: table.std(axis=0, ddof=1) for name, table in tables.items() if len(table) > 1}
+    if deviations:
+        found["note"] = f"{note} The band is one standard deviation over seeds on each side.".strip()
+        found["low"] = {name: found["y"][name] - each for name, each in deviations.items()}
+        found["high"] = {name: found["y"][name] + each for name, each in deviations.items()}
+    return found
 
 
 def clipped(figure: Figure) -> Figure:
@@ -128,18 +133,11 @@ def costs(series: Sequence[Series]) -> list[Figure]:
     for metric, alike in by_key(series, lambda one: one.metric).items():
         comparable = len({one.problem for one in alike}) == 1
         views = [scatter(alike, label, unit, cost, comparable) for label, unit, cost in COSTS]
-        views = [view for view in views if view["points"]]
-        figure: Figure = {
-            "id": "cost" if metric == series[0].metric else f"cost-{metric}",
-            "kind": "scatter",
-            "title": f"Test {metric} by cost",
-            "note": points(views[0]["points"]) + _FRONT * (comparable and len(views[0]["points"]) > 1)
-            if views
-            else "The summary has no costs of these runs.",
-        }
-        figures.append(figure | (views[0] if views else {"x_label": "", "x_unit": "", "x_log": False, "points": []}))
-        if len(views) > 1:
-            figures[-1]["views"] = views
+        shown = views[0]["points"]
+        note = points(shown) + _FRONT * (comparable and len(shown) > 1) if shown else "These runs have no test metric."
+        figure: Figure = {"id": "cost" if metric == series[0].metric else f"cost-{metric}", "kind": "scatter"}
+        figure |= {"title": f"Test {metric} by cost", "note": note} | views[0]
+        figures.append(figure | ({"views": views} if shown else {}))
     return figures
 
 
@@ -162,10 +160,10 @@ def scatter(series: Sequence[Series], label: str, unit: str, cost: Cost, front: 
     """Return the points of runs with the same metric."""
     found: list[dict[str, Any]] = []
     for one in series:
-        x = one.mean(cost(entry) for entry in one.entries)
         means = one.means()
-        if x is None or not means:
+        if not means:
             continue
+        x = float(np.mean([cost(entry) for entry in one.entries]))
         point = {"run": one.name, "x": x, "y": float(np.mean(means)), "label": one.name}
         found.append(point | ({"y_dev": float(np.std(means, ddof=1))} if len(means) > 1 else {}))
     higher = series[0].shown.higher_is_better
@@ -181,6 +179,23 @@ def scatter(series: Sequence[Series], label: str, unit: str, cost: Cost, front: 
         "y_label": f"test {series[0].metric}",
         "points": found,
     }
+
+
+def distribution(series: Sequence[Run], values: Mapping[str, np.ndarray], higher_is_better: bool, **more: Any) -> Figure:
+    """Return a figure with one mark per node and run, and the worst tenth of the nodes; runs without a number are left out.
+
+    Args:
+        series: the runs, which give the names of the nodes if all have the same.
+        values: value of each node, by the name of the run; NaN is no mark.
+    """
+    runs = {
+        name: {"values": each, "worst": worst(each, higher_is_better), "mean": float(np.nanmean(each))}
+        for name, each in values.items()
+        if np.isfinite(each).any()
+    }
+    labels = next((one.shown.labels for one in series if one.shown.labels), [])
+    alike = all(one.shown.labels in (labels, []) and one.shown.nodes == series[0].shown.nodes for one in series)
+    return {"kind": "distribution", "runs": runs} | ({"labels": labels} if labels and alike else {}) | more
 
 
 def worst(values: np.ndarray, higher_is_better: bool) -> np.ndarray:

@@ -190,7 +190,7 @@ class Reached(msgspec.Struct, frozen=True):
 
 
 class Preparation(msgspec.Struct, frozen=True):
-    bytes: int = 0
+    bytes: int
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -204,16 +204,16 @@ class Use(msgspec.Struct, frozen=True):
 class Traffic(msgspec.Struct, frozen=True):
     """Network traffic of a run; see p2pfl.sim.results.summary_metrics.traffic."""
 
-    bytes: int | None = None
-    control_bytes: int = 0
-    max_models_in_round: int | None = None
-    preparation: Preparation = Preparation()
+    bytes: int
+    control_bytes: int
+    max_models_in_round: int
+    preparation: Preparation
     budget: dict[str, Use] = {}
 
 
 class Time(msgspec.Struct, frozen=True):
-    wall_s: float | None = None
-    virtual_s: float | None = None
+    wall_s: float
+    virtual_s: float = 0.0  # a search has none
 
 
 class Objectives(msgspec.Struct, frozen=True):
@@ -262,11 +262,11 @@ class Entry(msgspec.Struct, frozen=True):
     rounds: int
     metric: str
     higher_is_better: bool
+    time: Time
     test: Test = Test()
     reported_stage: str = ""
     topology: str = ""
-    traffic: Traffic = Traffic()
-    time: Time = Time()
+    traffic: Traffic = Traffic(0, 0, 0, Preparation(0))  # that of a search
     labels: list[str] = []
     groups: list[str | None] = []
     chosen_before: list[str] = []
@@ -281,9 +281,18 @@ class Entry(msgspec.Struct, frozen=True):
     hypervolumes: list[float] = []  # for a search, after each iteration
 
     @property
-    def sent(self) -> int | None:
-        """Return all bytes sent for learning, including the preparation; None if the summary lacks them."""
-        return None if self.traffic.bytes is None else self.traffic.bytes + self.traffic.preparation.bytes
+    def sent(self) -> int:
+        """Return all bytes sent for learning, including the preparation."""
+        return self.traffic.bytes + self.traffic.preparation.bytes
+
+    @property
+    def node_values(self) -> np.ndarray:
+        """Return the test metric of each node; NaN for an attacker, and without a number."""
+        return np.array([np.nan if value is None else value for value in self.test.nodes], float)
+
+    def cost(self, key: str) -> float | None:
+        """Return a cost of reaching the target, by its field in Reached; None if the run never did."""
+        return float(getattr(self.reached, key)) if isinstance(self.reached, Reached) else None
 
 
 class Pool(msgspec.Struct, frozen=True):

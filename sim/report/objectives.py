@@ -17,8 +17,9 @@ import numpy as np
 from p2pfl.pareto_metrics import Points, measures, non_dominated
 from p2pfl.sim.formatting import number, of_paper, some
 from p2pfl.sim.markup import bullets, table
+from p2pfl.sim.report.figures import with_band
 from p2pfl.sim.report.folder import AllAnswers, Folder, Objectives, Row
-from p2pfl.sim.report.series import MOST_RUNS, Figure, Front, Section, Series, by_key
+from p2pfl.sim.report.series import MOST_RUNS, Figure, Front, Section, Series, by_key, shown_seeds
 
 MOST_VIEWS = 15  # pairs of objectives
 MOST_NAMED = 6  # nodes named at a point
@@ -90,9 +91,7 @@ def fronts(id: str, space: Space, series: Sequence[Series], several: bool = Fals
     views = []
     for a, b in pairs:
         points = [point(one, model, names, a, b) for one, found in models.values() for model in found]
-        view: dict[str, Any] = {"label": f"{names[a]} and {names[b]}", "x_unit": "", "x_log": False, "points": points}
-        view |= {"x_label": meant(names[a], space.signs[a] > 0), "y_label": meant(names[b], space.signs[b] > 0)}
-        view |= {"fronts": {"x": bool(space.signs[a] > 0), "stepped": len(names) == 2}}
+        view = {"label": f"{names[a]} and {names[b]}"} | _axes(points, names, space.signs, a, b)
         views.append(view | {"known": [[values[a], values[b]] for values in known]})
     pool = series[0].shown.pool
     means = pool and shown_front(series[0]).of == "means"
@@ -119,9 +118,11 @@ def point(series: Series, model: Solution, names: Sequence[str], a: int, b: int)
     return found | ({"more": more} if more else {})
 
 
-def meant(name: str, higher: bool) -> str:
-    """Return the label of an objective's axis."""
-    return f"{name} ({'more' if higher else 'less'} is better)"
+def _axes(points: Sequence[Any], names: Sequence[str], signs: np.ndarray, a: int, b: int) -> dict[str, Any]:
+    """Return the points and the axes of a view of objectives a and b."""
+    x, y = (f"{names[k]} ({'more' if signs[k] > 0 else 'less'} is better)" for k in (a, b))
+    front = {"x": bool(signs[a] > 0), "stepped": len(names) == 2}
+    return {"points": points, "x_label": x, "y_label": y, "x_unit": "", "x_log": False, "fronts": front}
 
 
 def solutions(series: Series, space: Space) -> list[Solution]:
@@ -142,13 +143,11 @@ def solutions(series: Series, space: Space) -> list[Solution]:
 
 
 def _note(series: Sequence[Series], several: bool) -> str:
-    seeds = sorted({one.shown.seed for one in series})
     pool = series[0].shown.pool
     run, model = ("pool", "solution") if pool else ("run", "model")
     what = "Mean objectives over the nodes of each run" if pool and shown_front(series[0]).of == "means" else "Models"
-    words = f"{what}, {f'seed {seeds[0]}' if len(seeds) == 1 else f'one seed of each {run}'}."
-    words += f" Filled marks are on the front of their {run}: no other {model} of the {run} is at least as good in every"
-    words += " objective, and better in one."
+    words = f"{what}, {shown_seeds(series, run)}. Filled marks are on the front of their {run}: no other {model} of the"
+    words += f" {run} is at least as good in every objective, and better in one."
     words += " Each view shows two objectives; the front is that of all objectives." if several else ""
     owners = "solutions" if pool else f"{shown_front(series[0]).objectives.each}s"
     return (
@@ -289,112 +288,72 @@ def signs_of(objectives: Objectives) -> np.ndarray:
 
 def answers_section(series: Sequence[Series]) -> Section | None:
     """Return the section; runs with other objectives have separate figures."""
-    having = [one for one in series if one.shown.answers is not None]
-    if not any(any(node.preferences) for one in having for node in answers_of(one).nodes):
+    having = [(one, one.shown.answers) for one in series if one.shown.answers is not None]
+    if not any(any(node.preferences) for _, answers in having for node in answers.nodes):
         return None
-    alike = list(by_key(having, lambda one: tuple(answers_of(one).higher_is_better.items())).values())
+    alike = by_key(having, lambda each: tuple(each[1].higher_is_better.items())).values()
     figures = [answers_figure(f"solutions-{k}" if k else "solutions", runs) for k, runs in enumerate(alike)]
     text = [
         "The model of each node has a solution for every preference. The figure shows the Pareto-optimal ones of each run."
         " Those that no solution of another run dominates are on the front."
     ]
-    return {"id": "answers", "title": "Solutions by preference", "text": text, "figures": figures} if figures else None
+    return {"id": "answers", "title": "Solutions by preference", "text": text, "figures": figures}
 
 
-def answers_of(series: Series) -> AllAnswers:
-    found = series.shown.answers
-    assert found is not None  # see section
-    return found
-
-
-def answers_figure(id: str, series: Sequence[Series]) -> Figure:
+def answers_figure(id: str, having: Sequence[tuple[Series, AllAnswers]]) -> Figure:
     """Return the solutions of each node as points, with a view for each node and pair of objectives."""
-    goals = answers_of(series[0]).higher_is_better
-    names = list(goals)
+    goals = having[0][1].higher_is_better
+    names, signs = list(goals), np.where(list(goals.values()), 1, -1)
     views = []
-    for node in range(max(len(answers_of(one).nodes) for one in series)):
-        having = [one for one in series if node < len(answers_of(one).nodes)]
+    for node in range(max(len(answers.nodes) for _, answers in having)):
+        there = [(one.name, answers.nodes[node]) for one, answers in having if node < len(answers.nodes)]
+        rivals = np.concatenate([np.array(of.points).reshape(-1, len(signs)) * signs for _, of in there])
         for a, b in combinations(range(len(names)), 2):
-            points = [point for one in having for point in solution_points(one, node, a, b, dominated(one, node, having))]
+            points = [
+                {
+                    "run": run,
+                    "x": point[a],
+                    "y": point[b],
+                    "on_front": not _dominated(np.array(point) * signs, rivals),
+                    "label": f"preference {', '.join(map(number, preference))}" if preference else "single model",
+                }
+                for run, of in there
+                for preference, point in zip(of.preferences, of.points, strict=True)
+            ]
             label = f"node {node}" + (f": {names[a]} and {names[b]}" if len(names) > 2 else "")
-            view: dict[str, Any] = {"label": label, "x_unit": "", "x_log": False, "points": points, "known": []}
-            view |= {"x_label": meant(names[a], goals[names[a]]), "y_label": meant(names[b], goals[names[b]])}
-            views.append(view | {"fronts": {"x": goals[names[a]], "stepped": len(names) == 2}})
-    seeds = sorted({one.shown.seed for one in series})
-    note = f"On the node's own test data, {f'seed {seeds[0]}' if len(seeds) == 1 else 'one seed of each run'}."
+            views.append({"label": label} | _axes(points, names, signs, a, b) | {"known": []})
+    note = f"On the node's own test data, {shown_seeds(one for one, _ in having)}."
     title = f"Objectives of a node's solutions: {some(names)}"
     return {"id": id, "kind": "scatter", "title": title, "note": note} | views[0] | {"views": views}
 
 
-def dominated(series: Series, node: int, others: Sequence[Series]) -> list[bool]:
-    """Return whether each solution of a node is dominated by one of the same node in another run."""
-    signs = np.where(list(answers_of(series).higher_is_better.values()), 1, -1)
-    found = [np.array(answers_of(one).nodes[node].points).reshape(-1, len(signs)) * signs for one in others]
-    all_points = np.concatenate(found)
-    own = np.array(answers_of(series).nodes[node].points).reshape(-1, len(signs)) * signs
-    return [bool(((all_points >= point).all(1) & (all_points > point).any(1)).any()) for point in own]
-
-
-def solution_points(series: Series, node: int, a: int, b: int, worse: Sequence[bool]) -> list[dict[str, Any]]:
-    """Return the points of a node's solutions by objectives a and b, each with its preference.
-
-    Args:
-        worse: whether each solution is dominated.
-    """
-    of = answers_of(series).nodes[node]
-    return [
-        {
-            "run": series.name,
-            "x": point[a],
-            "y": point[b],
-            "on_front": not beaten,
-            "label": f"preference {format_preference(preference)}" if preference else "single model",
-        }
-        for preference, point, beaten in zip(of.preferences, of.points, worse, strict=True)
-    ]
-
-
-def format_preference(preference: Sequence[float]) -> str:
-    return ", ".join(number(weight) for weight in preference)
+def _dominated(point: np.ndarray, others: np.ndarray) -> bool:
+    return bool(((others >= point).all(1) & (others > point).any(1)).any())
 
 
 def search_section(series: Sequence[Series]) -> Section | None:
-    """Return the section on the growth of the hypervolume; nothing if the task has no reference point."""
-    shown = [one for one in series if all(entry.hypervolumes for entry in one.entries)]
-    figures = [progress(shown)] if shown else []
-    return {"id": "search", "title": "Search", "text": [], "figures": figures} if figures else None
-
-
-def progress(series: Sequence[Series]) -> Figure:
-    """Return the hypervolume against iterations and candidates, the mean over seeds with a band of one deviation.
+    """Return the section on the hypervolume by iterations and candidates; None if the task has no reference point.
 
     Seeds of a run can differ in their number of iterations, for example after a change of the scenario. The curve ends
     with the shortest.
     """
-    y, low, high = {}, {}, {}
+    tables: dict[str, np.ndarray] = {}
     x: dict[str, dict[str, np.ndarray]] = {"iterations": {}, "candidates": {}}
     for one in series:
         shortest = min(len(entry.hypervolumes) for entry in one.entries)
-        values = np.array([entry.hypervolumes[:shortest] for entry in one.entries])
-        y[one.name] = values.mean(0)
-        if len(values) > 1:
-            deviation = values.std(0, ddof=1)
-            low[one.name], high[one.name] = y[one.name] - deviation, y[one.name] + deviation
+        if not shortest:
+            continue
+        tables[one.name] = np.array([entry.hypervolumes[:shortest] for entry in one.entries])
         iterations = np.arange(1, shortest + 1)
         found = one.shown.objectives
         each = len(found.nodes) // len(one.shown.hypervolumes) if found is not None else 1
         x["iterations"][one.name], x["candidates"][one.name] = iterations, iterations * each
-    views: list[dict[str, Any]] = [{"label": label, "unit": "", "x": values} for label, values in x.items()]
+    if not tables:
+        return None
     note = "Front of all candidates so far, relative to the reference point of the task; mean over seeds."
-    note += " The band is one standard deviation over seeds on each side." if low else ""
-    figure: Figure = {
-        "id": "hypervolume",
-        "kind": "lines",
-        "title": "Hypervolume of the front",
-        "note": note,
-        "views": views,
-    }
-    return figure | {"y_label": "hypervolume", "y": y} | ({"low": low, "high": high} if low else {})
+    figure: Figure = {"id": "hypervolume", "kind": "lines", "title": "Hypervolume of the front", "y_label": "hypervolume"}
+    figure |= {"views": [{"label": label, "unit": "", "x": values} for label, values in x.items()]}
+    return {"id": "search", "title": "Search", "text": [], "figures": [figure | with_band(tables, note)]}
 
 
 def search_table(folders: Sequence[Folder], series: Sequence[Series]) -> str:

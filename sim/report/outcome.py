@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from p2pfl.sim.report.figures import costs, lines, of_nodes, reported_curve, worst, worst_tenth
+from p2pfl.sim.report.figures import costs, distribution, lines, of_nodes, reported_curve, worst_tenth
 from p2pfl.sim.report.folder import Entry
-from p2pfl.sim.report.series import Figure, Section, Series, by_key, label_words
+from p2pfl.sim.report.series import Figure, Section, Series, by_key, label_words, shown_seeds
 from p2pfl.sim.results.learning_curves import grid, mean
 
 MOST_MARKS = 40_000  # of all runs of a distribution
@@ -22,44 +22,35 @@ def results_section(series: Sequence[Series]) -> Section:
     figures: list[Figure] = []
     for metric, alike in by_key(series, lambda one: one.metric).items():
         suffix = "" if metric == series[0].metric else f"-{metric}"
-        figures += [distribution(f"nodes{suffix}", metric, alike), *groups(f"group{suffix}", metric, alike)]
+        figures += [nodes(f"nodes{suffix}", metric, alike), *groups(f"group{suffix}", metric, alike)]
     return {"id": "results", "title": "Results", "text": [], "figures": figures}
 
 
-def distribution(id: str, metric: str, series: Sequence[Series]) -> Figure:
+def nodes(id: str, metric: str, series: Sequence[Series]) -> Figure:
     """Return each node's test metric for one seed, with a mark on the worst tenth of the nodes, at least one.
 
     With too many nodes in all runs together, each run shows a part of its nodes: their values have equal distances in the
     order of all values, from the least to the greatest.
     """
-    runs = {}
-    marks = max(MOST_MARKS // max(len(series), 1), LEAST_MARKS)
-    thinned = sum(len(one.shown.test.nodes) for one in series) > MOST_MARKS
-    for one in series:
-        values = np.array([np.nan if value is None else value for value in one.shown.test.nodes], float)
-        if not np.isfinite(values).any():
-            continue
-        marked = worst(values, one.shown.higher_is_better)
-        kept = spread(values, marks) if thinned else slice(None)
-        runs[one.name] = {"values": values[kept], "worst": marked[kept], "mean": float(np.nanmean(values))}
-    note = f"One mark per node, {_seeds(series)}; the worst tenth of the nodes is highlighted."
-    if thinned:
-        note += f" A run has at most {marks:,} marks, from the least to the greatest value, at equal distances in order."
-    if not runs:
-        note = "The summary has no results of single nodes."
-    labels = next((one.shown.labels for one in series if one.shown.labels), [])
-    alike = all(one.shown.labels in (labels, []) and one.shown.nodes == series[0].shown.nodes for one in series)
-    figure: Figure = {
-        "id": id,
-        "kind": "distribution",
-        "title": f"Test {metric} of each node",
-        "note": note,
-        "x_label": f"test {metric}",
-        "runs": runs,
-    }
-    if thinned:
-        return figure | {"of": "value", "labels": [f"value {k + 1}" for k in range(marks)]}
-    return figure | ({"labels": labels} if labels and alike else {})
+    values = {one.name: one.shown.node_values for one in series}
+    figure = distribution(
+        series,
+        values,
+        series[0].shown.higher_is_better,
+        id=id,
+        title=f"Test {metric} of each node",
+        note=f"One mark per node, {shown_seeds(series)}; the worst tenth of the nodes is highlighted.",
+        x_label=f"test {metric}",
+    )
+    if sum(map(len, values.values())) > MOST_MARKS:
+        marks = max(MOST_MARKS // len(series), LEAST_MARKS)
+        for run in figure["runs"].values():
+            kept = spread(run["values"], marks)
+            run |= {"values": run["values"][kept], "worst": run["worst"][kept]}
+        figure |= {"of": "value", "labels": [f"value {k + 1}" for k in range(marks)]}
+        figure["note"] += f" A run has at most {marks:,} marks, from the least to the greatest value, at equal distances"
+        figure["note"] += " in order."
+    return figure
 
 
 def spread(values: np.ndarray, most: int) -> np.ndarray:
@@ -90,11 +81,6 @@ def groups(id: str, metric: str, series: Sequence[Series]) -> list[Figure]:
             }
         )
     return figures
-
-
-def _seeds(series: Sequence[Series]) -> str:
-    seeds = sorted({one.shown.seed for one in series})
-    return f"seed {seeds[0]}" if len(seeds) == 1 else "one seed of each run"
 
 
 def learning_section(series: Sequence[Series]) -> Section:
@@ -190,36 +176,31 @@ def bytes_by_kind(series: Sequence[Series]) -> Figure:
     """Return the bytes sent by all nodes, by kind, averaged over the seeds."""
     runs = {}
     for one in series:
-        parts = [_parts(entry) for entry in one.entries]
-        means = {name: one.mean(part.get(name) for part in parts) for name in ("models", "control", "preparation")}
-        if means["models"] is not None:
-            runs[one.name] = {"parts": {name: value for name, value in means.items() if value or name == "models"}}
+        control, prepared = (
+            float(np.mean([entry.traffic.control_bytes for entry in one.entries])),
+            float(np.mean([entry.traffic.preparation.bytes for entry in one.entries])),
+        )
+        models = float(np.mean([entry.traffic.bytes for entry in one.entries])) - control
+        rest = {"control": control, "preparation": prepared}
+        runs[one.name] = {"parts": {"models": models} | {name: value for name, value in rest.items() if value}}
     return {
         "id": "sent",
         "kind": "bars",
         "title": "Bytes sent",
         "note": "Total of all nodes, mean over the seeds. Preparation: bytes that a policy sends before round 1."
-        " Control: messages other than models and requests for models."
-        if runs
-        else "The summary has no numbers of bytes sent.",
+        " Control: messages other than models and requests for models.",
         "x_label": "bytes sent",
         "unit": "B",
         "runs": runs,
     }
 
 
-def _parts(entry: Entry) -> dict[str, float]:
-    if (total := entry.traffic.bytes) is None:
-        return {}
-    control = entry.traffic.control_bytes
-    return {"models": total - control, "control": control, "preparation": entry.traffic.preparation.bytes}
-
-
 def budgets(series: Sequence[Series]) -> list[Figure]:
     """Return for each kind of limit the share that the nodes have used."""
     figures = []
     for kind, what in LIMITS.items():
-        shares = {one.name: one.mean(_budget_used(entry, kind) for entry in one.entries) for one in series}
+        uses = {one.name: [entry.traffic.budget.get(kind) for entry in one.entries] for one in series}
+        shares = {one.name: one.mean(use.used for use in uses[one.name] if use is not None) for one in series}
         runs = {run: 100 * share for run, share in shares.items() if share is not None}
         if runs:
             figures.append(
@@ -236,10 +217,6 @@ def budgets(series: Sequence[Series]) -> list[Figure]:
                 }
             )
     return figures
-
-
-def _budget_used(entry: Entry, kind: str) -> float | None:
-    return entry.traffic.budget[kind].used if kind in entry.traffic.budget else None
 
 
 def _ranges(series: Sequence[Series], kind: str) -> str:

@@ -15,16 +15,16 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from math import isclose
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from p2pfl.sim.formatting import count, difference, number, size
 from p2pfl.sim.report.attacks import attack_rows
 from p2pfl.sim.report.comparison import Comparison, compared, comparisons
-from p2pfl.sim.report.folder import Clusters, Entry, Folder, Reached, Summary
+from p2pfl.sim.report.folder import Clusters, Entry, Folder, Reached
 from p2pfl.sim.report.series import Run, Series, by_key, folder_names, gather, runs_of, words_of
 from p2pfl.sim.results.attack_study import FIGURES, MEAN, NO_ATTACK, NO_RULE, AttackRow, AttackStudy, attack_studies, title
 from p2pfl.sim.scenario.sweep import MODELS
@@ -40,19 +40,8 @@ Ranked = tuple[str, Mapping[int, float]]  # a run, or a rule, in words, and its 
 
 
 def findings(runs: Sequence[Run], target: float | None = None) -> list[str]:
-    """Return all sentences on the runs of one folder."""
+    """Return all sentences on the runs of one folder, for its report and for a terminal."""
     return [*most_accurate(runs), *_of_one_folder(runs, target)]
-
-
-def findings_of_summary(summary: Mapping[str, Any], tables: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the sentences for a terminal.
-
-    Args:
-        summary: contents of summary.json.
-        tables: the tables [[run]] of the resolved scenario (see p2pfl.sim.scenario.scenario.ScenarioFile.to_toml).
-    """
-    found = msgspec.convert(summary, Summary)
-    return findings(runs_of(found, tables), found.target)
 
 
 def findings_of_folders(folders: Sequence[Folder], series: Sequence[Series]) -> list[str]:
@@ -139,24 +128,15 @@ def most_accurate(runs: Sequence[Run]) -> list[str]:
 
 def _mean_within(most: int) -> Value:
     """Return a function for the mean of a run if no node received more models in a round."""
-
-    def value(entry: Entry) -> float | None:
-        received = entry.traffic.max_models_in_round
-        return entry.test.mean if received is not None and received <= most else None
-
-    return value
+    return lambda entry: entry.test.mean if entry.traffic.max_models_in_round <= most else None
 
 
 def _cheapest(runs: Sequence[Run], target: float) -> list[str]:
     """Return the runs that reach the target first, in rounds, in time, and in bytes."""
     goal = _goal(runs, target)
     costs = (("Fewest rounds", "round", _rounds), ("Fastest", "virtual_s", _seconds), ("Fewest bytes", "bytes", size))
-    found = [best(f"{words} to {goal}", _figures(runs, _cost(key)), unit) for words, key, unit in costs]
+    found = [best(f"{words} to {goal}", _figures(runs, methodcaller("cost", key)), unit) for words, key, unit in costs]
     return [sentence for sentence in found if sentence]
-
-
-def _cost(key: str) -> Value:
-    return lambda entry: float(getattr(entry.reached, key)) if isinstance(entry.reached, Reached) else None
 
 
 def _goal(runs: Sequence[Run], target: float) -> str:
@@ -246,7 +226,8 @@ def _bytes(pairs: Sequence[Comparison]) -> str:
 
 def _sooner(each: Comparison) -> str:
     """Return the cost of the target in both runs, if they reach it with every seed; else ""."""
-    rounds, seconds = ([_figures([run], _cost(key)) for run in (each.first, each.second)] for key in ("round", "virtual_s"))
+    runs = (each.first, each.second)
+    rounds, seconds = ([_figures([run], methodcaller("cost", key)) for run in runs] for key in ("round", "virtual_s"))
     if not all(rounds):
         return ""
     ((before, after), (start, end)) = ([_mean(values.values()) for ((_, values),) in own] for own in (rounds, seconds))
@@ -323,11 +304,10 @@ def _robust(runs: Sequence[Run]) -> list[str]:
     ]
     found.append(best("Least mean accuracy lost without attack", [each for _, each in lost]))
     cheap = [rule for rule, (_, values) in lost if _mean(values.values()) <= MOST_LOST]
-    if lost:
-        limits = f"Rules that keep {_percent(LEAST_KEPT)} under attack, and lose at most {MOST_LOST:g} without"
-        for figure, words in zip(FIGURES, KEPT, strict=True):
-            good = [rule for rule, (_, values) in kept[figure] if rule in cheap and _mean(values.values()) >= LEAST_KEPT]
-            found.append(f"{limits}, by {words}: {_list(good) if good else 'none'}.")
+    for figure, words in zip(FIGURES, KEPT, strict=True) if lost else ():
+        good = [rule for rule, (_, values) in kept[figure] if rule in cheap and _mean(values.values()) >= LEAST_KEPT]
+        limits = f"{_percent(LEAST_KEPT)} of {words} under attack, and lose at most {MOST_LOST:g} without"
+        found.append(f"Rules that keep {limits}: {_list(good) if good else 'none'}.")
     return [sentence for sentence in found if sentence]
 
 

@@ -235,6 +235,12 @@ def folder_names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
+def shown_seeds(runs: Iterable[Run], each: str = "run") -> str:
+    """Return words for the seeds that are shown, such as "seed 3"."""
+    seeds = {run.shown.seed for run in runs}
+    return f"seed {min(seeds)}" if len(seeds) == 1 else f"one seed of each {each}"
+
+
 def by_key(things: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
     """Return things, such as runs, by the value of a function, in the order of the first of each group."""
     found: dict[Any, list[T]] = {}

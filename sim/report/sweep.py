@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,7 +19,6 @@ COSTS = (  # fields of Reached, with label and unit
     ("virtual_s", "Virtual time", "virtual time", "s"),
     ("bytes", "Bytes sent", "bytes sent", "B"),
 )
-Arrived = Mapping[str, Sequence[Reached]]
 
 
 def sweep_section(series: Sequence[Series]) -> Section | None:
@@ -98,8 +97,8 @@ class _Quantity(NamedTuple):
 
 
 TO_TARGET = (
-    _Quantity("target-time", "Virtual time to the target", "s", lambda entry: _cost(entry, "virtual_s"), "never"),
-    _Quantity("target-bytes", "Bytes to the target", "B", lambda entry: _cost(entry, "bytes"), "never"),
+    _Quantity("target-time", "Virtual time to the target", "s", lambda entry: entry.cost("virtual_s"), "never"),
+    _Quantity("target-bytes", "Bytes to the target", "B", lambda entry: entry.cost("bytes"), "never"),
 )
 TIME = _Quantity("time", "Virtual time", "s", lambda entry: entry.time.virtual_s)
 SENT = _Quantity("bytes", "Bytes sent", "B", lambda entry: entry.sent)
@@ -117,10 +116,6 @@ def grid_section(series: Sequence[Series]) -> Section | None:
     quantities = (metric, *(TO_TARGET if aimed else (TIME,)), SENT)
     figures = [figure for quantity in quantities if (figure := _heatmap(quantity, by, series)) is not None]
     return {"id": "grid", "title": f"Combinations of {by[0].title} and {by[1].title}", "text": [], "figures": figures}
-
-
-def _cost(entry: Entry, key: str) -> float | None:
-    return float(getattr(entry.reached, key)) if isinstance(entry.reached, Reached) else None
 
 
 def _heatmap(quantity: _Quantity, by: tuple[Factor, Factor], series: Sequence[Series]) -> Figure | None:
@@ -166,30 +161,26 @@ def target_section(series: Sequence[Series]) -> Section | None:
     aimed = [one for one in series if any(entry.reached is not msgspec.UNSET for entry in one.entries)]
     if not aimed:
         return None
-    arrived = {one.name: [each.reached for each in one.entries if isinstance(each.reached, Reached)] for one in aimed}
-    figures = [_bars(*cost, arrived) for cost in COSTS] if any(arrived.values()) else []
+    reached = any(isinstance(entry.reached, Reached) for one in aimed for entry in one.entries)
+    figures = [_bars(*cost, aimed) for cost in COSTS] if reached else []
     text = []
-    for (metric, target, higher), alike in by_key(
-        aimed, lambda one: (one.metric, one.folder.summary.target, one.shown.higher_is_better)
-    ).items():
+    goals = by_key(aimed, lambda one: (one.metric, one.folder.summary.target, one.shown.higher_is_better))
+    for (metric, target, higher), alike in goals.items():
         if target is not None:
             text.append(f"The target is a mean test {metric} of {target:g} or {'more' if higher else 'less'}.")
             text += unreached(alike, target)
     return {"id": "target", "title": "Reaching the target", "text": text, "figures": figures}
 
 
-def _bars(key: str, title: str, label: str, unit: str, arrived: Arrived) -> Figure:
-    runs = {
-        name: sum(getattr(each, key) for each in found) / len(found) if found else None for name, found in arrived.items()
-    }
+def _bars(key: str, title: str, label: str, unit: str, series: Sequence[Series]) -> Figure:
     return {
         "id": f"target-{key.replace('_', '-')}",
         "kind": "bars",
         "title": f"{title} until the target was reached",
-        "note": ("Total of all nodes, including the preparation. " if key == "bytes" else "")
+        "note": "Total of all nodes, including the preparation. " * (key == "bytes")
         + "Mean over the seeds that reached it.",
         "x_label": label,
         "unit": unit,
-        "runs": runs,
+        "runs": {one.name: one.mean(entry.cost(key) for entry in one.entries) for one in series},
         "missing": "never",
     }

@@ -77,46 +77,6 @@ class AttackStudy:
         ]
         return (min if higher_is_better else max)(found, key=lambda each: each[0], default=None)
 
-    def least_kept(self, rule: str, figure: str) -> tuple[float, str] | None:
-        """Return the least share of a figure that an attack leaves, and the attack; more of the metric must be better.
-
-        The figure without attack is that of the same nodes.
-        """
-        clean, found = self.cells.get((rule, NO_ATTACK)), []
-        for attack in self.attacks:
-            row = self.cells.get((rule, attack))
-            if clean is None or row is None or attack == NO_ATTACK or (value := getattr(row, figure)) is None:
-                continue
-            without = clean.of_nodes(row, figure, higher_is_better=True) or getattr(clean, figure)
-            if without:
-                found.append((value / without, attack))
-        return min(found, default=None)
-
-
-def rows_of_summary(summary: Mapping[str, Any], scenario_runs: Sequence[Mapping[str, Any]]) -> list[AttackRow]:
-    """Return the rows of a summary's table with their settings.
-
-    Args:
-        scenario_runs: the tables [[run]] of the resolved scenario (see p2pfl.sim.scenario.scenario.ScenarioFile.to_toml).
-    """
-    tables = {str(run.get("name")): run for run in scenario_runs}
-    nodes: dict[str, dict[int, list[float | None]]] = {}
-    attackers: dict[str, dict[int, list[int]]] = {}
-    if not any("attack" in table for table in tables.values()):
-        return []
-    for run in summary["runs"]:
-        if run["name"] not in tables:
-            continue
-        nodes.setdefault(run["name"], {})[run["seed"]] = run["test"]["nodes"]
-        attackers.setdefault(run["name"], {})[run["seed"]] = run.get("attackers", [])
-    return [
-        AttackRow(
-            name, tables[name], row["mean"], row.get("extra_metrics", {}).get(WORST_TENTH), nodes[name], attackers[name]
-        )
-        for row in summary["table"]
-        if (name := row["name"]) in nodes
-    ]
-
 
 def attack_studies(rows: Sequence[AttackRow]) -> list[AttackStudy]:
     """Return the studies among rows; [] unless the rows differ both in their rule and in their attack."""

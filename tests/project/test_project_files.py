@@ -79,9 +79,9 @@ def test_package_names_the_authors_of_the_citation():
     assert project["keywords"] == sorted(project["keywords"]) != []
 
 
-def test_changelog_begins_with_unreleased_and_is_in_order():
+def test_changelog_has_this_version_and_is_in_order():
     sections = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
-    released = [Version(text) for text in sections[1:]]
-    assert sections[0] == "Unreleased"
-    assert released == sorted(set(released), reverse=True)
-    assert all(version <= Version(__version__) for version in released)
+    versions = [Version(text) for text in sections if text != "Unreleased"]
+    assert "Unreleased" not in sections[1:]
+    assert versions == sorted(set(versions), reverse=True)
+    assert versions[0] == Version(__version__)

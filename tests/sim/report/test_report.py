@@ -30,7 +30,7 @@ from tests.support.report_pages import Tables, figures, payload, rows, texts
 
 
 def an_entry(**more):
-    given = {"name": "a", "seed": 0, "nodes": 4, "rounds": 4, "metric": "accuracy", "higher_is_better": True}
+    given = {"name": "a", "seed": 0, "nodes": 4, "rounds": 4, "metric": "accuracy", "higher_is_better": True, "time": None}
     return Entry(**(given | more))
 
 
@@ -805,6 +805,7 @@ def unfinished(folder):
         (lambda folder: (folder / "summary.json").write_text('{"scenario": "x", "runs": []}'), "lists no run"),
         (lambda folder: (folder / "summary.json").write_text('{"scenario": "x", "runs": [{"name": 1}]}'), "$.runs[0]"),
         (other_numbers("traffic", {"bytes": "many"}), "$.runs[0].traffic.bytes"),
+        (other_numbers("traffic", {"bytes": 1}), "missing required field"),
         (other_numbers("time", {"virtual_s": []}), "$.runs[0].time.virtual_s"),
         (cut("rounds.parquet"), "rounds.parquet is damaged"),
         (cut("edges.parquet"), "edges.parquet is damaged"),

@@ -1,20 +1,32 @@
 """Sentences on finished runs: the best run, the effect of a change, and lists of runs, all against their spread."""
 
+import msgspec
 import pytest
 
-from p2pfl.sim.report.sentences import best, budget_pairs, findings_of_summary
-from p2pfl.sim.report.series import Run
+from p2pfl.sim.report.folder import Summary
+from p2pfl.sim.report.sentences import best, budget_pairs, findings
+from p2pfl.sim.report.series import Run, runs_of
 
 
 def run(name, mean, seed=0, *, sent=1000, reached=None, models=5, **more):
     """Return an entry of `runs` in summary.json; `reached` has rounds, virtual seconds and bytes."""
-    entry = {"name": name, "seed": seed, "nodes": 40, "rounds": 30, "metric": "accuracy", "higher_is_better": True}
-    entry |= {"test": {"mean": mean}, "traffic": {"bytes": sent, "max_models_in_round": models}, "trace": f"{name}, {seed}"}
+    entry = {
+        "name": name,
+        "seed": seed,
+        "nodes": 40,
+        "rounds": 30,
+        "time": {"wall_s": 1.0},
+        "metric": "accuracy",
+        "higher_is_better": True,
+    }
+    traffic = {"bytes": sent, "control_bytes": 0, "max_models_in_round": models, "preparation": {"bytes": 0}}
+    entry |= {"test": {"mean": mean}, "traffic": traffic, "trace": f"{name}, {seed}"}
     return entry | {"reached": reached and dict(zip(("round", "virtual_s", "bytes"), reached, strict=True))} | more
 
 
 def said(runs, tables=(), **more):
-    return findings_of_summary({"scenario": "x", "runs": runs, **more}, tables)
+    summary = msgspec.convert({"scenario": "x", "runs": runs, **more}, Summary)
+    return findings(runs_of(summary, tables), summary.target)
 
 
 # Best, or not decided
@@ -284,8 +296,8 @@ def test_rules_are_ranked_by_what_the_worst_attack_leaves_of_the_same_nodes():
         "Most of the accuracy of the worst tenth left by the worst attack: not decided, because a single seed has no spread;"
         " first median-clip against ipm (87.5 %), next none against ipm (50.0 %).",
         "Least mean accuracy lost without attack: median-clip (0.025), the only result.",
-        "Rules that keep 95.0 % under attack, and lose at most 0.02 without, by the mean accuracy: none.",
-        "Rules that keep 95.0 % under attack, and lose at most 0.02 without, by the accuracy of the worst tenth: none.",
+        "Rules that keep 95.0 % of the mean accuracy under attack, and lose at most 0.02 without: none.",
+        "Rules that keep 95.0 % of the accuracy of the worst tenth under attack, and lose at most 0.02 without: none.",
     ]
     first, *_ = said(*attacked(seeds=2))[-5:]
     assert first == (
@@ -297,7 +309,7 @@ def test_rules_are_ranked_by_what_the_worst_attack_leaves_of_the_same_nodes():
 def test_rule_in_the_limits_is_named():
     runs, tables = attacked()
     runs[2]["test"]["nodes"] = [0.8, 0.8, 0.8, 0.4]
-    assert said(runs, tables)[-2].endswith("by the mean accuracy: median-clip.")
+    assert said(runs, tables)[-2].endswith("of the mean accuracy under attack, and lose at most 0.02 without: median-clip.")
 
 
 def test_rules_that_are_not_compared_have_no_sentences():

@@ -3,7 +3,9 @@
 import pytest
 
 from p2pfl.sim.cli.attack_table import print_attack_table
-from p2pfl.sim.results.attack_study import AttackRow, attack_studies, rows_of_summary, title
+from p2pfl.sim.report.folder import Entry, Test, Time
+from p2pfl.sim.report.series import Run
+from p2pfl.sim.results.attack_study import AttackRow, attack_studies, title
 
 CLIP, CUT = {"name": "cs+", "share": 0.3}, {"name": "trimmed", "share": 0.3}
 
@@ -79,39 +81,27 @@ def test_rows_without_different_attacks_are_no_study():
     assert attack_studies([row("a", "none"), row("b", CLIP)]) == []
 
 
-def a_summary():
+def robust_runs(**settings):
     """Four nodes; node 3 attacks. Without attack its accuracy is below that of the others."""
-
-    def entry(name, nodes, attackers):
+    each = {
+        "none": ([0.8, 0.8, 0.8, 0.4], []),
+        "none, ipm": ([0.4, 0.4, 0.4, None], [3]),
+        "clip": ([0.8, 0.8, 0.8, 0.3], []),
+        "clip, ipm": ([0.8, 0.8, 0.7, None], [3]),
+    }
+    found = []
+    for name, (nodes, attackers) in each.items():
         honest = [value for value in nodes if value is not None]
-        mean, tenth = sum(honest) / len(honest), min(honest)
-        run = {"name": name, "seed": 0, "metric": "accuracy", "higher_is_better": True, "test": {"nodes": nodes}}
-        return run | ({"attackers": attackers} if attackers else {}), (name, mean, tenth)
-
-    made = [
-        entry("none", [0.8, 0.8, 0.8, 0.4], []),
-        entry("none, ipm", [0.4, 0.4, 0.4, None], [3]),
-        entry("clip", [0.8, 0.8, 0.8, 0.3], []),
-        entry("clip, ipm", [0.8, 0.8, 0.7, None], [3]),
-    ]
-    table = [{"name": name, "mean": mean, "extra_metrics": {"worst_tenth": tenth}} for _, (name, mean, tenth) in made]
-    runs = [
-        {"name": name, "robust": "none" if name.startswith("none") else "median-clip"}
-        | ({"attack": {"name": "ipm", "nodes": [3]}} if "ipm" in name else {})
-        for _, (name, *_) in made
-    ]
-    return {"runs": [run for run, _ in made], "table": table}, runs
-
-
-def test_kept_share_compares_the_same_nodes():
-    (found,) = attack_studies(rows_of_summary(*a_summary()))
-    assert found.least_kept("none", "mean") == (pytest.approx(0.5), "ipm")
-    assert found.least_kept("median-clip", "mean") == (pytest.approx(2.3 / 2.4), "ipm")
-    assert found.least_kept("median-clip", "worst_tenth") == (pytest.approx(0.7 / 0.8), "ipm")
+        test = Test(mean=sum(honest) / len(honest), worst_decile=min(honest), nodes=nodes)
+        made = Entry(name, 0, 4, 1, "accuracy", True, Time(1.0), test, attackers=attackers)
+        table = {"name": name, "robust": "none" if name.startswith("none") else "median-clip"}
+        table |= {"attack": {"name": "ipm", "nodes": [3]}} if attackers else {}
+        found.append(Run(name, name, [made], made, table | {key: value(table) for key, value in settings.items()}))
+    return found
 
 
 def test_table_has_one_line_for_each_rule(capsys):
-    print_attack_table(*a_summary())
+    print_attack_table(robust_runs())
     lines = [
         line.split() for line in capsys.readouterr().out.splitlines() if line.lstrip("│ ").startswith(("none", "median"))
     ]
@@ -120,8 +110,7 @@ def test_table_has_one_line_for_each_rule(capsys):
         ["none", "0.700", "0.400", "ipm", "0.400", "0.400"],
         ["median-clip", "0.675", "0.300", "ipm", "0.767", "0.700"],
     ]
-    summary, runs = a_summary()
-    print_attack_table(summary, [run | {"rounds": 2 + (run["robust"] == "none")} for run in runs])
+    print_attack_table(robust_runs(rounds=lambda table: 2 + (table["robust"] == "none")))
     assert not capsys.readouterr().out  # each rule has other settings
-    print_attack_table(summary, runs[:1])
+    print_attack_table(robust_runs()[:1])
     assert not capsys.readouterr().out
