@@ -9,8 +9,8 @@ that it had may repeat until peers have told the node; a higher one may not. Vot
 members or more were restored from copies after the coordinator's first claim; no protocol could then know of the first
 coordinator. Everything else holds under every fault.
 
-`Violation` is also what the processes of tests/chaos report; they observe `error`, `not finite`, `number reused`,
-`membership lost` and `no progress` in statuses, files and output, and `resources exceeded`, which has no meaning here.
+`Violation` is also what the processes of tests/chaos report. From outside they show `error`, `not finite`, `number
+reused` and `no progress` in statuses, files and output, and `resources exceeded`, which has no meaning here.
 """
 
 from __future__ import annotations

@@ -49,7 +49,15 @@ Simulated = Literal[
 ]
 # What only processes have, in tests/chaos: files and clocks of an operating system, a broker, and an admission key.
 OfProcesses = Literal[
-    "flap", "damaged-file", "wall-clock", "broker-restart", "broker-halt", "guest", "readmission", "new-admission-key"
+    "restart",
+    "flap",
+    "damaged-file",
+    "wall-clock",
+    "broker-restart",
+    "broker-halt",
+    "guest",
+    "readmission",
+    "new-admission-key",
 ]
 Kind = Literal[Simulated, OfProcesses]
 KINDS: tuple[Simulated, ...] = get_args(Simulated)

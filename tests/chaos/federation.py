@@ -8,10 +8,12 @@ Each node takes its wall clock from libfaketime, if that is installed; its other
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+import time
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from p2pfl.errors import ConfigurationError
@@ -44,14 +46,14 @@ class Federation:
         leaving: processes of revoked nodes, which must end by themselves, by name.
         starts: number of starts, by name.
         broker: its process.
-        backups: folder of backups, by the name of the node.
+        copies: copies of each folder with the times at which they were made, by name.
     """
 
     def __init__(self, net, root, names):
         self.net, self.root, self.names = net, root, list(names)
         self.folders = {name: root / name for name in (*names, GUEST)}
         self.running, self.leaving, self.broker, self.starts = {}, {}, None, dict.fromkeys(self.folders, 0)
-        self.backups = root / "backups"
+        self.copies = {name: [] for name in names}
 
     def machine(self, name):
         return len(self.names) + 2 if name == GUEST else self.names.index(name) + 1
@@ -87,7 +89,28 @@ class Federation:
         file = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(self.root / f"{name}.clock")}
         return own | dict.fromkeys(names, "1") | file
 
+    def back_up(self, *names):
+        """Copy the folders of nodes, by default of all."""
+        for name in names or self.names:
+            made = time.monotonic()
+            self.copies[name].append((made, copy(self.folders[name], self.root / "copies" / name / str(made))))
+
+    def forget_copies(self, name):
+        """Expect that no older folder of a node returns."""
+        self.copies[name].clear()
+        self.back_up(name)
+
+    def restore(self, name, before):
+        """Replace the folder of a node by the last copy that was made before a time, or by the first one."""
+        older = [path for made, path in self.copies[name] if made <= before] or [self.copies[name][0][1]]
+        for path in self.folders[name].iterdir():  # a file system, which cannot be removed itself
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        copy(older[-1], self.folders[name])
+
     def start(self, name):
+        """Start a node, if it does not run."""
+        if name in self.running:
+            return
         self.starts[name] += 1
         with (self.root / f"{name}.log").open("ab") as log:
             command = [sys.executable, "-m", "p2pfl.node", "run", str(self.folders[name])]
@@ -95,9 +118,15 @@ class Federation:
             self.running[name] = self.net.start(self.machine(name), command, stdout=log, stderr=log, env=env)
 
     def kill(self, name):
-        process = self.running.pop(name)
-        process.kill()
-        process.wait()
+        """Kill a node, if it runs."""
+        if (process := self.running.pop(name, None)) is not None:
+            process.kill()
+            process.wait()
+
+    def send(self, name, number):
+        """Send a signal to a node, if it runs."""
+        if name in self.running:
+            self.running[name].send_signal(number)
 
     def stop(self, name):
         """End the process of a node as its owner does, if it runs still."""
@@ -144,6 +173,16 @@ class Federation:
         for process in (*self.running.values(), *self.leaving.values(), *([self.broker] if self.broker else ())):
             process.kill()
             process.wait()
+
+
+def copy(source, target):
+    """Copy the files of a folder, as a backup does: one after the other, while the node may run. Return the target."""
+    target.mkdir(mode=0o700, exist_ok=True, parents=True)
+    for path in source.iterdir():
+        if path.is_file():
+            with suppress(FileNotFoundError):  # replaced meanwhile
+                shutil.copy2(path, target / path.name)
+    return target
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Invariants of a federation, checked from outside: by its processes, its files and its output."""
+"""Invariants of a federation of processes, checked from outside: by the processes, their files and their output."""
 
 from math import isfinite
 from pathlib import Path
@@ -10,6 +10,7 @@ from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.federation.membership_file import member_of
 from p2pfl.node.folder import config
 from p2pfl.node.folder.incarnation import MAGIC
+from p2pfl.sim.chaos.invariants import Violation
 from p2pfl.system.atomic_files import read_sealed
 from tests.chaos.faults import FILL
 
@@ -20,15 +21,23 @@ NEW_ROUNDS = 3  # rounds with all members in which a federation shows that it ha
 LONGEST = 900.0  # seconds of a round at most, whatever the wall clock shows
 
 
-class Violation(Exception):  # noqa: N818
-    """An invariant does not hold."""
+class Violated(Exception):  # noqa: N818
+    """An invariant does not hold.
+
+    Attributes:
+        violation: which one; its time is left to the caller.
+    """
+
+    def __init__(self, invariant, node, text):
+        super().__init__(f"{invariant}: {node} {text}")
+        self.violation = Violation(invariant, 0.0, node, text)
 
 
 def check(federation):
-    """Raise Violation if an invariant does not hold now."""
+    """Raise Violated if an invariant does not hold now."""
     for name, process in federation.running.items():
         if (code := process.poll()) is not None:
-            raise Violation(f"{name} ended with {code}")
+            raise Violated("error", name, f"ended with {code}")
         for what, found, most in (
             ("MiB of memory", memory(process.pid), MEMORY),
             ("open files", open_files(process.pid), FILES),
@@ -36,42 +45,42 @@ def check(federation):
             ("bytes in its folder", size(federation.folders[name]), FOLDER),
         ):
             if found > most:
-                raise Violation(f"{name} has {found:.0f} {what}, at most {most}")
+                raise Violated("resources exceeded", name, f"has {found:.0f} {what}, at most {most}")
     for name in (*federation.running, *federation.leaving):
         check_status(name, federation.status(name), federation.output(name))
 
 
 def check_status(name, status, output=""):
-    """Raise Violation if a status shows an error, a proof against a member, or a figure that is not finite.
+    """Raise Violated if a status shows an error, a proof against a member, or a figure that is not finite.
 
     Args:
         output: what the node has printed, with the first error of each kind.
     """
     if status.get("faults"):
         errors = [line for line in output.splitlines() if "error in " in line]
-        raise Violation("; ".join([f"{name} counts faults: {status['faults']}", *errors]))
+        raise Violated("error", name, "; ".join([f"counts faults: {status['faults']}", *errors]))
     if status.get("proofs"):
-        raise Violation(f"{name} holds {status['proofs']} proofs of two models of one round, but all are honest")
+        raise Violated("error", name, f"holds {status['proofs']} proofs of two models of one round, but all are honest")
     for row in status["history"]:
         if any(isinstance(value, float) and not isfinite(value) for value in row.values()):
-            raise Violation(f"{name} has figures that are not finite: {row}")
+            raise Violated("not finite", name, f"has figures that are not finite: {row}")
         if not 0 <= row.get("seconds", 0) <= LONGEST:
-            raise Violation(f"{name} has a round of {row['seconds']} s: {row}")
+            raise Violated("error", name, f"has a round of {row['seconds']} s: {row}")
 
 
 def check_output(federation):
-    """Raise Violation if a node has printed a traceback."""
+    """Raise Violated if a node has printed a traceback."""
     for name in federation.starts:
         if federation.starts[name] and "Traceback (most recent call last)" in (text := federation.output(name)):
-            raise Violation(f"{name} printed an error: {text[-3000:]}")
+            raise Violated("error", name, f"printed an error: {text[-3000:]}")
 
 
 def check_models(federation):
-    """Raise Violation if the checkpoint of an ended node cannot be read, or is not finite."""
+    """Raise Violated if the checkpoint of an ended node cannot be read, or is not finite."""
     for name in federation.names:
         stored = FileStore(federation.folders[name] / config.CHECKPOINT).load()
         if stored is None or not np.isfinite(np.frombuffer(stored.params, np.float32)).all():
-            raise Violation(f"{name} has no finite model on its disk")
+            raise Violated("not finite", name, "has no finite model on its disk")
 
 
 def size(folder):
@@ -96,12 +105,12 @@ class Incarnations:
         return {name: incarnation(self.federation.folders[name]) for name in self.federation.names}
 
     def check(self):
-        """Raise Violation if a node that was started has not gone past the incarnations that it has used."""
+        """Raise Violated if a node that was started has not gone past the incarnations that it has used."""
         current = self._current()
         for name, now in current.items():
             started = self.federation.starts[name] > self.starts[name]
             if now < self.used[name] + started:
-                raise Violation(f"{name} is in incarnation {now} after {self.used[name]}: its message numbers repeat")
+                raise Violated("number reused", name, f"is in incarnation {now} after {self.used[name]}")
         self.starts = dict(self.federation.starts)
         self.used = current
 

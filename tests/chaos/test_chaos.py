@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from p2pfl.node.folder import config, incarnation
+from tests.chaos.faults import BROKER, KINDS, MEMBERSHIP, NETWORK, NODE, draw_episode
 from tests.chaos.federation import FAKETIME, ROOT, Federation
-from tests.chaos.invariants import Incarnations, Violation, check, check_status
-from tests.chaos.schedule import BROKER, MEMBERSHIP, NETWORK, NODE, draw_episode
+from tests.chaos.invariants import Incarnations, Violated, check, check_status
 from tests.support.namespaces import PATH, why_not
 
 NAMES = ("node-1", "node-2", "node-3")
@@ -26,11 +26,12 @@ def test_episode_depends_on_seed_and_number_only():
 
 def test_episodes_have_every_kind_of_fault():
     episodes = [draw_episode(0, number, NAMES) for number in range(100)]
-    assert {fault.kind for faults in episodes for fault in faults} == {*NETWORK, *NODE, *BROKER, *MEMBERSHIP}
+    assert {fault.kind for faults in episodes for fault in faults} == set(KINDS)
     for faults in episodes:
-        nodes = [fault.nodes[0] for fault in faults if fault.kind in NODE]
+        assert 1 <= len(faults) <= 3
+        nodes = [fault.node for fault in faults if fault.kind in (*NODE, "readmission")]
         assert len(nodes) == len(set(nodes))
-        assert sum(fault.kind in NETWORK for fault in faults) <= 1
+        assert all(sum(fault.kind in kinds for fault in faults) <= 1 for kinds in (NETWORK, BROKER, MEMBERSHIP))
         if any(fault.kind in MEMBERSHIP for fault in faults):
             assert NAMES[0] not in nodes  # it has the admission key
 
@@ -38,18 +39,18 @@ def test_episodes_have_every_kind_of_fault():
 def test_faults_proofs_and_nan_are_violations():
     row = {"round": 1, "test": 0.5, "stages": {}}
     check_status("a", {"history": [row], "faults": {}, "proofs": 0})
-    with pytest.raises(Violation, match="holds 1 proofs"):
+    with pytest.raises(Violated, match="holds 1 proofs"):
         check_status("a", {"history": [], "proofs": 1})
-    with pytest.raises(Violation, match="not finite"):
+    with pytest.raises(Violated, match="not finite"):
         check_status("a", {"history": [row | {"test": nan}]})
-    with pytest.raises(Violation, match="a round of -93598"):
+    with pytest.raises(Violated, match="a round of -93598"):
         check_status("a", {"history": [row | {"seconds": -93598}]})
-    with pytest.raises(Violation, match=r"counts faults: \{'broker': 1\}; error in broker: OSError$"):
+    with pytest.raises(Violated, match=r"counts faults: \{'broker': 1\}; error in broker: OSError$"):
         check_status("a", {"history": [], "faults": {"broker": 1}}, "round 1\nerror in broker: OSError\nround 2")
 
 
 def test_process_that_ended_is_a_violation():
-    with pytest.raises(Violation, match="a ended with 1"):
+    with pytest.raises(Violated, match="a ended with 1"):
         check(SimpleNamespace(running={"a": SimpleNamespace(poll=lambda: 1)}))
 
 
@@ -59,7 +60,7 @@ def test_repeated_incarnation_is_a_violation(tmp_path):
         incarnation.count_start(path)
     incarnations = Incarnations(SimpleNamespace(names=["a"], folders={"a": tmp_path}, starts=starts))
     starts["a"] += 1
-    with pytest.raises(Violation, match="a is in incarnation 3 after 3"):
+    with pytest.raises(Violated, match="a is in incarnation 3 after 3"):
         incarnations.check()
     incarnation.count_start(path)
     incarnations.check()

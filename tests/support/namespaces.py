@@ -114,7 +114,7 @@ class Machines:
     def heal(self):
         """Let all frames through again."""
         if self._rules:
-            self._switch("nft delete table bridge cut")
+            self._switch("nft", "add table bridge cut; delete table bridge cut")
             return
         for i in self.numbers:
             self._switch(f"ip link set v{i} master br0")
