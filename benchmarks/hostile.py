@@ -18,128 +18,20 @@ round, so all have the same speed.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from adversary import FLOODS, Adversary, connect_silently, flood_member, flood_sink, hold_frames, say_nothing
-from processes import Federation, memory, open_files
-
-from p2pfl.node.exchange.factory import max_frame
-from p2pfl.protocols.addresses import split_address
-from p2pfl.protocols.errors import TransportError
-from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
-from p2pfl.protocols.wire import messages as m
+from benchmarks.attackers import ATTACKS, attacking
+from benchmarks.processes import Federation, memory, open_files
 
 NAMES = ("alice", "bob", "carol")
 MEMBER = "mallory"
-CONNECTIONS = 500  # half of them begin TLS
-ASKING = 0.02  # seconds between requests of the member that reads nothing
-VALUES = 4810  # in the model of the task digits
 TOML = 'rounds = 1000000\ndeadline = 5.0\nmembers = 3\ntask = {name = "digits"}\n'
-ATTACKS = ("connections", "half-frames", "tarpit", *FLOODS)
 WARM = 3.0  # seconds until an attack reaches its full rate
-
-
-# The attacking process
-
-
-async def read_nothing(folder: Path, name: str, address: str) -> None:
-    """Request every model, and read none."""
-    adversary = Adversary(folder)
-    link = await adversary.introduce(name, address, stopped=True)
-    link.connection.pause_reading()  # type: ignore[attr-defined]
-    number = 0
-    while True:
-        for round in range(2):
-            number += 1
-            adversary.send(link, m.Get(number, adversary.round + round, "trained"))
-        await asyncio.sleep(ASKING)
-
-
-async def read_nothing_again(folder: Path, name: str, address: str) -> None:
-    while True:
-        try:
-            await read_nothing(folder, name, address)
-        except (TransportError, OSError, TimeoutError):
-            await asyncio.sleep(1.0)
-
-
-async def attack(kind: str, folder: Path, nodes: dict[str, str]) -> None:
-    name, address = next(iter(nodes.items()))
-    if kind == "tarpit":
-        await say_nothing(folder, nodes)
-    elif kind == "half-frames":
-        await hold_frames(folder, name, address, max_frame(VALUES))
-    elif kind == "connections":
-        await asyncio.gather(*strangers(address), read_nothing_again(folder, name, address))
-    else:
-        await flood_member(kind, folder, name, address)
-
-
-def strangers(address: str) -> Iterator[Any]:
-    host, port = split_address(address)
-    context = client_context()
-    return (connect_silently(host, port, context if k % 2 else None) for k in range(CONNECTIONS))
-
-
-async def control(kind: str, folder: Path, address: str) -> None:
-    if kind in FLOODS:
-        await flood_sink(kind, folder, address)
-    elif kind == "connections":
-        await asyncio.gather(*strangers(address))
-    await asyncio.Event().wait()
-
-
-async def sink() -> None:
-    """Accept connections and discard their data; print the port."""
-    identity = Identity.from_seed(bytes(32))
-    context = server_context(identity, make_certificate(identity))
-
-    async def discard(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while await reader.read(1 << 18):
-                pass
-        except OSError:
-            pass
-        writer.close()
-
-    server = await asyncio.start_server(discard, "127.0.0.1", 0, ssl=context)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-
-
-def act(orders: dict[str, Any]) -> None:
-    if orders["do"] == "sink":
-        asyncio.run(sink())
-    elif orders["do"] == "control":
-        asyncio.run(control(orders["kind"], Path(orders["folder"]), orders["address"]))
-    else:
-        asyncio.run(attack(orders["kind"], Path(orders["folder"]), orders["nodes"]))
-
-
-@contextmanager
-def acting(**orders: Any) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [sys.executable, __file__, "--act", json.dumps(orders)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-# Measurement
 
 
 def measure(kind: str, spells: int, seconds: float) -> dict[str, Any]:
@@ -149,7 +41,7 @@ def measure(kind: str, spells: int, seconds: float) -> dict[str, Any]:
         federation = Federation(Path(root), NAMES, TOML, {MEMBER: role})
         victim, folder = NAMES[0], str(federation.folders[MEMBER])
         nodes = {name: federation.addresses[name] for name in NAMES}
-        with federation.running(), acting(do="sink") as discarding:
+        with federation.running(), attacking("sink") as discarding:
             assert discarding.stdout is not None
             port = int(discarding.stdout.readline())
             federation.wait(lambda: federation.round(victim) >= 3, "the nodes learn")
@@ -157,10 +49,10 @@ def measure(kind: str, spells: int, seconds: float) -> dict[str, Any]:
             peace, beside, war, files, most = [], [], [], [], []
             for _ in range(spells):
                 peace.append(federation.rounds_per_second(victim, seconds))
-                with acting(do="control", kind=kind, folder=folder, address=f"127.0.0.1:{port}"):
+                with attacking("control", kind=kind, folder=folder, address=f"127.0.0.1:{port}"):
                     time.sleep(min(WARM, seconds))
                     beside.append(federation.rounds_per_second(victim, seconds))
-                with acting(do="attack", kind=kind, folder=folder, nodes=nodes):
+                with attacking("attack", kind=kind, folder=folder, nodes=nodes):
                     time.sleep(min(WARM, seconds))
                     war.append(federation.rounds_per_second(victim, seconds))
                     files.append(open_files(pid))
@@ -201,11 +93,7 @@ def main() -> None:
         help="number of periods without load, with control load, and with the attack (default: 5)",
     )
     parser.add_argument("--seconds", type=float, default=6.0, metavar="S", help="length of a period in seconds (default: 6)")
-    parser.add_argument("--act", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.act is not None:
-        act(options.act)
-        return
     figures, spells, seconds = {}, options.spells, options.seconds
     if options.quick:
         spells, seconds = 1, 2.0

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from p2pfl.node.federation import admission, agreement, loading
-from p2pfl.node.federation.membership_file import MEMBERSHIP
+import psutil
+
 from p2pfl.node.folder import config
-from p2pfl.node.runtime import join as joining
 from p2pfl.node.status import reader
+from tests.support.processes import federate, free_ports
 
 PATIENCE = 180.0  # maximum seconds to wait for an event
-
-
-def free_ports(names: Sequence[str]) -> dict[str, int]:
-    """Return a free port for each name."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
-        return {name: each.getsockname()[1] for name, each in zip(names, sockets, strict=True)}
 
 
 class Federation:
@@ -36,6 +29,7 @@ class Federation:
     Args:
         toml: contents of node.toml in addition to name, listen, part and addresses.
         hostile: names of members that do not run here, with their roles.
+        modules: modules of the user's own, which every folder gets a copy of.
 
     Attributes:
         folders, addresses: by name, of all members.
@@ -43,10 +37,15 @@ class Federation:
     """
 
     def __init__(
-        self, root: Path, honest: Sequence[str], toml: str, hostile: Mapping[str, str] = MappingProxyType({})
+        self,
+        root: Path,
+        honest: Sequence[str],
+        toml: str,
+        hostile: Mapping[str, str] = MappingProxyType({}),
+        modules: Sequence[Path] = (),
     ) -> None:
         names = [*honest, *hostile]
-        ports = free_ports(names)
+        ports = dict(zip(names, free_ports(len(names)), strict=True))
         self.honest = list(honest)
         self.folders = {name: root / name for name in names}
         self.addresses = {name: f"127.0.0.1:{ports[name]}" for name in names}
@@ -56,24 +55,21 @@ class Federation:
             config.create(folder, name, self.addresses[name])
             head = f'name = "{name}"\nlisten = "{self.addresses[name]}"\npart = "{k}/{len(names)}"\nmdns = false\n'
             (folder / config.CONFIG).write_text(f"{head}{toml}\n[addresses]\n{table}")
-        first = self.folders[names[0]]
-        ready = loading.load(first)
-        tables = agreement.draft("benchmark", ready.config, loading.task_of(ready))
-        admission.create_federation(first, tables, root / "backup.pem")
-        for name in names[1:]:
-            token = root / f"{name}.admission"
-            admission.admit(first, admission.request(self.folders[name]), hostile.get(name, "participant"), token)
-            joining.join(self.folders[name], token.read_text())
-        for name in names[1:]:
-            (self.folders[name] / MEMBERSHIP).write_bytes((first / MEMBERSHIP).read_bytes())
+            for module in modules:
+                shutil.copy(module, folder)
+                sys.path.append(str(module.parent))
+        federate(root, names, roles=hostile)
 
     @staticmethod
     def port() -> int:
         """Return a free port."""
-        return free_ports(["one"])["one"]
+        return free_ports(1)[0]
 
     def start(self, *names: str, options: Sequence[str] = ()) -> None:
+        """Start nodes that do not run, by default all."""
         for name in names or self.honest:
+            if name in self.processes:
+                continue
             command = [sys.executable, "-m", "p2pfl.node", "run", str(self.folders[name]), *options]
             with (self.folders[name] / "output").open("ab") as output:
                 self.processes[name] = subprocess.Popen(
@@ -135,23 +131,31 @@ class Federation:
             time.sleep(0.002)
         return now, time.perf_counter()
 
+    def send(self, name: str, number: int) -> None:
+        """Send a signal to a node, if it runs."""
+        if name in self.processes:
+            self.processes[name].send_signal(number)
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        """End a node by a signal, if it runs."""
+        if (process := self.processes.pop(name, None)) is not None:
+            process.send_signal(number)
+            process.wait()
+
     def stop(self, name: str) -> None:
-        self.processes[name].send_signal(signal.SIGTERM)
-        self.processes[name].wait()
+        """End a node as its owner does, if it runs."""
+        self.kill(name, signal.SIGTERM)
 
 
 def memory(pid: int) -> float:
-    """Return the resident memory of a process, in MiB; 0 if unknown."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS")), 0.0)
+    """Return the resident memory of a process, in MiB; 0 if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return float(psutil.Process(pid).memory_info().rss / 2**20)
+    return 0.0
 
 
 def open_files(pid: int) -> int:
-    """Return the number of open files and connections of a process; 0 if unknown."""
-    try:
-        return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return 0
+    """Return the number of open files and connections of a process; 0 if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return int(psutil.Process(pid).num_fds())
+    return 0

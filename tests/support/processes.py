@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.federation import admission, agreement, loading
@@ -29,14 +30,14 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
-def federate(root, names, edges="all"):
-    """Make one federation of nodes' folders, without commands."""
+def federate(root, names, edges="all", roles=MappingProxyType({})):
+    """Make one federation of nodes' folders, without commands; members without a role are participants."""
     first = root / names[0]
     ready = loading.load(first)
     tables = agreement.draft("test", ready.config, loading.task_of(ready), edges)
     admission.create_federation(first, tables, root / "backup.pem")
     for name in names[1:]:
-        admission.admit(first, admission.request(root / name), "participant", root / f"{name}.admission")
+        admission.admit(first, admission.request(root / name), roles.get(name, "participant"), root / f"{name}.admission")
         joining.join(root / name, (root / f"{name}.admission").read_text())
     # Earlier members have the log of their admission; here all start with the newest one.
     newest = (root / names[0] / "membership").read_bytes()
