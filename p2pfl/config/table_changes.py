@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -25,6 +25,12 @@ def parse_change(change: str) -> tuple[str, Any]:
         return key.strip(), text
     except ValueError as error:
         raise ConfigurationError(f"{key.strip()}: {error}", key.strip()) from error
+
+
+def apply_all(table: dict[str, Any], changes: Iterable[tuple[str, Any]]) -> None:
+    """Set keys in place, in this order; see `apply`."""
+    for key, value in changes:
+        apply(table, key, value)
 
 
 def apply(table: dict[str, Any], key: str, value: Any) -> None:
@@ -58,6 +64,5 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
 def with_changes(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """Return a table with "key=value" changes applied."""
     result = deepcopy(dict(table))
-    for change in changes:
-        apply(result, *parse_change(change))
+    apply_all(result, map(parse_change, changes))
     return result

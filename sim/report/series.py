@@ -22,6 +22,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import LIMITS, setting
 from p2pfl.sim.report.folder import MORE, Columns, Entry, Folder, Objectives, Summary
 from p2pfl.sim.scenario.names import NAMED
+from p2pfl.sim.scenario.scenario import LABELS
 from p2pfl.sim.scenario.sweep import label, split
 
 T = TypeVar("T")
@@ -29,7 +30,6 @@ MOST_RUNS = 16  # runs shown in all figures at first
 TRAINING = ("lr", "optimizer", "model", "batch_size")  # keys of a task that configure the training and not the problem
 Figure = dict[str, Any]  # data of a figure: id, kind, title, note, and the keys of its kind (see assets/report.js)
 Section = dict[str, Any]  # id, title, text (sentences), figures
-LABELS = ("name", "paper", "pool", "varied")  # keys of a run without an effect on its results
 WORDS = {
     "budget.models": "budget (models a round)",
     "budget.held": "budget (models held)",

@@ -5,6 +5,9 @@ run = ["dpfl", "dpfl/.2N"]
 above = "fedavg"           # or a list of rows, or a number; or `below`
 by = 0.1                   # the minimum difference
 paper = true               # the paper claims it; by default the project does
+
+While a scenario is resolved, `check_claims` refuses claims that compare nothing. After its runs, `check` compares the rows
+of the summary. Claims only show what was measured: a claim that is not held changes no result.
 """
 
 from __future__ import annotations

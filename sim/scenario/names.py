@@ -75,7 +75,7 @@ def with_tables(layer: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def named_changes(changes: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+def named_changes(changes: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Return changes without short forms: `policy=random` changes `policy.name`."""
     return [(f"{key}.name", value) if key in NAMED and isinstance(value, str) else (key, value) for key, value in changes]
 

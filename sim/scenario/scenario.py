@@ -77,9 +77,9 @@ from p2pfl.node.folder.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
 from p2pfl.random_streams import federation_draws
 from p2pfl.sim.formatting import setting, some
 from p2pfl.sim.scenario.claims import MEAN, Claim, among, check_claims
-from p2pfl.sim.scenario.names import KINDS, given_names, module_folders, named_changes, with_tables
+from p2pfl.sim.scenario.names import KINDS, given_names, module_folders, with_tables
 from p2pfl.sim.scenario.network import Budgets, Network, Range, check_number, check_range
-from p2pfl.sim.scenario.topology import FILE, GRAPH, changes_with_files, options_of, with_absolute_file, with_files
+from p2pfl.sim.scenario.topology import FILE, GRAPH, full_changes, options_of, with_absolute_file, with_files
 from p2pfl.system import toml_reader
 from p2pfl.topologies import BUILDERS
 
@@ -92,11 +92,8 @@ ALWAYS = ("name", "description", "seeds", "run")  # keys of the file that the fo
 FULL = "full"  # form that is the file as it stands
 LABELS = ("name", "paper", "pool", "varied")  # keys of a run without an effect on its results
 
-
 Changes = Sequence[tuple[str, Any]]  # keys such as "policy.tau", and their values
 Table = dict[str, Any]
-
-UNSET: Table = {"varied": {}}  # default values of a run that its table leaves out
 
 # Tables of a run
 
@@ -161,7 +158,7 @@ def plan_attack(table: Mapping[str, Any] | None, nodes: int, seed: int) -> Attac
     """
     if table is None:
         return None
-    with about("attack", "nodes"):
+    with about("attack"):
         return _plan(msgspec.json.encode(table), nodes, seed)
 
 
@@ -173,15 +170,17 @@ def _plan(table: bytes, nodes: int, seed: int) -> AttackPlan:
     attack = make_attack(name, options)
     if chosen:
         if not all(0 <= k < nodes for k in chosen):
-            raise ConfigurationError(f"attack.nodes must be numbers from 0 to {nodes - 1}, got {chosen}")
+            raise ConfigurationError(
+                f"attack.nodes must be numbers from 0 to {nodes - 1}, got {chosen}", "attack.nodes", "nodes"
+            )
         picked = sorted(set(chosen))
     else:
         if not 0 <= share < 1:
-            raise ConfigurationError(f"attack.share must be at least 0 and less than 1, got {share}")
+            raise must_be("attack.share", "at least 0 and less than 1", share)
         order = federation_draws(seed).generator(0, "attackers").permutation(nodes)
         picked = np.sort(order[: int(share * nodes + 0.5)]).tolist()
     if len(picked) >= nodes:
-        raise ConfigurationError(f"attack: at least one of the {nodes} nodes must be honest")
+        raise ConfigurationError(f"attack: at least one of the {nodes} nodes must be honest", "attack", "nodes")
     return AttackPlan(attack, tuple(picked))
 
 
@@ -404,8 +403,11 @@ class ScenarioFile(FileKeys, frozen=True, kw_only=True):
 
     def _entry(self, run: Scenario) -> Table:
         table = msgspec.to_builtins(run, enc_hook=str)  # of an ObjectName only the text remains
-        topology = {} if self.graph is None else {"topology": {"name": FILE, "file": GRAPH}}
-        return {key: value for key, value in (table | topology).items() if value is not None and value != UNSET.get(key)}
+        if self.graph is not None:
+            table["topology"] = {"name": FILE, "file": GRAPH}
+        if not run.varied:
+            del table["varied"]
+        return {key: value for key, value in table.items() if value is not None}
 
     def only(self, *texts: str) -> ScenarioFile:
         """Return the scenario with only the runs whose name contains one of the texts; without texts, with all runs.
@@ -496,7 +498,7 @@ def resolve(
 ) -> ScenarioFile:
     """Resolve parsed TOML, or a dict of the caller, into a scenario; see `load`."""
     with name_source(changer or name):
-        given = changes_with_files(named_changes([table_changes.parse_change(change) for change in changes]), folder)
+        given = full_changes(map(table_changes.parse_change, changes), folder)
     with name_source(name, ("--only", *(key for key, _ in given)), changer or name):
         return _resolve(raw, given, name, folder, trust=trust, only=only)
 
@@ -702,8 +704,7 @@ def _each(entry: Table, folder: str) -> list[Table]:
     for values in product(*each.values()):
         given = list(zip(each, values, strict=True))
         run = deepcopy(entry)
-        for key, value in changes_with_files(named_changes(given), folder):
-            table_changes.apply(run, key, value)
+        table_changes.apply_all(run, full_changes(given, folder))
         if given:
             run["name"] = ", ".join([str(entry["name"]), *map(_word, given)])
         if given and pool is None:
@@ -735,8 +736,8 @@ def _change_runs(runs: Sequence[Table], changes: Changes) -> tuple[list[Table], 
     """
     changed = deepcopy(list(runs))
     for run in changed:
-        for key, value in changes:
-            table_changes.apply(run, key, value)
+        table_changes.apply_all(run, changes)
+        for key, _ in changes:
             _fix_key(run, key)
     kept = _distinct(runs, changed) if changes else range(len(runs))
     dropped = [str(run["name"]) for k, run in enumerate(runs) if k not in kept]

@@ -25,9 +25,8 @@ from p2pfl.config.registry import resolve
 from p2pfl.errors import COMMAND_LINE, CommandLineError, ConfigurationError, name_source, unknown
 from p2pfl.policies import POLICIES
 from p2pfl.sim.formatting import setting
-from p2pfl.sim.scenario.names import named_changes
 from p2pfl.sim.scenario.scenario import FILE_KEYS, LABELS, Scenario, ScenarioFile, Table, parse_run, settings_of
-from p2pfl.sim.scenario.topology import FILE, changes_with_files
+from p2pfl.sim.scenario.topology import FILE, full_changes
 from p2pfl.task import TASKS
 from p2pfl.topologies import BUILDERS, read
 
@@ -172,11 +171,9 @@ def _apply_axes(run: Table, axes: Sequence[Axis], places: Sequence[int], folder:
     names = [(key, value) for key, value in given if "." not in key or key.endswith((".name", f".{FILE}"))]
     options = [(key, value) for key, value in given if (key, value) not in names]
     table = deepcopy(run)
-    for key, value in changes_with_files(named_changes(names), folder):
-        table_changes.apply(table, key, value)
+    table_changes.apply_all(table, full_changes(names, folder))
     taken = [(key, value) for key, value in options if takes_option(table, key)]
-    for key, value in changes_with_files(taken, folder):
-        table_changes.apply(table, key, value)
+    table_changes.apply_all(table, full_changes(taken, folder))
     kept = {key for key, _ in (*names, *taken)}
     table["varied"] = {**run.get("varied", {}), **{key: value for key, value in given if key in kept}}
     return table

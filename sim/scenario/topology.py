@@ -1,9 +1,16 @@
-"""Topology of a scenario: a named graph, or one from a file, and its properties."""
+"""Topology of a scenario: a named graph, or one from a file, and its properties.
+
+1. While a scenario is resolved, files of graphs get full paths, so that the resolved scenario means the same graph in every
+   folder: `with_files` does this for a table of the scenario, and `full_changes` for changes to one. A graph from a file
+   sets the number of nodes.
+2. When a run begins, `topology` makes or reads the graph, and `measure` gives its properties to the summary.
+3. If latencies come from geography, `placement_graph` and `locate_nodes` give each node its place.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from inspect import signature
 from pathlib import Path
@@ -14,6 +21,7 @@ import networkx as nx
 from p2pfl.config import table_changes
 from p2pfl.config.binding import build, split_name
 from p2pfl.errors import ConfigurationError, must_be, unknown
+from p2pfl.sim.scenario.names import named_changes
 from p2pfl.sim.scenario.network import Network
 from p2pfl.system.available_memory import check_memory
 from p2pfl.system.json_output import to_json
@@ -26,14 +34,13 @@ FILE = "file"  # name of a topology from a file in a resolved scenario
 GRAPH = "topology.graphml"  # file of a graph that a Python program has given, in the folder of a run
 ALONE = "a single node has no neighbours, so it trains alone"
 GRAPHS = Path(__file__).parent.parent / "scenarios"  # folder of the shipped graphs
+COMPLETE = "complete"
+MOST_NAMED = 20  # nodes in a note
 
 
 def shipped_graphs() -> dict[str, Path]:
     """Return the graphs that come with p2pfl-sim, by name."""
     return {path.stem: path for path in sorted(GRAPHS.glob("*.graphml"))}
-
-
-COMPLETE = "complete"
 
 
 def topology(table: Mapping[str, Any], nodes: int, seed: int, *, dense: bool = True) -> nx.Graph:
@@ -139,26 +146,23 @@ def with_absolute_file(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {**run, "topology": {**topology, FILE: str(folder.resolve() / file)}}
 
 
-def changes_with_files(changes: Sequence[tuple[str, Any]], folder: str) -> list[tuple[str, Any]]:
-    """Return changes with full paths.
+def full_changes(changes: Iterable[tuple[str, Any]], folder: str) -> list[tuple[str, Any]]:
+    """Return changes without short forms of names, and with full paths.
 
     A topology from a file or a shipped graph gets its full table, and sets `nodes`, unless the changes do so themselves.
     """
+    given = named_changes(changes)
+    sets_nodes = any(key == "nodes" for key, _ in given)
     result: list[tuple[str, Any]] = []
-    for key, value in changes:
-        if key == "network.places" and value:
-            result.append((key, path_of(key, value, folder)))
-            continue
+    for key, value in given:
         option = key.removeprefix("topology.")
         table = {option: value} if key in ("topology.file", "topology.name") else value if key == "topology" else None
-        found = from_file(table, folder) if isinstance(table, Mapping) else None
-        if found is None:
+        if key == "network.places" and value:
+            result.append((key, path_of(key, value, folder)))
+        elif isinstance(table, Mapping) and (found := from_file(table, folder)):
+            result += [("topology", found[0]), *([] if sets_nodes else [("nodes", found[1])])]
+        else:
             result.append((key, value))
-            continue
-        whole, nodes = found
-        result.append(("topology", whole))
-        if all(other != "nodes" for other, _ in changes):
-            result.append(("nodes", nodes))
     return result
 
 
@@ -237,9 +241,6 @@ def edges_of(topology: Mapping[str, Any], nodes: int) -> float:
             groups = max(1.0, option("groups", 3, nodes))
             return 0.9 * option("within", 1.0, 1) * nodes * max(0, nodes / groups - 1) / 2
     return 0
-
-
-MOST_NAMED = 20  # nodes in a note
 
 
 def show(name: str, nodes: int | None, seed: int, changes: Sequence[str], as_json: bool) -> None:
