@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from p2pfl.compression.sparse_updates import Step
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, first_error
 from p2pfl.node import policy_api
 from p2pfl.node.checkpoint import (
     Checkpoint,
@@ -445,13 +445,6 @@ def encode_state(policy: Policy) -> bytes:
         raise ConfigurationError(
             f"the state of the policy {policy_name(policy)} must consist of numbers, strings, lists and dicts: {error}"
         ) from error
-
-
-def first_error(error: BaseException) -> BaseException:
-    """Return the first error that is not a group, from a group nested to any depth; return any other error itself."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _end_rounds(node: Node) -> None:

@@ -190,3 +190,10 @@ def none_of(where: str, value: object, allowed: Iterable[object]) -> Configurati
 def must_be(where: str, expected: str, value: object) -> ConfigurationError:
     """Return the error for the `value` of a key that is not as `expected`, such as "0 or more"."""
     return ConfigurationError(f"{where} must be {expected}, got {value!r}", where)
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Return the first error that is not a group, from a group nested to any depth; return any other error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

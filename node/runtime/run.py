@@ -13,14 +13,14 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from p2pfl.errors import CommandLineError, ConfigurationError
+from p2pfl.errors import CommandLineError, ConfigurationError, first_error
 from p2pfl.node.federation import loading
 from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.federation.revocation import RevokedError, check_member, check_name
 from p2pfl.node.folder import config as folders
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.log import LOG
-from p2pfl.node.node import Node, first_error
+from p2pfl.node.node import Node
 from p2pfl.node.peering.links.incarnations import IncarnationConflictError
 from p2pfl.node.runtime.assembly import Assembly, Parts
 from p2pfl.node.runtime.connectivity import network_of, without_password

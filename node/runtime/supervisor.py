@@ -10,8 +10,8 @@ from pathlib import PurePath
 from traceback import extract_tb
 from typing import Any
 
+from p2pfl.errors import first_error
 from p2pfl.node.log import LOG
-from p2pfl.node.node import first_error
 from p2pfl.system.event_log import EventLogger
 from p2pfl.system.printable import printable
 

@@ -30,7 +30,7 @@ from random import Random
 import numpy as np
 from msgspec.structs import replace
 
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, first_error
 from p2pfl.learner import Learner
 from p2pfl.node.checkpoint import Checkpoint, FileStore
 from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, timing_of
@@ -45,7 +45,7 @@ from p2pfl.node.folder import config as folders
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.folder.incarnation import count_start, last_published
 from p2pfl.node.folder.settings import Settings
-from p2pfl.node.node import Node, first_error
+from p2pfl.node.node import Node
 from p2pfl.node.peering.guard import Guard
 from p2pfl.node.peering.links.incarnations import IncarnationConflictError
 from p2pfl.node.peering.peering_config import PeeringOptions

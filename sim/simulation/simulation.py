@@ -14,13 +14,13 @@ from typing import Any
 import networkx as nx
 
 from p2pfl.attacks.attacker import attacker
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, first_error
 from p2pfl.learner import Learner
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.exchange.message_exchange import MessageExchange
-from p2pfl.node.node import Node, first_error
+from p2pfl.node.node import Node
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Coordinated, Policy, Step
 from p2pfl.random_streams import RandomStreams

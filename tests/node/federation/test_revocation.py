@@ -9,13 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, first_error
 from p2pfl.node.cli.main import main
 from p2pfl.node.federation import admission
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.federation.revocation import RevokedError, check_member, check_name, describe_refusal
 from p2pfl.node.folder import config
-from p2pfl.node.node import first_error
 from p2pfl.node.status.observer import StatusObserver
 from p2pfl.node.status.text import describe
 from p2pfl.protocols.identity import Identity
