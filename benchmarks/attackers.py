@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from p2pfl.node.exchange.factory import max_frame
+from p2pfl.node.exchange.message_exchange import max_frame
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
 from p2pfl.protocols.addresses import split_address

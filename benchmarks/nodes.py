@@ -12,16 +12,15 @@ from math import inf
 import numpy as np
 
 from p2pfl.compression.codecs import Codec, Differential, Float32
-from p2pfl.node.exchange.exchange_config import ExchangeConfig
-from p2pfl.node.exchange.factory import max_frame
-from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
+from p2pfl.node.exchange.base import ExchangeConfig
+from p2pfl.node.exchange.message_exchange import MessageExchange, max_frame, payload_limit
 from p2pfl.node.exchange.model_encoding import ModelEncoder
-from p2pfl.node.folder.settings import Settings
 from p2pfl.node.peering.peer import Member, Peer
 from p2pfl.node.peering.peering_config import PeeringConfig, PeeringOptions
+from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.transports import listener
+from p2pfl.protocols.transports import tls
 from p2pfl.protocols.transports.tls import TlsTransport
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened
 
@@ -126,7 +125,7 @@ class BenchNode:
 
 async def handshakes_per_second(count: int) -> float:
     """Return the connections per second between two nodes on one event loop, one by one, with encryption and proof."""
-    listener.HOST_RATE = listener.RATE = 1e6  # the limits of connections would refuse most of them
+    tls.HOST_RATE = tls.CONNECTION_RATE = 1e6  # the limits of connections would refuse most of them
     server, client = BenchNode(1, {2: ""}, 4), BenchNode(2, {1: ""}, 4)
     for node in (server, client):
         await node.transport.listen(node.exchange.contacts.links)

@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 from p2pfl.errors import MissingRequirementError
-from p2pfl.fairness.praffl import PrafflTask
-from p2pfl.fairness.praffl_model import spread
+from p2pfl.fairness.praffl import PrafflTask, spread
 from p2pfl.task import Part, make_task
 
 DATA = {

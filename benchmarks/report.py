@@ -27,8 +27,8 @@ import numpy as np
 
 import p2pfl
 from p2pfl.sim.report.write import write_report
-from p2pfl.sim.results.artifacts import REPORT, SUMMARY
 from p2pfl.sim.results.results import Result, summarise, write
+from p2pfl.sim.results.tables import REPORT, SUMMARY
 from p2pfl.sim.scenario.scenario import resolve
 
 COPIES = 100  # nodes of the report for each simulated one

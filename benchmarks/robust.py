@@ -40,7 +40,7 @@ from p2pfl.policy import Budget, Merge, Update, merge
 from p2pfl.queries import Clip, Combine, Mean, NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.robust.candidates import OwnMerge, combine
-from p2pfl.robust.median_clip import clip_models, without_clipping
+from p2pfl.robust.clipping import clip_models, without_clipping
 from p2pfl.robust.registry import MEDIAN_CLIP, NONE, RULES, make_rule
 from p2pfl.sim.simulation import clock
 from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher

@@ -9,7 +9,7 @@ from peft import LoraConfig
 from transformers import BertConfig, BertForSequenceClassification
 
 import p2pfl
-from p2pfl.learning.networks.adapters import with_adapters
+from p2pfl.learning.adapters import with_adapters
 
 
 def base():

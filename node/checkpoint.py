@@ -3,11 +3,16 @@
 A checkpoint is written when a model is published, before any peer can fetch it, after the preparation, and after every
 round. A node that was killed at any time therefore restarts with its last finished round, and serves the same bytes as
 before.
+
+Facts of a node's task, which its checkpoint keeps. They tell what has changed if the task no longer fits it.
+
+A checkpoint fits a task if its model has the same layout. A file with the same number of columns, but other ones, gives
+the same layout, and the model would continue with inputs that have another meaning. So the names are compared as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
@@ -15,24 +20,26 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from p2pfl._util.atomic_files import DamagedFileError, DiskErrorReporter, read_sealed, reason, write_sealed
+from p2pfl._util.disk import SYSTEM, Disk
+from p2pfl._util.event_log import EventLogger
+from p2pfl._util.failpoints import failpoint
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.conduct.conduct import ConductState
-from p2pfl.node.exchange.published_models import Published
+from p2pfl.node.conduct import ConductState
+from p2pfl.node.exchange.model_encoding import Published
 from p2pfl.node.log import LOG
 from p2pfl.node.policy_api import PeersState
-from p2pfl.node.task_facts import TaskFacts, describe_change
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Stage, Update
-from p2pfl.system.atomic_files import DamagedFileError, DiskErrorReporter, read_sealed, reason, write_sealed
-from p2pfl.system.disk import SYSTEM, Disk
-from p2pfl.system.event_log import EventLogger
-from p2pfl.system.failpoints import failpoint
+from p2pfl.task import Task, data_facts_of, derived_options_of
 
 AFRESH = "move the checkpoints (checkpoint, checkpoint.1, checkpoint.2) away to start from round 0"
 _MAGIC = b"p2pfl checkpoint 1\n"
-
-
 Array = tuple[str, list[int], bytes]
+MOST_FEATURES = 10_000  # names of features that a checkpoint keeps
+MOST_NAMED = 6  # names in a message
+
+
 """Type, shape and values of an array."""
 
 
@@ -46,6 +53,20 @@ class Model(msgspec.Struct, frozen=True):
     age: float
     size: int
     tag: bytes = b""
+
+
+class TaskFacts(msgspec.Struct, frozen=True):
+    """Facts of a task.
+
+    Attributes:
+        features: names of the columns that are inputs of the model, in their order; empty if unknown.
+        options: options that the task has taken from its data, by name.
+        shapes: names and shapes of the model's tensors.
+    """
+
+    features: list[str] = []
+    options: dict[str, Any] = {}
+    shapes: list[tuple[str, list[int]]] = []
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -264,3 +285,63 @@ def same_task(checkpoint: Checkpoint, layout: bytes, facts: TaskFacts) -> None:
         raise ConfigurationError(
             f"the checkpoint does not fit this task: {change}; restore the old data or task, or {AFRESH}"
         )
+
+
+def facts_of(task: Task) -> TaskFacts:
+    """Return the facts of a task."""
+    columns = [column for facts in data_facts_of(task) for column in facts.columns]
+    features = [column.name for column in columns if column.role in ("feature", "sensitive")]
+    return TaskFacts(
+        features[:MOST_FEATURES] if all(features) else [],
+        dict(derived_options_of(task)),
+        [(name, list(shape)) for name, shape in task.layout.shapes],
+    )
+
+
+def describe_change(before: TaskFacts, now: TaskFacts) -> str:
+    """Return what has changed in a task, as a sentence; "" if nothing that is known."""
+    if before.features and now.features and before.features != now.features:
+        return _describe_columns(before.features, now.features)
+    counts = [
+        f"{now.options[name]} {name} instead of {value}"
+        for name, value in before.options.items()
+        if isinstance(value, int) and now.options.get(name, value) != value
+    ]
+    if counts:
+        return f"the data now have {' and '.join(counts)}"
+    if before.options.get("columns") != now.options.get("columns") and before.options.get("columns"):
+        return "the data now have other columns, or the same ones in another order"
+    if before.shapes and before.shapes != now.shapes:
+        return _describe_shapes(before.shapes, now.shapes)
+    return ""
+
+
+def _describe_columns(before: Sequence[str], now: Sequence[str]) -> str:
+    new, gone = ([name for name in a if name not in set(b)] for a, b in ((now, before), (before, now)))
+    if not new and not gone and len(now) == len(before):
+        return f"the features of the data are in another order: {_names(now)} instead of {_names(before)}"
+    count = f"{len(now)} features instead of {len(before)}" if len(now) != len(before) else "other features"
+    changes = [f"{what} {_names(names)}" for what, names in (("new:", new), ("missing:", gone)) if names]
+    return f"the data now have {count} ({', '.join(changes)})"
+
+
+def _describe_shapes(before: Sequence[tuple[str, list[int]]], now: Sequence[tuple[str, list[int]]]) -> str:
+    was, present = dict(before), dict(now)
+    for name, shape in now:
+        if name in was and was[name] != shape:
+            return (
+                f"the model is another one now: its tensor {name} has the shape {_shape(shape)} instead of"
+                f" {_shape(was[name])}; the data may have other columns, or the task other options"
+            )
+    new, gone = ([name for name in a if name not in b] for a, b in ((present, was), (was, present)))
+    changes = [f"{what} {_names(names)}" for what, names in (("new:", new), ("missing:", gone)) if names]
+    return f"the model has other tensors now ({', '.join(changes) or 'in another order'})"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "of one value"
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from p2pfl.system.event_log import package_logger
+from p2pfl._util.event_log import package_logger
 
 LOG = package_logger("p2pfl.node")

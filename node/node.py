@@ -16,12 +16,14 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from p2pfl._util.failpoints import failpoint
 from p2pfl.compression.sparse_updates import Step
 from p2pfl.errors import ConfigurationError, first_error
 from p2pfl.node import policy_api
 from p2pfl.node.checkpoint import (
     Checkpoint,
     Store,
+    facts_of,
     pack_arrays,
     pack_model,
     same_federation,
@@ -35,16 +37,14 @@ from p2pfl.node.coordination.election_runner import Elected
 from p2pfl.node.early_stopping import EarlyStopping
 from p2pfl.node.evaluations import Evaluations
 from p2pfl.node.exchange.base import Exchange
-from p2pfl.node.exchange.published_models import Published
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.exchange.model_encoding import Published
 from p2pfl.node.policy_api import Me, NodePeers
-from p2pfl.node.task_facts import facts_of
+from p2pfl.node.settings import Settings
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters, detached, problem
 from p2pfl.policy import Budget, Coordinated, Merge, Policy, Stage, asks_scores, check_stage, memory_of
 from p2pfl.queries import Evaluate, Split
 from p2pfl.random_streams import RandomStreams
-from p2pfl.system.failpoints import failpoint
 from p2pfl.task import Task
 
 SPLITS: tuple[Split, ...] = ("validation", "test")

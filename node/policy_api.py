@@ -22,11 +22,10 @@ from p2pfl.private_parameters import PrivateParameters
 from p2pfl.protocols.wire.payload import encode_extras
 from p2pfl.queries import Clip, Query, R, Train
 from p2pfl.random_streams import RandomStreams, common_order
-from p2pfl.robust.assignments import AssignmentLimits, ratio_of
-from p2pfl.robust.by_loss import ClipLoss
-from p2pfl.robust.guards import cap_samples
-from p2pfl.robust.median_clip import MedianClip, factor_of, move_towards
+from p2pfl.robust.candidates import cap_samples
+from p2pfl.robust.clipping import AssignmentLimits, MedianClip, factor_of, move_towards, ratio_of
 from p2pfl.robust.registry import CLIPPING, NONE, Robust, make_rule, split_robust
+from p2pfl.robust.selection import ClipLoss
 
 DIVERGED_IN_A_ROW = 3  # failed trainings in a row after which the node ends
 
@@ -160,8 +159,8 @@ class PeersState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Knowledge of peers that one round passes to the next.
 
     Attributes:
-        distances: the latest known distance of each peer's model; see p2pfl.robust.median_clip.
-        assigned: lengths of the node's training steps, which limit assignments; see p2pfl.robust.assignments.
+        distances: the latest known distance of each peer's model; see p2pfl.robust.clipping.
+        assigned: lengths of the node's training steps, which limit assignments; see p2pfl.robust.clipping.
         extras: bytes of the extras that the node published last.
         beyond: by peer, the bytes by which its last model exceeded the expected size.
         best: the lowest loss of a model with which the node has begun a round; None if it is not known.
@@ -187,7 +186,7 @@ class NodePeers:
     Attributes:
         budget_tracker: the received models and bytes, and their budget.
         published: the models published in this round, by stage, with the private part at that time; [P].
-        clip: clips received models, if the federation has agreed on a rule that does so; see p2pfl.robust.median_clip.
+        clip: clips received models, if the federation has agreed on a rule that does so; see p2pfl.robust.clipping.
         capped: number of times that a peer claimed more samples than are counted.
         refused: number of assignments of each coordinator that this node has refused.
         senders: senders of the models received in this round, if a robust rule changes the merge.

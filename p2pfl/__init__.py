@@ -20,7 +20,7 @@ from p2pfl.task import Part, Task
 
 if TYPE_CHECKING:
     from p2pfl.data.partition.partitioner import partition
-    from p2pfl.learning.metrics import Metric
+    from p2pfl.learning.losses import Metric
     from p2pfl.learning.optimizers import SGD, Adam, AdamW
     from p2pfl.learning.schedules import schedule
     from p2pfl.learning.torch_task import TorchTask, classification, multi_objective, regression
@@ -34,7 +34,7 @@ _LAZY = {
     "SGD": "p2pfl.learning.optimizers",
     "Adam": "p2pfl.learning.optimizers",
     "AdamW": "p2pfl.learning.optimizers",
-    "Metric": "p2pfl.learning.metrics",
+    "Metric": "p2pfl.learning.losses",
     "Objectives": "p2pfl.multiobjective.scalarisation",
     "TorchTask": "p2pfl.learning.torch_task",
     "classification": "p2pfl.learning.torch_task",

@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from p2pfl._util.printable import plural
 from p2pfl.algorithms.selection import fitting
 from p2pfl.errors import BudgetExceededError
 from p2pfl.policy import Budget, Update
-from p2pfl.system.printable import plural
 
 
 class Reservation(msgspec.Struct, frozen=True, gc=False):

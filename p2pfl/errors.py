@@ -3,7 +3,7 @@
 P2pflError
   + ConfigurationError
     + MissingRequirementError
-    + RevokedError                p2pfl.node.federation.revocation
+    + RevokedError                p2pfl.node.federation.membership_file
     + CommandLineError
   + RunError
     + BudgetExceededError
@@ -11,12 +11,12 @@ P2pflError
     + DeadlockError               p2pfl.sim.simulation.clock
     + WorkerLostError             p2pfl.sim.simulation.workers
   + DecodeError (a ValueError)    p2pfl.compression.codecs
-  + DamagedFileError              p2pfl.system.atomic_files
+  + DamagedFileError              p2pfl._util.atomic_files
   + EarlierVersionError           p2pfl.sim.execution.resume
-  + UnknownContentError           p2pfl.content.digests
-  + IncarnationConflictError      p2pfl.node.peering.links.incarnations
+  + UnknownContentError           p2pfl.content
+  + IncarnationConflictError      p2pfl.node.peering.links
   + ProtocolError                 p2pfl.protocols.errors
-    + DamageError                 p2pfl.protocols.mqtt.link_handshake
+    + DamageError                 p2pfl.protocols.mqtt.link
   + TransportError                p2pfl.protocols.errors
     + AddressInUseError           p2pfl.protocols.errors
     + RefusedError                p2pfl.protocols.errors

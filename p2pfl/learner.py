@@ -14,7 +14,7 @@ from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.prediction_mixing import PredictionMixer
 from p2pfl.queries import Clip, Combine, Evaluate, Loss, Mean, Query, R, Split, Train
 from p2pfl.robust.candidates import Combined, combine
-from p2pfl.robust.median_clip import Clipped, clip_models
+from p2pfl.robust.clipping import Clipped, clip_models
 from p2pfl.update_rules import Rule
 
 Answer = TypeVar("Answer", bound=Callable[..., Any])

@@ -34,9 +34,9 @@ from p2pfl.errors import none_of
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.prediction_mixing import PredictionMixer
 from p2pfl.queries import Combine, Loss, Mean, Query, R, Split, Train
-from p2pfl.robust.by_loss import ClipLoss
 from p2pfl.robust.candidates import Combined, MergeRule
-from p2pfl.robust.median_clip import ClippedModel, without_clipping
+from p2pfl.robust.clipping import ClippedModel, without_clipping
+from p2pfl.robust.selection import ClipLoss
 from p2pfl.update_rules import Rule
 
 Stage = Literal["prepared", "trained", "merged"]

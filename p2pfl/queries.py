@@ -28,7 +28,7 @@ from p2pfl.parameters import Parameters
 from p2pfl.prediction_mixing import PredictionMixer
 from p2pfl.private_parameters import PrivateParameters
 from p2pfl.robust.candidates import Combined, MergeRule
-from p2pfl.robust.median_clip import Clipped
+from p2pfl.robust.clipping import Clipped
 from p2pfl.update_rules import Rule
 
 R = TypeVar("R")
@@ -147,7 +147,7 @@ class Combine(Query[Combined], frozen=True, gc=False):
 
 
 class Clip(Query[Clipped], frozen=True, gc=False):
-    """Return how received models are clipped to the median distance; see `p2pfl.robust.median_clip.clip_models`.
+    """Return how received models are clipped to the median distance; see `p2pfl.robust.clipping.clip_models`.
 
     Attributes:
         models: the own model, then the received ones; float32, [P] each.

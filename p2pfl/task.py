@@ -13,8 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from p2pfl.config.binding import build, takes
-from p2pfl.config.registry import resolve
+from p2pfl._util.binding import build, takes
+from p2pfl._util.registry import resolve
 from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError, needs_extra
 from p2pfl.learner import Learner

@@ -1,10 +1,31 @@
-"""Addresses in readable form, and the networks to which they belong."""
+"""Addresses in readable form, and the networks to which they belong.
+
+Address of an MQTT broker: its URL, an account there, and the certificate that it must show.
+
+    mqtt://[user[:password]@]host[:port]
+    mqtts://[user[:password]@]host[:port][#sha256=fingerprint]
+
+With a fingerprint, the SHA-256 of its certificate in 64 hexadecimal digits, the broker needs no certificate of an
+authority that the system trusts, and its certificate is valid whatever host and time are in it.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import re
+import socket
+import ssl
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
 
 from p2pfl.protocols.errors import AddressError
+
+PASSWORD = "P2PFL_MQTT_PASSWORD"  # environment variable with the password of the account
+PORTS = {"mqtt": 1883, "mqtts": 8883}
+FORM = "mqtt://host:1883 or mqtts://user@host:8883"
+_PINNED = re.compile(r"sha256=([0-9a-f]{64})")
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -66,3 +87,123 @@ def network(host: str) -> bytes:
     if isinstance(address, ipaddress.IPv6Address):
         return address.ipv4_mapped.packed if address.ipv4_mapped else address.packed[:8]
     return address.packed
+
+
+@dataclass(frozen=True)
+class BrokerAddress:
+    """Address of a broker.
+
+    Attributes:
+        scheme: "mqtt", or "mqtts" for TLS.
+        user, password: the account; None for none.
+        fingerprint: SHA-256 of the certificate that the broker must show, 32 bytes; empty if an authority that the
+            system trusts must have signed it.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    fingerprint: bytes = b""
+
+    @classmethod
+    def parse(cls, url: str) -> BrokerAddress:
+        """Read a URL.
+
+        Raises:
+            AddressError: it has another form. The error does not quote it, because it may contain a password.
+        """
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port or PORTS.get(parts.scheme, 0)
+        except ValueError:  # without its text, which may quote the password
+            raise AddressError(f"the address of a broker must be of the form {FORM}") from None
+        if parts.scheme not in PORTS or not host or not port or parts.path.strip("/") or parts.query:
+            raise AddressError(f"the address of a broker must be of the form {FORM}")
+        pinned = _PINNED.fullmatch(parts.fragment.replace(":", "").lower())
+        if parts.fragment and (pinned is None or parts.scheme != "mqtts"):
+            raise AddressError(
+                "the address of a broker may end with # and the fingerprint of its certificate, only as in"
+                " mqtts://host:8883#sha256=FINGERPRINT with 64 hexadecimal digits"
+            )
+        user, password = (unquote(part) if part else None for part in (parts.username, parts.password))
+        return cls(parts.scheme, host, port, user, password, bytes.fromhex(pinned.group(1)) if pinned else b"")
+
+    @property
+    def name(self) -> str:
+        """Host and port, for messages to people."""
+        return join_address(self.host, self.port)
+
+    @property
+    def short_url(self) -> str:
+        """URL without the account and the fingerprint, for messages to people."""
+        return f"{self.scheme}://{self.name}"
+
+    @property
+    def public_url(self) -> str:
+        """URL without the account, for others, which have their own accounts."""
+        pinned = f"#sha256={self.fingerprint.hex()}" if self.fingerprint else ""
+        return f"{self.short_url}{pinned}"
+
+    @property
+    def url_without_password(self) -> str:
+        """URL with the user name, for files that others may read."""
+        return replace(self, password=None).url
+
+    @property
+    def url(self) -> str:
+        """URL with the account."""
+        account = ":".join(quote(part, safe="") for part in (self.user, self.password) if part is not None)
+        return self.public_url.replace("://", f"://{account}@", 1) if account else self.public_url
+
+    def is_same_place(self, other: BrokerAddress) -> bool:
+        """Return whether another address names the same host and port."""
+        return (self.host, self.port) == (other.host, other.port)
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Return a context for connections to the broker; None without TLS."""
+        if self.scheme != "mqtts":
+            return None
+        if not self.fingerprint:
+            return ssl.create_default_context()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the fingerprint is stricter
+        context.sslsocket_class = type("PinnedSocket", (_PinnedSocket,), {"fingerprint": self.fingerprint})
+        return context
+
+    def read_fingerprint(self, seconds: float) -> bytes:
+        """Connect to the broker, and return the SHA-256 of the certificate that it shows, 32 bytes.
+
+        Args:
+            seconds: time for each step of the connection.
+
+        Raises:
+            OSError: the broker does not answer, or its certificate is not trusted (`ssl.SSLCertVerificationError`).
+        """
+        context = self.tls_context()
+        assert context is not None
+        with (
+            socket.create_connection((self.host, self.port), timeout=seconds) as connection,
+            context.wrap_socket(connection, server_hostname=self.host) as wrapped,
+        ):
+            return _fingerprint_of(wrapped)
+
+
+class _PinnedSocket(ssl.SSLSocket):
+    """Socket that accepts one certificate only. The handshake fails before anything is sent to another broker."""
+
+    fingerprint = b""
+
+    def do_handshake(self, *args: Any, **options: Any) -> None:
+        super().do_handshake(*args, **options)
+        shown = _fingerprint_of(self)
+        if shown != self.fingerprint:
+            self.close()  # the MQTT library would leave it to the garbage collector
+            raise ssl.SSLCertVerificationError(
+                f"certificate verify failed: its fingerprint is {shown.hex()}, expected {self.fingerprint.hex()}"
+            )
+
+
+def _fingerprint_of(connection: ssl.SSLSocket) -> bytes:
+    return sha256(connection.getpeercert(binary_form=True) or b"").digest()

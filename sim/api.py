@@ -1,36 +1,45 @@
-"""Simulations from Python: `p2pfl.simulate` and `p2pfl.load`."""
+"""Simulations from Python: `p2pfl.simulate` and `p2pfl.load`.
+
+Work in a thread of its own, for callers whose thread runs an event loop, such as a cell of a notebook.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
 
 import networkx as nx
 from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.sim.execution.background import Call, compute_in_thread, loop_runs
 from p2pfl.sim.execution.inputs import RunInputs
 from p2pfl.sim.execution.run_order import Listener
 from p2pfl.sim.execution.runner import Engine, check_all, run_all
 from p2pfl.sim.monitor.progress import line_of, progress_bar
-from p2pfl.sim.monitor.run_tracking import RunTracking, tracking
+from p2pfl.sim.monitor.run_monitor import RunTracking, tracking
 from p2pfl.sim.report.folder import MORE, TABLES, Folder
 from p2pfl.sim.report.write import try_write_report
-from p2pfl.sim.results.artifacts import SCENARIO
-from p2pfl.sim.results.models import read_models
 from p2pfl.sim.results.results import Result, Results, new_folder
+from p2pfl.sim.results.tables import SCENARIO, read_models
 from p2pfl.sim.scenario.scenario import ScenarioFile, check_seeds, jobs_of, resolve, restore
 from p2pfl.sim.scenario.scenario import load as load_scenario
 from p2pfl.sim.scenario.topology import FILE
 from p2pfl.sim.simulation.workers import prepared_process
 from p2pfl.tracking.tracker import Factory
+
+T = TypeVar("T")
+Call = Callable[[], object]
 
 
 def simulate(
@@ -221,3 +230,46 @@ def _posting(listener: Listener, post: Callable[[Call], None]) -> Listener:
         lambda number, result: post(partial(listener.finished, number, result)),
         None if watched is None else lambda number, snapshot: post(partial(watched, number, snapshot)),
     )
+
+
+def loop_runs() -> bool:
+    """Return whether an event loop runs in this thread; a second one, such as the simulator's, cannot."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def compute_in_thread(work: Callable[[Callable[[Call], None]], T]) -> T:
+    """Return `work(post)`, computed in another thread.
+
+    Calls that the work posts are made in this thread. Ctrl-C and an error of such a call interrupt the work.
+    """
+    calls: SimpleQueue[Call | None] = SimpleQueue()
+    future: Future[T] = Future()
+
+    def compute() -> None:
+        try:
+            future.set_result(work(calls.put))
+        except BaseException as error:
+            future.set_exception(error)
+        finally:
+            calls.put(None)
+
+    thread = Thread(target=compute, name="simulation", daemon=True)
+    thread.start()
+    try:
+        while (call := calls.get()) is not None:
+            call()
+    except BaseException:
+        _interrupt(thread)
+        thread.join()
+        raise
+    return future.result()
+
+
+def _interrupt(thread: Thread) -> None:
+    """Raise KeyboardInterrupt in a thread at its next step, as Ctrl-C does in the main thread."""
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))

@@ -9,8 +9,8 @@ from weakref import finalize
 
 import numpy as np
 
+from p2pfl._util.atomic_files import reason
 from p2pfl.errors import RunError
-from p2pfl.system.atomic_files import reason
 
 Table = dict[str, np.ndarray]
 

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from p2pfl.topologies.column_names import PAIRS, columns_of, stem_of, weight_of
-from p2pfl.topologies.graph_facts import Content, Limits
-from p2pfl.topologies.text_rows import NUMBER, SEPARATORS, Rows, fields_of, quote
+from p2pfl.topologies.properties import Content, Limits
+from p2pfl.topologies.text_rows import NUMBER, PAIRS, SEPARATORS, Rows, columns_of, fields_of, quote, stem_of, weight_of
 
 LONGEST_NAME = 10_000  # characters
 INTEGER = re.compile(r"-?\d+(\.0+)?", re.ASCII)

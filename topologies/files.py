@@ -3,20 +3,38 @@
 Sizes are limited before anything is read. The result is always a simple graph on the nodes 0..n-1: parallel edges count
 once, edges from a node to itself are left out, and nodes without edges are kept. A reader recognises a format by all lines
 of a file, or refuses the file in one line; the facts of what it understood are in the graph.
+
+Formats of graphs that are recognised and refused, each with the command that converts it.
+
+Files come under any name: a graph of DIMACS, METIS or DOT in a file `.txt` would otherwise be taken for a list of edges.
+
+Readers of two formats of networkx that hold attributes: node-link JSON and GML.
+
+Readers of adjacency lists and adjacency matrices.
+
+The dialect of adjacency lists is that of networkx.write_adjlist, in which each node begins one line. networkx's own
+reader accepts lines of any form, so that names with blanks become other nodes.
 """
 
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
+from collections.abc import Mapping
+from dataclasses import replace
 from io import BytesIO
+from math import inf, isclose
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import networkx as nx
 
-from p2pfl.topologies import adjacency, edge_lists, graphml, networkx_formats, text_rows
-from p2pfl.topologies.foreign_formats import refuse_suffix, refuse_text
-from p2pfl.topologies.graph_facts import Content, GraphFacts, Limits
+from p2pfl.topologies import edge_lists, graphml, text_rows
+from p2pfl.topologies.edge_lists import LONGEST_NAME, order_by_number, weight_number
+from p2pfl.topologies.properties import Content, GraphFacts, Limits
+from p2pfl.topologies.text_rows import NUMBER, SEPARATORS, Rows, columns_of, decode, quote
 
 GRAPHML = (".graphml", ".xml")
 ADJACENCY_LISTS = (".adjlist",)
@@ -34,6 +52,61 @@ LARGEST = 32 * 2**20  # bytes of a file, and of its content if it is compressed
 MOST_NODES = 20_000
 MOST_EDGES = 1_000_000
 WANTED = frozenset({"label", "latitude", "longitude", "weight"})
+BY_SUFFIX = {  # the name of the format, and the function of networkx that reads it; "" if none does
+    ".gexf": ("GEXF", "nx.read_gexf({file!r})"),
+    ".net": ("Pajek", "nx.Graph(nx.read_pajek({file!r}))"),
+    ".paj": ("Pajek", "nx.Graph(nx.read_pajek({file!r}))"),
+    ".g6": ("graph6", "nx.read_graph6({file!r})"),
+    ".graph6": ("graph6", "nx.read_graph6({file!r})"),
+    ".s6": ("sparse6", "nx.read_sparse6({file!r})"),
+    ".sparse6": ("sparse6", "nx.read_sparse6({file!r})"),
+    ".lgr": ("LEDA", "nx.read_leda({file!r})"),
+    ".leda": ("LEDA", "nx.read_leda({file!r})"),
+    ".gw": ("LEDA", "nx.read_leda({file!r})"),
+    ".mtx": ("Matrix Market", "nx.from_scipy_sparse_array(scipy.io.mmread({file!r}))"),
+    ".npy": ("an array of NumPy", "nx.from_numpy_array(numpy.load({file!r}))"),
+    ".npz": ("an archive of NumPy or SciPy", "nx.from_scipy_sparse_array(scipy.sparse.load_npz({file!r}))"),
+    ".dot": ("DOT", "nx.Graph(nx.nx_pydot.read_dot({file!r}))"),
+    ".gv": ("DOT", "nx.Graph(nx.nx_pydot.read_dot({file!r}))"),
+    ".graph": ("METIS", ""),
+    ".metis": ("METIS", ""),
+    ".col": ("DIMACS", ""),
+    ".clq": ("DIMACS", ""),
+    ".dimacs": ("DIMACS", ""),
+    ".gr": ("DIMACS", ""),
+    ".tgf": ("Trivial Graph Format", ""),
+    ".lgl": ("LGL", ""),
+    ".dl": ("UCINET DL", ""),
+    ".pickle": ("a pickle", ""),
+    ".pkl": ("a pickle", ""),
+    ".gpickle": ("a pickle", ""),
+    ".parquet": ("Parquet", "nx.from_pandas_edgelist(pandas.read_parquet({file!r}))"),
+    ".xlsx": ("a spreadsheet", "nx.from_pandas_edgelist(pandas.read_excel({file!r}))"),
+}
+# First characters of a text after empty lines; `%` and `#` lines that are only comments do not count.
+SIGNATURES = (
+    (re.compile(r"%%MatrixMarket", re.I), ".mtx"),
+    (re.compile(r"\*(vertices|network|arcs|edges|matrix)\b", re.I), ".net"),
+    (re.compile(r"LEDA\.GRAPH"), ".lgr"),
+    (re.compile(r">>graph6<<"), ".g6"),
+    (re.compile(r">>sparse6<<"), ".s6"),
+    (re.compile(r"(strict\s+)?(di)?graph\b[^\n\[,;]*\{", re.I), ".dot"),
+    (re.compile(r"dl\s+(n|nr|nm)\s*=", re.I), ".dl"),
+    (re.compile(r"(c(\s[^\n]*)?\n\s*)*p\s+(edge|col|sp|max|min|cut|td|tw)\s+\d+\s+\d+"), ".dimacs"),
+)
+OTHER_SUFFIX = (
+    (re.compile(r"<\?xml|<graphml|<gexf|<!DOCTYPE", re.I), "XML", ".graphml"),
+    (re.compile(r"(Creator\s[^\n]*\n\s*)?(Version\s[^\n]*\n\s*)?graph\s*\[", re.I), "GML", ".gml"),
+    (re.compile(r"[\[{]\s*([\"{\[]|\]|\})"), "JSON", ".json"),
+)
+BEGINNING = 4_000  # characters of a text that are compared with the signatures
+Attributes = Mapping[str, Any]
+CONVERT_GRAPH = "write the graph with networkx.node_link_data, or with networkx.write_graphml"
+OTHER_JSON = {"elements": "Cytoscape's JSON", "adjacency": "networkx's adjacency_data", "children": "networkx's tree_data"}
+CONVERT_MATRIX = "write the graph with networkx.write_graphml"
+ROUNDING = 1e-9  # relative difference of two entries that are one weight, as in a matrix of correlations
+NO_WEIGHTS = frozenset({"", "nan", "na", "<na>", "none", "null", "inf", "infinity", "true", "false"})
+FEWEST_COLUMNS = 4  # of a matrix that names only its columns; fewer may be the columns of a table
 
 
 def read(file: str, directed: bool | None = None) -> nx.Graph:
@@ -62,7 +135,7 @@ def read(file: str, directed: bool | None = None) -> nx.Graph:
         them. Edges have the attribute `weight`, a positive number, if any edge of the file has one. It is then 1 for edges
         without a weight, and the largest one counts for parallel edges. The dict graph.graph contains `name`, the file's
         name without its suffix, `notes`, lines about what was left out or should be checked, and `facts`, a
-        p2pfl.topologies.graph_facts.GraphFacts.
+        p2pfl.topologies.properties.GraphFacts.
 
     Raises:
         ValueError: the file is invalid or ambiguous; the text is one line with the fault, its position and the remedy.
@@ -114,7 +187,7 @@ def _parse(content: bytes, suffix: str, name: str, directed: bool | None) -> Con
             raise ValueError(f"a {kind} file states itself whether it is directed; remove the option directed")
         if suffix in GRAPHML:
             return _from_graphml(content)
-        reader = networkx_formats.read_gml if suffix == ".gml" else networkx_formats.read_json
+        reader = read_gml if suffix == ".gml" else read_json
         return reader(content, WANTED, limits)
     text = text_rows.decode(content)
     refuse_text(text, name)
@@ -122,11 +195,11 @@ def _parse(content: bytes, suffix: str, name: str, directed: bool | None) -> Con
     if not rows.fields:
         return Content("edge list")
     if suffix in ADJACENCY_LISTS:
-        return adjacency.read_list(rows, directed, limits)
-    rows = adjacency.name_rows(rows)
-    names = adjacency.matrix_names(rows)
+        return read_list(rows, directed, limits)
+    rows = name_rows(rows)
+    names = matrix_names(rows)
     if names is not None:
-        return adjacency.read_matrix(rows, names, directed, limits)
+        return read_matrix(rows, names, directed, limits)
     return edge_lists.read(rows, directed, limits)
 
 
@@ -189,3 +262,324 @@ def _simple(found: Content, source: str) -> nx.Graph:
         notes=tuple(graph.graph["notes"]),
     )
     return graph
+
+
+def refuse_suffix(suffix: str, file: str) -> None:
+    """Raise ValueError if the format of a suffix is known and not read."""
+    if suffix in BY_SUFFIX:
+        raise ValueError(describe(suffix, file))
+
+
+def refuse_text(text: str, file: str) -> None:
+    """Raise ValueError if a text begins like another format than a list of edges or a table."""
+    beginning = text[:BEGINNING].lstrip()
+    for pattern, suffix in SIGNATURES:
+        if pattern.match(beginning):
+            raise ValueError(f"line 1: {describe(suffix, file)}")
+    beginning = re.sub(r"^(?:[#%][^\n]*\n\s*)+", "", beginning)
+    for pattern, suffix in SIGNATURES:
+        if pattern.match(beginning):
+            raise ValueError(describe(suffix, file))
+    for pattern, name, suffix in OTHER_SUFFIX:
+        if pattern.match(beginning):
+            raise ValueError(f"the file begins like {name}; give it a name that ends in {suffix}")
+
+
+def describe(suffix: str, file: str) -> str:
+    """Return the line that refuses a format, with the remedy."""
+    name, reader = BY_SUFFIX[suffix]
+    if not reader:
+        return f"{name} is not read; convert the file to GraphML, or to a list with a line 'source target' for each edge"
+    target = file.partition(".")[0] + ".graphml"
+    libraries = [library for library in ("numpy", "pandas", "scipy") if f"{library}." in reader]
+    imports = ", ".join(["networkx as nx", *({"scipy": "scipy.io, scipy.sparse"}.get(each, each) for each in libraries)])
+    command = f"import {imports}; nx.write_graphml({reader.format(file=file)}, {target!r})"
+    return f'{name} is not read; convert the file to GraphML: python -c "{command}"'
+
+
+def read_json(content: bytes, wanted: frozenset[str], limits: Limits) -> Content:
+    """Return the content of a node-link JSON file, as of networkx.node_link_data.
+
+    Raises:
+        ValueError: the file is broken, or has another form.
+    """
+    try:
+        tree = msgspec.json.decode(decode(content))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"the JSON is malformed: {error}") from error
+    if not isinstance(tree, dict):
+        raise ValueError(f"the JSON must be an object with 'nodes' and 'edges'; {CONVERT_GRAPH}")
+    if other := next((name for key, name in OTHER_JSON.items() if key in tree), ""):
+        raise ValueError(f"{other} is not read; {CONVERT_GRAPH}")
+    lists = [key for key in ("edges", "links") if key in tree]
+    if len(lists) != 1 or not all(isinstance(tree.get(key), list) for key in ("nodes", *lists)):
+        raise ValueError(f"the JSON must have the lists 'nodes', and 'edges' or 'links'; {CONVERT_GRAPH}")
+    directed = tree.get("directed", False)
+    if not isinstance(directed, bool):
+        raise ValueError("'directed' must be true or false")
+    found = Content(f"node-link JSON with {lists[0]!r}")
+    if "directed" not in tree:
+        found.notes.append("the file does not state whether it is directed, and its edges were used both ways")
+    limits.check(len(tree["nodes"]), len(tree[lists[0]]))
+    for k, node in enumerate(tree["nodes"]):
+        if not isinstance(node, dict) or "id" not in node:
+            raise ValueError(f"node {k} has no 'id'; {CONVERT_GRAPH}")
+        _add_node(found, _name(node["id"], f"node {k}"), node, wanted)
+    for k, edge in enumerate(tree[lists[0]]):
+        if not isinstance(edge, dict) or not {"source", "target"} <= edge.keys():
+            raise ValueError(f"edge {k} has no 'source' or no 'target'; {CONVERT_GRAPH}")
+        ends = [_name(edge[end], f"edge {k}") for end in ("source", "target")]
+        _add_edge(found, ends, directed, edge, f"edge {k}")
+    _describe(found, (edge for edge in tree[lists[0]]), {"source", "target", "key", "id"})
+    return found
+
+
+def read_gml(content: bytes, wanted: frozenset[str], limits: Limits) -> Content:
+    """Return the content of a GML file, by networkx's reader.
+
+    Raises:
+        ValueError: the file is broken.
+    """
+    text = decode(content)
+    limits.check(*(len(re.findall(rf"\b{kind}\s*\[", text)) for kind in ("node", "edge")))
+    try:
+        graph = nx.parse_gml(text, label="id")
+    except (nx.NetworkXError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        remedy = "; add the line 'multigraph 1' to the graph" if "is duplicated" in str(error) else ""
+        raise ValueError(f"the GML is malformed: {' '.join(str(error).split())[:300]}{remedy}") from error
+    found = Content("GML")
+    for node, attributes in graph.nodes(data=True):
+        _add_node(found, _name(node, "a node"), attributes, wanted)
+    for source, target, attributes in graph.edges(data=True):
+        ends = [_name(source, "an edge"), _name(target, "an edge")]
+        _add_edge(found, ends, graph.is_directed(), attributes, f"the edge {source}-{target}")
+    limits.check(len(found.nodes), len(found.edges))
+    _describe(found, (attributes for *_, attributes in graph.edges(data=True)), {"id", "label"})
+    return found
+
+
+def _name(value: Any, where: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "" or len(str(value)) > LONGEST_NAME:
+        raise ValueError(f"{where}: the name of a node must be a text or an integer, got {quote(str(value))}")
+    return str(value)
+
+
+def _add_node(found: Content, name: str, attributes: Attributes, wanted: frozenset[str]) -> None:
+    if name in found.nodes:
+        raise ValueError(f"two nodes have the id {quote(name)}")
+    found.nodes[name] = {
+        key.lower(): str(value)
+        for key, value in attributes.items()
+        if key.lower() in wanted and isinstance(value, str | int | float) and not isinstance(value, bool)
+    }
+
+
+def _add_edge(found: Content, ends: list[str], directed: bool, attributes: Attributes, where: str) -> None:
+    for end in ends:
+        if end not in found.nodes:
+            raise ValueError(f"{where} refers to {quote(end)}, which is not a node of the file")
+    weight = next((value for key, value in attributes.items() if key.lower() == "weight" and value is not None), None)
+    if isinstance(weight, bool | list | dict):
+        raise ValueError(f"{where}: a weight must be a positive number, got {quote(str(weight))}")
+    try:
+        found.edges.append((ends[0], ends[1], directed, None if weight is None else weight_number(str(weight))))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _describe(found: Content, edges: Any, known: set[str]) -> None:
+    others = dict.fromkeys(key for edge in edges for key in edge if key.lower() not in {"weight", *known})
+    if others:
+        found.details.append(f"attributes of edges left out: {', '.join(quote(key) for key in list(others)[:6])}")
+
+
+def read_list(rows: Rows, directed: bool | None, limits: Limits) -> Content:
+    """Return the content of an adjacency list: lines with a node, and the nodes to which it has edges.
+
+    Args:
+        directed: whether the edges are directed; None if the user has not said so.
+
+    Raises:
+        ValueError: a node does not begin exactly one line; the text names the line.
+    """
+    if rows.attributes is not None or all(len(fields) == 2 and fields[1] == "0" for fields in rows.fields):
+        raise ValueError(f"a multi-line adjacency list is not read; {CONVERT_MATRIX}")
+    found = Content(f"adjacency list separated by {SEPARATORS[rows.separator]}", dropped=dict(rows.dropped))
+    for number, (node, *_) in zip(rows.numbers, rows.fields, strict=True):
+        if not node or len(node) > LONGEST_NAME:
+            raise ValueError(f"line {number}: a node has no name, or one of more than {LONGEST_NAME} characters")
+        if node in found.nodes:
+            raise ValueError(f"line {number}: {quote(node)} begins two lines; put all its neighbours into one line")
+        found.nodes[node] = {}
+    named: set[tuple[str, str]] = set()
+    twice = 0
+    for number, (node, *others) in zip(rows.numbers, rows.fields, strict=True):
+        for other in others:
+            if other not in found.nodes:
+                raise ValueError(
+                    f"line {number}: {quote(other)} begins no line, but each node must; if it is a part of a name with"
+                    f" blanks, {CONVERT_MATRIX}"
+                )
+            if not directed and (other, node) in named and other != node:
+                twice += 1  # both lines of an undirected edge may name it
+                continue
+            named.add((node, other))
+            found.edges.append((node, other, bool(directed), None))
+        limits.check(len(found.nodes), len(found.edges))
+    if directed is None and 0 < twice < sum(a != b for a, b in named):
+        found.notes.append(
+            f"{twice} of the edges are named by both of their nodes, others by one, and all were used both ways; see the"
+            " option directed"
+        )
+    order_by_number(found)
+    return found
+
+
+def name_rows(rows: Rows) -> Rows:
+    """Return a matrix that names only its columns, as pandas writes it without an index, with names of its rows.
+
+    Other rows are returned as they are.
+
+    Raises:
+        ValueError: the rows can be such a matrix, or a table.
+    """
+    names, *table = rows.fields
+    size = len(names)
+    square = len(table) == size >= FEWEST_COLUMNS and len(set(names)) == size and all(names)
+    if rows.attributes is not None or not square or (all(map(NUMBER.fullmatch, names)) and not _counts(names)):
+        return rows
+    if any(len(fields) != size or not all(map(NUMBER.fullmatch, fields)) for fields in table):
+        return rows
+    values = [list(map(float, fields)) for fields in table]
+    if _is_symmetric(values) and not any(values[k][k] for k in range(size)):
+        fields = [["", *names], *([name, *row] for name, row in zip(names, table, strict=True))]
+        return replace(rows, fields=fields)
+    if _names_edges(names):
+        return rows
+    raise ValueError(
+        f"line {rows.numbers[0]}: the rows may be an adjacency matrix with names of its columns; give its rows names, too"
+    )
+
+
+def _counts(names: list[str]) -> bool:
+    """Return whether names are 0, 1, 2, ..., as pandas names columns, or 1, 2, 3, ..."""
+    return any(names == [str(k + start) for k in range(len(names))] for start in (0, 1))
+
+
+def _names_edges(names: list[str]) -> bool:
+    try:
+        return columns_of(names) is not None
+    except ValueError:
+        return False
+
+
+def _is_symmetric(values: list[list[float]]) -> bool:
+    return all(isclose(values[i][j], values[j][i], rel_tol=ROUNDING) for i in range(len(values)) for j in range(i))
+
+
+def matrix_names(rows: Rows) -> list[str] | None:
+    """Return the names of the nodes of a matrix, with or without names of rows and columns; None if it is none.
+
+    Raises:
+        ValueError: the rows can be a matrix, or edges.
+    """
+    if rows.attributes is not None:
+        return None
+    names = _named_matrix(rows)
+    size = len(rows.fields) if names is None else len(names)
+    if names is None:
+        if size < 2 or any(len(fields) != size or not all(map(NUMBER.fullmatch, fields)) for fields in rows.fields):
+            return None
+        table = rows.fields
+    else:
+        table = [fields[1:] for fields in rows.fields[1:]]  # pandas names rows and columns of edges in this way, too
+        texts = any(text and not NUMBER.fullmatch(text) for fields in table for text in fields)
+        if size > 3 or names != [str(k) for k in range(size)] or texts:
+            return names
+    values = [[float(text or 0) for text in fields] for fields in table]
+    hollow = not any(values[k][k] for k in range(size))
+    symmetric = _is_symmetric(values)
+    as_edges = size == 2 or (size == 3 and all(row[2] > 0 for row in values))
+    if as_edges and size == 2:
+        ambiguous = not (hollow and (values[0][1], values[1][0]) in ((0, 1), (1, 0), (1, 1)))
+        ambiguous = ambiguous and (hollow or names is not None)
+    else:
+        ambiguous = as_edges and (symmetric or names is not None)
+    if ambiguous:
+        raise ValueError(
+            f"line {rows.numbers[0]}: the rows may be an adjacency matrix, or edges; give a matrix names of rows and"
+            " columns that are no numbers, and a list of edges a first line 'source target weight'"
+        )
+    if names is not None:
+        return names
+    return [str(k) for k in range(size)] if not as_edges and (hollow or symmetric) else None
+
+
+def _named_matrix(rows: Rows) -> list[str] | None:
+    """Return the names of the nodes, if rows and columns have equal names; None otherwise."""
+    first, rest = rows.fields[0], rows.fields[1:]
+    names = [fields[0] for fields in rest]
+    entries = {text for fields in rest for text in fields[1:] if not NUMBER.fullmatch(text)}
+    width = len(names) + 1  # without empty entries at the end
+    even = max(map(len, rest), default=0) <= width and all(map(_is_no_weight, entries))
+    even = even and (bool(entries) or all(len(fields) == width for fields in rest) or len(names) >= FEWEST_COLUMNS)
+    if not names or not even:
+        return None
+    if first == names:
+        return names if len(names) > 1 else None
+    return names if first[1:] == names and (not first[0] or (len(names) > 1 and not NUMBER.fullmatch(first[0]))) else None
+
+
+def _is_no_weight(text: str) -> bool:
+    """Return whether a text stands in a matrix for a missing or infinite weight, a truth value, or has a decimal comma."""
+    return text.casefold().lstrip("-") in NO_WEIGHTS or re.fullmatch(r"\d+,\d+", text) is not None
+
+
+def read_matrix(rows: Rows, names: list[str], directed: bool | None, limits: Limits) -> Content:
+    """Return the content of an adjacency matrix; an entry in row i and column j is the weight of the edge from i to j.
+
+    Args:
+        names: see `matrix_names`.
+
+    Raises:
+        ValueError: an entry is not a weight, or the matrix is not symmetric and `directed` is None.
+    """
+    labelled = len(rows.fields) > len(names)
+    kind = "adjacency matrix with names" if labelled else "adjacency matrix"
+    found = Content(f"{kind} separated by {SEPARATORS[rows.separator]}", dropped=dict(rows.dropped))
+    limits.check(len(names), 0)
+    if len(set(names)) < len(names):
+        raise ValueError("two rows of the matrix have the same name")
+    found.nodes = {name: {} for name in names}
+    entries = {}
+    start = int(labelled)
+    for i, (number, fields) in enumerate(zip(rows.numbers[start:], rows.fields[start:], strict=True)):
+        values = fields[start:] + [""] * (len(names) + start - len(fields) if labelled else 0)
+        if len(values) != len(names):
+            raise ValueError(f"line {number}: expected {len(names)} entries of a matrix, found {len(values)}")
+        for j, text in enumerate(values):
+            weight = float(text) if NUMBER.fullmatch(text) else -1.0
+            if not 0 <= weight < inf:
+                remedy = "; write a decimal point" if "," in text else "; write 0 where there is no edge"
+                remedy = remedy if _is_no_weight(text) else ""
+                raise ValueError(
+                    f"line {number}: an entry of a matrix must be 0 or a positive number, got {text[:40]!r}{remedy}"
+                )
+            if weight:
+                entries[i, j] = weight
+        limits.check(len(names), len(entries))
+    lopsided = next(
+        ((i, j) for (i, j), weight in entries.items() if not isclose(entries.get((j, i), 0), weight, rel_tol=ROUNDING)), None
+    )
+    if lopsided and directed is None:
+        i, j = lopsided
+        raise ValueError(
+            f"line {rows.numbers[i + start]}: the matrix is not symmetric: the entry from {names[i]} to {names[j]} is"
+            f" {entries[i, j]:g}, the other way it is {entries.get((j, i), 0):g}; set directed = true, or false to take"
+            " the larger"
+        )
+    weighted = any(weight != 1 for weight in entries.values())
+    for (i, j), weight in entries.items():
+        if directed or i <= j or (j, i) not in entries or lopsided:
+            found.edges.append((names[i], names[j], bool(directed), weight if weighted else None))
+    return found

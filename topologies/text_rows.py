@@ -3,6 +3,8 @@
 All lines decide, not the first one: the separator is the sign that is in each line with several fields. A line that does
 not fit the others is refused with its number. networkx's readers of lists are not used: they cut each line at the first
 `#`, also inside a name, skip lines that they do not understand, and split names at blanks.
+
+Names by which tables of edges call their columns: source, target and weight.
 """
 
 from __future__ import annotations
@@ -14,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from p2pfl.topologies.column_names import columns_of
-
 SEPARATORS = {"\t": "tabs", ";": "';'", ",": "','", "": "blanks"}
 STRONG = ("\t", ";", ",")
 QUOTED = re.compile(r'"[^"]*"')
@@ -24,6 +24,30 @@ NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 LONGEST_LINE = 40_000  # characters of a line of a list; each of its names has fewer
 ARROWS = frozenset({"->", "<-", "<->", "--", "-", "-->", "=>", "\u2192"})
 COMMENTS_KEPT = 50  # comment lines whose text is kept
+PAIRS = (
+    ("source", "target"),
+    ("src", "dst"),
+    ("src", "dest"),
+    ("src", "tgt"),
+    ("source", "destination"),
+    ("source", "dest"),
+    ("source", "sink"),
+    ("from", "to"),
+    ("start", "end"),
+    ("begin", "end"),
+    ("origin", "destination"),
+    ("sender", "receiver"),
+    ("sender", "recipient"),
+    ("ego", "alter"),
+    ("parent", "child"),
+    ("citing", "cited"),
+    ("follower", "followee"),
+)
+SHORT = (("u", "v"), ("i", "j"), ("a", "b"), ("x", "y"), ("s", "t"))  # may as well be names of nodes
+WEIGHTS = ("weight", "weights", "edgeweight", "w")
+COUNTED = re.compile(r"(.*?)[\W_]*(?:(1|2)|(?<![^\W_])(a|b|i|j|x|y|u|v))", re.ASCII)
+MATES = {"1": "2", "a": "b", "i": "j", "x": "y", "u": "v"}
+GENERAL = re.compile(r"node|vertex|name|index|idx|label|key|id(?![a-z])|(?<=from)id|(?<=to)id|[\W_]")
 
 
 @dataclass
@@ -319,3 +343,62 @@ def _dict(text: str, number: int) -> dict[str, Any]:
 def quote(text: str) -> str:
     """Return the beginning of a text in quotes, for a message."""
     return repr(text if len(text) <= 40 else text[:40] + "...")
+
+
+def columns_of(header: Sequence[str], short: bool = False) -> tuple[int, int] | None:
+    """Return the positions of the source and the target in a row of column names; None if it does not name both.
+
+    Args:
+        short: whether pairs of single letters, such as `u` and `v`, are names of columns.
+
+    Raises:
+        ValueError: several pairs of columns may be the source and the target, or two columns have one name.
+    """
+    names = [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.strip()).casefold() for name in header]
+    found = []
+    plain = [_plain(name) for name in names]
+    exact = [(a, b) for a, b in PAIRS if a in names and b in names]
+    for a, b in exact or PAIRS:
+        where = names if exact else plain
+        if a in where and b in where:
+            found.append((where.index(a), where.index(b)))
+    if not found:
+        found = _counted(names)
+    if not found and short:
+        found = [(names.index(a), names.index(b)) for a, b in SHORT if a in names and b in names]
+    found = list(dict.fromkeys(found))
+    if len(found) > 1:
+        raise ValueError("several columns may be the source and the target; name only two of them source and target")
+    used = [names[k] for pair in found for k in pair]
+    if any(names.count(name) > 1 for name in used):
+        raise ValueError("two columns have the same name")
+    return found[0] if found else None
+
+
+def weight_of(header: Sequence[str]) -> int | None:
+    """Return the position of the weight in a row of column names; None without one."""
+    names = [re.sub(r"[\W_]", "", name.casefold()) for name in header]
+    found = [k for k, name in enumerate(names) if name in WEIGHTS]
+    if len(found) > 1:
+        raise ValueError("two columns may be the weight; name only one of them weight")
+    return found[0] if found else None
+
+
+def stem_of(name: str) -> str | None:
+    """Return what comes before the number in a name such as `node1`; None without a number."""
+    found = re.fullmatch(r"(.*?)[\W_]*\d+", name.strip().casefold(), re.ASCII)
+    return found[1] if found else None
+
+
+def _plain(name: str) -> str:
+    """Return a name without words such as node and id: `FromNodeId` and `from_id` are `from`."""
+    return GENERAL.sub("", name) or name
+
+
+def _counted(names: Sequence[str]) -> list[tuple[int, int]]:
+    """Return pairs of columns such as `id_1` and `id_2`, or `node a` and `node b`."""
+    split = {}
+    for k, name in enumerate(names):
+        if (found := COUNTED.fullmatch(name)) and found[1]:
+            split[found[1], found[2] or found[3]] = k
+    return [(k, split[stem, MATES[end]]) for (stem, end), k in split.items() if end in MATES and (stem, MATES[end]) in split]

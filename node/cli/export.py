@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from p2pfl._util.atomic_files import reason, replace_file
+from p2pfl._util.size_limit import READING
 from p2pfl.errors import ConfigurationError, needs_extra
 from p2pfl.node.checkpoint import Checkpoint, FileStore, unpack
 from p2pfl.node.federation import loading
 from p2pfl.node.folder import config as folders
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.system.atomic_files import reason, replace_file
-from p2pfl.system.size_limit import READING
 from p2pfl.task import PreferenceConditioned, Task, tensors_of
 
 FORMATS = {".safetensors": "safetensors", ".onnx": "onnx", "": "safetensors"}  # by extension

@@ -1,4 +1,7 @@
-"""Commands for a federation: create, show, extend, rotate."""
+"""Commands for a federation: create, show, extend, rotate.
+
+The command `p2pfl-node federation proofs`.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from p2pfl._util.console import add_changes, add_command, add_output, print_answer
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.options import add_folder, add_unlock, unlock
-from p2pfl.node.cli.proofs import add_proofs
-from p2pfl.system.console import add_command
-from p2pfl.system.shared_options import add_changes, add_output, print_answer
 
 
 def add_commands(commands: Any) -> None:
@@ -123,9 +124,10 @@ def _new_passphrase(group: Any, default: str) -> None:
 
 
 def _create(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import admission, agreement, loading, passphrases
+    from p2pfl.node.federation import admission, agreement, loading
+    from p2pfl.node.federation import admission as passphrases
+    from p2pfl.node.federation.admission import watch_checkpoints
     from p2pfl.node.folder import config
-    from p2pfl.node.folder.earlier_training import watch_checkpoints
 
     if any(change.partition("=")[0].strip() in ("edge", "edges") for change in options.changes):
         raise ConfigurationError("command line: list the pairs of members with --edge A-B or --edges FILE, not with --set")
@@ -209,7 +211,8 @@ def _extend(options: argparse.Namespace) -> int:
 
 
 def _rotate(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import admission, passphrases
+    from p2pfl.node.federation import admission
+    from p2pfl.node.federation import admission as passphrases
 
     old = unlock(options)
     new = passphrases.choose(options.passphrase_file, options.passphrase)
@@ -219,3 +222,47 @@ def _rotate(options: argparse.Namespace) -> int:
     text = f"replaced the admission key; the backup of the new key is {options.backup}, and the old key is no longer valid"
     print_answer(options, text, {"backup": str(options.backup)})
     return 0
+
+
+def add_proofs(federations: Any) -> None:
+    """Add `proofs` to the commands of `federation`."""
+    proofs = add_command(
+        federations,
+        "proofs",
+        "verify and show the proofs that members have sent different models of one round",
+        "p2pfl-node federation proofs alice",
+        "p2pfl-node federation proofs alice --json",
+    )
+    add_folder(proofs)
+    add_output(proofs)
+    proofs.set_defaults(do=_proofs)
+
+
+def _proofs(options: argparse.Namespace) -> int:
+    found = stored_proofs(options.folder)
+    lines = [f"{row['name']} has signed two models of round {row['round']} ({row['stage']})" for row in found]
+    print_answer(options, "\n".join(lines) or "no member is known to have signed two models of one round", {"proofs": found})
+    return 0
+
+
+def stored_proofs(folder: Path) -> list[dict[str, Any]]:
+    """Return the proofs in the checkpoint of a node that hold with the keys of its membership log; no network is needed.
+
+    Raises:
+        ConfigurationError: the node belongs to no federation, or its checkpoint cannot be read.
+    """
+    from p2pfl.node.checkpoint import FileStore
+    from p2pfl.node.federation.membership_file import member_of
+    from p2pfl.node.folder import config as folders
+    from p2pfl.protocols.wire.signed_models import read_proof
+
+    membership = member_of(folder)
+    names = {member.key: name for name, member in membership.members.items()}
+    checkpoint = FileStore(folder / folders.CHECKPOINT).load()
+    found = []
+    for proof in [] if checkpoint is None else checkpoint.conduct.proofs:
+        one, _ = read_proof(proof, membership.federation)
+        if one.sender in names:
+            row = {"name": names[one.sender], "key": one.sender.hex(), "round": one.round, "stage": one.stage}
+            found.append(row | {"proof": proof.hex()})
+    return found

@@ -12,16 +12,25 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from p2pfl._util.console import (
+    FAILED,
+    JSON_HELP,
+    Parser,
+    add_changes,
+    add_command,
+    add_completion,
+    add_output,
+    format_examples,
+    port,
+    print_answer,
+    run_command,
+)
+from p2pfl._util.event_log import print_events
+from p2pfl._util.printable import printable, to_json
 from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.options import add_folder, add_listen, add_policy, default_folder, listen_of
 from p2pfl.policies import POLICIES
-from p2pfl.system.completion import add_completion
-from p2pfl.system.console import FAILED, Parser, add_command, format_examples, run_command
-from p2pfl.system.event_log import print_events
-from p2pfl.system.json_output import to_json
-from p2pfl.system.printable import printable
-from p2pfl.system.shared_options import JSON_HELP, add_changes, add_output, port, print_answer
 from p2pfl.task import TASKS
 from p2pfl.tracking.tracker import TRACKERS
 
@@ -258,8 +267,7 @@ _CLEAR = "\033[2J\033[H"
 def _doctor(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from p2pfl.node.doctor.checks import report
-    from p2pfl.node.doctor.run import run_checks
+    from p2pfl.node.doctor import report, run_checks
 
     findings = run_checks(options.folder)
     text = "\n".join(map(printable, report(findings)))

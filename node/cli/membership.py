@@ -1,24 +1,35 @@
-"""Commands for membership: invite, join, request, admit, revoke."""
+"""Commands for membership: invite, join, request, admit, revoke.
+
+Texts that admit a node: tokens, requests and admissions, as a user passes them to a command.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from p2pfl._util.console import add_command, add_output, print_answer
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.cli import credentials
 from p2pfl.node.cli.options import add_folder, add_role, add_unlock, default_folder, unlock
 from p2pfl.protocols.membership.invitation import ADMISSION, INVITATION, REQUEST
-from p2pfl.system.console import add_command
-from p2pfl.system.shared_options import add_output, print_answer
 
 if TYPE_CHECKING:
     from p2pfl.node.federation.agreement import Agreement
     from p2pfl.node.folder.config import NodeConfig
+
+
+STANDARD_INPUT = "-"
+LONGEST = 16 << 20  # maximum characters of an admission
+_KINDS = {
+    INVITATION: "a token of `p2pfl-node invite`",
+    REQUEST: "a request of `p2pfl-node request`",
+    ADMISSION: "an admission of `p2pfl-node admit`",
+}
 
 
 def add_commands(commands: Any) -> None:
@@ -165,10 +176,10 @@ def _invite(options: argparse.Namespace) -> int:
 
 
 def _join(options: argparse.Namespace) -> int:
-    from p2pfl.node.runtime import join as joining
+    from p2pfl.node.federation import join as joining
 
     folder, word = _folder_and_source(options.folder, options.token)
-    token = credentials.read(word, (INVITATION, ADMISSION))
+    token = read(word, (INVITATION, ADMISSION))
     if word.startswith(INVITATION):
         print("warning: other users of this machine can see arguments; pass the token on standard input", file=sys.stderr)
     name = joining.join(folder, token, partial(_approve, options, folder), notify=partial(print, file=sys.stderr))
@@ -184,15 +195,15 @@ def _folder_and_source(folder: Path, word: str | None) -> tuple[Path, str]:
     """
     from p2pfl.node.folder import config
 
-    if word is None and credentials.is_source(str(folder)):
+    if word is None and is_source(str(folder)):
         folder, word = default_folder(), str(folder)
     config.load(folder)  # before a question for the credential
-    return folder, word or credentials.STANDARD_INPUT
+    return folder, word or STANDARD_INPUT
 
 
 def _approve(options: argparse.Namespace, folder: Path, own: NodeConfig, agreement: Agreement) -> None:
     """Show a federation's settings and ask whether to join; without a terminal, join only if node.toml has the same."""
-    from p2pfl.node.federation import approval
+    from p2pfl.node.federation import join as approval
 
     approval.check_data(own, agreement, folder)
     different = approval.differences(own, agreement, folder)
@@ -244,7 +255,7 @@ def _admit(options: argparse.Namespace) -> int:
     options.folder, word = _folder_and_source(options.folder, options.request)
     name, role = admission.admit(
         options.folder,
-        credentials.read(word, (REQUEST,)),
+        read(word, (REQUEST,)),
         options.role,
         options.out,
         passphrase=unlock(options),
@@ -265,3 +276,60 @@ def _revoke(options: argparse.Namespace) -> int:
     text = f"revoked the membership of {options.name}; running nodes learn of it within seconds"
     print_answer(options, text, {"revoked": options.name})
     return 0
+
+
+def read(word: str, kinds: Sequence[str]) -> str:
+    """Return the text that an argument holds or names: the text itself, a file, or "-" for standard input.
+
+    Args:
+        kinds: accepted kinds of text, by their prefixes.
+
+    Raises:
+        ConfigurationError: the file cannot be read; the text is empty, of another kind, or not of p2pfl. The error does
+            not quote the text, because it may be a secret.
+    """
+    if kind_of(word):
+        source, text = "the argument", word
+    else:
+        source, text = _read_file(word)
+    kind = kind_of(text)
+    if kind in kinds:
+        return text
+    needed = " or ".join(_KINDS[each] for each in kinds)
+    if not text.strip():
+        raise ConfigurationError(f"{source} is empty; expected {needed}")
+    found = f"has {_KINDS[kind]}" if kind else "contains nothing that p2pfl-node has written"
+    raise ConfigurationError(f"{source} {found}; expected {needed}")
+
+
+def is_source(word: str) -> bool:
+    """Return whether an argument is the text of a credential, or the name of a file."""
+    try:
+        return bool(kind_of(word)) or Path(word).is_file()
+    except OSError:  # too long for a file name
+        return True
+
+
+def kind_of(text: str) -> str:
+    """Return the prefix of the kind of a text; "" if p2pfl did not write it."""
+    start = "".join(text[:200].split())  # a mail program may have broken the line
+    return next((prefix for prefix in _KINDS if start.startswith(prefix)), "")
+
+
+def _read_file(word: str) -> tuple[str, str]:
+    """Return the name of a source for errors, and its text."""
+    if word == STANDARD_INPUT:
+        if sys.stdin.isatty():
+            print("paste the text, then press Enter: ", end="", file=sys.stderr, flush=True)
+            return "standard input", sys.stdin.readline()
+        try:
+            return "standard input", sys.stdin.read(LONGEST)
+        except UnicodeDecodeError as error:
+            raise ConfigurationError("the standard input is not UTF-8 text") from error
+    try:
+        with Path(word).open(encoding="utf-8") as file:
+            return word, file.read(LONGEST)
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{word} is not UTF-8 text") from error
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {word}: {error.strerror}") from error

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from p2pfl._util.console import add_command, add_output, print_answer
+from p2pfl._util.printable import printable
 from p2pfl.errors import ConfigurationError
-from p2pfl.system.console import add_command
-from p2pfl.system.printable import printable
-from p2pfl.system.shared_options import add_output, print_answer
 
 DEEPEST = 3  # levels of folders below the given one
 HEADS = ("node", "state", "round", "federation", "address", "folder")
@@ -88,7 +87,7 @@ def state_of(folder: Path) -> dict[str, Any]:
 
 def _broker(url: str) -> str:
     """Return the URL of a broker without its account and its fingerprint; "" if it is malformed."""
-    from p2pfl.protocols.broker_address import BrokerAddress
+    from p2pfl.protocols.addresses import BrokerAddress
     from p2pfl.protocols.errors import AddressError
 
     try:
@@ -99,7 +98,7 @@ def _broker(url: str) -> str:
 
 def lines(nodes: list[dict[str, Any]]) -> list[str]:
     """Return the lines of a table of nodes."""
-    from p2pfl.node.status.event_text import describe_progress
+    from p2pfl.node.status.observer import describe_progress
     from p2pfl.node.status.text import columns, describe_state
 
     rows = [HEADS]

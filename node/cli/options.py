@@ -6,11 +6,11 @@ import argparse
 import os
 from pathlib import Path
 
+from p2pfl._util.console import port
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.federation import passphrases
+from p2pfl.node.federation import admission
 from p2pfl.policies import POLICIES
 from p2pfl.protocols.addresses import join_address, split_address
-from p2pfl.system.shared_options import port
 
 ROLES = ("participant", "observer", "coordinator-eligible")
 VARIABLE = "P2PFL_NODE"  # environment variable with the folder of a node
@@ -105,16 +105,16 @@ def add_unlock(
     group.add_argument(
         option, dest="unlock", type=Path, metavar="FILE",
         help=f"file with the passphrase of {what} in its first line, if it is encrypted (default: the environment variable"
-        f" {passphrases.VARIABLE}, or a prompt)",
+        f" {admission.VARIABLE}, or a prompt)",
     )  # fmt: skip
 
 
 def unlock(options: argparse.Namespace) -> bytes | None:
     """Return the passphrase of the current admission key, if it needs one."""
-    from p2pfl.node.federation import admission_key
+    from p2pfl.node.federation import membership_file
     from p2pfl.node.folder import config
 
-    if not admission_key.is_encrypted(options.folder):
+    if not membership_file.is_encrypted(options.folder):
         return None
     file = options.unlock or config.load(options.folder).passphrase_file
-    return passphrases.present(options.folder / admission_key.ADMISSION, file)
+    return admission.present(options.folder / membership_file.ADMISSION, file)

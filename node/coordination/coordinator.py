@@ -6,21 +6,33 @@ members missed therefore still reach the others in time.
 
 The state of the policy's steps never leaves the coordinator. A term begins without a state. The first step of a
 coordinator rebuilds it from the data that the participants keep and submit again (see p2pfl.policy.Submission).
+
+Aggregation step of a policy on members' submissions. One that makes it fail does not cost others the round.
+
+Protection of a coordinator's step: submissions are changed before the policy's step sees them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from p2pfl.node.coordination.aggregation_step import StepResult
-from p2pfl.policy import Assignment, Submission
-from p2pfl.protocols.election.types import Term
+import numpy as np
+from msgspec.structs import replace
+
+from p2pfl.parameters import Layout, problem, weighted_mean
+from p2pfl.policy import Assignment, Step, Submission
+from p2pfl.protocols.election import Term
+from p2pfl.robust.candidates import Candidates, MergeRule, Reweighting, cap_samples, distances_from
+from p2pfl.robust.clipping import factor_of, lower_median, move_towards, radii_of
+from p2pfl.robust.registry import NONE, Robust, coordinator_rule
 
 AT_ONCE = 2  # submissions kept of one participant: for its current round and the one before
 LAPSE = 0.1  # seconds until a coordinator without a lease checks again
+BLOCK = 2**22  # values of models that are compared at once
 
 
 class PendingSubmission(NamedTuple):
@@ -51,7 +63,7 @@ class CoordinatorBackend(Protocol):
     def compute(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], then: Callable[[StepResult], None]
     ) -> None:
-        """Run the policy's step and call `then` with its result; see p2pfl.node.coordination.aggregation_step."""
+        """Run the policy's step and call `then` with its result; see p2pfl.node.coordination.coordinator."""
 
 
 class _OpenRound:
@@ -202,3 +214,162 @@ class Coordinator:
         self._open.clear()
         for entry in given_up:
             entry.reply(None)
+
+
+class StepResult(NamedTuple):
+    """Result of one step of a coordinated policy; `dropped` maps each rejected sender to the error of its submission."""
+
+    assignments: Mapping[str, Assignment]
+    state: Mapping[str, Any]
+    dropped: Mapping[str, Exception]
+
+
+def run_protected_step(
+    step: Step,
+    submissions: Sequence[Submission],
+    state: Mapping[str, Any],
+    layout: Layout,
+    *,
+    coordinator: str,
+    robust: Robust,
+    trusted: bool = False,
+) -> StepResult:
+    """Run a policy's step on submissions, with the protection that the federation has agreed on.
+
+    See p2pfl.node.coordination.coordinator.
+
+    Args:
+        coordinator: name of the node that runs the step.
+        trusted: whether to raise errors of the step instead of dropping submissions.
+
+    Raises:
+        Exception: see `run_step`.
+    """
+    if robust != NONE:
+        submissions = protect_submissions(submissions, coordinator_rule(robust))
+    if trusted:
+        return StepResult(*_run_checked(step, submissions, state, layout), {})
+    return run_step(step, submissions, state, layout, coordinator)
+
+
+def run_step(
+    step: Step, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout, coordinator: str
+) -> StepResult:
+    """Run a policy's step, if necessary without the submissions that make it raise.
+
+    If the step raises, it runs again with one more submission at a time, the coordinator's own first. Submissions with
+    which it raises are dropped. Thus no participant can cost the others their round.
+
+    Args:
+        coordinator: name of the node that runs the step.
+
+    Raises:
+        Exception: the step raises it with the coordinator's own submission alone: a fault of the policy.
+    """
+    with suppress(Exception):  # a step is the policy's own code, and may raise anything on invalid data
+        return StepResult(*_run_checked(step, submissions, state, layout), {})
+    kept: list[Submission] = []
+    result: tuple[Mapping[str, Assignment], Mapping[str, Any]] = {}, state
+    dropped: dict[str, Exception] = {}
+    for submission in sorted(submissions, key=lambda s: (s.sender != coordinator, s.sender)):
+        try:
+            result = _run_checked(step, [*kept, submission], state, layout)
+        except Exception as error:
+            if submission.sender == coordinator:
+                raise
+            dropped[submission.sender] = error
+        else:
+            kept.append(submission)
+    return StepResult(*result, dropped)
+
+
+def _run_checked(
+    step: Step, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
+) -> tuple[Mapping[str, Assignment], Mapping[str, Any]]:
+    assignments, after = step(submissions, state, layout)
+    for id, assignment in assignments.items():
+        if wrong := problem(assignment.params, layout.size):
+            raise ValueError(f"the policy's step returned an invalid model for {id}: {wrong}")
+    return assignments, after
+
+
+def without_known_start(submission: Submission, assigned_in: Term | None, term: Term) -> Submission:
+    """Return a submission without its start model if the coordinator has assigned that model in the same term.
+
+    Args:
+        assigned_in: term of the assignment that answered the last submission, if the node has continued from it.
+        term: current term of the coordinator.
+    """
+    return replace(submission, start=None) if assigned_in == term else submission
+
+
+def protect_submissions(submissions: Sequence[Submission], rule: MergeRule | None = None) -> list[Submission]:
+    """Return submissions for a coordinator's step, with changed models and capped numbers of samples.
+
+    Without a rule, models are clipped towards one of them, as p2pfl.robust.clipping does. With a rule that changes
+    weights, x_j becomes z + s_j (x_j - z): z is the merge of the rule, and s_j = w'_j / w_j divided by the largest such
+    ratio. With a coordinate-wise rule, x_j is limited to the values that the rule lets through, and all are moved by
+    the same vector. In both cases the mean of the changed models by samples is the merge of the rule.
+
+    The own model of the rule is the submission nearest to the coordinate-wise median of all. It does not depend on the
+    coordinator, so that a successor makes the same step.
+
+    Args:
+        rule: see `p2pfl.robust.registry.coordinator_rule`.
+    """
+    if len(submissions) < 2:
+        return list(submissions)
+    centre = _nearest_to_median(submissions)
+    capped = cap_samples(0, {s.sender: s.n_samples for s in submissions})
+    if rule is None:
+        return _clip(submissions, centre, capped)
+    centred = [centre, *(s for s in sorted(submissions, key=lambda s: s.sender) if s is not centre)]
+    total = sum(capped.values())
+    weights = [capped[s.sender] / total if total else 1 / len(centred) for s in centred]
+    changed = _change([s.params for s in centred], weights, rule)
+    return [replace(s, params=model, n_samples=capped[s.sender]) for s, model in zip(centred, changed, strict=True)]
+
+
+def _nearest_to_median(submissions: Sequence[Submission]) -> Submission:
+    ordered = sorted(submissions, key=lambda s: s.sender)
+    models = [s.params for s in ordered]
+    step = max(1, BLOCK // len(models))
+    parts = range(0, len(models[0]), step)
+    with np.errstate(over="ignore"):
+        middle = np.concatenate([np.median(np.array([m[k : k + step] for m in models]), axis=0) for k in parts])
+    return ordered[int(np.argmin(distances_from(middle.astype(np.float32), models)))]
+
+
+def _distances(one: Submission, submissions: Sequence[Submission]) -> dict[str, float]:
+    """Return the distances of the other submissions from one of them."""
+    far = zip(submissions, distances_from(one.params, [s.params for s in submissions]), strict=True)
+    return {s.sender: d for s, d in far if s is not one}
+
+
+def _clip(submissions: Sequence[Submission], centre: Submission, capped: dict[str, int]) -> list[Submission]:
+    others = {**_distances(centre, submissions), centre.sender: 0.0}
+    radius = lower_median([far for id, far in others.items() if id != centre.sender])
+    radii = radii_of(radius, [capped[s.sender] for s in submissions])
+    factors = [factor_of(others[s.sender], most) for s, most in zip(submissions, radii, strict=True)]
+    return [
+        replace(s, params=move_towards(s.params, centre.params, factor), n_samples=capped[s.sender])
+        for s, factor in zip(submissions, factors, strict=True)
+    ]
+
+
+def _change(models: Sequence[np.ndarray], weights: list[float], rule: MergeRule) -> list[np.ndarray]:
+    """Return the models, the centre first, changed so that their weighted mean is the merge of the rule."""
+    candidates = Candidates(models, weights)
+    if isinstance(rule, Reweighting):
+        after = rule.reweight(candidates)
+        merged = weighted_mean(models, after.tolist())
+        ratios = np.divide(after, candidates.weights, out=np.zeros_like(after), where=candidates.weights > 0)
+        shares = ratios / ratios.max()
+        return [
+            merged + np.float32(share) * (model - merged) if share else merged
+            for model, share in zip(models, shares.tolist(), strict=True)
+        ]
+    lowest, highest = rule.bounds(np.array(models))
+    limited = [np.clip(model, lowest, highest) for model in models]
+    moved = rule.combine(candidates).params - weighted_mean(limited, weights)
+    return [model + moved for model in limited]

@@ -1,4 +1,4 @@
-"""Election runner: the rules of p2pfl.protocols.election.raft with a clock, a disk and links.
+"""Election runner: the rules of p2pfl.protocols.election with a clock, a disk and links.
 
 Elections are held only in federations with a coordinated policy (see p2pfl.policy.Coordinated).
 """
@@ -13,20 +13,19 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import msgspec
 
+from p2pfl._util.atomic_files import DamagedFileError, read_sealed, reason, write_sealed
+from p2pfl._util.disk import SYSTEM, Disk
+from p2pfl._util.event_log import EventLogger
+from p2pfl._util.failpoints import failpoint
+from p2pfl._util.machine import boot_clock
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.log import LOG
-from p2pfl.protocols.election.raft import Election, Step
-from p2pfl.protocols.election.types import LAST, TIMING, Ballot, Electorate, Term, Timing
+from p2pfl.protocols.election import LAST, TIMING, Ballot, Election, Electorate, Step, Term, Timing
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.membership.log import Member
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.wire import messages as m
 from p2pfl.random_streams import RandomStreams
-from p2pfl.system.atomic_files import DamagedFileError, read_sealed, reason, write_sealed
-from p2pfl.system.boot_clock import boot_clock
-from p2pfl.system.disk import SYSTEM, Disk
-from p2pfl.system.event_log import EventLogger
-from p2pfl.system.failpoints import failpoint
 
 MAGIC = b"p2pfl vote 1\n"
 PATIENCE = 5  # multiple of Timing.patience for which a round waits for the election of a coordinator
@@ -175,7 +174,7 @@ class ElectionRunner:
         electorate: the members that vote; it may change later.
         incarnation: number of the node's starts.
         seed: seed of the federation.
-        clock: returns the time in seconds; see p2pfl.protocols.election.raft.Election.
+        clock: returns the time in seconds; see p2pfl.protocols.election.Election.
         log: receives an event if the vote cannot be written.
 
     Attributes:

@@ -1,22 +1,35 @@
 """Interface for publishing models and obtaining peers' models.
 
 Machines and the simulator implement it differently.
+
+Decisions that the message exchange and the simulator's exchange share.
+
+Configuration of a message exchange.
+
+Refusal of peers' models that are so large that averaging with them would make this node's model useless.
 """
 
 from __future__ import annotations
 
 from asyncio import TaskGroup
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
-from p2pfl.node.conduct.conduct import Conduct
+from p2pfl.node.conduct import Conduct
 from p2pfl.node.coordination.election_runner import Elected
-from p2pfl.node.exchange.model_encoding import ModelEncoder
-from p2pfl.node.exchange.published_models import Outbox, Published
-from p2pfl.node.peering.peer_view import PeerView
-from p2pfl.node.peering.traffic import Traffic
-from p2pfl.parameters import Parameters
+from p2pfl.node.exchange.model_encoding import ModelEncoder, Outbox, Published
+from p2pfl.node.peering.peer import Member, PeerView, Traffic
+from p2pfl.node.peering.peering_config import PeeringConfig
+from p2pfl.node.settings import Settings
+from p2pfl.parameters import Parameters, norm
 from p2pfl.policy import Assignment, Extras, Stage, Submission, Update
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.robust.candidates import coarse
+from p2pfl.robust.registry import NONE, Robust
+
+LARGEST_RATIO = 1000.0  # maximum ratio of the norm of a peer's model to that of this node's models
 
 
 class ExchangeHost(Protocol):
@@ -76,7 +89,7 @@ class Exchange(Protocol):
         """Wait until as many members are present as before the first round, or until one of them is ahead."""
 
     async def next_round(self, finished: int) -> int:
-        """Return the round that follows `finished`; see p2pfl.node.exchange.rounds.pacing.
+        """Return the round that follows `finished`; see p2pfl.node.exchange.rounds.
 
         The result is lower than `finished` if most participants are behind and do not catch up within a deadline. The
         node then stops serving models that it published in later rounds.
@@ -131,3 +144,88 @@ class Exchange(Protocol):
 
     async def close(self) -> None:
         """Leave the federation and close all links."""
+
+
+def late_answer(round: int) -> str:
+    """Return the reason for the suspicion of a peer that did not answer a request in time."""
+    return f"missed the deadline of round {round}"
+
+
+def late_round(round: int) -> str:
+    """Return the reason for the suspicion of a peer that did not reach a round in time."""
+    return f"did not reach round {round} in time"
+
+
+def disclosed_loss(loss: float, robust: Robust) -> float:
+    """Return the loss that a peer receives for its model. It is less precise if members may be malicious.
+
+    See p2pfl.robust.candidates.
+    """
+    return loss if robust == NONE else coarse(loss)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourRoles:
+    """Neighbours of a node, and the direction in which models may flow.
+
+    Attributes:
+        members: the members with which the node may exchange messages, by name.
+        sources: names of the members from which the node may fetch; None for all.
+        askers: names of the members that may fetch from the node; None for all.
+        observer: whether the node is an observer; its round then does not count for any node.
+        sparse: whether the topology is incomplete; see p2pfl.node.exchange.rounds.
+    """
+
+    members: Mapping[str, Member]
+    sources: Collection[str] | None = None
+    askers: Collection[str] | None = None
+    observer: bool = False
+    sparse: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig:
+    """Configuration of a message exchange.
+
+    Attributes:
+        peering: configuration of the node's peering. A period of inf is for nodes in one process: the exchange then
+            treats all nodes as honest and always waits for the full deadline of the settings.
+        n_samples: number of the node's training samples.
+        askers, observer, sparse: see NeighbourRoles.
+    """
+
+    peering: PeeringConfig
+    settings: Settings
+    n_samples: int
+    askers: Collection[str] | None = None
+    observer: bool = False
+    sparse: bool = False
+
+    @property
+    def strict(self) -> bool:
+        """Return whether peers that miss deadlines are put on probation."""
+        return self.peering.options.period < inf
+
+
+class NormLimit:
+    """Limit of the norm of peers' models.
+
+    Attributes:
+        own: greatest norm of this node's models.
+    """
+
+    def __init__(self) -> None:
+        self.own = 0.0
+
+    def note(self, params: Parameters) -> None:
+        """Record the norm of one of this node's models."""
+        self.own = max(self.own, norm(params))
+
+    def check(self, params: Parameters) -> None:
+        """Raise ProtocolError for a peer's model that is too large."""
+        self.check_norm(norm(params))
+
+    def check_norm(self, found: float) -> None:
+        """Raise ProtocolError for a peer's model with a norm that is too large."""
+        if found > LARGEST_RATIO * (1.0 + self.own):
+            raise ProtocolError("too large", f"a model with the norm {found:.3g}; this node's has {self.own:.3g}")

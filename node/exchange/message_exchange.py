@@ -2,6 +2,8 @@
 
 Each request has a number that identifies its answer. The clients and servers of models and losses are separate modules;
 this module connects them with the peers, the rounds and the coordinator.
+
+Factory of message exchanges.
 """
 
 from __future__ import annotations
@@ -10,39 +12,36 @@ import asyncio
 from asyncio import TaskGroup
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import inf
+from hashlib import sha256
+from math import inf, nan
 from typing import Any
 
+from p2pfl._util.binding import split_name
+from p2pfl.compression.codecs import Differential, make_codec
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.conduct.conduct import Conduct
-from p2pfl.node.conduct.equivocation import EquivocationWatch
+from p2pfl.node.conduct import Conduct, EquivocationWatch
 from p2pfl.node.coordination.election_runner import Elected, ElectionRunner
-from p2pfl.node.coordination.factory import Coordination, CoordinationRoles, make_coordination_roles
-from p2pfl.node.exchange.base import Detached, ExchangeHost
-from p2pfl.node.exchange.exchange_config import ExchangeConfig
-from p2pfl.node.exchange.losses import LossClient, LossFunction, LossServer
-from p2pfl.node.exchange.model_client import ModelClient
-from p2pfl.node.exchange.model_encoding import ModelEncoder
-from p2pfl.node.exchange.model_server import ModelServer
-from p2pfl.node.exchange.norm_limit import NormLimit
-from p2pfl.node.exchange.peer_requests import PeerRequests
-from p2pfl.node.exchange.published_models import Outbox
-from p2pfl.node.exchange.publisher import Publisher
-from p2pfl.node.exchange.rounds.adaptive_timeout import AdaptiveTimeout
-from p2pfl.node.exchange.rounds.pacer import Pacer
-from p2pfl.node.exchange.rounds.pacing import Pacing
-from p2pfl.node.exchange.rounds.participants import Participants
-from p2pfl.node.exchange.rounds.probation import Probation
-from p2pfl.node.exchange.rounds.start_wait import StartWait, all_incompatible
-from p2pfl.node.folder.settings import detects
+from p2pfl.node.coordination.submissions import Coordination, CoordinationRoles, make_coordination_roles
+from p2pfl.node.exchange.base import Detached, ExchangeConfig, ExchangeHost, NeighbourRoles, NormLimit
+from p2pfl.node.exchange.model_encoding import ModelEncoder, Outbox, Publisher
+from p2pfl.node.exchange.model_transfer import LossClient, LossFunction, LossServer, ModelClient, ModelServer, PeerRequests
+from p2pfl.node.exchange.rounds import AdaptiveTimeout, Pacer, Pacing, Participants, Probation, StartWait, all_incompatible
+from p2pfl.node.federation.agreement import Edges, terms
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.node.peering.peering_config import PeeringConfig, PeeringOptions
+from p2pfl.node.settings import Settings, detects
+from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Extras, Stage, Submission, Update
 from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.transport import Transport
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import OVERHEAD, Opened
+from p2pfl.protocols.wire.envelope import OVERHEAD, FrameSigner, FrameVerifier, Opened
 from p2pfl.protocols.wire.payload import EXTRAS_LIMIT
+from p2pfl.queries import Loss
+from p2pfl.task import Task, goals_of
 
 LARGEST_FRAME = 2**32 - 1  # bytes; a frame's length and its payload's have 4 bytes
 GONE_AFTER = 3  # unanswered probes after which a node that has finished no longer waits for a peer
@@ -146,7 +145,7 @@ class MessageExchange:
     # Lifecycle
 
     async def start(self, tasks: TaskGroup, host: ExchangeHost, extended: bool = False) -> None:
-        """Accept connections, and wait for the neighbours; see p2pfl.node.exchange.rounds.start_wait.
+        """Accept connections, and wait for the neighbours; see p2pfl.node.exchange.rounds.
 
         Raises:
             ConfigurationError: every peer is excluded because its settings differ.
@@ -336,3 +335,99 @@ def payload_limit(size: int, coordinated: bool = False) -> int:
             " part of the model private"
         )
     return limit
+
+
+def message_exchange(
+    name: str,
+    roles: NeighbourRoles,
+    *,
+    identity: Identity,
+    transport: Transport,
+    incarnation: int,
+    generation: int = 0,
+    federation: bytes,
+    task: Task,
+    trainer: Trainer,
+    settings: Settings,
+    agreed: Mapping[str, str],
+    initial: str = "made by the task from the seed",
+    coding: ModelEncoder | None = None,
+    edges: Edges = "all",
+    options: PeeringOptions = PeeringOptions(),  # noqa: B008 (it is frozen)
+    coordination: Coordination | None = None,
+    scores: bool = False,
+) -> MessageExchange:
+    """Return the exchange of a node that reaches its neighbours over `transport`.
+
+    Args:
+        incarnation: number of the node's starts; it must be on disk before this call.
+        generation: random on machines; see p2pfl.protocols.wire.envelope.FrameSigner.
+        federation: 16 bytes; see `federation_id` if there is no signed file.
+        agreed: settings that must be equal on all nodes, in addition to `p2pfl.node.federation.agreement.terms`.
+        initial: the hash of the initial model.
+        coding: encoder of models, if it exists already.
+        edges: pairs of nodes that may exchange models.
+        scores: whether the policy asks for losses.
+    """
+    layout, electing = task.layout.shared, None if coordination is None else coordination.electing
+    keys = {id: member.key for id, member in roles.members.items()}
+    peering = PeeringConfig(
+        name=name,
+        key=identity.public,
+        neighbours=roles.members,
+        transport=transport,
+        signer=FrameSigner(identity, federation, layout.fingerprint, incarnation, generation=generation),
+        verifier=FrameVerifier(keys, identity.public, federation, payload_limit(layout.size, electing is not None)),
+        agreed={**terms(layout, settings, initial, edges, None if electing is None else electing.timing), **agreed},
+        public_info=dict(task.public_info) | {"n_samples": task.n_samples},
+        seed=settings.seed,
+        asynchronous=settings.mode == "asynchronous",
+        sources=roles.sources,
+        options=options,
+    )
+    config = ExchangeConfig(
+        peering=peering,
+        settings=settings,
+        n_samples=task.n_samples,
+        askers=roles.askers,
+        observer=roles.observer,
+        sparse=roles.sparse,
+    )
+    loss = _loss(task, trainer) if scores else None
+    return MessageExchange(config, coding or coding_of(task, settings), loss, coordination)
+
+
+def coding_of(task: Task, settings: Settings) -> ModelEncoder:
+    """Return the model encoder that the settings select."""
+    codec = make_codec(*split_name("codec", settings.codec))
+    initial = task.layout.shared_of(task.initial(settings.seed)) if isinstance(codec, Differential) else None
+    return ModelEncoder(codec, task.layout.shared, initial)
+
+
+def _loss(task: Task, trainer: Trainer) -> LossFunction:
+    """Return a function that computes the loss of a peer's model on this node's training data.
+
+    The function returns NaN for a task with a preference, because the losses would reveal the preference.
+    """
+    private = bool(goals_of(task))
+
+    async def loss(params: Parameters) -> float:
+        if private:
+            return nan
+        return float((await trainer.submit(Loss([params], "train")))[0])
+
+    return loss
+
+
+def max_frame(size: int, coordinated: bool = False) -> int:
+    """Return the maximum size in bytes of a frame between nodes with P parameters.
+
+    Args:
+        coordinated: see p2pfl.node.exchange.message_exchange.payload_limit.
+    """
+    return OVERHEAD + payload_limit(size, coordinated)
+
+
+def federation_id(name: str) -> bytes:
+    """Return the 16 bytes that identify the federation in its frames."""
+    return sha256(b"p2pfl federation 1\0" + name.encode()).digest()[:16]

@@ -1,20 +1,28 @@
 """Membership of a federation: its creation by the first member, extension, manual admission, and revocation.
 
 Tokens are in p2pfl.node.federation.invitations.
+
+Passphrases of admission keys: from a file, from the environment, or typed.
+
+Checkpoints of a node from before it entered a federation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import getpass
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from p2pfl._util.atomic_files import is_folder_locked, lock_folder, replace_file, sync_folder
+from p2pfl._util.disk import PRIVATE
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.federation import admission_key
-from p2pfl.node.federation.admission_key import as_configuration
+from p2pfl.node.federation import membership_file
 from p2pfl.node.federation.agreement import Approve, approve_all, check_agreement
 from p2pfl.node.federation.membership_file import (
     FEDERATION,
@@ -22,22 +30,24 @@ from p2pfl.node.federation.membership_file import (
     OLD,
     REVOCATION,
     MembershipFile,
+    as_configuration,
+    check_member,
     load_federation,
     member_of,
     write_federation,
 )
-from p2pfl.node.federation.revocation import check_member
 from p2pfl.node.folder import config
-from p2pfl.node.folder.config import NodeConfig
-from p2pfl.node.folder.earlier_training import STOP_FIRST, set_checkpoints_aside
+from p2pfl.node.folder.config import CHECKPOINT, NodeConfig
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.membership.entries import Role
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Joined, Request, decode_admission, encode_admission
-from p2pfl.protocols.membership.log import Membership
-from p2pfl.system.atomic_files import is_folder_locked, lock_folder, replace_file, sync_folder
-from p2pfl.system.disk import PRIVATE
+from p2pfl.protocols.membership.log import Membership, Role
+
+VARIABLE = "P2PFL_ADMISSION_PASSPHRASE"
+_MOST = 4096  # maximum bytes
+EARLIER = f"{CHECKPOINT}.earlier"
+STOP_FIRST = "runs this node; stop it first"  # what holds the lock of a folder whose federation is to change
 
 
 @contextmanager
@@ -58,8 +68,6 @@ def adding(folder: Path) -> Iterator[Membership]:
 
 
 # Creation of a federation
-
-
 def create_federation(folder: Path, tables: Mapping[str, Any], backup: Path, passphrase: bytes | None = None) -> Federation:
     """Create a federation, with an admission key and a backup of it; this node is its first member.
 
@@ -75,12 +83,12 @@ def create_federation(folder: Path, tables: Mapping[str, Any], backup: Path, pas
         raise ConfigurationError(f"{folder} belongs to a federation already; create another node with p2pfl-node init")
     with lock_folder(folder, STOP_FIRST), as_configuration():
         own = Identity.load(folder / config.KEY)
-        admission = admission_key.create(folder, backup, passphrase)
+        admission = membership_file.create(folder, backup, passphrase)
         try:
             membership = Membership(Federation.sign(tables, admission))
             membership.append(admission, "add", name, own.public)
         except BaseException:
-            admission_key.discard(folder, backup)
+            membership_file.discard(folder, backup)
             raise
         _enter(folder, membership)
     return membership.file
@@ -97,11 +105,11 @@ def rotate(folder: Path, backup: Path, passphrase: bytes | None = None, new_pass
         ConfigurationError: there is no admission key here, a passphrase is wrong, or a file cannot be written.
     """
     with adding(folder) as log:
-        old = admission_key.load(folder, log, passphrase)
-        new = admission_key.create_successor(folder, backup, new_passphrase)
+        old = membership_file.load(folder, log, passphrase)
+        new = membership_file.create_successor(folder, backup, new_passphrase)
         log.append(old, "hand-over", "", new.public)
     with adding(folder) as log:
-        admission_key.load(folder, log, new_passphrase)  # replaces the old key by the new one
+        membership_file.load(folder, log, new_passphrase)  # replaces the old key by the new one
 
 
 def extend(folder: Path, rounds: int, passphrase: bytes | None = None) -> None:
@@ -115,7 +123,7 @@ def extend(folder: Path, rounds: int, passphrase: bytes | None = None) -> None:
             the present one or too large.
     """
     with adding(folder) as log:
-        log.append_extension(admission_key.load(folder, log, passphrase), rounds)
+        log.append_extension(membership_file.load(folder, log, passphrase), rounds)
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -134,8 +142,6 @@ def describe(folder: Path) -> dict[str, Any]:
 
 
 # Joining
-
-
 def accept(
     folder: Path,
     joined: Joined,
@@ -205,8 +211,6 @@ def _enter(folder: Path, membership: Membership) -> None:
 
 
 # Manual admission
-
-
 def request(folder: Path, new_key: bool = False) -> str:
     """Return a line that a member with the admission key needs to admit this node.
 
@@ -267,7 +271,7 @@ def admit(
     with as_configuration():
         asked = Request.parse(line)
         with adding(folder) as log:
-            admission = admission_key.load(folder, log, passphrase)
+            admission = membership_file.load(folder, log, passphrase)
             known = log.member(asked.name)
             member = known if known is not None and known.key in (asked.key, asked.replaces) else None
             if member is not None and role not in (None, member.role):
@@ -332,8 +336,91 @@ def revoke(folder: Path, name: str, passphrase: bytes | None = None) -> None:
             name.
     """
     with adding(folder) as log:
-        admission = admission_key.load(folder, log, passphrase)
+        admission = membership_file.load(folder, log, passphrase)
         member = log.member(name)
         if member is None:
             raise FederationError(f"there is no member named {name}; the members are {', '.join(log.members)}")
         log.append(admission, "remove", name, member.key)
+
+
+def present(key: Path, file: str | Path = "") -> bytes:
+    """Return the passphrase of an encrypted key: from `file`, else from the environment, else from the terminal.
+
+    Raises:
+        ConfigurationError: there is none, or the file cannot be read.
+    """
+    if file:
+        return read(Path(file).expanduser())
+    if os.environ.get(VARIABLE):
+        return os.environ[VARIABLE].encode()
+    if not sys.stdin.isatty():
+        raise ConfigurationError(
+            f"{key} is encrypted and needs its passphrase: use --passphrase-file, passphrase_file in node.toml, the"
+            f" environment variable {VARIABLE}, or a terminal"
+        )
+    return getpass.getpass(f"passphrase of {key}: ").encode()
+
+
+def choose(file: Path | None, asked: bool) -> bytes | None:
+    """Return the passphrase for a new key: from a file, or typed twice; None if neither is requested.
+
+    Raises:
+        ConfigurationError: the file cannot be read, there is no terminal, or the two entries differ.
+    """
+    if file is not None:
+        return read(file)
+    if not asked:
+        return None
+    if not sys.stdin.isatty():
+        raise ConfigurationError("--passphrase needs a terminal; use --passphrase-file instead")
+    first = getpass.getpass("passphrase of the new admission key: ")
+    if getpass.getpass("repeat the passphrase: ") != first:
+        raise ConfigurationError("the two passphrases differ")
+    return first.encode()
+
+
+def read(path: Path) -> bytes:
+    """Return the passphrase in the first line of a file.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or contains no passphrase.
+    """
+    try:
+        with path.open("rb") as file:
+            line = file.read(_MOST).partition(b"\n")[0].rstrip(b"\r")
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the passphrase from {path}: {error.strerror}") from error
+    if not line:
+        raise ConfigurationError(f"{path} has no passphrase: its first line is empty")
+    return line
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, from which the next run resumes; the newest is first."""
+    return [path for path in (folder / CHECKPOINT, *(folder / f"{CHECKPOINT}.{k}" for k in (1, 2))) if path.exists()]
+
+
+def set_checkpoints_aside(folder: Path) -> bool:
+    """Rename the last checkpoint, so that the next run starts with round 1; return whether there was one.
+
+    The members of a federation start with the same model. A node that has trained before would otherwise count its own
+    rounds as those of the federation, and could finish at once.
+    """
+    found = checkpoints(folder)
+    for older in found[1:]:  # first: after an interruption they would replace the newest one
+        older.unlink()
+    if found:
+        found[0].replace(folder / EARLIER)
+        sync_folder(folder)
+    return bool(found)
+
+
+def watch_checkpoints(folder: Path, notify: Callable[[str], None]) -> Callable[[], None]:
+    """Return a function that tells the user if the checkpoints of a folder have been set aside since this call."""
+    before = (folder / CHECKPOINT).exists()
+
+    def say() -> None:
+        if before and not (folder / CHECKPOINT).exists():
+            notify(f"this node has trained before: it starts the federation with round 1, and keeps {folder / EARLIER}")
+
+    return say

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from p2pfl._util.binding import bind, split_name
+from p2pfl._util.local_options import check_shared
 from p2pfl.compression.codecs import make_codec
-from p2pfl.config.binding import bind, split_name
-from p2pfl.config.local_options import check_shared
 from p2pfl.errors import ConfigurationError, must_be, name_source
 from p2pfl.node.folder.config import NodeConfig, check_name
-from p2pfl.node.folder.settings import Settings, SharedSettings
+from p2pfl.node.settings import Settings, SharedSettings
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.protocols.election.types import Timing
+from p2pfl.protocols.election import Timing
 from p2pfl.robust.registry import describe_robust
 from p2pfl.task import Task, derived_options_of
 

@@ -1,32 +1,59 @@
 """Invitation tokens: their creation, the inviting node's notes of them, and the rule for admission with a token.
 
 invitations/        a note of each token, named by the hash of its secret
+
+Answers of a running node to newcomers with a token.
+
+Admission of newcomers by their tokens, on disk, at the node with the admission key.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
+from p2pfl._util.atomic_files import PRIVATE_FOLDER, DamagedFileError, read_sealed, write_sealed
+from p2pfl._util.event_log import EventLogger
+from p2pfl._util.failpoints import failpoint
+from p2pfl._util.machine import boot_clock
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.federation import admission_key
+from p2pfl.node.federation import admission, membership_file
 from p2pfl.node.federation.admission import adding, check_name_is_free
+from p2pfl.node.federation.membership_file import MembershipFile, as_configuration
 from p2pfl.node.folder import config
-from p2pfl.protocols.errors import FederationError, ProtocolError
+from p2pfl.node.log import LOG
+from p2pfl.node.peering.peering_config import JoinReply
+from p2pfl.protocols.addresses import network
+from p2pfl.protocols.errors import FederationError, IdentityError, ProtocolError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.membership.entries import Role
-from p2pfl.protocols.membership.invitation import LONGEST_ADDRESS, MOST_ADDRESSES, Invitation, new_secret
-from p2pfl.protocols.membership.log import Membership
-from p2pfl.system.atomic_files import PRIVATE_FOLDER, DamagedFileError, read_sealed, write_sealed
-from p2pfl.system.boot_clock import boot_clock
+from p2pfl.protocols.membership.federation_file import NAME
+from p2pfl.protocols.membership.invitation import (
+    LONGEST_ADDRESS,
+    MOST_ADDRESSES,
+    Invitation,
+    Join,
+    Joined,
+    JoinRefused,
+    decode_join,
+    encode_join,
+    new_secret,
+)
+from p2pfl.protocols.membership.log import LIMIT, Membership, Role
+from p2pfl.protocols.rate_limit import TokenBucket
 
 INVITATIONS = "invitations"
 LONGEST = 366 * 24 * 60  # maximum minutes for which a token is valid
 _MAGIC = b"p2pfl invitation 2\n"
 Clock = Callable[[], float]
+AT_ONCE = 4  # requests of newcomers processed in parallel; further ones are refused as "busy"
+REFUSALS, RECOVERY = 10, 0.5  # refusals of one host in a row, and additional ones per second
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,7 +121,7 @@ def invite(
         raise ConfigurationError(f"a token can contain at most {MOST_ADDRESSES} addresses of {LONGEST_ADDRESS} characters")
     expires, until = now + 60 * minutes, (boot_clock() if booted is None else booted) + 60 * minutes
     with adding(folder) as membership:
-        admission_key.load(folder, membership, passphrase)  # this node needs it when the token is used
+        membership_file.load(folder, membership, passphrase)  # this node needs it when the token is used
         check_name_is_free(membership, name, reuse_name)
         inviter = Identity.load(folder / config.KEY).public
         secret = new_secret()
@@ -169,3 +196,190 @@ def check_token(note: Note, key: bytes, name: str, log: Membership, late: bool) 
             "known key", "the key of this node is or was that of a member; create a new node with p2pfl-node init"
         )
     return False
+
+
+class InvitationService:
+    """Service that answers newcomers with a token on a running node.
+
+    A refusal costs only a small file access and a look-up in memory. Files are read and written in threads. Neither a
+    slow disk nor another process that holds the lock of the log therefore blocks the node's other work.
+
+    Args:
+        membership: the node's membership log. It gets an entry once that is on disk, and its callbacks pass the entry
+            on.
+        booted: returns the seconds since the machine was started.
+    """
+
+    def __init__(
+        self,
+        redeemer: TokenRedeemer,
+        membership: Membership,
+        *,
+        booted: Clock = boot_clock,
+    ) -> None:
+        self._redeemer = redeemer
+        self._membership = membership
+        self._booted = booted
+        self._working = 0
+        self._refusals = TokenBucket(RECOVERY, REFUSALS)
+
+    async def answer(self, key: bytes, frame: bytes, host: str) -> JoinReply:
+        """Return the answer to a newcomer that has proven `key` and asks to join.
+
+        Args:
+            host: an IP address; or any other text if the address is unknown, as with a broker.
+        """
+        who, now = network(host), self._booted()
+        if self._working >= AT_ONCE or self._refusals.remaining(who, now) < 1:
+            return _refusal(ProtocolError("busy", "too many nodes want to join; try again later"))
+        self._working += 1
+        try:
+            if await self._admit(key, decode_join(frame)):
+                self._refusals.take(who, now)  # repeating the answer is expensive, because it is long
+        except ProtocolError as error:
+            self._refusals.take(who, now)
+            return _refusal(error)
+        except (FederationError, IdentityError, ConfigurationError, OSError) as error:
+            self._refusals.take(who, now)
+            refused = JoinRefused("the inviting node has a problem, which its log names; ask its owner")
+            return JoinReply(encode_join(refused), "join failed", str(error))
+        finally:
+            self._working -= 1
+        return JoinReply(encode_join(Joined(self._membership.file.data, self._membership.encode())))
+
+    async def _admit(self, key: bytes, join: Join) -> bool:
+        """Make a newcomer a member; return whether it was one already and had lost the answer."""
+        if not NAME.fullmatch(join.name):
+            raise ProtocolError("malformed", "the name of a node has at most 64 letters, digits, '.', '_' and '-'")
+        redeemer = self._redeemer
+        note = await asyncio.to_thread(redeemer.read_note, join.secret)
+        if redeemer.has_news():  # a command has added entries, or this node has not read the file yet
+            await self._with_log(redeemer.read_news)
+        if redeemer.may_come_back(note, self._membership, key, join.name):
+            return True
+        await self._with_log(partial(redeemer.redeem, key=key, join=join))
+        return False
+
+    async def _with_log(self, work: Callable[[Membership], None]) -> None:
+        """Do file work in a thread with a copy of the log, and add its new entries to the log."""
+        log = self._membership.copy()
+        await asyncio.to_thread(work, log)
+        self._membership.extend(log.after(self._membership.membership_version, LIMIT))
+
+
+def _refusal(error: ProtocolError) -> JoinReply:
+    return JoinReply(encode_join(JoinRefused(str(error)[:256])), error.cause, str(error))
+
+
+def open_service(
+    folder: Path, membership: Membership, passphrase_file: str, log: EventLogger = LOG
+) -> tuple[InvitationService | None, str]:
+    """Return the invitation service of a node, and permit newcomers to ask.
+
+    Args:
+        log: receives an event if the key cannot be decrypted.
+
+    Returns:
+        The service; None if the node has no admission key, or cannot decrypt it. The second value says why it cannot.
+    """
+    if not membership_file.may_admit(folder):
+        return None, ""
+    try:
+        passphrase = None
+        if membership_file.is_encrypted(folder):
+            passphrase = admission.present(folder / membership_file.ADMISSION, passphrase_file)
+            with adding(folder) as entries:
+                membership_file.load(folder, entries, passphrase)
+    except ConfigurationError as error:
+        log.warning(f"cannot answer invitation tokens: {error}; p2pfl-node admit still works", kind="tokens-unanswered")
+        return None, str(error)
+    membership.invites = True
+    return InvitationService(TokenRedeemer(folder, passphrase), membership), ""
+
+
+class TokenRedeemer:
+    """Notes of tokens, membership log and admission key in a node's folder.
+
+    All methods except `has_news` wait for the disk, and for other processes that hold the lock of the log.
+
+    Args:
+        passphrase: passphrase of the admission key, if it is encrypted.
+        file: file of the log.
+        now: returns seconds since 1970.
+        booted: returns seconds since the machine was started.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        passphrase: bytes | None = None,
+        *,
+        file: MembershipFile | None = None,
+        now: Clock = time.time,
+        booted: Clock = boot_clock,
+    ) -> None:
+        self._folder = folder
+        self._passphrase = passphrase
+        self._file = file or MembershipFile(folder)
+        self._now = now
+        self._booted = booted
+        self._key: Identity | None = None
+
+    def has_news(self) -> bool:
+        """Return whether the log on disk may contain entries that have not been read yet."""
+        return self._file.has_changed()
+
+    def read_news(self, log: Membership) -> None:
+        """Add the new entries on disk to a log.
+
+        Raises:
+            ConfigurationError: the file cannot be read, or is damaged.
+        """
+        self._file.merge(log)
+
+    def read_note(self, secret: bytes) -> Note:
+        """Return the note of a token.
+
+        Raises:
+            ProtocolError: there is no note of this token.
+        """
+        return read_note(self._folder, secret)
+
+    def may_come_back(self, note: Note, log: Membership, key: bytes, name: str) -> bool:
+        """Return whether a newcomer is a member already and has lost the answer; no file is read or written.
+
+        Raises:
+            ProtocolError: the token does not admit this newcomer.
+        """
+        late = self._is_late(note)
+        if late and not note.expired:  # `redeem` records this
+            return False
+        return check_token(note, key, name, log, late)
+
+    def redeem(self, log: Membership, key: bytes, join: Join) -> None:
+        """Add a newcomer to a log and its file, and mark its token as used.
+
+        No other process adds to the log at the same time. Token and name are checked again, because both may be taken
+        by now.
+
+        Raises:
+            ProtocolError: the token does not admit this newcomer.
+            ConfigurationError: a file cannot be read or written, or the admission key is not the one in force.
+        """
+        with as_configuration(), self._file.adding(log):
+            note = read_note(self._folder, join.secret)
+            late = self._is_late(note)
+            if late and not note.expired:
+                write_note(self._folder, join.secret, replace(note, expired=True))
+            if check_token(note, key, join.name, log, late):
+                return
+            if self._key is None or self._key.public != log.admission:
+                self._key = membership_file.load(self._folder, log, self._passphrase)
+            # Mark the token first: after a crash between the two writes, only the node with this key can join when it
+            # asks again.
+            write_note(self._folder, join.secret, replace(note, used_by=key))
+            failpoint("invitation-used")
+            log.append(self._key, "add", join.name, key, note.role)
+
+    def _is_late(self, note: Note) -> bool:
+        return note.is_late(self._now(), self._booted())

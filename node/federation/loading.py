@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from p2pfl.config import table_changes
-from p2pfl.config.binding import split_name
+from p2pfl._util import table_changes
+from p2pfl._util.binding import split_name
+from p2pfl._util.machine import free_memory
+from p2pfl._util.size_limit import TRAINING, check_size, within
 from p2pfl.errors import COMMAND_LINE, ConfigurationError, name_source
 from p2pfl.learning.optimizers import check_schedule
 from p2pfl.node.federation import agreement
@@ -18,12 +20,10 @@ from p2pfl.node.federation.agreement import AGREED, Agreement
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
 from p2pfl.node.folder.config import NodeConfig
-from p2pfl.node.folder.settings import check_coordinated
+from p2pfl.node.settings import check_coordinated
 from p2pfl.policies import make_policy
 from p2pfl.policy import Coordinated, Policy
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.system.available_memory import free_memory
-from p2pfl.system.size_limit import TRAINING, check_size, within
 from p2pfl.task import Part, Task, make_task
 
 TASK_KEYS = ("task", "part", "data", "root", "initial", "preference")  # keys from which a task is made
@@ -94,7 +94,7 @@ def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING
 
     Args:
         memory: bytes that this node may use; by default the machine's available memory.
-        copies: number of copies of the model that must fit; see p2pfl.system.size_limit.
+        copies: number of copies of the model that must fit; see p2pfl._util.size_limit.
 
     Raises:
         ConfigurationError: the task cannot be created, or its model or the federation's is too large for this machine.

@@ -3,6 +3,13 @@
 federation.toml     rules on which the members have agreed, signed
 membership          log of the members, signed entry by entry
 revocation          proof that this node was revoked by an entry that the log does not have; usually there is none
+
+Admission key of a federation, in the folder of the node that created it. Its owner decides which nodes are members.
+
+admission.pem       the key in force, mode 0600; it may be encrypted with a passphrase
+admission.pem.old   the previous key, which is no longer in force
+
+End of a node's membership, as its copy of the membership log or a peer's proof shows it.
 """
 
 from __future__ import annotations
@@ -11,20 +18,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from p2pfl._util.atomic_files import DamagedFileError, read_sealed, reason, replace_file, sync_folder, write_sealed
+from p2pfl._util.disk import LOCK_PATIENCE, NO_FILE, PRIVATE, SYSTEM, Disk
+from p2pfl._util.failpoints import failpoint
+from p2pfl._util.printable import key_name
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.folder.config import check_folder_of_node
-from p2pfl.protocols.errors import FederationError, ProtocolError
-from p2pfl.protocols.identity import KEY_SIZE
+from p2pfl.node.folder.config import CONFIG, KEY, check_folder_of_node
+from p2pfl.protocols import key_files
+from p2pfl.protocols.errors import FederationError, IdentityError, PassphraseError, ProtocolError
+from p2pfl.protocols.identity import KEY_SIZE, Identity
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import Membership, count_entries
-from p2pfl.system.atomic_files import DamagedFileError, read_sealed, reason, replace_file, write_sealed
-from p2pfl.system.disk import LOCK_PATIENCE, NO_FILE, PRIVATE, SYSTEM, Disk
-from p2pfl.system.failpoints import failpoint
 
 FEDERATION, MEMBERSHIP, REVOCATION = "federation.toml", "membership", "revocation"
 OLD = ".old"  # suffix of the files of a federation that this node has left to return with a new key
 _MAGIC = b"p2pfl membership 1\n"
 _REVOCATION_MAGIC = b"p2pfl revocation 1\n"
+ADMISSION = "admission.pem"
 
 
 class MembershipFile:
@@ -181,3 +191,178 @@ def write_federation(folder: Path, membership: Membership, disk: Disk = SYSTEM) 
     """
     MembershipFile(folder, disk=disk).save(membership)
     replace_file(folder / FEDERATION, [membership.file.data], mode=PRIVATE, disk=disk)
+
+
+def may_admit(folder: Path) -> bool:
+    """Return whether the admission key is in a node's folder."""
+    return (folder / ADMISSION).exists()
+
+
+def is_encrypted(folder: Path) -> bool:
+    """Return whether the admission key in a node's folder needs a passphrase; False if there is no key.
+
+    Raises:
+        ConfigurationError: the key cannot be read.
+    """
+    with as_configuration():
+        return any(path.exists() and key_files.is_encrypted(path) for path in (folder / ADMISSION, _successor(folder)))
+
+
+def load(folder: Path, membership: Membership, passphrase: bytes | None = None) -> Identity:
+    """Return the admission key in force. Complete a hand-over that was interrupted after it was signed.
+
+    Call this only while no other process adds to the log.
+
+    Raises:
+        ConfigurationError: there is no key here, it is not the one in force, or the passphrase is missing or wrong.
+    """
+    path, successor = folder / ADMISSION, _successor(folder)
+    if not may_admit(folder):
+        raise ConfigurationError(f"{folder} has no {ADMISSION}; run this command at the node with the admission key")
+    locked: list[PassphraseError] = []
+    with as_configuration():
+        for each in (path, successor):
+            if not each.exists():
+                continue
+            try:
+                identity = Identity.load(each, passphrase)
+            except PassphraseError as error:
+                locked.append(error)
+                continue
+            if identity.public != membership.admission:
+                continue
+            if each is successor:
+                replace_file(folder / f"{ADMISSION}.old", [path.read_bytes()], mode=PRIVATE)
+                successor.replace(path)
+                sync_folder(folder)
+            return identity
+        if locked:
+            raise locked[0]
+    raise ConfigurationError(f"{path} is no longer the admission key: another key has replaced it")
+
+
+def create(folder: Path, backup: Path, passphrase: bytes | None = None) -> Identity:
+    """Create an admission key and a copy of its file.
+
+    Raises:
+        ConfigurationError: there is one already, a file cannot be written, the copy would overwrite a file, or the
+            passphrase is too short. No file is left behind then.
+    """
+    return _create(folder / ADMISSION, backup, passphrase)
+
+
+def create_successor(folder: Path, backup: Path, passphrase: bytes | None = None) -> Identity:
+    """Create the next key, as `create` does; `load` activates it once a hand-over to it is signed."""
+    _successor(folder).unlink(missing_ok=True)  # from a hand-over that was interrupted before it was signed
+    return _create(_successor(folder), backup, passphrase)
+
+
+def discard(folder: Path, backup: Path) -> None:
+    """Remove a newly created key and its copy, because nothing depends on it yet."""
+    (folder / ADMISSION).unlink(missing_ok=True)
+    backup.unlink(missing_ok=True)
+
+
+def _successor(folder: Path) -> Path:
+    return folder / f"{ADMISSION}.new"
+
+
+def _create(path: Path, backup: Path, passphrase: bytes | None) -> Identity:
+    with as_configuration():
+        identity = Identity.create(path, passphrase)
+    try:
+        key_files.write_new(backup, path.read_bytes())
+    except FileExistsError as error:
+        path.unlink()
+        raise ConfigurationError(f"{backup} exists; choose another file for the backup of the admission key") from error
+    except OSError as error:
+        path.unlink()
+        raise ConfigurationError(f"cannot write the backup of the admission key to {backup}: {reason(error)}") from error
+    return identity
+
+
+@contextmanager
+def as_configuration() -> Iterator[None]:
+    """Convert errors of keys, tokens and disks to ConfigurationError, because the user can correct them."""
+    try:
+        yield
+    except (FederationError, IdentityError) as error:
+        raise ConfigurationError(str(error)) from error
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {error.filename or 'a file'}: {reason(error)}") from error
+
+
+class RevokedError(ConfigurationError):
+    """Error: this node is no longer a member of its federation."""
+
+
+def way_back(folder: Path) -> str:
+    """Return how a node whose membership was revoked returns."""
+    if may_admit(folder):  # no other node can admit it
+        return (
+            f"to return, copy {folder / ADMISSION} to the folder of another member, and admit the output of"
+            f" `p2pfl-node request {folder} --new-key` there with --reuse-name"
+        )
+    return (
+        f"to return, send the output of `p2pfl-node request {folder} --new-key` to the owner of the admission key,"
+        " who admits it with --reuse-name"
+    )
+
+
+def describe_pending(federation: str, folder: Path) -> str:
+    """Return that a node with a new key waits for its admission, and how it joins, after a semicolon."""
+    return (
+        f"it has left the federation {federation} and has a new key, which is not admitted yet; to return, send the output"
+        f" of `p2pfl-node request {folder}` to the owner of the admission key, and join with the admission file:"
+        f" p2pfl-node join {folder} FILE"
+    )
+
+
+def describe_refusal(membership: Membership, key: bytes, folder: Path) -> str:
+    """Return why the owner of a key is not a member, and the remedy after a semicolon; "" if it is a member.
+
+    Args:
+        folder: folder of its node, for commands in the remedy.
+    """
+    federation = membership.file.name
+    if not membership.refusal(key):
+        return ""
+    ending = membership.end_of(key)
+    if ending is None:
+        mend = "ask the owner of the admission key for an invitation, and join again"
+        return f"this node is not a member of {federation}; {mend}"
+    entry = ending.entry
+    where = f"entry {entry.membership_version} of the membership log"
+    owner = f"the owner of the admission key {key_name(ending.admission)}"
+    if entry.action == "replace":
+        mend = "run the node from the folder with the new key"
+        return f"{owner} has replaced the key of this node, {entry.name}, in {federation} ({where}); {mend}"
+    return f"the membership of this node, {entry.name}, in {federation} was revoked by {owner} ({where}); {way_back(folder)}"
+
+
+def check_member(membership: Membership, key: bytes, folder: Path) -> None:
+    """Check that the owner of a key, the node of a folder, is a member.
+
+    Raises:
+        RevokedError: its membership was revoked, or its key replaced.
+        ConfigurationError: it never was a member.
+    """
+    if text := describe_refusal(membership, key, folder):
+        raise (ConfigurationError if membership.end_of(key) is None else RevokedError)(text)
+
+
+def check_name(membership: Membership, key: bytes, name: str, folder: Path) -> None:
+    """Check that the key of a folder is that of the member which node.toml names.
+
+    Args:
+        name: the name in node.toml.
+
+    Raises:
+        ConfigurationError: it is the key of another member.
+    """
+    owner = next((member.name for member in membership.members.values() if member.key == key), name)
+    if owner != name:
+        raise ConfigurationError(
+            f"{folder / KEY} is the key of the member {owner} of {membership.file.name}, but name in {folder / CONFIG} is"
+            f" {name}; restore the key of {name} from a backup, or run the folder of {owner}"
+        )

@@ -8,10 +8,10 @@ from pathlib import Path
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from p2pfl._util.atomic_files import reason, replace_file
+from p2pfl._util.disk import PRIVATE
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.folder.config import CONFIG
-from p2pfl.system.atomic_files import reason, replace_file
-from p2pfl.system.disk import PRIVATE
 
 
 def set_text(folder: Path, key: str, value: str, table: str = "") -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from p2pfl._util.atomic_files import DamagedFileError, read_sealed, reason, write_sealed
+from p2pfl._util.disk import SYSTEM, Disk
+from p2pfl._util.event_log import EventLogger
+from p2pfl._util.failpoints import failpoint
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.log import LOG
-from p2pfl.system.atomic_files import DamagedFileError, read_sealed, reason, write_sealed
-from p2pfl.system.disk import SYSTEM, Disk
-from p2pfl.system.event_log import EventLogger
-from p2pfl.system.failpoints import failpoint
 
 MAGIC = b"p2pfl boot 1\n"
 PUBLISHED_MAGIC = b"p2pfl published 1\n"

@@ -1,24 +1,40 @@
-"""State of one neighbour, as one node knows it."""
+"""State of one neighbour, as one node knows it.
+
+Waiting for conditions on the state of peers.
+
+Neighbours of a node, and its suspicions that some of them have failed.
+
+Counters of a node's traffic: bytes of whole envelopes by kind, without the overhead of a transport.
+
+Background tasks of a node, which run in parallel to its rounds.
+
+Sending of signed messages to peers.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from asyncio import Future
+from asyncio import Future, Task, TaskGroup
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from itertools import count
+from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
 
 from p2pfl.compression.sparse_updates import Copy
 from p2pfl.policy import Stage
-from p2pfl.protocols.timer import Timer
-from p2pfl.protocols.transport import Link
+from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.transport import Link, Timer
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import EMPTY, OVERHEAD, FrameSigner, Payload
 from p2pfl.protocols.wire.messages import Get
 
 MOST_ADDRESSES = 8  # addresses reported by one source
 MOST_PROVEN = 4  # addresses that have worked before
 MOST_OVERDUE = 4  # expired requests to one peer that may still be answered
+KINDS = ("get", "update", "score", "scored", "submit", "assigned")  # the kinds that carry learning
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -156,3 +172,245 @@ class Peer:
         self.overdue.clear()
         self.waiting.clear()
         self.queued = None
+
+
+class ChangeNotifier:
+    """Notifier that wakes waiting tasks at each change on which their condition may depend.
+
+    Args:
+        on_change: called at each change.
+    """
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
+        self._progress: asyncio.Future[None] | None = None
+
+    def notify(self) -> None:
+        """Report a change."""
+        self._on_change()
+        if self._progress is not None and not self._progress.done():
+            self._progress.set_result(None)
+
+    async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until a change makes `condition` true. Return False if that took longer than `seconds`."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None if seconds == inf else seconds):
+                while not condition():
+                    if self._progress is None or self._progress.done():
+                        self._progress = loop.create_future()
+                    await asyncio.shield(self._progress)
+        except TimeoutError:
+            return False
+        return True
+
+
+class PeerView:
+    """Peers with which a node may learn.
+
+    Attributes:
+        neighbours: all peers that the topology allows; sorted.
+        ids: the peers that are not suspected; sorted. The value is replaced, never changed, so that it can be kept.
+        suspected: reason for the suspicion of a peer.
+        left_out: reason for leaving out a peer for good; it is none of `neighbours`.
+        on_change: called after every change.
+    """
+
+    def __init__(self, neighbours: Iterable[str]) -> None:
+        given = tuple(neighbours)
+        ordered = tuple(sorted(given))
+        self.neighbours = given if given == ordered else ordered  # the caller's own tuple, if possible
+        self.ids = self.neighbours
+        self.suspected: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
+        self.on_change: list[Callable[[], None]] = []
+
+    def add(self, id: str) -> None:
+        """Add a peer."""
+        self.neighbours = tuple(sorted({*self.neighbours, id}))
+        self._update()
+
+    def remove(self, id: str) -> None:
+        """Remove a peer that is no longer a neighbour."""
+        self.neighbours = tuple(known for known in self.neighbours if known != id)
+        self.suspected.pop(id, None)
+        self.left_out.pop(id, None)
+        self._update()
+
+    def leave_out(self, id: str, reason: str) -> None:
+        """Exclude a peer for good: this node neither learns from it, nor serves it, nor waits for it."""
+        if id not in self.left_out:
+            self.left_out[id] = reason
+            self.neighbours = tuple(known for known in self.neighbours if known != id)
+            self._update()
+
+    def suspect(self, id: str, reason: str) -> None:
+        """Exclude a peer until its next message. This is an opinion of this node and decides nothing else."""
+        if id not in self.suspected:
+            self.suspected[id] = reason
+            self._update()
+        else:
+            self.suspected[id] = reason
+
+    def heard(self, id: str) -> None:
+        """End the suspicion of a peer after an authentic message."""
+        if self.suspected.pop(id, None) is not None:
+            self._update()
+
+    def notify(self) -> None:
+        """Notify all subscribers of a change."""
+        for notify in self.on_change:
+            notify()
+
+    def _update(self) -> None:
+        self.ids = tuple(id for id in self.neighbours if id not in self.suspected)
+        self.notify()
+
+
+class Traffic:
+    """Frames and bytes of one node, by kind and direction.
+
+    Attributes:
+        sent_models, received_models: number of frames that are updates, submissions or assignments.
+        sent_get, ..., received_assigned: bytes of the kinds that carry learning.
+        sent_control, received_control: bytes of all other kinds.
+        sent_preparation, received_preparation: bytes of requests and models that belong to the preparation instead of a
+            round; the counts of their kinds include them.
+    """
+
+    __slots__ = (
+        "received_assigned",
+        "received_control",
+        "received_get",
+        "received_models",
+        "received_preparation",
+        "received_score",
+        "received_scored",
+        "received_submit",
+        "received_update",
+        "sent_assigned",
+        "sent_control",
+        "sent_get",
+        "sent_models",
+        "sent_preparation",
+        "sent_score",
+        "sent_scored",
+        "sent_submit",
+        "sent_update",
+    )
+
+    def __init__(self) -> None:
+        self.sent_models = self.sent_get = self.sent_update = self.sent_score = self.sent_scored = self.sent_control = 0
+        self.received_models = self.received_get = self.received_update = 0
+        self.received_score = self.received_scored = self.received_control = 0
+        self.sent_submit = self.sent_assigned = self.received_submit = self.received_assigned = 0
+        self.sent_preparation = self.received_preparation = 0
+
+    @property
+    def sent(self) -> int:
+        """Bytes sent of the kinds that carry learning."""
+        sent = self.sent_get + self.sent_update + self.sent_score + self.sent_scored
+        return sent + self.sent_submit + self.sent_assigned
+
+    @property
+    def received(self) -> int:
+        """Bytes received of the kinds that carry learning."""
+        received = self.received_get + self.received_update + self.received_score + self.received_scored
+        return received + self.received_submit + self.received_assigned
+
+    @property
+    def sent_in_rounds(self) -> int:
+        """Bytes sent of the kinds that carry learning, without the preparation."""
+        return self.sent - self.sent_preparation
+
+    @property
+    def received_in_rounds(self) -> int:
+        """Bytes received of the kinds that carry learning, without the preparation."""
+        return self.received - self.received_preparation
+
+    def as_dict(self) -> dict[str, dict[str, int]]:
+        """Return all counts, by direction."""
+        names = ("models", *KINDS, "control")
+        return {way: {name: getattr(self, f"{way}_{name}") for name in names} for way in ("sent", "received")}
+
+
+class BackgroundTasks:
+    """Tasks that end with the node. An error in one of them ends the task group, and therefore the node."""
+
+    def __init__(self) -> None:
+        self._group: TaskGroup
+        self._running: set[Task[None]] = set()
+
+    def start(self, group: TaskGroup) -> None:
+        """Set the group in which tasks run. Call this before the first `spawn`."""
+        self._group = group
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task[None]:
+        """Run a coroutine as a task."""
+        task = self._group.create_task(coroutine, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    def fail(self, error: Exception, name: str) -> None:
+        """End the node with an error."""
+        self.spawn(_raise(error), name)
+
+    def cancel(self) -> None:
+        """Cancel all running tasks."""
+        for task in list(self._running):
+            task.cancel()
+
+
+async def _raise(error: Exception) -> None:
+    raise error
+
+
+class Messenger:
+    """Messenger that signs messages, sends them over the links of peers, and counts their bytes.
+
+    Attributes:
+        numbers: generates the numbers of requests.
+        rejected: counts refused or lost frames by cause.
+    """
+
+    def __init__(self, signer: FrameSigner, roster: PeerView, traffic: Traffic) -> None:
+        self.numbers = count(1)
+        self.rejected: Counter[str] = Counter()
+        self._signer = signer
+        self._roster = roster
+        self._traffic = traffic
+
+    def send(self, peer: Peer, message: m.Message, payload: Payload = EMPTY) -> None:
+        """Send a message to an introduced peer.
+
+        Raises:
+            TransportError: the peer is not connected.
+        """
+        if peer.link is None:
+            raise TransportError(self._roster.suspected.get(peer.name, "not connected"))
+        self.send_over(peer.link, peer, message, payload)
+
+    def send_over(self, link: Link, peer: Peer, message: m.Message, payload: Payload = EMPTY) -> None:
+        """Send a message to a peer over any link with it.
+
+        Raises:
+            TransportError: the link is closed, or the peer does not read.
+        """
+        link.send(self._signer.seal(message, peer.key, payload, link.session))
+        peer.bytes_out += OVERHEAD + payload.size
+        if not isinstance(message, m.Learning):
+            self._traffic.sent_control += OVERHEAD + payload.size
+
+    def try_send(self, peer: Peer, message: m.Message) -> None:
+        """Send a message; ignore its loss."""
+        try:
+            self.send(peer, message)
+        except TransportError:
+            self.rejected["link lost"] += 1
+
+    def ping(self, peer: Peer) -> int:
+        """Send a ping to a peer, which may be lost; return the number of the request."""
+        number = next(self.numbers)
+        self.try_send(peer, m.Ping(number))
+        return number

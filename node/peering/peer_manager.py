@@ -1,9 +1,9 @@
 """Manager of a node's peers, and of the messages to and from them.
 
 A peer is silent until it has been introduced: both sides send the settings that must be equal
-(p2pfl.node.peering.links.introducer). Each frame is verified in one place (p2pfl.node.peering.links.link_handler) and
-routed to the part that handles it (p2pfl.node.peering.links.message_router). Disconnected peers are dialled
-(p2pfl.node.peering.links.dialler), and silent ones are probed (p2pfl.node.peering.prober). Messages about learning go
+(p2pfl.node.peering.links). Each frame is verified in one place (p2pfl.node.peering.links) and
+routed to the part that handles it (p2pfl.node.peering.links). Disconnected peers are dialled
+(p2pfl.node.peering.dialler), and silent ones are probed (p2pfl.node.peering.peer_table). Messages about learning go
 to the exchange.
 """
 
@@ -15,19 +15,11 @@ from collections.abc import Callable, Coroutine
 from math import inf
 from typing import Any
 
-from p2pfl.node.peering.background_tasks import BackgroundTasks
-from p2pfl.node.peering.links.dialler import Dialler
-from p2pfl.node.peering.links.incarnations import IncarnationCheck
-from p2pfl.node.peering.links.introducer import Introducer
-from p2pfl.node.peering.links.link_handler import LinkHandler
-from p2pfl.node.peering.links.membership_gossip import MembershipGossip
-from p2pfl.node.peering.links.message_router import MessageRouter
-from p2pfl.node.peering.messenger import Messenger
-from p2pfl.node.peering.peer import Member, Peer
-from p2pfl.node.peering.peer_table import PeerEvents, PeerTable
+from p2pfl.node.peering.dialler import Dialler
+from p2pfl.node.peering.links import IncarnationCheck, Introducer, LinkHandler, MembershipGossip, MessageRouter
+from p2pfl.node.peering.peer import BackgroundTasks, Member, Messenger, Peer, Traffic
+from p2pfl.node.peering.peer_table import PeerEvents, PeerTable, Prober
 from p2pfl.node.peering.peering_config import LocalState, PeeringConfig
-from p2pfl.node.peering.prober import Prober
-from p2pfl.node.peering.traffic import Traffic
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import EMPTY, Payload
@@ -182,7 +174,7 @@ class PeerManager:
         for peer in self.introduced_peers():
             self.gossip.send(peer)
 
-    # Reports about members (see p2pfl.node.peering.discovery.DiscoveryEvents)
+    # Reports about members (see p2pfl.node.peering.peering_config.DiscoveryEvents)
 
     def knows(self, beginning: bytes) -> bool:
         """Return whether a neighbour's key begins with these bytes."""

@@ -1,20 +1,43 @@
-"""Configuration of a node's peering: its identity, its addresses, its agreed settings, and its public state."""
+"""Configuration of a node's peering: its identity, its addresses, its agreed settings, and its public state.
+
+Reports about members, passed from transports and discovery services to the parts that use them.
+
+Temporary exclusion of members that violate the wire protocol, for longer at each repetition.
+
+Links of newcomers, which are not members yet and may send one request to join.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
+from p2pfl._util.event_log import EventLogger
 from p2pfl.node.log import LOG
-from p2pfl.node.peering.discovery import Discovery
-from p2pfl.node.peering.guard import Guard
-from p2pfl.node.peering.newcomers import AnswerJoin
 from p2pfl.node.peering.peer import Member
-from p2pfl.protocols.transport import AccessControl, Transport
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.rate_limit import TokenBucket
+from p2pfl.protocols.transport import AccessControl, Link, Transport
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier
-from p2pfl.system.event_log import EventLogger
+
+GRAVE = frozenset(
+    {
+        "malformed",
+        "wrong length",
+        "wrong signature",
+        "other recipient",
+        "other sender",
+        "other federation",
+        "other session",
+    }
+)
+TOLERATED = 9  # number of offences in a burst; the next one excludes a member
+FORGIVEN = 1 / 60  # offences forgiven per second
+FIRST_EXCLUSION, LONGEST_EXCLUSION = 60.0, 3600.0  # seconds; each exclusion is twice as long as the last
+CAUSE = "kept out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,3 +113,175 @@ class LocalState:
         self.public_info = dict(public_info)
         self.round = 0
         self.final = False
+
+
+class DiscoveryEvents(Protocol):
+    """Receiver of reports. Reports are only hints: a member proves its key when it is dialled."""
+
+    def found(self, key: bytes, address: str, source: str) -> None:
+        """Record an address at which the member with a key may be reachable.
+
+        Args:
+            source: source of the report, for example "mdns" or "broker".
+        """
+
+    def hinted(self, key: bytes) -> None:
+        """Record that the member with a key may be gone."""
+
+    def broker_changed(self, problem: str) -> None:
+        """Record the current problem of the broker; "" while it works."""
+
+
+class Discovery:
+    """Distributor that passes each report to all subscribers.
+
+    It is created before both sides, because a transport that reports members is part of the peer manager that receives
+    the reports.
+    """
+
+    def __init__(self) -> None:
+        self._subscribers: list[DiscoveryEvents] = []
+
+    def subscribe(self, subscriber: DiscoveryEvents) -> None:
+        """Pass all future reports to `subscriber` as well."""
+        self._subscribers.append(subscriber)
+
+    def found(self, key: bytes, address: str, source: str) -> None:
+        """Report an address at which the member with a key may be reachable."""
+        for subscriber in self._subscribers:
+            subscriber.found(key, address, source)
+
+    def hinted(self, key: bytes) -> None:
+        """Report that the member with a key may be gone."""
+        for subscriber in self._subscribers:
+            subscriber.hinted(key)
+
+    def broker_changed(self, problem: str) -> None:
+        """Report the current problem of the broker; "" while it works."""
+        for subscriber in self._subscribers:
+            subscriber.broker_changed(problem)
+
+
+"""Causes of refusal that only a violation of the protocol can produce, never a network fault."""
+
+
+class _Record:
+    """Exclusions of one member.
+
+    Attributes:
+        until: end of the current or the last exclusion, by the guard's clock; 0 before the first one.
+        pause: length of the next exclusion in seconds.
+    """
+
+    __slots__ = ("pause", "until")
+
+    def __init__(self) -> None:
+        self.until = 0.0
+        self.pause = FIRST_EXCLUSION
+
+
+class Guard:
+    """Access control (see p2pfl.protocols.transport.AccessControl) that also excludes offenders for a time.
+
+    Args:
+        access: decides which nodes are members.
+        clock: returns seconds and never goes back.
+    """
+
+    def __init__(self, access: AccessControl, clock: Callable[[], float]) -> None:
+        self._access = access
+        self._clock = clock
+        self._offences = TokenBucket(FORGIVEN, TOLERATED)
+        self._records: dict[bytes, _Record] = {}
+
+    def offend(self, key: bytes, cause: str) -> bool:
+        """Record a refused frame of a member; return whether the member is excluded from now on."""
+        now = self._clock()
+        if cause not in GRAVE or self._offences.take(key, now):
+            return False
+        self._offences.reset(key)
+        record = self._records.setdefault(key, _Record())
+        record.until = now + record.pause
+        record.pause = min(2 * record.pause, LONGEST_EXCLUSION)
+        return True
+
+    def seconds_left(self, key: bytes) -> float:
+        """Return the seconds until the exclusion of a member ends; 0 if it is not excluded."""
+        record = self._records.get(key)
+        return 0.0 if record is None else max(0.0, record.until - self._clock())
+
+    # Access control
+
+    @property
+    def federation(self) -> bytes:
+        return self._access.federation
+
+    @property
+    def invites(self) -> bool:
+        return self._access.invites
+
+    @property
+    def membership_version(self) -> int:
+        return self._access.membership_version
+
+    def refusal(self, key: bytes) -> str:
+        return self._access.refusal(key) or (CAUSE if self.seconds_left(key) else "")
+
+    def after(self, membership_version: int, limit: int) -> bytes:
+        return self._access.after(membership_version, limit)
+
+    def extend(self, entries: bytes) -> int:
+        return self._access.extend(entries)
+
+    def revocation(self, key: bytes) -> bytes:
+        return self._access.revocation(key)
+
+    def accept_revocation(self, key: bytes, proof: bytes) -> bool:
+        return self._access.accept_revocation(key, proof)
+
+
+class JoinReply(NamedTuple):
+    """Answer to a newcomer.
+
+    Attributes:
+        frame: the frame to send.
+        cause: cause of a refusal, for the counters; "" for none.
+        detail: explanation of a refusal, for people.
+    """
+
+    frame: bytes
+    cause: str = ""
+    detail: str = ""
+
+
+AnswerJoin = Callable[[bytes, bytes, str], Awaitable[JoinReply]]
+
+
+"""Function of a newcomer's public key, its request, and its host ("broker" if the host is unknown)."""
+
+
+class Newcomers:
+    """Dispatcher of the first frame on each link of a newcomer.
+
+    Args:
+        answer: answers the frame; None if this node does not admit newcomers.
+    """
+
+    def __init__(self, answer: AnswerJoin | None) -> None:
+        self._answer = answer
+        self._asked: WeakSet[Link] = WeakSet()
+
+    def ask(self, link: Link, frame: memoryview) -> Awaitable[JoinReply]:
+        """Return an awaitable of the answer. A second frame closes the link.
+
+        Raises:
+            ProtocolError: it is the second frame, or this node does not admit newcomers.
+        """
+        if link in self._asked:
+            link.close()
+            raise ProtocolError("malformed", "a second message over the link of a newcomer")
+        self._asked.add(link)
+        if self._answer is None or link.key is None:
+            raise ProtocolError("not inviting")
+        host = link.remote.rpartition(":")[0].strip("[]") if link.direct else "broker"
+        return self._answer(link.key, bytes(frame), host)

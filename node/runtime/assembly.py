@@ -1,4 +1,7 @@
-"""Assembly of a running node from its folder."""
+"""Assembly of a running node from its folder.
+
+Additional rounds of a running node after an extension of its federation.
+"""
 
 from __future__ import annotations
 
@@ -8,42 +11,34 @@ from pathlib import Path
 from secrets import randbits
 from typing import Any, NamedTuple
 
+from p2pfl._util.event_log import EventLogger
 from p2pfl.errors import name_source
 from p2pfl.node.checkpoint import FileStore
+from p2pfl.node.connectivity import Connectivity, Supervisor
 from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, MemoryVotes, timing_of
-from p2pfl.node.coordination.factory import Coordination
-from p2pfl.node.exchange.exchange_config import NeighbourRoles
-from p2pfl.node.exchange.factory import federation_id, max_frame, message_exchange
-from p2pfl.node.exchange.message_exchange import MessageExchange
+from p2pfl.node.coordination.submissions import Coordination
+from p2pfl.node.exchange.base import NeighbourRoles
+from p2pfl.node.exchange.message_exchange import MessageExchange, federation_id, max_frame, message_exchange
 from p2pfl.node.federation import agreement, loading
 from p2pfl.node.federation.agreement import Agreement
-from p2pfl.node.federation.invitation_service import open_service
+from p2pfl.node.federation.invitations import open_service
 from p2pfl.node.federation.loading import LoadedNode
-from p2pfl.node.federation.membership_sync import MembershipSync
-from p2pfl.node.federation.neighbourhood import Neighbourhood
+from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
 from p2pfl.node.folder import config as folders
 from p2pfl.node.folder.incarnation import last_published
 from p2pfl.node.node import Node
-from p2pfl.node.peering.discovery import Discovery
-from p2pfl.node.peering.guard import Guard
-from p2pfl.node.peering.peering_config import PeeringOptions
-from p2pfl.node.runtime.connectivity import Connectivity
-from p2pfl.node.runtime.more_rounds import follow_extensions
-from p2pfl.node.runtime.supervisor import Supervisor
-from p2pfl.node.status.observer import StatusObserver
-from p2pfl.node.status.tracked_observer import TrackedObserver
+from p2pfl.node.peering.peering_config import Discovery, Guard, PeeringOptions
+from p2pfl.node.status.observer import StatusObserver, TrackedObserver
 from p2pfl.node.trainer import ThreadTrainer
 from p2pfl.policy import Coordinated, asks_scores
-from p2pfl.protocols.election.types import Electorate
+from p2pfl.protocols.election import Electorate
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transport import Transport
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.random_streams import RandomStreams
-from p2pfl.system.event_log import EventLogger
 from p2pfl.task import Task, data_facts_of, data_notes_of, module_notes_of
-from p2pfl.tracking.background import Tracking
-from p2pfl.tracking.tracker import factories
+from p2pfl.tracking.tracker import Tracking, factories
 
 TRACK = "track"  # folder of the trackers' files
 PROBING = 1.0  # seconds between probes of silent peers
@@ -267,7 +262,7 @@ def member_exchange(
 
     Args:
         coordination: its part in a coordinated policy, if it has one.
-        learning: the other arguments of p2pfl.node.exchange.factory.message_exchange.
+        learning: the other arguments of p2pfl.node.exchange.message_exchange.message_exchange.
     """
     config, membership, agreed = ready.config, ready.membership, ready.agreement
     assert membership is not None
@@ -295,3 +290,17 @@ def member_exchange(
         coordination=coordination,
         **learning,
     )
+
+
+def follow_extensions(
+    membership: Membership, node: Node, exchange: MessageExchange, status_observer: StatusObserver
+) -> None:
+    """Make a node run the additional rounds of each extension that its membership log gets from now on."""
+
+    def extend() -> None:
+        if membership.rounds > node.settings.rounds:
+            node.extend(membership.rounds)
+            exchange.extend(membership.rounds, resume=not node.done)
+            status_observer.extended(node)
+
+    membership.on_change.append(extend)

@@ -10,19 +10,18 @@ from pathlib import Path
 
 import msgspec
 
+from p2pfl._util.atomic_files import is_folder_locked, reason
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.connectivity import check_connectivity, own_addresses
 from p2pfl.node.federation import loading
-from p2pfl.node.federation.revocation import check_member
+from p2pfl.node.federation.membership_file import check_member
 from p2pfl.node.folder import config
 from p2pfl.node.folder.config import BROKERS, NodeConfig
-from p2pfl.node.runtime.connectivity import check_connectivity, own_addresses
 from p2pfl.node.status import reader
-from p2pfl.protocols.addresses import split_address
-from p2pfl.protocols.broker_address import BrokerAddress
+from p2pfl.protocols.addresses import BrokerAddress, split_address
 from p2pfl.protocols.errors import AddressError
 from p2pfl.protocols.membership.invitation import MOST_ADDRESSES
 from p2pfl.random_streams import RandomStreams
-from p2pfl.system.atomic_files import is_folder_locked, reason
 
 CONNECTING = 5.0  # seconds for the broker to show its certificate
 OWN_AUTHORITIES = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # variables that name other authorities than those of the system

@@ -1,4 +1,7 @@
-"""Process of one node: its folder, its signals, its event loop."""
+"""Process of one node: its folder, its signals, its event loop.
+
+New message numbers for a node whose folder is older than its last messages.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,28 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from p2pfl._util.atomic_files import lock_folder
+from p2pfl._util.console import FAILED, INTERRUPTED
+from p2pfl._util.disk import SYSTEM, Disk
+from p2pfl._util.event_log import EventLogger
+from p2pfl._util.http_server import PageServer
 from p2pfl.errors import CommandLineError, ConfigurationError, first_error
+from p2pfl.node.connectivity import Supervisor, network_of, without_password
+from p2pfl.node.coordination.election_runner import FileVotes
 from p2pfl.node.federation import loading
 from p2pfl.node.federation.loading import LoadedNode
-from p2pfl.node.federation.revocation import RevokedError, check_member, check_name
+from p2pfl.node.federation.membership_file import RevokedError, check_member, check_name, load_federation
 from p2pfl.node.folder import config as folders
+from p2pfl.node.folder import incarnation
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.log import LOG
 from p2pfl.node.node import Node
-from p2pfl.node.peering.links.incarnations import IncarnationConflictError
+from p2pfl.node.peering.links import IncarnationConflictError
 from p2pfl.node.runtime.assembly import Assembly, Parts
-from p2pfl.node.runtime.connectivity import network_of, without_password
-from p2pfl.node.runtime.renumber import renumber
-from p2pfl.node.runtime.supervisor import Supervisor
 from p2pfl.node.status.endpoints import open_to_others, status_page
-from p2pfl.node.status.event_text import describe_start, federation_title
-from p2pfl.node.status.observer import StatusObserver
-from p2pfl.node.status.status_file import keep_state, write_state
+from p2pfl.node.status.observer import StatusObserver, describe_start, federation_title
+from p2pfl.node.status.reader import keep_state, write_state
 from p2pfl.protocols.errors import AddressError, AddressInUseError, FederationError, IdentityError, TransportError
-from p2pfl.system.atomic_files import lock_folder
-from p2pfl.system.console import FAILED, INTERRUPTED
-from p2pfl.system.event_log import EventLogger
-from p2pfl.web.http_server import PageServer
 
 FRESH = 10.0  # seconds; long enough not to wear out the memory card of a small machine
 
@@ -253,3 +256,27 @@ def _on_signals(node: Node, status_observer: StatusObserver, log: EventLogger) -
         with suppress(NotImplementedError, RuntimeError):  # Windows has no signal handlers on a loop
             loop.add_signal_handler(number, stop)
     return leave
+
+
+def renumber(folder: Path, known: int, log: EventLogger, disk: Disk = SYSTEM, round: int = 0) -> None:
+    """Let the next start of a node use message numbers that no frame of its key has used.
+
+    Args:
+        known: the incarnation in a frame of its key that a peer has shown.
+        log: receives an event.
+        disk: the disk of the folder.
+        round: the newest round whose model of this node a peer holds. The node continues after it.
+
+    Raises:
+        ConfigurationError: a file cannot be read or written.
+    """
+    incarnation.note_published(folder / folders.PUBLISHED, round, disk)
+    incarnation.count_past(folder / folders.INCARNATION, known, disk)
+    membership = load_federation(folder, disk)
+    if membership is not None:  # also without a vote file: the copy may be older than the first vote
+        FileVotes(folder / folders.VOTE, log, disk).distrust(membership.membership_version)
+    log.warning(
+        f"peers have newer messages of this node than {folder}: it was restored from an older copy, or another process uses"
+        " its key; starting again with new message numbers",
+        kind="renumbered",
+    )

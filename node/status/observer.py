@@ -1,42 +1,54 @@
-"""Observer of a node: it logs each round, and keeps the status that files, pages and commands show."""
+"""Observer of a node: it logs each round, and keeps the status that files, pages and commands show.
+
+Events about peers that disappear and come back.
+
+Each change is logged at once. For a peer that keeps changing, periodic summaries follow.
+
+Observer that also gives the figures of a node to trackers; see p2pfl.tracking.
+
+Text of the events that a running node logs: its start, its rounds, its result.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
+from p2pfl._util.event_log import EventLogger
+from p2pfl._util.printable import byte_size, plural, printable
+from p2pfl.node.conduct import Conduct
 from p2pfl.node.coordination.election_runner import UNKNOWN, Elected
 from p2pfl.node.exchange.message_exchange import MessageExchange
+from p2pfl.node.exchange.rounds import Waiting
+from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.log import LOG
 from p2pfl.node.node import Node
 from p2pfl.node.peering.peer_table import NEW, is_only_behind
-from p2pfl.node.status import snapshot, status_socket
-from p2pfl.node.status.event_text import (
-    describe_network,
-    describe_progress,
-    describe_result,
-    describe_round,
-    describe_wait,
-    round_fields,
-)
-from p2pfl.node.status.peer_changes import PeerChanges, log_penalty
-from p2pfl.node.status.reader import RUNNING, read_earlier
-from p2pfl.node.status.status_file import StatusFile, encode
+from p2pfl.node.status import reader, snapshot
+from p2pfl.node.status.reader import RUNNING, StatusFile, encode, read_earlier
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Merge, Stage, Update
-from p2pfl.system.event_log import EventLogger
-from p2pfl.system.printable import byte_size, plural
+from p2pfl.protocols.addresses import split_address
 from p2pfl.task import does_not_count
+from p2pfl.tracking.tracker import RunLog, TrackedRun, Tracking, plain_settings
 
 MOST_START_LINES = 1000  # maximum number of lines in the log about the wait for members
 ROUNDS_APART, PEERS_APART = 0.1, 1.0  # seconds between two writes of the file after rounds, and after changes of peers
 MOST_ROUNDS = 1000  # maximum number of rounds that are kept
+PAUSE, LONGEST = 1.0, 60.0  # seconds between two lines about a peer: at first, and at most if it keeps changing
+SHARED = ("part", "seed", "mode", "deadline", "robust", "task", "policy", "codec", "budget")  # settings that are no secrets
+COUNTS = {"seconds": "time/round_s", "models": "traffic/models", "bytes_in": "traffic/bytes_in"}
 
 
 class StatusObserver:
@@ -47,7 +59,7 @@ class StatusObserver:
         log: receives an event for each round, and for changes of the node and its peers.
         clock: returns seconds of a monotonic clock, for durations.
         wall: returns seconds since 1970, for displayed times.
-        faults: errors that the node has survived, by part; see p2pfl.node.runtime.supervisor.
+        faults: errors that the node has survived, by part; see p2pfl.node.connectivity.
     """
 
     def __init__(
@@ -115,7 +127,7 @@ class StatusObserver:
         """Report that peers can connect to this node.
 
         Args:
-            network: see p2pfl.node.runtime.connectivity.Connectivity.describe.
+            network: see p2pfl.node.connectivity.Connectivity.describe.
         """
         self.state["network"] = dict(network)
         self.state.pop("configured_network", None)
@@ -269,8 +281,8 @@ class StatusObserver:
         self._file.write()
 
     async def answer(self, folder: Path) -> None:
-        """Answer requests for the status in the node's folder, until cancelled; see p2pfl.node.status.status_socket."""
-        await status_socket.answer(folder, lambda: encode(self.fresh()))
+        """Answer requests for the status in the node's folder, until cancelled; see p2pfl.node.status.reader."""
+        await reader.answer(folder, lambda: encode(self.fresh()))
 
     def fresh(self) -> dict[str, Any]:
         """Return the current status."""
@@ -351,3 +363,238 @@ class StatusObserver:
                 text = f"connected to {name} ({way})" if link else f"lost the link to {name}"
                 self._log.debug(text, kind="link", peer=name, link=link, remote=remote)
         self._links = links
+
+
+@dataclass
+class _Lately:
+    """State of a peer about which an event was logged recently.
+
+    Attributes:
+        reason: why it is missing; None if it is connected.
+        changes: number of changes since the last event.
+        pause: seconds until the next event.
+    """
+
+    reason: str | None
+    changes: int = 0
+    pause: float = PAUSE
+
+
+class PeerChanges:
+    """Log of the changes of peers.
+
+    Args:
+        log: receives the events.
+        later: calls a function after a number of seconds; by default on the running event loop.
+    """
+
+    def __init__(
+        self,
+        log: EventLogger,
+        later: Callable[[float, Callable[[], None]], Any] = lambda seconds, do: asyncio.get_running_loop().call_later(
+            seconds, do
+        ),
+    ) -> None:
+        self._log = log
+        self._later = later
+        self._lately: dict[str, _Lately] = {}
+        self._unmet: set[str] = set()
+
+    def expect(self, name: str) -> None:
+        """Note a new member, which is neither missing nor connected yet. Its connection will be logged."""
+        self._unmet.add(name)
+
+    def left(self, name: str, reason: str, met: bool = True) -> None:
+        """Report that a peer is missing.
+
+        Args:
+            met: whether it has been connected before.
+        """
+        if not met:
+            self._unmet.add(name)
+        self._note_change(name, reason)
+
+    def back(self, name: str) -> None:
+        """Report that a missing peer is connected."""
+        self._note_change(name, None)
+
+    def _note_change(self, name: str, reason: str | None) -> None:
+        if (lately := self._lately.get(name)) is not None:
+            lately.reason = reason
+            lately.changes += 1
+            return
+        self._report(name, reason)
+        self._lately[name] = _Lately(reason)
+        self._later(PAUSE, lambda: self._look(name))
+
+    def _look(self, name: str) -> None:
+        """Log the changes of a peer since the last event about it."""
+        lately = self._lately[name]
+        if not lately.changes:
+            del self._lately[name]
+            return
+        if lately.changes == 1:
+            self._report(name, lately.reason)
+        else:
+            now = "connected" if lately.reason is None else f"missing: {lately.reason}"
+            times = plural(lately.changes // 2, "time")
+            log = self._log.info if lately.reason is None else self._log.warning
+            log(f"{name} left and came back {times} in {lately.pause:.0f} s; now {now}", kind="peer-flaps", peer=name)
+        lately.changes = 0
+        lately.pause = min(2 * lately.pause, LONGEST)
+        self._later(lately.pause, lambda: self._look(name))
+
+    def _report(self, name: str, reason: str | None) -> None:
+        unmet = name in self._unmet
+        if reason is None:
+            self._unmet.discard(name)
+            self._log.info(f"{name} is {'connected' if unmet else 'back'}", kind="peer-back", peer=name)
+        elif unmet:
+            self._log.warning(f"{name} is not connected: {reason}", kind="peer-missing", peer=name, reason=reason)
+        else:
+            self._log.warning(f"{name} is missing: {reason}", kind="peer-missing", peer=name, reason=reason)
+
+
+def log_penalty(log: EventLogger, conduct: Conduct, name: str, kind: str, detail: str) -> None:
+    """Log the first penalty of each kind of a peer, and the first one after which it is left out.
+
+    Args:
+        detail: describes the penalty; may come from the peer.
+    """
+    if conduct.penalties[name][kind] == 1:
+        text = f"{name} has a penalty: {kind}" + (f" ({printable(detail)})" if detail else "")
+        log.warning(text, kind="penalty", peer=name, penalty=kind, score=conduct.score(name))
+    if conduct.is_distrusted(name) and name not in conduct.left_out:
+        log.warning(f"{name} is left out: its score is {conduct.score(name)}", kind="left-out", peer=name)
+
+
+COUNTS |= {"bytes_out": "traffic/bytes_out"}
+
+
+class TrackedObserver(StatusObserver):
+    """StatusObserver that also gives the figures of each round to trackers.
+
+    Args:
+        tracking: the trackers. The owner of the observer closes them.
+        config: the node's configuration. Neither its files nor its preference are given to a tracker.
+    """
+
+    def __init__(self, *args: Any, tracking: Tracking, config: NodeConfig, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._tracking = tracking
+        self._config = config
+        self._tracked: RunLog | None = None
+        self._result: dict[str, float] = {}
+
+    def begin(self, node: Node, about: Mapping[str, str] = MappingProxyType({})) -> None:
+        super().begin(node, about)
+        settings = {key: getattr(self._config, key) for key in SHARED} | {"rounds": node.settings.rounds}
+        group = about.get("federation", "") or node.name
+        run = TrackedRun(node.name, group, self._config.track.project, plain_settings(msgspec.to_builtins(settings)))
+        self._tracked = self._tracking.begin(run)
+
+    def merged(self, node: Node, merge: Merge) -> None:
+        super().merged(node, merge)
+        if self._tracked is not None:
+            row = self.state["history"][-1]
+            self._tracked.log(node.round, {name: row[key] for key, name in COUNTS.items()})
+
+    def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
+        super().evaluated(node, round, stages)
+        if self._tracked is not None:
+            figures = {f"{stage}/{name}": value for stage, found in stages.items() for name, value in found.items()}
+            self._tracked.log(round, figures)
+
+    def finished(self, node: Node, result: Mapping[str, float]) -> None:
+        super().finished(node, result)
+        if self._tracked is not None:
+            self._result = {f"result/{name}": value for name, value in result.items()}
+            self._tracked.log(node.round, self._result)  # the run ends with the node, which may get more rounds
+
+    def ended(self, state: str, reason: str = "") -> None:
+        super().ended(state, reason)
+        if self._tracked is not None:
+            self._tracked.finish(self._result)
+
+
+def describe_start(name: str, folder: Path, federation: str, broker: str = "") -> str:
+    """Return one line about a node that starts.
+
+    Args:
+        federation: name and short id of its federation; "" if it belongs to none.
+        broker: its configured broker, which a node without a federation does not use; "" for none.
+    """
+    alone = "it belongs to no federation and trains alone" + (f", without its broker {broker}" if broker else "")
+    about = f"federation {federation}" if federation else alone
+    return f"node {name}, folder {folder}: {about}"
+
+
+def federation_title(name: str, id: str) -> str:
+    """Return a federation's name with the beginning of its id, in hexadecimal."""
+    return f"{name} ({id[:8]})"
+
+
+def describe_network(network: Mapping[str, Any]) -> str:
+    """Return one line about how peers can connect to a node.
+
+    Args:
+        network: see p2pfl.node.connectivity.Connectivity.describe.
+    """
+    listen, broker = network["listen"], network["broker"].partition("#")[0]  # without a fingerprint
+    parts = [f"listening on {describe_address(listen)}"] if listen else []
+    if broker:
+        parts.append(f"using the broker {broker}" + ("" if listen else " only"))
+    return ", ".join(parts)
+
+
+def describe_address(address: str) -> str:
+    """Return an address to listen on, in words if it has no host."""
+    host, port = split_address(address)
+    return address if host else f"port {port} of all addresses"
+
+
+def describe_wait(waiting: Waiting) -> str:
+    """Return one line about the members for which a node waits at its start."""
+    limit = f" (for at most {waiting.seconds:g} s)" if isfinite(waiting.seconds) else ""
+    return f"waiting for members: {waiting.present} of {waiting.needed}{limit}"
+
+
+def describe_progress(round: int, rounds: int) -> str:
+    """Return a round and the total. A round beyond it, of an earlier federation, is shown without the total."""
+    return f"{round} of {rounds}" if round <= rounds else str(round)
+
+
+def describe_round(row: Mapping[str, Any], rounds: int, metric: str) -> str:
+    """Return one line about a finished round.
+
+    Args:
+        row: row of the status's history.
+        rounds: total number of rounds.
+    """
+    parts = [f"round {describe_progress(row['round'], rounds)}"]
+    if row.get("validation") is not None:
+        parts.append(f"validation {metric} {row['validation']:.3f}")
+    if "models" in row:
+        models = plural(row["models"], "model")
+        parts.append(f"{models}, {byte_size(row['bytes_in'])} in, {byte_size(row['bytes_out'])} out")
+    return ", ".join(parts)
+
+
+def round_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that `describe_round` shows, by name."""
+    return {
+        name: row[name] for name in ("round", "validation", "models", "bytes_in", "bytes_out") if row.get(name) is not None
+    }
+
+
+def describe_result(result: Mapping[str, float], best_round: int, stage: str) -> str:
+    """Return one line about a node's result.
+
+    Args:
+        result: metrics of the best model, by name.
+        best_round: round of that model.
+        stage: its stage; "" if rounds have only one.
+    """
+    figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.items())
+    best = "was best on validation" if "validation_loss" in result else "is the result, because there is no validation data"
+    return f"finished; the {f'{stage} ' if stage else ''}model of round {best_round} {best}: {figures or 'not evaluated'}"

@@ -1,27 +1,49 @@
-"""Status of a node's folder: from the node itself if it runs and answers, otherwise from its status file."""
+"""Status of a node's folder: from the node itself if it runs and answers, otherwise from its status file.
+
+Status file of a node, replaced atomically, and at a limited rate.
+
+Status of a running node over a Unix socket in its folder, for its owner only.
+
+The status is therefore available even if the file cannot be written, for example on a full disk. If the system has no
+Unix sockets, or the folder's path is too long for one, only the file is available.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from asyncio import TimerHandle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
 
+import msgspec
+
+from p2pfl._util.atomic_files import DiskErrorReporter, is_folder_locked, replace_file
+from p2pfl._util.disk import PRIVATE
+from p2pfl._util.event_log import EventLogger
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.federation.membership_file import awaited_federation, load_federation
-from p2pfl.node.federation.revocation import describe_pending, describe_refusal
+from p2pfl.node.federation.admission import checkpoints
+from p2pfl.node.federation.membership_file import awaited_federation, describe_pending, describe_refusal, load_federation
 from p2pfl.node.folder.config import STATUS, load, own_key
-from p2pfl.node.folder.earlier_training import checkpoints
-from p2pfl.node.status import status_socket
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.system.atomic_files import is_folder_locked
+from p2pfl.protocols.transports.tls import accept_from
 
 RUNNING = ("starting", "waiting", "running", "serving")  # states of a node whose process runs
 OF_RUN = ("peers", "traffic", "suspicious", "election", "network", "broker", "rejected", "revoked_by")
 OF_FEDERATION = ("federation", "rounds", *OF_RUN)
 ENDED = ("finished", "stopped", "gone")  # states of a node whose process has ended without an error of its own
+EMPTY: Mapping[str, Any] = {"round": 0, "peers": [], "history": []}  # status of a node before its first round
+KEPT = ("name", "federation", "federation_id", "round", "rounds", "metric", "best", "history")  # from the last run
+SHOWN = 200  # rounds in the file, which is rewritten often; the node's page shows more
+NAME = "status.sock"
+PATIENCE = 2.0  # seconds for an answer
+LARGEST = 2**24  # maximum bytes of an answer
 
 
 def current(folder: Path, wall: Callable[[], float] = time.time) -> dict[str, Any] | None:
@@ -38,7 +60,7 @@ def current(folder: Path, wall: Callable[[], float] = time.time) -> dict[str, An
         ConfigurationError: the file cannot be read, or is damaged.
     """
     running = is_folder_locked(folder)
-    if running and (answer := status_socket.ask(folder)) is not None and _is_status(answer):
+    if running and (answer := ask(folder)) is not None and _is_status(answer):
         return answer
     status = read(folder / STATUS)
     if status is None and running:
@@ -173,3 +195,176 @@ def _is_alive(pid: int) -> bool:
         alive: bool = psutil.pid_exists(pid)
         return alive
     return False
+
+
+class StatusFile:
+    """Status file of a node.
+
+    Args:
+        log: receives an event when the file cannot be written, and when it can be written again.
+        clock: returns seconds of a monotonic clock.
+        make: returns the current status.
+    """
+
+    def __init__(
+        self, path: Path, log: EventLogger, clock: Callable[[], float], make: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        self._path = path
+        self._tries = DiskErrorReporter(path, "the status", log)
+        self._clock = clock
+        self._make = make
+        self._written = float("-inf")
+        self._timer: TimerHandle | None = None
+        self._due = float("inf")  # time at which the timer ends
+
+    @property
+    def problem(self) -> str:
+        """The reason why the last write failed; "" if it succeeded."""
+        return self._tries.problem
+
+    def write(self, apart: float = 0.0) -> None:
+        """Write the status now, or once `apart` seconds have passed since the last write."""
+        now = self._clock()
+        due = max(now, self._written + apart)
+        loop = _running_loop() if due > now else None
+        if loop is None:
+            self._write()
+        elif due < self._due:
+            self._cancel()
+            self._due, self._timer = due, loop.call_later(due - now, self._write)
+
+    def _write(self) -> None:
+        self._cancel()
+        self._written = self._clock()
+        state = self._make()
+        with self._tries.tolerate():
+            shown = {**state, "history": state["history"][-SHOWN:]}
+            replace_file(self._path, [encode(shown)], durable=False, mode=PRIVATE)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._due = None, float("inf")
+
+
+def encode(state: Mapping[str, Any]) -> bytes:
+    """Return a status as JSON.
+
+    A value that is not finite becomes null, because JSON has no text for it. A task of the user's own may report its
+    metrics as numbers of NumPy.
+    """
+    return msgspec.json.encode(state, enc_hook=float)
+
+
+def write_state(
+    path: Path,
+    state: str,
+    reason: str = "",
+    *,
+    facts: Mapping[str, Any] = MappingProxyType({}),
+    wall: Callable[[], float] = time.time,
+) -> None:
+    """Write the state of a node that has no observer yet; keep the rounds of its last run.
+
+    Nothing is written if the disk is full: this state is for display only.
+
+    Args:
+        reason: why the node is in this state.
+        facts: further entries of the status, by key.
+        wall: returns seconds since 1970.
+    """
+    try:
+        earlier = read(path) or {}
+    except ConfigurationError:  # damaged
+        earlier = {}
+    kept = {key: earlier[key] for key in KEPT if key in earlier}
+    status = {**EMPTY, **kept, **facts, "state": state, "reason": reason, "pid": os.getpid(), "updated": wall()}
+    with suppress(OSError):
+        replace_file(path, [encode(status)], durable=False, mode=PRIVATE)
+
+
+@contextmanager
+def keep_state(path: Path, error: type[Exception]) -> Iterator[None]:
+    """Write the earlier status again if the block ends with an error of a type, after which the node has not started."""
+    try:
+        earlier = path.read_bytes()
+    except OSError:
+        earlier = None
+    try:
+        yield
+    except error:
+        with suppress(OSError):
+            if earlier is None:
+                path.unlink()
+            else:
+                replace_file(path, [earlier], durable=False, mode=PRIVATE)
+        raise
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+async def answer(folder: Path, make: Callable[[], bytes]) -> None:
+    """Send the value of `make` to each client in turn until cancelled; return if there can be no socket."""
+    listening = _listening(folder / NAME)
+    if listening is None:
+        return
+    loop = asyncio.get_running_loop()
+    try:
+        with listening:
+            while True:
+                try:
+                    link, _ = await accept_from(listening)
+                    with link:
+                        async with asyncio.timeout(PATIENCE / 2):  # so that a client that does not read blocks no other
+                            await loop.sock_sendall(link, make())
+                except TimeoutError:
+                    continue
+                except OSError:  # the client has gone, or there are no free descriptors
+                    await asyncio.sleep(0.1)
+    finally:
+        with suppress(OSError):
+            (folder / NAME).unlink()
+
+
+def ask(folder: Path) -> dict[str, Any] | None:
+    """Return the status of the node that runs in a folder; None if it does not answer."""
+    if not hasattr(socket, "AF_UNIX"):
+        return None
+    end = time.monotonic() + PATIENCE
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+            link.settimeout(PATIENCE)
+            link.connect(str(folder / NAME))
+            content = bytearray()
+            while len(content) <= LARGEST and (part := link.recv(2**16)):
+                content += part
+                link.settimeout(max(0.001, end - time.monotonic()))
+        found = json.loads(content)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _listening(path: Path) -> socket.socket | None:
+    """Return a socket that listens in a new file; None if that is not possible."""
+    if not hasattr(socket, "AF_UNIX"):
+        return None
+    try:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError:  # a service that may not open sockets
+        return None
+    try:
+        path.unlink(missing_ok=True)  # a file left by a crash; no other process runs this node
+        listening.bind(str(path))
+        path.chmod(PRIVATE)  # no client can connect before it listens
+        listening.listen()
+        listening.setblocking(False)
+    except OSError:
+        listening.close()
+        return None
+    return listening

@@ -11,7 +11,7 @@ from p2pfl._version import __version__
 from p2pfl.budget import BudgetTracker
 from p2pfl.node.evaluations import counted_stage
 from p2pfl.node.exchange.message_exchange import MessageExchange
-from p2pfl.node.exchange.rounds.start_wait import Waiting
+from p2pfl.node.exchange.rounds import Waiting
 from p2pfl.node.node import SPLITS, Node
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_table import is_only_behind

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from p2pfl.node.peering.traffic import KINDS
-from p2pfl.node.status.event_text import describe_address, describe_progress, federation_title
+from p2pfl._util.printable import byte_size, plural, printable
+from p2pfl.node.peering.peer import KINDS
+from p2pfl.node.status.observer import describe_address, describe_progress, federation_title
 from p2pfl.node.status.reader import RUNNING
-from p2pfl.system.printable import byte_size, plural, printable
 
 STALE = 30.0  # seconds after which the status of a running node is overdue (see p2pfl.node.runtime.run.FRESH)
 PEER_COLUMNS = ("peer", "state", "round", "link", "last model", "received", "sent", "score", "reason")

@@ -12,7 +12,7 @@ from p2pfl.attacks.attack import Attack, Scene
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.policy import Extras
 from p2pfl.robust.candidates import combine
-from p2pfl.robust.median_clip import MedianClip
+from p2pfl.robust.clipping import MedianClip
 from p2pfl.robust.registry import CLIPPING, NONE, Robust, make_rule, split_robust
 
 STEPS = 8  # of the search of `reward-bait`

@@ -1,10 +1,15 @@
-"""Attacks by name, as the key `attack` of a scenario names them."""
+"""Attacks by name, as the key `attack` of a scenario names them.
+
+Wrong labels for the training data of an attacker.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
+from p2pfl._util.binding import build
 from p2pfl.attacks.attack import Attack
 from p2pfl.attacks.model_attacks import (
     Alie,
@@ -31,8 +36,7 @@ from p2pfl.attacks.targeted_attacks import (
     OptSpectral,
     Spectral,
 )
-from p2pfl.config.binding import build
-from p2pfl.errors import unknown
+from p2pfl.errors import ConfigurationError, unknown
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
     "sign-flip": SignFlip,
@@ -69,3 +73,22 @@ def make_attack(name: str, options: Mapping[str, Any]) -> Attack:
         raise unknown("attack", name, ATTACKS)
     attack: Attack = build("attack", ATTACKS[name], options)
     return attack
+
+
+def flip_labels(task: Any) -> Any:
+    """Return a copy of a torch task whose training labels are wrong; see p2pfl.attacks.model_attacks.LabelFlip.
+
+    Raises:
+        ConfigurationError: the task has no labelled data.
+    """
+    if "train" not in getattr(task, "data", {}) or not hasattr(task, "template"):
+        raise ConfigurationError("the attack label-flip needs a task with labelled data, such as a TorchTask")
+    samples = task.data["train"]
+    if samples.y.is_floating_point():
+        wrong = -samples.y
+    else:
+        classes = task.template(samples.x[:2]).shape[-1]
+        wrong = classes - 1 - samples.y
+    flipped = copy(task)
+    flipped.data = {**task.data, "train": samples._replace(y=wrong)}
+    return flipped

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from p2pfl.config.binding import build
+from p2pfl._util.binding import build
 from p2pfl.errors import P2pflError, unknown
 from p2pfl.parameters import Layout, Parameters, norm
 
@@ -259,7 +259,7 @@ class Sparse(Differential):
 
     A message of k entries has 8 bytes, bits * k / 8 bytes of values, and the indices. These take the smaller of two forms:
     a bit for each of the P entries, or an Elias-Fano code of about k * (2 + log2(1 / share)) / 8 bytes. See
-    p2pfl.compression.quantised_updates. A difference has at most 64 messages and fewer bytes than the whole model.
+    p2pfl.compression.sparse_updates. A difference has at most 64 messages and fewer bytes than the whole model.
 
     Loss: unbounded in one publication; if w does not change, w^ converges to it.
 

@@ -6,24 +6,43 @@ sender never had (for example because it lost its disk), the peer is treated as 
     entries = count (uint32) | which | values (float32)
 
 `which` is the smaller of two forms: the ascending indices, uint32 each, or a bitmap of the P entries.
+
+Sparse updates with quantised values: the messages of the codec `sparse`, and the public copy that they describe.
+
+A difference is the sequence of the publications that the receiver lacks:
+
+    difference = count of messages (uint16) | messages
+    message    = count (uint32) | unit (float32) | which | levels
+
+`which` is the smaller of two forms of the ascending indices: a bitmap of the P entries, or an Elias-Fano code. `levels`
+has `bits` bits for each entry: one less than the magnitude in units, then the sign. Packed numbers begin with the lowest
+bit of the first byte; unused bits are 0. The size of a message follows from its count.
+
+An Elias-Fano code (Elias, 1974) has l = floor(log2(P / count)) low bits of each index, packed, and then a bitmap of
+count + floor((P - 1) / 2**l) bits for the rest h = index >> l: bit h + k is 1 for the k-th index, k = 0, 1, ...
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from math import isfinite
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from p2pfl.compression.codecs import Data, DecodeError, decoded
+from p2pfl.compression.codecs import Data, DecodeError, Sparse, decoded
 from p2pfl.parameters import Parameters
 
 Indices = NDArray[np.uint32]  # ascending
-
 REMEMBERED = 8  # publications; a peer with an older model receives the whole one
 TAG = 8  # bytes
+MESSAGES = 64  # of one difference
+COUNT = 2  # bytes of the number of messages
+HEAD = 8  # bytes of a message before the indices
+GREATEST = float(np.finfo(np.float32).max)
 
 
 def tag(params: Parameters) -> bytes:
@@ -47,7 +66,7 @@ class Step(NamedTuple):
 
     Attributes:
         changed: the indices of the changed entries, uint32; with quantised values the whole message, see
-            p2pfl.compression.quantised_updates.
+            p2pfl.compression.sparse_updates.
     """
 
     tag: bytes
@@ -247,3 +266,265 @@ class Copies:
         """Keep a received model, unless its peer has been dropped since."""
         if id in self._kept:
             self._kept[id] = copy
+
+
+class Change(NamedTuple):
+    """Change of a public copy.
+
+    Attributes:
+        indices: of the entries that change, ascending.
+        levels: their changes in units, int16, from -2**(bits - 1) to 2**(bits - 1), without 0.
+        unit: float32.
+    """
+
+    indices: Indices
+    levels: NDArray[np.int16]
+    unit: np.float32
+
+    def apply(self, params: Parameters) -> Parameters:
+        """Return a changed copy of a model: each entry plus level * unit, both operations in float32."""
+        changed = params.copy()
+        with np.errstate(over="ignore"):
+            changed[self.indices] += self.levels.astype(np.float32) * self.unit
+        return changed
+
+    def part(self, chosen: NDArray[np.bool_]) -> Change:
+        """Return the change of some of the entries; `chosen` is bool, one for each."""
+        return Change(self.indices[chosen], self.levels[chosen], self.unit) if chosen.any() else NOTHING
+
+
+NOTHING = Change(np.zeros(0, np.uint32), np.zeros(0, np.int16), np.float32(0))
+
+
+def quantise(difference: Parameters, k: int, bits: int) -> Change:
+    """Return the k entries of largest magnitude, rounded to multiples of a unit; those that round to 0 are left out.
+
+    The greatest level is twice the median of the k magnitudes, but at least a quarter of the greatest one, and at most
+    the greatest one. So a few large entries do not make the unit coarse for all others; they follow with the next
+    publications.
+    """
+    indices = largest(difference, k)
+    values = difference[indices].astype(np.float64)
+    if not len(values):
+        return NOTHING
+    magnitudes, most = np.abs(values), 1 << (bits - 1)
+    greatest = magnitudes.max()
+    unit = np.float32(np.clip(2 * np.median(magnitudes), greatest / 4, greatest) / most)
+    if unit == 0:  # below the least float32
+        return NOTHING
+    levels = np.clip(np.rint(values / np.float64(unit)), -most, most).astype(np.int16)
+    return Change(indices, levels, unit).part(levels != 0)
+
+
+def encode_change(change: Change, size: int, bits: int) -> bytes:
+    """Return the message of a change of a model of P = `size` values."""
+    indices, levels, unit = change
+    codes = np.abs(levels).astype(np.uint32) - np.uint32(1) + (levels < 0).astype(np.uint32) * np.uint32(1 << (bits - 1))
+    head = len(indices).to_bytes(4, "little") + struct.pack("<f", unit)
+    return head + encode_indices(indices, size) + _pack(codes, bits)
+
+
+def decode_change(data: Data, size: int, bits: int) -> tuple[Change, int]:
+    """Return the change in the message at the start of `data`, and the number of bytes read.
+
+    Raises:
+        DecodeError: the message is not valid.
+    """
+    count = int.from_bytes(data[:4], "little")
+    if len(data) < HEAD or count > size or len(data) < change_size(count, size, bits):
+        raise DecodeError("wrong length", f"{len(data)} bytes for {count} of {size} entries")
+    end = change_size(count, size, bits)
+    start = end - _packed_size(count, bits)
+    unit = np.float32(struct.unpack("<f", data[4:HEAD])[0])
+    if not isfinite(unit):
+        raise DecodeError("not finite", "the unit of a message is not finite")
+    if (unit > 0) != (count > 0):
+        raise DecodeError("malformed", f"the unit {unit} with {count} entries")
+    indices = decode_indices(data[HEAD:start], count, size)
+    codes = _unpack(data[start:end], count, bits)
+    magnitudes = (codes & ((1 << (bits - 1)) - 1)).astype(np.int16) + np.int16(1)
+    return Change(indices, np.where(codes >> (bits - 1), -magnitudes, magnitudes), unit), end
+
+
+def change_size(count: int, size: int, bits: int) -> int:
+    """Return the bytes of the message of `count` entries of a model of P = `size` values."""
+    return HEAD + _indices_size(count, size) + _packed_size(count, bits)
+
+
+# Indices
+def encode_indices(indices: Indices, size: int) -> bytes:
+    """Return the bytes of ascending indices below P = `size`, in the smaller form."""
+    count = len(indices)
+    if not _uses_elias_fano(count, size):
+        return _bitmap(indices, -(-size // 8))
+    low = _low_bits(count, size)
+    high = ((indices >> np.uint32(low)) + np.arange(count, dtype=np.uint32)).astype(np.uint32)
+    return _pack(indices & np.uint32((1 << low) - 1), low) + _bitmap(high, _high_size(count, size))
+
+
+def decode_indices(data: Data, count: int, size: int) -> Indices:
+    """Return `count` ascending indices below P = `size` from exactly their bytes.
+
+    Raises:
+        DecodeError: they are not valid.
+    """
+    if not _uses_elias_fano(count, size):
+        indices = _marked(data, count)
+    else:
+        low = _low_bits(count, size)
+        start = _packed_size(count, low)
+        high = _marked(data[start:], count) - np.arange(count)
+        indices = (high << low) + _unpack(data[:start], count, low)
+    if count and (indices[-1] >= size or (indices[1:] <= indices[:-1]).any()):
+        raise DecodeError("malformed", "indices that are not ascending, or are beyond the model")
+    return indices.astype(np.uint32)
+
+
+def _indices_size(count: int, size: int) -> int:
+    """Return the bytes of the smaller form of `count` indices."""
+    return min(_elias_fano_size(count, size), -(-size // 8))
+
+
+def _uses_elias_fano(count: int, size: int) -> bool:
+    return _elias_fano_size(count, size) < -(-size // 8)
+
+
+def _elias_fano_size(count: int, size: int) -> int:
+    return _packed_size(count, _low_bits(count, size)) + _high_size(count, size)
+
+
+def _low_bits(count: int, size: int) -> int:
+    return (size // count).bit_length() - 1 if count else 0
+
+
+def _high_size(count: int, size: int) -> int:
+    return -(-(count + ((size - 1) >> _low_bits(count, size))) // 8) if count else 0
+
+
+def _bitmap(places: Indices, length: int) -> bytes:
+    bits = np.zeros(8 * length, bool)
+    bits[places] = True
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def _marked(data: Data, count: int) -> NDArray[np.int64]:
+    places = np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little"))
+    if len(places) != count:
+        raise DecodeError("malformed", f"{len(places)} entries are marked, but {count} were announced")
+    return places
+
+
+# Packed numbers
+def _packed_size(count: int, width: int) -> int:
+    return -(-count * width // 8)
+
+
+def _pack(numbers: NDArray[np.uint32], width: int) -> bytes:
+    bits = np.empty((len(numbers), width), np.uint8)
+    for place in range(width):
+        bits[:, place] = (numbers >> np.uint32(place)) & np.uint32(1)
+    return np.packbits(bits.reshape(-1), bitorder="little").tobytes()
+
+
+def _unpack(data: Data, count: int, width: int) -> NDArray[np.uint32]:
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    if bits[count * width :].any():
+        raise DecodeError("malformed", "unused bits that are not 0")
+    numbers = np.zeros(count, np.uint32)
+    for place in range(width):
+        numbers |= bits[place : count * width : width].astype(np.uint32) << np.uint32(place)
+    return numbers
+
+
+# Public copies
+def decode_changes(data: Data, base: Parameters, bits: int) -> tuple[Parameters, int]:
+    """Return `base`, float32 [P], after the changes of a difference, and the number of bytes read.
+
+    Raises:
+        DecodeError: the difference is not valid.
+    """
+    messages, end = int.from_bytes(data[:COUNT], "little"), COUNT
+    if len(data) < COUNT:
+        raise DecodeError("wrong length", f"{len(data)} bytes of a difference")
+    if messages > MESSAGES:
+        raise DecodeError("malformed", f"{messages} messages, at most {MESSAGES} are allowed")
+    params = base
+    for _ in range(messages):
+        change, length = decode_change(data[end:], len(base), bits)
+        params, end = change.apply(params), end + length
+    return decoded(params).params, end
+
+
+class QuantisedPublic:
+    """Public copy w^ of a node's model under the codec `sparse`, and the messages that have changed it.
+
+    Args:
+        start: the common initial model.
+
+    Attributes:
+        params: w^, float32 [P].
+        steps: the latest publications with their messages, initially only the start. The message of the first one is not
+            used. Together the others have fewer bytes than a model.
+    """
+
+    def __init__(self, codec: Sparse, k: int, start: Parameters) -> None:
+        self._k = k
+        self._bits = codec.bits
+        self.params = start
+        self.steps = [Step(tag(start), b"")]
+
+    def publish(self, params: Parameters) -> Step:
+        """Move w^ towards `params`, float32 [P]."""
+        with np.errstate(over="ignore"):
+            difference = np.clip(params - self.params, -GREATEST, GREATEST)
+        change = quantise(difference, self._k, self._bits)
+        public = change.apply(self.params)
+        fits = np.isfinite(public[change.indices])
+        if not fits.all():  # rounded beyond the greatest float32
+            change = change.part(fits)
+            public = change.apply(self.params)
+        self.params = public
+        self.steps.append(Step(tag(public), encode_change(change, len(public), self._bits)))
+        while len(self.steps) > MESSAGES + 1 or self._length(0, len(self.steps) - 1) >= 4 * len(public):
+            del self.steps[0]
+        return self.steps[-1]
+
+    def size(self, one: bytes, other: bytes) -> int | None:
+        """Return the bytes of the difference between two published models; None if it is not known."""
+        span = self._span(one, other)
+        return None if span is None else self._length(*span)
+
+    def encode(self, params: Parameters, one: bytes, other: bytes) -> bytes:
+        """Return the difference of `params`, whose tag is `other`, from the model `one`.
+
+        Raises:
+            KeyError: `size` returns None for these.
+        """
+        span = self._span(one, other)
+        if span is None:
+            raise KeyError(one)
+        messages = [step.changed for step in self.steps[span[0] + 1 : span[1] + 1]]
+        return len(messages).to_bytes(COUNT, "little") + b"".join(messages)
+
+    def decode(self, data: Data, base: Parameters) -> tuple[Parameters, int]:
+        """Return a peer's model, from its difference from `base`; see decode_changes."""
+        return decode_changes(data, base, self._bits)
+
+    def bound(self, publications: int) -> int | None:
+        """Return the maximum bytes of the difference over some publications; None if it is not known."""
+        rounding = 2  # bytes; a message with fewer entries may have as many more
+        each = change_size(self._k, len(self.params), self._bits) + rounding
+        return COUNT + publications * each if publications <= MESSAGES else None
+
+    def restore(self, steps: Sequence[Step], params: Parameters) -> None:
+        """Restore the steps of an earlier run; `params` is the last model."""
+        self.steps = list(steps)
+        self.params = params
+
+    def _span(self, one: bytes, other: bytes) -> tuple[int, int] | None:
+        places = {step.tag: place for place, step in enumerate(self.steps)}
+        first, last = places.get(one), places.get(other)
+        return None if first is None or last is None or first > last else (first, last)
+
+    def _length(self, first: int, last: int) -> int:
+        return COUNT + sum(len(step.changed) for step in self.steps[first + 1 : last + 1])

@@ -1,13 +1,17 @@
-"""Labels in a file, and the classes 0 to K - 1 that they stand for."""
+"""Labels in a file, and the classes 0 to K - 1 that they stand for.
+
+Rows of a table of numbers and categories, column by column.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from p2pfl.data.formats.numbers import number
+from p2pfl.data.delimited import number
 from p2pfl.errors import ConfigurationError
 
 Label = int | float | str
@@ -94,3 +98,29 @@ def _format(labels: Sequence[Any]) -> str:
 
 def _key(label: Label) -> str | float:
     return label.strip() if isinstance(label, str) else float(label)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of a table, column by column.
+
+    Attributes:
+        numbers: float64 [n] of each numeric column, NaN for a missing value.
+        categories: strings [n] of each categorical column, "" for a missing value.
+        labels: 0 or 1, int64 [n].
+    """
+
+    numbers: Mapping[str, np.ndarray]
+    categories: Mapping[str, np.ndarray]
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: np.ndarray) -> Rows:
+        """Return some of the rows."""
+        return Rows(
+            {name: values[index] for name, values in self.numbers.items()},
+            {name: values[index] for name, values in self.categories.items()},
+            self.labels[index],
+        )

@@ -24,19 +24,16 @@ from p2pfl.algorithms.ggc import DecideGreedily, Decisions, decide_together
 from p2pfl.algorithms.similarity import CompareModels, compare_together
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner
-from p2pfl.learning.batch_sizes import batch_sizes, check_batches, least_batch
-from p2pfl.learning.batched_data import RowCache, StackedData
-from p2pfl.learning.batched_training import StackedTraining
-from p2pfl.learning.dense.batch_order import occasion, orders
-from p2pfl.learning.kernels.kernel import kernel_for
-from p2pfl.learning.kernels.sizes import ON_GPU, values_at_once
-from p2pfl.learning.kernels.vmap_kernel import VmapKernel
+from p2pfl.learning.batched_training import RowCache, StackedData, StackedTraining
+from p2pfl.learning.dense import occasion, orders
+from p2pfl.learning.kernels.batched_gradient import ON_GPU, values_at_once
+from p2pfl.learning.kernels.kernel import VmapKernel, kernel_for
 from p2pfl.learning.losses import of_each
 from p2pfl.learning.modules import computes_alike
 from p2pfl.learning.optimizers import LastingState, at_round, lasting
 from p2pfl.learning.row_randomness import RowGenerators
 from p2pfl.learning.rule_gradients import most_steps, plan, shared_values
-from p2pfl.learning.torch_learner import TorchLearner, evaluation_seed, module_seed
+from p2pfl.learning.torch_learner import TorchLearner, batch_sizes, check_batches, evaluation_seed, least_batch, module_seed
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.queries import Clip, Combine, Evaluate, Loss, Mean, NodeQuery, R, Split, Train

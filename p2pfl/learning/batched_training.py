@@ -1,18 +1,26 @@
-"""Training steps of many models of one architecture, each along its own gradient."""
+"""Training steps of many models of one architecture, each along its own gradient.
+
+Data and models of many nodes as tensors, for training and evaluation in one tensor program.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from p2pfl.learning.kernels.batched_gradient import BatchedGradient
+from p2pfl.errors import ConfigurationError
+from p2pfl.learning.kernels.batched_gradient import BatchedGradient, values_at_once
 from p2pfl.learning.optimizers import Optimizer, State
 from p2pfl.learning.row_randomness import RowGenerators
 from p2pfl.learning.rule_gradients import Rows, follow, resting
+from p2pfl.parameters import Parameters
 from p2pfl.queries import Train
+
+LARGEST_COPY = 2**20  # values of inputs that are put in order at once: 4 MiB
 
 
 class StackedTraining:
@@ -116,3 +124,144 @@ class StackedTraining:
         """Restore the values of models [k, P] that the rule does not change."""
         if self._still is not None and self._rest is not None:
             models[:, self._still] = self._rest[rows]
+
+
+class RowCache:
+    """Models that are rows of one array. They can be stacked again without a copy.
+
+    Args:
+        models: the models, [K, P], on any device.
+
+    Attributes:
+        tensor: the models on their device.
+        array: the models on the CPU; on a CPU the memory of `tensor`.
+        rows: the rows of `array`.
+    """
+
+    def __init__(self, models: Tensor) -> None:
+        self.tensor = models
+        self.array = array = _on_cpu(models)
+        self.rows: list[Parameters] = list(array)
+        self._places: dict[int, int] = {}  # of the rows, by their ids; filled at the first use
+        self._address = _address(array)
+
+    def stack(self, models: Sequence[Parameters]) -> Tensor:
+        """Return models as the rows of a tensor on the device, [K, P], which must not be modified."""
+        if len(models) == len(self.rows) and all(map(is_, models, self.rows)):
+            return self.tensor
+        return torch.from_numpy(np.array(models)).to(self.tensor.device)
+
+    def places(self, models: Sequence[Parameters]) -> list[int] | None:
+        """Return the row of each model; None if one of them is no row of the array."""
+        if not self._places:
+            self._places = {id(row): k for k, row in enumerate(self.rows)}
+        rows = [self._places.get(id(model), -1) for model in models]
+        if -1 in rows:  # a budget gives each receiver its own view of a row
+            rows = [self._row_under(model) if row < 0 else row for row, model in zip(rows, models, strict=True)]
+        return None if -1 in rows else rows
+
+    def select(self, models: Sequence[Parameters]) -> tuple[np.ndarray, list[int]]:
+        """Return an array that contains all models as rows, and the row of each."""
+        rows = self.places(models)
+        if rows is not None:
+            return self.array, rows
+        others = {id(model): model for model in models}
+        places = {key: k for k, key in enumerate(others)}
+        return np.array(list(others.values())), [places[id(model)] for model in models]
+
+    def _row_under(self, model: Parameters) -> int:
+        """Return the row of which a model is a view; -1 if there is none."""
+        if model.base is not self.array or model.shape != self.array.shape[1:] or model.strides != self.array.strides[1:]:
+            return -1
+        row, rest = divmod(_address(model) - self._address, self.array.strides[0])
+        return -1 if rest else row
+
+
+def _on_cpu(models: Tensor) -> np.ndarray:
+    """Return models as an array; from a GPU through memory that is locked, which is an order of magnitude faster."""
+    if models.device.type != "cuda":
+        return models.cpu().numpy()
+    host = torch.empty(models.shape, dtype=models.dtype, pin_memory=True)  # torch keeps and reuses this memory
+    return host.copy_(models).numpy()
+
+
+def _address(array: np.ndarray) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+class StackedData:
+    """Concatenated samples of the nodes in one split; data that several nodes share are stored once.
+
+    Attributes:
+        counts: number of samples of each node.
+        offsets: place of each node's first sample.
+        shared: whether several nodes have the same samples.
+        width: number of values of an input.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Tensor, Tensor] | None]) -> None:
+        starts: dict[tuple[int, int], int] = {}
+        kept: list[tuple[Tensor, Tensor]] = []
+        total, offsets = 0, []
+        for part in parts:
+            if part is None:
+                raise ConfigurationError("some nodes lack a split that others have")
+            key = id(part[0]), id(part[1])
+            if key not in starts:
+                starts[key] = total
+                kept.append(part)
+                total += len(part[0])
+            offsets.append(starts[key])
+        self.counts = np.array([len(part[0]) for part in parts if part is not None])
+        self.offsets = np.array(offsets)
+        self.shared = len(kept) < len(offsets)
+        self._x = torch.cat([x for x, _ in kept])
+        self._y = torch.cat([y for _, y in kept])
+        self.width = max(1, int(np.prod(self._x.shape[1:])))
+        self._last: tuple[list[int], int, tuple[Tensor, Tensor]] | None = None
+
+    def whole(self, nodes: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
+        """Return all `count` samples of each node: x and y of [K, count, ...]. Copy only if they are not adjacent."""
+        last = self._last
+        if last is None or last[:2] != (nodes, count):  # consecutive requests are usually equal
+            self._last = last = list(nodes), count, self._whole(nodes, count)
+        return last[2]
+
+    def _whole(self, nodes: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
+        starts = self.offsets[list(nodes)]
+        gaps = starts[1:] - starts[:-1]
+        if not gaps.any():
+            samples = slice(starts[0], starts[0] + count)
+            x, y = self._x[samples], self._y[samples]
+            return x.expand(len(nodes), *x.shape), y.expand(len(nodes), *y.shape)
+        if (gaps == count).all():
+            samples = slice(starts[0], starts[-1] + count)
+            x, y = self._x[samples], self._y[samples]
+            return x.view(-1, count, *x.shape[1:]), y.view(-1, count, *y.shape[1:])
+        return self._pick(starts[:, None] + np.arange(count))
+
+    def batches(self, nodes: Sequence[int], order: Sequence[np.ndarray | None], size: int) -> tuple[Tensor, Tensor] | None:
+        """Return all whole batches of nodes with equally many samples, each in its order: [batches, K, size, ...].
+
+        None if the samples have no order, or are too many to be copied at once.
+        """
+        orders = [one for one in order if one is not None]
+        if not orders or len(orders) * len(orders[0]) * self.width > values_at_once(LARGEST_COPY, self._x.device):
+            return None
+        count = len(orders[0]) // size
+        index = self.offsets[list(nodes), None] + np.array(orders)
+        return self._pick(index[:, : count * size].reshape(len(index), count, size).swapaxes(0, 1).copy())
+
+    def batch(
+        self, nodes: Sequence[int], order: Sequence[np.ndarray | None], starts: Sequence[int], size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return samples start..start+size of each node in its order (None: as stored): x and y of [K, size, ...]."""
+        if all(o is None for o in order):
+            return self.whole(nodes, size)
+        picks = [np.arange(s, s + size) if o is None else o[s : s + size] for o, s in zip(order, starts, strict=True)]
+        return self._pick(self.offsets[list(nodes), None] + np.array(picks))
+
+    def _pick(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
+        chosen = torch.from_numpy(index).to(self._x.device)
+        return self._x[chosen], self._y[chosen]

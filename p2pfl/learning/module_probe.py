@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from p2pfl.learning.local_state import LocalState, Slot, Step, encoded, kind_of
-from p2pfl.learning.seeding import generator_states, seeded
+from p2pfl.learning.modules import generator_states, seeded
 
 Place = tuple[str, bool, tuple[Step, ...]]
 """Name of a submodule, whether the value is in its class, and the steps to it."""

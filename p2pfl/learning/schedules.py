@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from p2pfl.config.binding import build, choose
+from p2pfl._util.binding import build, choose
 
 Schedule = Callable[[int], float]
 """Round, from 1 -> factor of the learning rate, 0 or more."""

@@ -1,4 +1,10 @@
-"""Training of one node with PyTorch's autograd: the reference on real machines, which the stacked form must match."""
+"""Training of one node with PyTorch's autograd: the reference on real machines, which the stacked form must match.
+
+Sizes of a node's batches.
+
+Some modules need several samples in a batch. With one sample, batch norm has no variance: torch refuses it, and a
+module's own code divides by 0. A last batch that is too small for the module therefore joins the batch before.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +23,21 @@ from torch.func import functional_call
 from p2pfl.algorithms.group_statistics import CountGroups, GroupCounts
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner, answers
-from p2pfl.learning.batch_sizes import batch_sizes, check_batches, check_sizes, least_batch
-from p2pfl.learning.dense.batch_order import occasion, orders
+from p2pfl.learning.dense import occasion, orders
 from p2pfl.learning.kernels.kernel import convolution_kernel
 from p2pfl.learning.losses import cross_entropy
 from p2pfl.learning.module_probe import is_plain
+from p2pfl.learning.modules import seeded
 from p2pfl.learning.optimizers import LastingState, Optimizer, State, at_round
 from p2pfl.learning.rule_gradients import follow, most_steps, plan, resting, shared_values
-from p2pfl.learning.seeding import seeded
 from p2pfl.learning.torch_problem import TorchProblem
-from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives, ObjectiveGradients
 from p2pfl.multiobjective.preferences import Preference
-from p2pfl.multiobjective.scalarisation import Objectives
+from p2pfl.multiobjective.scalarisation import DifferentiateObjectives, ObjectiveGradients, Objectives
 from p2pfl.parameters import Parameters
 from p2pfl.prediction_mixing import KnnDatastore, ModelEnsemble, PredictionMixer, knn_mixed_logits
 from p2pfl.queries import Evaluate, Loss, Split, Train
 from p2pfl.random_streams import RandomStreams
-from p2pfl.update_rules import Mixture, Rule, Scalarised, TrainSubset, Weighted
+from p2pfl.update_rules import Lookahead, Mixture, Rule, Scalarised, TrainSubset, Weighted
 
 Place = tuple[str, int, int, tuple[int, ...]]  # name, start, stop and shape of a tensor in the flat vector
 
@@ -423,3 +427,49 @@ def choose_device(name: str) -> torch.device:
     if (device.index or 0) >= present[kind]:
         raise ConfigurationError(f"device {name!r} is not available on this machine; auto selects the best available device")
     return device
+
+
+def batch_sizes(counts: np.ndarray, batch_size: int, least: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of full batches of some nodes, and the sizes of the last batches after them, which may be 0.
+
+    Args:
+        counts: number of samples of each node.
+        least: fewest samples of a batch; a smaller last one joins the batch before.
+    """
+    full, last = np.divmod(counts, batch_size)
+    joined = (full > 0) & (last > 0) & (last < least)
+    return full - joined, last + batch_size * joined
+
+
+def least_batch(task: TorchProblem, rule: Rule | None) -> int:
+    """Return the fewest samples of a batch that a task's module needs in a training."""
+    least = task.conduct.least
+    return 2 * least - 1 if isinstance(rule, Lookahead) else least  # which takes two gradients, on half a batch each
+
+
+def check_sizes(task: TorchProblem, node: str) -> None:
+    """Raise ConfigurationError if a node has too few samples, or too small batches, for its module."""
+    conduct, name = task.conduct, type(task.template).__name__
+    check_batches(task, node, task.n_samples, task.batch_size, conduct.least)
+    for split, (x, _) in task.data.items():
+        if 0 < len(x) < conduct.least_evaluated:
+            raise ConfigurationError(
+                f"{node} has {len(x)} sample in its {split} data, but module {name} evaluates at least"
+                f" {conduct.least_evaluated} together; give the node more samples, or use GroupNorm, LayerNorm, or batch"
+                " norm with running statistics"
+            )
+
+
+def check_batches(task: TorchProblem, node: str, n: int, batch_size: int, least: int) -> None:
+    """Raise ConfigurationError if batches of n samples of a node are smaller than `least`."""
+    if least > 1 and min(n, batch_size) < least:
+        name = type(task.template).__name__
+        few, remedy = (
+            (f"{n} training sample{'s' * (n > 1)}", "give the node more samples")
+            if n < least
+            else (f"batch_size = {batch_size}", f"set batch_size to at least {least}")
+        )
+        raise ConfigurationError(
+            f"{node} has {few}, but module {name} needs batches of at least {least}, as batch norm does; {remedy}, or use"
+            " GroupNorm or LayerNorm"
+        )

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from p2pfl._util.shared_work import once
 from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.losses import PerSample, accuracy, cross_entropy
-from p2pfl.learning.metrics import Metric
+from p2pfl.learning.losses import Metric, PerSample, accuracy, cross_entropy
 from p2pfl.learning.module_probe import Conduct, drawn_constants, is_plain, probe, structure
 from p2pfl.learning.modules import flatten, layout_of, load, new_module
 from p2pfl.learning.optimizers import SGD, Optimizer, check_batch_size, check_optimizer
@@ -25,7 +25,6 @@ from p2pfl.multiobjective.scalarisation import Objectives
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.queries import Split
 from p2pfl.random_streams import federation_draws
-from p2pfl.system.shared_work import once
 
 
 class Samples(NamedTuple):

@@ -10,21 +10,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from p2pfl._util.shared_work import once
 from p2pfl.data.partition.partitioner import Partition
 from p2pfl.errors import ConfigurationError, unknown
-from p2pfl.learning.losses import cross_entropy, squared_error
-from p2pfl.learning.metrics import CLASSIFICATION, REGRESSION, Metric, metrics_of
+from p2pfl.learning.losses import CLASSIFICATION, REGRESSION, Metric, cross_entropy, metrics_of, squared_error
+from p2pfl.learning.modules import seeded
 from p2pfl.learning.samples.datasets import Columns
-from p2pfl.learning.samples.labels import Label, Labels
 from p2pfl.learning.samples.node_samples import Division, NodeData, NodeSamples, node_samples, without_extra_dimension
-from p2pfl.learning.seeding import seeded
+from p2pfl.learning.samples.numeric import Label, Labels
 from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.learning.torch_problem import Samples, TorchProblem
 from p2pfl.multiobjective.preferences import Preference
 from p2pfl.multiobjective.scalarisation import Objectives
 from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams
-from p2pfl.system.shared_work import once
 from p2pfl.task import Part
 
 

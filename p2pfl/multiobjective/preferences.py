@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pfl.config.binding import build, choose
+from p2pfl._util.binding import build, choose
 from p2pfl.errors import ConfigurationError
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part

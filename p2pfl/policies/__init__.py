@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from p2pfl.config.binding import build
-from p2pfl.config.registry import resolve
+from p2pfl._util.binding import build
+from p2pfl._util.registry import resolve
 from p2pfl.errors import ConfigurationError
 from p2pfl.policy import Policy
 
 POLICIES = {
     "local": "p2pfl.policies.local:Local",
     "random": "p2pfl.policies.random:Random",
-    "oracle": "p2pfl.policies.oracle:Oracle",
+    "oracle": "p2pfl.policies.random:Oracle",
     "dac": "p2pfl.policies.dac:Dac",
     "dpfl": "p2pfl.policies.dpfl:Dpfl",
     "dsgd": "p2pfl.policies.dsgd:Dsgd",
     "fedavg": "p2pfl.policies.fedavg:FedAvg",
-    "fedprox": "p2pfl.policies.fedprox:FedProx",
+    "fedprox": "p2pfl.policies.coordinated:FedProx",
     "coordinated-fedavg": "p2pfl.policies.coordinated:CoordinatedFedAvg",
     "coordinated-fedprox": "p2pfl.policies.coordinated:CoordinatedFedProx",
     "cfl": "p2pfl.policies.cfl:Cfl",

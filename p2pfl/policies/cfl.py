@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from p2pfl.algorithms.aggregation import fedavg
 from p2pfl.algorithms.clustering import Layer, Matrix, similarity, single_linkage
+from p2pfl.algorithms.selection import fedavg
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.clusters import Cluster, credible, extras_of, gather, remember
 from p2pfl.policies.coordinated import CoordinatedFedAvg, together

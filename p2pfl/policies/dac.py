@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from p2pfl.algorithms import aggregation, selection, similarity
-from p2pfl.algorithms.peer_similarities import PeerSimilarities
+from p2pfl.algorithms import selection, similarity
+from p2pfl.algorithms import selection as aggregation
+from p2pfl.algorithms.similarity import PeerSimilarities
 from p2pfl.parameters import Parameters
 from p2pfl.policies.schedule import Schedule, stages
 from p2pfl.policy import Extras, Me, Merge, Peers, ReportedStage, Update, check_epochs, merge, samples

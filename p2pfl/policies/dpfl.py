@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from p2pfl.algorithms.aggregation import fedavg
 from p2pfl.algorithms.ggc import Fetch, bggc, ggc
+from p2pfl.algorithms.selection import fedavg
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Me, Merge, Peers, ReportedStage, Update, check_epochs, merge, samples
 

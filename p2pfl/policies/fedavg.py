@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from p2pfl.algorithms.aggregation import fedavg
+from p2pfl.algorithms.selection import fedavg
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Me, Merge, Peers, ReportedStage, check_epochs, merge, samples
 from p2pfl.update_rules import Rule

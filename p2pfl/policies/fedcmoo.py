@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from p2pfl.algorithms.aggregation import fedavg
+from p2pfl.algorithms.selection import fedavg
 from p2pfl.multiobjective.mgda import sketch, weigh
-from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives, ObjectiveGradients
+from p2pfl.multiobjective.scalarisation import DifferentiateObjectives, ObjectiveGradients
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policies.coordinated import CoordinatedFedAvg, sender
 from p2pfl.policy import Assignment, Extras, Me, Merge, Peers, Submission

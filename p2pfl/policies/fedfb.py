@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from p2pfl.algorithms.aggregation import fedavg
 from p2pfl.algorithms.group_statistics import (
     CountGroups,
     GroupCounts,
@@ -21,6 +20,7 @@ from p2pfl.algorithms.group_statistics import (
     to_extras,
     total,
 )
+from p2pfl.algorithms.selection import fedavg
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.coordinated import CoordinatedFedAvg, sender, together
 from p2pfl.policies.lft import check_step

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from p2pfl.algorithms.aggregation import fedavg
 from p2pfl.algorithms.clustering import Matrix, similarity
+from p2pfl.algorithms.selection import fedavg
 from p2pfl.multiobjective.preferences import nearest
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.cfl import layout_as_one

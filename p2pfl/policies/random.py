@@ -1,4 +1,7 @@
-"""Random gossip: each round, average with m random peers, or with the neighbours in a fixed random graph."""
+"""Random gossip: each round, average with m random peers, or with the neighbours in a fixed random graph.
+
+Oracle: random gossip among the peers of the own group, which a real node does not know.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from p2pfl.algorithms.aggregation import fedavg
-from p2pfl.algorithms.selection import uniform
+from p2pfl.algorithms.selection import fedavg, uniform
+from p2pfl.errors import ConfigurationError
 from p2pfl.policies.schedule import Schedule, stages
 from p2pfl.policy import Me, Merge, Peers, ReportedStage, check_epochs, merge, samples
 
@@ -69,3 +72,21 @@ class Random:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.drawn = list(state["drawn"])
+
+
+@dataclass
+class Oracle(Random):
+    """Average with peers drawn uniformly from those whose task reports the own group.
+
+    The upper bound of peer selection ("Oracle" of Listo Zec et al.). Raises ConfigurationError if the task has no
+    groups, because the policy would then be plain random gossip.
+    """
+
+    async def prepare(self, me: Me, peers: Peers) -> Merge:
+        if "group" not in peers.public_info(me.id):
+            raise ConfigurationError("the policy oracle needs a task with groups of nodes, but this task has none")
+        return await super().prepare(me, peers)
+
+    def candidates(self, me: Me, peers: Peers) -> Sequence[str]:
+        group = peers.public_info(me.id).get("group")
+        return [id for id in peers.ids if peers.public_info(id).get("group") == group]

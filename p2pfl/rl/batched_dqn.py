@@ -18,9 +18,8 @@ from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learning.batched_learner import SequentialLearner
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.queries import NodeQuery, R, Train
-from p2pfl.rl.morl_learner import TRANSITIONS, MorlLearner, exploration_rate
+from p2pfl.rl.morl_learner import TRANSITIONS, MorlLearner, ObservationGrid, exploration_rate, grid_of
 from p2pfl.rl.morl_settings import DQN
-from p2pfl.rl.observation_grid import ObservationGrid, grid_of
 
 
 class BatchedDqn:

@@ -25,7 +25,7 @@ class MorlTask(MorlProblem):
 
     @property
     def layout(self) -> Layout:
-        from p2pfl.rl.morl_components import layout
+        from p2pfl.rl.morl_learner import layout
 
         return layout(self.environment.id, self.settings)
 
@@ -47,7 +47,7 @@ class MorlTask(MorlProblem):
 
     def initial(self, seed: int) -> Parameters:
         """Return the networks as stable-baselines3 initialises them."""
-        from p2pfl.rl.morl_components import initial
+        from p2pfl.rl.morl_learner import initial
 
         return initial(self.environment.id, self.settings, seed)
 

@@ -27,7 +27,7 @@ from p2pfl.robust.candidates import (
     direct_squares,
     squares_of,
 )
-from p2pfl.robust.median_clip import Clipped, clip_models
+from p2pfl.robust.clipping import Clipped, clip_models
 
 MOST_VALUES = 2**26  # of the different models and the distances that are held together, 256 MiB
 PAIRS = 2  # more pairs per inner product of all models make a matrix product faster than single inner products

@@ -7,14 +7,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from p2pfl.config.binding import build, split_name
+from p2pfl._util.binding import build, split_name
 from p2pfl.errors import ConfigurationError, unknown
-from p2pfl.robust.by_loss import ClipLoss, LossWeighted, Ubar
 from p2pfl.robust.candidates import MergeRule
 from p2pfl.robust.clipping import CsHe, CsPlus, Gts, ScClip
-from p2pfl.robust.coordinate_wise import Median, Trimmed
-from p2pfl.robust.geometric_median import Rfa
-from p2pfl.robust.selection import Ios, Krum, Nna
+from p2pfl.robust.coordinate_wise import Median, Rfa, Trimmed
+from p2pfl.robust.selection import ClipLoss, Ios, Krum, LossWeighted, Nna, Ubar
 
 Robust = str | dict[str, Any]
 """Value of the key `robust`: the name of a rule, or a table with its `name` and options."""
@@ -22,7 +20,7 @@ Robust = str | dict[str, Any]
 NONE, MEDIAN_CLIP, CLIP_LOSS = "none", "median-clip", "clip-loss"
 
 CLIPPING = MEDIAN_CLIP, CLIP_LOSS
-"""Names of the rules that clip models on reception; see p2pfl.robust.median_clip."""
+"""Names of the rules that clip models on reception; see p2pfl.robust.clipping."""
 
 RULES: dict[str, Callable[..., MergeRule]] = {
     "scclip": ScClip,
@@ -39,7 +37,7 @@ RULES: dict[str, Callable[..., MergeRule]] = {
     "median": Median,
     "trimmed": Trimmed,
 }
-"""Rules that change a merge. `none` and `median-clip` (p2pfl.robust.median_clip) leave merges to the policy."""
+"""Rules that change a merge. `none` and `median-clip` (p2pfl.robust.clipping) leave merges to the policy."""
 
 
 def split_robust(robust: Robust) -> tuple[str, dict[str, Any]]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.dense import measures, network
-from p2pfl.learning.dense.dense_task import DenseTask
+from p2pfl.learning import dense, measures
+from p2pfl.learning.dense import DenseTask
 from p2pfl.learning.optimizers import SGD
 from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams
@@ -65,9 +65,9 @@ def concept_shift(
     }
     how: dict[str, Any] = {"optimizer": SGD(lr), "batch_size": batch_size, "public_info": {"group": cluster}}
     if not has_torch():
-        linear = network.DenseNetwork((dimensions, 1), alone=True)
+        linear = dense.DenseNetwork((dimensions, 1), alone=True)
         mse = {"mse": measures.squared_error}
-        return DenseTask(linear, data, network.squared_error, mse, higher_is_better=False, **how)
+        return DenseTask(linear, data, dense.squared_error, mse, higher_is_better=False, **how)
     from torch import nn
 
     from p2pfl.learning.torch_task import regression

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from p2pfl.data.images.digits import read
+from p2pfl.data.image_sets import read
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.dense.dense_task import DenseTask
-from p2pfl.learning.dense.network import DenseNetwork
+from p2pfl.learning.dense import DenseNetwork, DenseTask
 from p2pfl.learning.optimizers import SGD
 from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams

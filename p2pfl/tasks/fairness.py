@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from p2pfl.config.binding import build, choose
-from p2pfl.data.images.registry import data_root
+from p2pfl._util.binding import build, choose
+from p2pfl._util.shared_work import once
+from p2pfl.data.image_sets import data_root
 from p2pfl.data.partition import group_partition
 from p2pfl.data.tabular import fairness_datasets
 from p2pfl.data.tabular.table import Kind as ColumnKind
@@ -31,7 +32,6 @@ from p2pfl.multiobjective.preferences import preference_of
 from p2pfl.multiobjective.scalarisation import Objectives, scalarisation
 from p2pfl.queries import Split
 from p2pfl.random_streams import federation_draws
-from p2pfl.system.shared_work import once
 from p2pfl.task import Part
 
 Table = Mapping[str, Any]

@@ -1,4 +1,7 @@
-"""Image classification on real data sets, divided among nodes, with optional shifts between groups of nodes."""
+"""Image classification on real data sets, divided among nodes, with optional shifts between groups of nodes.
+
+Rotation, translation and noise for images. The area outside of an image is black.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from math import isfinite
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
@@ -13,17 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2pfl.config.binding import build, choose
-from p2pfl.data.images import registry as sets
-from p2pfl.data.images.registry import ImageSet
-from p2pfl.data.images.transforms import augment as augmented
-from p2pfl.data.images.transforms import rotate
+from p2pfl._util.binding import build, choose
+from p2pfl.data import image_sets as sets
+from p2pfl.data.image_sets import ImageSet
 from p2pfl.data.partition.assignment import Share, plan
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.metrics import CLASSIFICATION, metrics_of
+from p2pfl.learning import image_models
+from p2pfl.learning.image_models import MODELS
+from p2pfl.learning.losses import CLASSIFICATION, metrics_of
 from p2pfl.learning.modules import last_layer, make_module
-from p2pfl.learning.networks import pretrained
-from p2pfl.learning.networks.image_models import MODELS
 from p2pfl.learning.optimizers import OPTIMIZERS
 from p2pfl.learning.torch_problem import Samples
 from p2pfl.learning.torch_task import TorchTask
@@ -35,9 +37,10 @@ from p2pfl.task import Part
 Table = Mapping[str, Any]
 IID, NO_SHIFT, MLP, PLAIN_SGD = {"name": "iid"}, {"name": "none"}, {"name": "mlp"}, {"name": "sgd"}
 AS_THEY_ARE: Table = {}
-
 # Tensors that several nodes share. Each is held once, as long as a node uses it.
 _common: WeakValueDictionary[tuple[Any, ...], Tensor] = WeakValueDictionary()
+Rng = np.random.Generator
+_AT_ONCE = 2048  # images in one block
 
 
 @dataclass
@@ -89,7 +92,7 @@ def images(
     Training and validation samples come from a set's official training part, test samples from its official test part.
     No two nodes train on the same sample. Pixels are scaled to 0 to 1, then by the mean and standard deviation of each
     channel of the set. These are 0.1307 and 0.3081 for MNIST, 0.2860 and 0.3530 for Fashion-MNIST, and 0.3053 and
-    0.3760 for digits. Those of the CIFAR sets are in p2pfl.data.images.registry; for other sets they are computed from
+    0.3760 for digits. Those of the CIFAR sets are in p2pfl.data.image_sets; for other sets they are computed from
     the training part.
 
     Args:
@@ -105,11 +108,11 @@ def images(
             "clusters" (groups, sizes); see p2pfl.data.partition.label_partition.
         shift: { name = "none" }, "rotation" (angles, sizes), "label-groups" (groups, sizes), "concept" (groups, sizes),
             "label-permutation" (share or nodes, permutation), or "domain" (sizes, labels); see
-            p2pfl.data.partition.shifts.
+            p2pfl.data.partition.assignment.
         augment: { shift = pixels, rotation = degrees, noise = deviation } makes all images harder, once, before the
-            run; see p2pfl.data.images.transforms.
+            run; see p2pfl.tasks.images.
         model: { name = "linear" }, "mlp" (hidden, dropout, start), "cnn" (channels, kernel, dense, start), or
-            "resnet18"; see p2pfl.learning.networks.image_models.
+            "resnet18"; see p2pfl.learning.image_models.
         optimizer: { name = "sgd" } (lr, momentum, weight_decay, lasting, schedule), or "adam" or "adamw" (lr, betas,
             eps, weight_decay, lasting, schedule). `lasting = true` keeps its state over the rounds. schedule is
             { name = "cosine", rounds = 20 }, "linear", "step", "inverse" or "exponential"; see
@@ -153,7 +156,7 @@ def images(
         task.private = last_layer(task.template)
     if initial:
         task.drawn = last_layer(task.template) if head == "new" else ()
-        task.start = pretrained.load(initial, task.layout, (*task.drawn, *task.layout.local))
+        task.start = image_models.load(initial, task.layout, (*task.drawn, *task.layout.local))
     return task
 
 
@@ -185,7 +188,75 @@ def _pixels(source: ImageSet, x: np.ndarray, angle: float, harder: Table, rng: n
     """Return images as the model's input: float32 [n, c, h, w], rotated, augmented and normalised."""
     values = rotate(x.astype(np.float32) / np.float32(source.top), angle)
     if harder:
-        values = build("task.augment", augmented, harder, x=values, rng=rng)
+        values = build("task.augment", augment, harder, x=values, rng=rng)
     mean, std = (np.array(moment, np.float32)[:, None, None] for moment in (source.mean, source.std))
     result: np.ndarray = (values - mean) / std
     return result
+
+
+def rotate(x: np.ndarray, degrees: float) -> np.ndarray:
+    """Rotate images counter-clockwise about their centre.
+
+    Args:
+        x: float32 [n, c, h, w].
+        degrees: multiples of 90 are exact; for other angles pixels are interpolated (bilinear).
+
+    Raises:
+        ConfigurationError: the images are not square and the angle is an odd multiple of 90.
+    """
+    if degrees % 90 == 0:
+        quarters = int(degrees // 90) % 4
+        if quarters % 2 and x.shape[2] != x.shape[3]:
+            raise ConfigurationError(
+                f"images of {x.shape[2]} x {x.shape[3]} pixels cannot be rotated by {degrees:g} degrees"
+            )
+        return np.ascontiguousarray(np.rot90(x, quarters, (2, 3)))
+    n = len(x)
+    return _rotate_and_shift(x, np.full(n, degrees), np.zeros((n, 2)))
+
+
+def augment(x: np.ndarray, rng: Rng, *, shift: int = 0, rotation: float = 0.0, noise: float = 0.0) -> np.ndarray:
+    """Augment each image randomly: rotate and move it, add noise, then clip it to the range 0 to 1.
+
+    Args:
+        x: float32 [n, c, h, w], values from 0 to 1.
+        rng: the generator of the augmentation.
+        shift: maximum translation in whole pixels, in each direction.
+        rotation: maximum rotation in degrees.
+        noise: standard deviation of the normal noise of each value.
+    """
+    if shift < 0 or not all(isfinite(value) and value >= 0 for value in (rotation, noise)):
+        raise ConfigurationError("task.augment: shift, rotation and noise must be 0 or more, and finite")
+    if shift or rotation:
+        angles = rng.uniform(-rotation, rotation, len(x))
+        x = _rotate_and_shift(x, angles, rng.integers(-shift, shift, (len(x), 2), endpoint=True))
+    if noise:
+        x = x + rng.standard_normal(x.shape, np.float32) * np.float32(noise)
+    result: np.ndarray = np.clip(x, 0, 1)
+    return result
+
+
+def _rotate_and_shift(x: np.ndarray, degrees: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+    """Rotate and then move each image, with bilinear interpolation between the four nearest source pixels."""
+    blocks = range(0, len(x), _AT_ONCE)
+    parts = [_rotate_and_shift_block(*(a[k : k + _AT_ONCE] for a in (x, degrees, shifts))) for k in blocks]
+    return np.concatenate(parts) if parts else x
+
+
+def _rotate_and_shift_block(x: np.ndarray, degrees: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+    n, _, h, w = x.shape
+    angle = np.radians(degrees)[:, None, None]
+    down = np.arange(h)[None, :, None] - (h - 1) / 2 - shifts[:, 0, None, None]
+    right = np.arange(w)[None, None, :] - (w - 1) / 2 - shifts[:, 1, None, None]
+    rows = np.sin(angle) * right + np.cos(angle) * down + (h - 1) / 2
+    columns = np.cos(angle) * right - np.sin(angle) * down + (w - 1) / 2
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 2), (1, 2)))  # a black frame, wider at the end for the next pixel
+    rows, columns = np.clip(rows, -1, h) + 1, np.clip(columns, -1, w) + 1
+    top, left = np.floor(rows).astype(np.int64), np.floor(columns).astype(np.int64)
+    image = np.arange(n)[:, None, None]
+    result = np.zeros((n, h, w, x.shape[1]), np.float32)
+    for below in (0, 1):
+        for beside in (0, 1):
+            near = np.abs(1 - below - (rows - top)) * np.abs(1 - beside - (columns - left))
+            result += near[..., None].astype(np.float32) * padded[image, :, top + below, left + beside]
+    return np.ascontiguousarray(result.transpose(0, 3, 1, 2))

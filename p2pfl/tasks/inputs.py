@@ -1,4 +1,4 @@
-"""Files and folders that the built-in tasks read, from their options; see p2pfl.content.inputs."""
+"""Files and folders that the built-in tasks read, from their options; see p2pfl.content."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from p2pfl.content.inputs import Declared
-from p2pfl.data.images import digits, registry
+from p2pfl.content import Declared
+from p2pfl.data import image_sets
 from p2pfl.data.tabular import fairness_datasets, table
 from p2pfl.errors import ConfigurationError
 
@@ -18,14 +18,14 @@ def _classification(options: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _digits(options: Mapping[str, Any]) -> Iterator[Path]:
-    if (path := digits.file()) is not None:
+    if (path := image_sets.file()) is not None:
         yield path
 
 
 def _images(options: Mapping[str, Any]) -> Iterator[Path]:
     data = options.get("data", "digits")
     for name in [data] if isinstance(data, str) else data:
-        yield from _digits(options) if name == "digits" else _of_root(registry.folders_of, name, options)
+        yield from _digits(options) if name == "digits" else _of_root(image_sets.folders_of, name, options)
     if initial := options.get("initial"):
         yield Path(initial)
 

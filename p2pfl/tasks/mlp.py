@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from p2pfl.learning.dense.dense_task import DenseTask
-from p2pfl.learning.dense.measures import measures_of
-from p2pfl.learning.dense.network import DenseNetwork
+from p2pfl.learning.dense import DenseNetwork, DenseTask
+from p2pfl.learning.measures import measures_of
 from p2pfl.queries import Split
 from p2pfl.task import Task
 
@@ -46,7 +45,7 @@ def mlp_task(
     """
     if not has_torch():
         return DenseTask(DenseNetwork(tuple(sizes)), data, measures=measures_of(["accuracy", *metrics]), **options)
-    from p2pfl.learning.metrics import CLASSIFICATION, metrics_of
+    from p2pfl.learning.losses import CLASSIFICATION, metrics_of
     from p2pfl.learning.torch_problem import Samples
     from p2pfl.learning.torch_task import TorchTask
 

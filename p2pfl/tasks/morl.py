@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from math import isfinite
 from typing import Any
 
-from p2pfl.config.binding import build
+from p2pfl._util.binding import build
 from p2pfl.errors import ConfigurationError, MissingRequirementError, unknown
 from p2pfl.multiobjective.preferences import preference_of
 from p2pfl.rl.morl import MorlTask

@@ -9,12 +9,11 @@ from typing import Any, Literal
 
 from torch import nn
 
-from p2pfl.config.binding import build, choose
+from p2pfl._util.binding import build, choose
 from p2pfl.data.tabular.table import Kind
 from p2pfl.errors import ConfigurationError
-from p2pfl.fairness.fair_classifier import FairClassifier, Reported, classifier
-from p2pfl.fairness.praffl import PrafflTask
-from p2pfl.fairness.praffl_model import BODY, GroupedSamples, Training, body
+from p2pfl.fairness.fair_task import FairClassifier, Reported, classifier
+from p2pfl.fairness.praffl import BODY, GroupedSamples, PrafflTask, Training, body
 from p2pfl.learning.optimizers import OPTIMIZERS
 from p2pfl.multiobjective.scalarisation import SmoothTchebycheff
 from p2pfl.task import Part

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from p2pfl.config.binding import build, choose
+from p2pfl._util.binding import build, choose
+from p2pfl._util.shared_work import once
 from p2pfl.data.class_labels import ClassLabels, Label, check_consecutive
 from p2pfl.data.partition.partitioner import Partition, check_test, partition_of
 from p2pfl.data.tabular.labelled import HELD_OUT, Arrays, Choice, read
@@ -20,7 +21,6 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import OPTIMIZERS
 from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams
-from p2pfl.system.shared_work import once
 from p2pfl.task import Part, Task
 from p2pfl.tasks.mlp import mlp_task
 

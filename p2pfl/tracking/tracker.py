@@ -1,28 +1,45 @@
-"""Interface of trackers, and their table."""
+"""Interface of trackers, and their table.
+
+Tracking of runs in a thread of its own.
+
+Ctrl-C during a wait that ends a program.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
+from queue import SimpleQueue
+from textwrap import shorten
+from threading import Thread
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from p2pfl.config.registry import resolve
+from p2pfl._util.printable import printable
+from p2pfl._util.registry import resolve
 from p2pfl.errors import MissingRequirementError
 
 Figures = Mapping[str, float]
-
 TRACKERS = {
-    "mlflow": "p2pfl.tracking.mlflow:MLflow",
-    "tensorboard": "p2pfl.tracking.tensorboard:TensorBoard",
-    "trackio": "p2pfl.tracking.wandb:Trackio",
-    "wandb": "p2pfl.tracking.wandb:WeightsAndBiases",
+    "mlflow": "p2pfl.tracking.trackers:MLflow",
+    "tensorboard": "p2pfl.tracking.trackers:TensorBoard",
+    "trackio": "p2pfl.tracking.trackers:Trackio",
+    "wandb": "p2pfl.tracking.trackers:WeightsAndBiases",
 }
-
 GROUP = "p2pfl.trackers"  # of entry points
+CLOSING = 30.0  # seconds that the end of a program waits for its trackers
+SILENT = 1.0  # seconds of them without a message
+MOST_WAITING = 10_000  # calls that may wait for a slow tracker
+LONGEST_REASON = 200  # characters of an error in a warning
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class TrackedRun(msgspec.Struct, frozen=True):
@@ -102,3 +119,145 @@ def plain_settings(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
         else:
             found[f"{prefix}{key}"] = value if isinstance(value, bool | int | float | str) else str(value)
     return found
+
+
+class RunLog(Protocol):
+    """Receiver of the figures of one run; its methods return at once and raise nothing."""
+
+    def log(self, step: int, figures: Figures) -> None:
+        """Record figures of a round. Figures that are not finite are left out."""
+
+    def finish(self, figures: Figures) -> None:
+        """Record the figures of the result, and end the run."""
+
+
+class Tracking:
+    """Trackers of a program, which work in a thread of their own, one call after another.
+
+    A tracker that fails is left out from then on, and a slow one loses figures.
+
+    Args:
+        trackers: their factories; see p2pfl.tracking.tracker.factories.
+        folder: parent of the folders of their files.
+        warn: receives a line for each tracker that fails or delays the end, also in that thread.
+    """
+
+    def __init__(self, trackers: Sequence[NamedFactory], folder: Path, warn: Callable[[str], object]) -> None:
+        self._trackers = trackers
+        self._folder = folder
+        self._warn = warn
+        self._left_out: set[str] = set()
+        self._running: list[_QueuedRun] = []
+        self._busy = ""  # the tracker of the last call
+        self._slow = self._closed = False
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = Thread(target=self._work, name="tracking", daemon=True)
+        self._thread.start()
+
+    def begin(self, run: TrackedRun) -> RunLog:
+        """Begin a run."""
+        begun = _QueuedRun(self)
+        self.post(partial(self._open, begun, run))
+        return begun
+
+    def close(self, seconds: float = CLOSING) -> None:
+        """End all runs, and wait until everything is recorded, for some seconds at most, or until Ctrl-C.
+
+        After a second, a line says which tracker is waited for.
+        """
+        self._calls.put(None)
+        reason = f"has not finished {seconds:g} s after the end"
+        try:
+            with interruptible():
+                self._wait(seconds)
+        except KeyboardInterrupt:
+            reason = "was interrupted"
+        if self._thread.is_alive():
+            self._warn(f"the tracker {self._busy} {reason}; its last figures may be missing")
+        self._closed = True
+
+    def _wait(self, seconds: float) -> None:
+        self._thread.join(min(SILENT, seconds))
+        if self._thread.is_alive() and seconds > SILENT:
+            self._warn(f"waiting for the tracker {self._busy}, at most {seconds:g} s; press Ctrl-C to end at once")
+            self._thread.join(seconds - SILENT)
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Have a call made in the thread, unless too many wait already."""
+        if self._calls.qsize() < MOST_WAITING:
+            self._calls.put(call)
+        elif not self._slow:
+            self._slow = True
+            self._warn(f"the tracker {self._busy} is too slow; it does not get all figures")
+
+    def attempt(self, name: str, call: Callable[[], object]) -> None:
+        """Make a call of a tracker, unless it has failed before."""
+        if name in self._left_out or self._closed:
+            return
+        self._busy = name
+        try:
+            call()
+        except (Exception, SystemExit) as error:  # of any package; no tracker may end the run
+            self._left_out.add(name)
+            reason = shorten((str(error).strip() or type(error).__name__).splitlines()[0], LONGEST_REASON)
+            if not self._closed:
+                self._warn(f"the tracker {name} has failed: {printable(reason)}; the run continues without it")
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+        for run in self._running:
+            run.end({})
+
+    def _open(self, begun: _QueuedRun, run: TrackedRun) -> None:
+        self._running.append(begun)
+        for name, make in self._trackers:
+            self.attempt(name, partial(begun.open, name, partial(make, run, self._folder / name)))
+
+
+class _QueuedRun:
+    """Run whose figures wait for the thread of its tracking."""
+
+    def __init__(self, tracking: Tracking) -> None:
+        self._tracking = tracking
+        self._trackers: dict[str, Tracker] = {}
+
+    def log(self, step: int, figures: Figures) -> None:
+        if kept := _finite(figures):
+            self._tracking.post(lambda: self._each(lambda tracker: tracker.log(step, kept)))
+
+    def finish(self, figures: Figures) -> None:
+        kept = _finite(figures)
+        self._tracking.post(lambda: self.end(kept))
+
+    def open(self, name: str, make: Callable[[], Tracker]) -> None:
+        self._trackers[name] = make()
+
+    def end(self, figures: Figures) -> None:
+        self._each(lambda tracker: tracker.finish(figures))
+        self._trackers.clear()
+
+    def _each(self, call: Callable[[Tracker], object]) -> None:
+        for name, tracker in self._trackers.items():
+            self._tracking.attempt(name, partial(call, tracker))
+
+
+def _finite(figures: Figures) -> dict[str, float]:
+    return {name: float(value) for name, value in figures.items() if isfinite(value)}
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM raise KeyboardInterrupt in this block, although an event loop handles them before and after.
+
+    In another thread than the main one nothing changes, because signals do not arrive there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.default_int_handler) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

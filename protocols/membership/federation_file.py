@@ -14,9 +14,9 @@ from typing import Any
 
 import tomli_w
 
+from p2pfl._util import toml_reader
 from p2pfl.protocols.errors import FederationError
 from p2pfl.protocols.identity import Identity, verify
-from p2pfl.system import toml_reader
 
 LIMIT = 65_536  # maximum bytes of the file
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -3,6 +3,13 @@
 An entry changes the members or the admission key, or extends the federation by more rounds. The log only grows. Every
 node keeps the whole log, passes missing entries on to others, and accepts no other source of membership. The number of
 its newest entry, the membership version, never goes back.
+
+Entries of the membership log: changes of the members or of the admission key, and extensions by more rounds.
+
+Proof that a membership has ended: the signed entry of the membership log that ended it.
+
+A member shows the proof to a former member that was off when the entry was made. Hand-overs of the admission key precede
+the entry, so that a node whose log ends before them can verify it.
 """
 
 from __future__ import annotations
@@ -10,29 +17,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from hashlib import sha256
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity, Verifier, is_weak
-from p2pfl.protocols.membership import revocation_proof
-from p2pfl.protocols.membership.entries import (
-    MOST_ROUNDS,
-    Action,
-    Ending,
-    Entry,
-    Extension,
-    Role,
-    Signed,
-    decode_entry,
-    signature_label,
-)
+from p2pfl.protocols.identity import verify as is_valid
 from p2pfl.protocols.membership.federation_file import NAME, Federation
 
 LIMIT = 4 << 20  # maximum bytes of a whole log
 _NONE = bytes(32)
+_raw = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_OVERHEAD = 5  # maximum bytes around the entries of an encoded log
+Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Role = Literal["participant", "observer", "coordinator-eligible"]
+Action = Literal["add", "remove", "replace", "hand-over"]
+MOST_ROUNDS = 1_000_000  # maximum of an extension; a mistyped number cannot be taken back
+_LABEL = b"p2pfl membership 1\0"
+_EXTENSION_LABEL = b"p2pfl membership 2\0"
+_EXTENSION_FIELDS = 5
+PROOF_LIMIT = 2048  # maximum bytes
+_MOST_ENTRIES = 16
+_ARRAY = 1  # bytes before up to 15 entries
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -43,9 +52,12 @@ class Member(msgspec.Struct, frozen=True):
     role: Role
 
 
+class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    entry: Annotated[bytes, Meta(max_length=512)]
+    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
 _log = msgspec.msgpack.Decoder(Annotated[list[Signed], Meta(max_length=2**16)])
-_raw = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_OVERHEAD = 5  # maximum bytes around the entries of an encoded log
 
 
 class Membership:
@@ -134,14 +146,14 @@ class Membership:
         if ending is None or (last := ending.entry.membership_version) > self.membership_version:
             return b""
         hand_overs = [self._log[number - 1] for number in self._hand_overs if number < last]
-        return revocation_proof.encode(hand_overs, self._log[last - 1])
+        return encode(hand_overs, self._log[last - 1])
 
     def accept_revocation(self, key: bytes, proof: bytes) -> bool:
         member = next((member for member in self._members.values() if member.key == key), None)
         if member is None or self.refusal(key):
             return self.refusal(key) == "revoked"
         try:
-            ending = revocation_proof.verify(proof, self.federation, self.membership_version, self.admission)
+            ending = verify(proof, self.federation, self.membership_version, self.admission)
         except ProtocolError:
             return False
         entry = ending.entry
@@ -320,3 +332,121 @@ def count_entries(entries: bytes) -> int:
 def _check_strength(key: bytes) -> None:
     if is_weak(key):
         raise ProtocolError("membership", f"{key.hex()} is a weak key, for which signatures can be forged")
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One change of the membership.
+
+    Attributes:
+        membership_version: 1 for the first entry, and one more for each following entry.
+        before: SHA-256 of the previous signed entry; zeros for the first.
+        action: `add` or `remove` a member; `replace` a member's key, which revokes the old one; or `hand-over` to
+            another admission key.
+        name: the member's name; "" for a hand-over.
+        key: the member's key, its new key, or the new admission key.
+    """
+
+    federation: Bytes16
+    membership_version: Annotated[int, Meta(ge=1, le=2**32 - 1)]
+    before: Bytes32
+    action: Action
+    name: Annotated[str, Meta(max_length=64)]
+    key: Bytes32
+    role: Role
+
+
+class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Extension of the federation by more rounds; the first three fields are those of `Entry`.
+
+    Attributes:
+        rounds: the new number of rounds of the federation, in place of that in its file or in an earlier extension.
+    """
+
+    federation: Bytes16
+    membership_version: Annotated[int, Meta(ge=1, le=2**32 - 1)]
+    before: Bytes32
+    action: Literal["extend"]
+    rounds: Annotated[int, Meta(ge=1, le=MOST_ROUNDS)]
+
+
+class Ending(NamedTuple):
+    """End of a membership: the entry that removed or replaced the member's key, and the admission key that signed it."""
+
+    entry: Entry
+    admission: bytes
+
+
+_entry = msgspec.msgpack.Decoder(Entry)
+_extension = msgspec.msgpack.Decoder(Extension)
+
+
+def decode_entry(data: bytes) -> Entry | Extension:
+    """Read the content of a signed entry. The number of its fields tells its kind.
+
+    Raises:
+        msgspec.MsgspecError, UnicodeDecodeError, RecursionError: it is malformed.
+    """
+    extends = len(_raw.decode(data)) == _EXTENSION_FIELDS
+    return _extension.decode(data) if extends else _entry.decode(data)
+
+
+def signature_label(entry: Entry | Extension) -> bytes:
+    """Return the bytes that a signature of an entry covers before the entry."""
+    return _EXTENSION_LABEL if isinstance(entry, Extension) else _LABEL
+
+
+_decoder = msgspec.msgpack.Decoder(Annotated[list[Signed], Meta(min_length=1, max_length=_MOST_ENTRIES)])
+
+
+def encode(hand_overs: Sequence[bytes], end: bytes) -> bytes:
+    """Return the proof of an entry that ended a membership.
+
+    Args:
+        hand_overs: the encoded signed hand-overs before the entry. The oldest of them are left out if they do not fit.
+        end: the encoded signed entry.
+    """
+    chosen, size = [end], _ARRAY + len(end)
+    for signed in reversed(hand_overs):
+        size += len(signed)
+        if size > PROOF_LIMIT or len(chosen) == _MOST_ENTRIES - 1:
+            break
+        chosen.insert(0, signed)
+    return msgspec.msgpack.encode([msgspec.Raw(signed) for signed in chosen])
+
+
+def verify(proof: bytes, federation: bytes, membership_version: int, admission: bytes) -> Ending:
+    """Return the entry of a proof, and the admission key that signed it.
+
+    Args:
+        membership_version: the newest entry of the log that is known here. The proof must be about a later one.
+        admission: the admission key in force after that entry.
+
+    Raises:
+        ProtocolError("membership"): it proves nothing.
+    """
+    try:
+        if len(proof) > PROOF_LIMIT:
+            raise ProtocolError("membership", f"a proof of {len(proof)} bytes")
+        read = [(signed, decode_entry(signed.entry)) for signed in _decoder.decode(proof)]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError("membership", str(error)) from error
+    *hand_overs, (signed, end) = read
+    for handed, entry in hand_overs:
+        if not isinstance(entry, Entry) or entry.action != "hand-over":
+            raise ProtocolError("membership", "a proof with an entry that is not a hand-over before its last one")
+        if entry.membership_version > membership_version:  # an earlier one is known
+            _check(handed, entry, federation, admission)
+            membership_version, admission = entry.membership_version, entry.key
+    if not isinstance(end, Entry) or end.action not in ("remove", "replace"):
+        raise ProtocolError("membership", "a proof whose last entry ends no membership")
+    if end.membership_version <= membership_version:
+        raise ProtocolError("membership", f"a proof from membership version {end.membership_version}, which is known")
+    _check(signed, end, federation, admission)
+    return Ending(end, admission)
+
+
+def _check(signed: Signed, entry: Entry, federation: bytes, admission: bytes) -> None:
+    if entry.federation != federation:
+        raise ProtocolError("membership", "an entry of another federation")
+    if not is_valid(admission, signed.signature, signature_label(entry) + signed.entry):
+        raise ProtocolError("membership", "an entry without a signature of the admission key")

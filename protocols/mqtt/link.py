@@ -1,24 +1,39 @@
-"""Link with another node through a broker: its frames, its limits and its end. See p2pfl.protocols.mqtt.transport."""
+"""Link with another node through a broker: its frames, its limits and its end. See p2pfl.protocols.mqtt.transport.
+
+Links of one node through a broker: the services for them, and the limits on their number.
+
+Handshake of one link through a broker: TLS 1.3 in packets, each repeated until it is answered. No I/O.
+
+    handshake   7 | link 16 | number 1 | checksum 16 | bytes of TLS
+
+The sides take turns, and the dialler begins. Each message travels in one packet, and is acknowledged by the next one of
+the other side; the listener's last one by the first sealed packet. The numbers of each side count from 0. The checksum
+detects damage, not forgery: like a direct connection, a handshake can be ended by those who carry or see it.
+
+Answers to nodes that dial through a broker.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
+from hashlib import sha256
 from math import inf
+from struct import Struct
 from typing import Protocol
 
+from p2pfl._util.printable import key_name
 from p2pfl.protocols.errors import ProtocolError, RefusedError, TransportError
 from p2pfl.protocols.mqtt.broker_client import Bus
-from p2pfl.protocols.mqtt.link_handshake import HANDSHAKE_PACKET, DamageError, LinkHandshake
-from p2pfl.protocols.mqtt.packet_seal import sealing_of
-from p2pfl.protocols.mqtt.packets import Topics
+from p2pfl.protocols.mqtt.packets import HandshakeLimits, Topics, sealing_of
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK, ReliableStream
-from p2pfl.protocols.timer import Timer
-from p2pfl.protocols.transport import NO_SESSION, Handler, Part
-from p2pfl.protocols.transports.handshake import Proven
+from p2pfl.protocols.rate_limit import INCOMPLETE
+from p2pfl.protocols.transport import NO_SESSION, Handler, Part, Timer
+from p2pfl.protocols.transports.certificates import Credentials
+from p2pfl.protocols.transports.handshake import Progress, Proven
 from p2pfl.protocols.transports.tls_handshake import TlsHandshake
-from p2pfl.system.printable import key_name
 
 REQUEST = 4096  # maximum bytes of a frame from a newcomer
 ANSWER = 8 << 20  # maximum bytes of the answer to a newcomer: the federation's file and its membership log
@@ -26,6 +41,14 @@ QUEUE = 512 << 10  # bytes waiting for the network, above which no more chunks a
 HANDSHAKE = 5.0  # seconds for a dialler to prove its key
 PATIENCE = 10.0  # seconds for a link to become trusted
 BACKLOG_FRAMES = 4  # number of frames of maximum size that may wait for a peer that does not read
+STRANGERS = 64  # maximum number of links that are not trusted; above it, the oldest link of the busiest key is closed
+LINKS_PER_KEY = 4
+HANDSHAKE_PACKET = 7  # first byte of a packet
+HEADER = Struct(">B16sB")
+CHECKSUM = 16  # bytes
+LIMIT = 8192  # maximum bytes of a packet
+AGAIN = 1.0  # seconds before a message is repeated
+_CLIENT_HELLO = b"\x16\x01"  # the types of the record and of the message in it
 
 
 class LinkOwner(Protocol):
@@ -295,3 +318,234 @@ class MqttLink:
 
     def forget_timer(self) -> None:
         self._timer.cancel()
+
+
+class LinkTable:
+    """Table of a node's links through a broker.
+
+    Args:
+        max_frame: maximum bytes of a frame; on a link that is not trusted yet the maximum is `greeting`.
+        on_proven: called with the key of the other side when a link is proven.
+
+    Attributes:
+        links: all links by id, including those that are not proven.
+        strangers: accepted links that are not trusted yet, the oldest first.
+    """
+
+    def __init__(self, bus: Bus, topics: Topics, max_frame: int, greeting: int, on_proven: Callable[[bytes], None]) -> None:
+        self.bus = bus
+        self.topics = topics
+        self.max_frame = max_frame
+        self.greeting = min(greeting, max_frame)
+        self.links: dict[bytes, MqttLink] = {}
+        self.strangers: dict[MqttLink, None] = {}
+        self._on_proven = on_proven
+        self._handler: Handler | None = None
+
+    @property
+    def handler(self) -> Handler:
+        if self._handler is None:
+            raise TransportError("the transport is not listening yet")
+        return self._handler
+
+    def use(self, handler: Handler) -> None:
+        """Set the handler of all links."""
+        self._handler = handler
+
+    def refused(self, cause: str, detail: str) -> None:
+        self.handler.refused(cause, detail)
+
+    # Services for links
+
+    def enter(self, link: MqttLink) -> None:
+        self.links[link.id] = link
+        if link.dialled:
+            return
+        self.strangers[link] = None
+        if len(self.strangers) > STRANGERS:
+            busiest = Counter(other.key for other in self.strangers).most_common(1)[0][0]
+            next(other for other in self.strangers if other.key == busiest).fail(
+                "closed to make room for another connection"
+            )
+
+    def prove(self, link: MqttLink) -> None:
+        self._on_proven(link.key or b"")
+        if link.dialled:
+            return
+        same = [other for other in self.links.values() if other.key == link.key and other.session_made]
+        if len(same) > LINKS_PER_KEY:
+            same[0].fail("closed to make room for another connection")
+
+    def limit_incomplete(self, link: MqttLink) -> None:
+        same = [other for other in self.links.values() if other.key == link.key and other.incomplete]
+        excess = sum(other.incomplete for other in same) - INCOMPLETE * self.max_frame
+        for other in same:
+            if excess > 0 and other is not link:
+                excess -= other.incomplete
+                other.fail("closed to make room for a frame over another connection")
+
+    def trust(self, link: MqttLink) -> None:
+        self.strangers.pop(link, None)
+
+    def leave(self, link: MqttLink) -> None:
+        self.links.pop(link.id, None)
+        self.strangers.pop(link, None)
+
+    # Operations on all links
+
+    @property
+    def any_proven(self) -> bool:
+        return any(link.session_made for link in self.links.values())
+
+    def close(self, key: bytes | None = None) -> None:
+        """Close all links, or only those with the owner of `key`."""
+        for link in list(self.links.values()):
+            if key is None or link.key == key:
+                link.close()
+
+    def resume(self) -> None:
+        """Resume after a reconnection with the broker."""
+        for link in list(self.links.values()):
+            link.resume()
+
+    def pause(self) -> None:
+        """Wait for a new connection with the broker."""
+        for link in self.links.values():
+            link.forget_timer()
+
+    def take_turns(self) -> None:
+        """Publish due packets, one of each link in turn, until enough data waits for the network."""
+        going = list(self.links.values())
+        while going and self.bus.queued < QUEUE:
+            going = [link for link in going if link.pump(1)]
+
+
+class LinkHandshake:
+    """Handshake of one side.
+
+    Args:
+        id: id of the link.
+    """
+
+    def __init__(self, handshake: TlsHandshake, id: bytes) -> None:
+        self._handshake = handshake
+        self._id = id
+        self._packet = b""  # the last message
+        self._again = inf
+        self._next_in = self._next_out = 0
+        self._complete = False
+
+    def begin(self, now: float) -> None:
+        """Send the dialler's first message; the listener has none."""
+        self._send(self._handshake.begin(), now)
+
+    def packet_in(self, packet: bytes, now: float) -> Progress:
+        """Process a packet, and send the answer; return the result if there is one.
+
+        Repeated packets are ignored, and all packets after the handshake.
+
+        Raises:
+            DamageError: the packet was altered or forged, and is ignored.
+            ProtocolError: the handshake cannot continue; see p2pfl.protocols.transports.tls_handshake. The listener
+                sends the reason.
+        """
+        number, content = read_packet(packet)
+        if number != self._next_in or self._complete:
+            return Progress()
+        self._next_in += 1
+        try:
+            progress = self._handshake.step(content)
+            if not (progress.reply or progress.proven or progress.refusal):
+                raise ProtocolError("malformed", "an incomplete message of the handshake")
+        except ProtocolError as error:
+            self._send(self._handshake.refuse(error), now)
+            raise
+        self._send(progress.reply, now)
+        self._complete = progress.proven is not None
+        return progress
+
+    def packet_out(self, now: float) -> bytes | None:
+        """Return the packet to send now, or None."""
+        if now < self._again:
+            return None
+        self._again = now + AGAIN
+        return self._packet
+
+    def due(self) -> float:
+        """Return the time at which to call `packet_out` without a new packet; inf for never."""
+        return self._again
+
+    def resume(self, now: float) -> None:
+        """Send the last message again after an interruption of the channel."""
+        if self._packet:
+            self._again = now
+
+    def _send(self, content: bytes, now: float) -> None:
+        self._packet, self._again = b"", inf
+        if content:
+            self._packet, self._again = make_packet(self._id, self._next_out, content), now
+            self._next_out += 1
+
+
+class DamageError(ProtocolError):
+    """Packet that is not as the other side has sent it."""
+
+
+def make_packet(id: bytes, number: int, content: bytes) -> bytes:
+    """Return a packet with bytes of TLS."""
+    header = HEADER.pack(HANDSHAKE_PACKET, id, number)
+    return header + _checksum(header, content) + content
+
+
+def read_packet(packet: bytes) -> tuple[int, bytes]:
+    """Return the number and the content of a packet.
+
+    Raises:
+        DamageError: "malformed" for a wrong length; "wrong seal" for a wrong checksum.
+    """
+    if not HEADER.size + CHECKSUM < len(packet) <= LIMIT:
+        raise DamageError("malformed", f"a packet of {len(packet)} bytes before the peer is known")
+    header, content = packet[: HEADER.size], packet[HEADER.size + CHECKSUM :]
+    if packet[HEADER.size : HEADER.size + CHECKSUM] != _checksum(header, content):
+        raise DamageError("wrong seal", "a damaged packet")
+    return header[-1], content
+
+
+def begins_handshake(packet: bytes) -> bool:
+    """Return whether a packet is the first one of a dialler.
+
+    Raises:
+        DamageError: as `read_packet`.
+    """
+    number, content = read_packet(packet)
+    return number == 0 and content[:1] + content[5:6] == _CLIENT_HELLO
+
+
+def _checksum(header: bytes, content: bytes) -> bytes:
+    return sha256(header + content).digest()[:CHECKSUM]
+
+
+class LinkAcceptor:
+    """Acceptor that begins the handshakes of accepted links, within limits."""
+
+    def __init__(self, credentials: Credentials, limits: HandshakeLimits, table: LinkTable) -> None:
+        self._credentials = credentials
+        self._limits = limits
+        self._table = table
+
+    def accept(self, sender: bytes, packet: bytes) -> None:
+        """Accept a link from the first packet of its handshake."""
+        table = self._table
+        if not self._limits.may_verify(sender):
+            table.refused("too often", f"too many connections in the name of {key_name(sender)}")
+            return
+
+        def admit(proven: Proven) -> None:
+            if proven.key != sender:
+                raise ProtocolError("other sender", f"claims to be {key_name(sender)}")
+            if not proven.joining and not self._limits.may_link(sender):
+                raise ProtocolError("too often", f"{key_name(sender)} connects too often")
+
+        link = MqttLink(table, sender, packet[1:17], TlsHandshake(self._credentials, admit=admit), dialled=False)
+        link.begin()
+        link.packet(packet)

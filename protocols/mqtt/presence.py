@@ -2,17 +2,29 @@
 
 The signature prevents the broker from forging a presence, but not from withholding it or sending an old one. Addresses
 are hints: a node proves its key when it is dialled. A packet is 64 bytes of signature and the signed msgpack.
+
+Exchange of presences through a broker: announcement of this node, and processing of the announcements of others.
+
+See p2pfl.protocols.mqtt.presence.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.addresses import split_address
+from p2pfl.protocols.errors import AddressError, ProtocolError
 from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity, Verifier
+from p2pfl.protocols.mqtt.broker_client import Bus
+from p2pfl.protocols.mqtt.connection import DeliveryMonitor
+from p2pfl.protocols.mqtt.packets import ADDRESS, HandshakeLimits, Topics
+from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import AccessControl
 from p2pfl.protocols.transports.handshake import Bytes16, Bytes32, UInt32
 
@@ -91,3 +103,141 @@ class Directory:
             raise ProtocolError("wrong signature", f"claims to be {key.hex()}")
         self._known[key] = presence
         return presence
+
+
+class Announcer:
+    """Announcer that publishes this node's addresses.
+
+    Args:
+        incarnation: number of this node's starts.
+        addresses: returns the addresses at which this node can be reached without the broker.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        topics: Topics,
+        identity: Identity,
+        access: AccessControl,
+        *,
+        incarnation: int,
+        addresses: Callable[[], Sequence[str]],
+        delivery: DeliveryMonitor,
+    ) -> None:
+        self._bus = bus
+        self._topics = topics
+        self._identity = identity
+        self._access = access
+        self._incarnation = incarnation
+        self._addresses = addresses
+        self._delivery = delivery
+        self._sequence = 0
+        self._announced = False
+        self._version_seen = access.membership_version
+        self._newest = b""
+
+    def announce(self) -> None:
+        """Publish this node's addresses if the broker is connected and this node is a member."""
+        if self._bus.connected and not self._access.refusal(self._identity.public):
+            self._announced = True
+            self._publish(online=True)
+
+    def leave(self) -> None:
+        """Publish that this node leaves, if it has announced itself."""
+        if self._announced:
+            self._publish(online=False)
+
+    def reset(self) -> None:
+        """Record that a new connection has no announcement of this node yet."""
+        self._announced = False
+
+    def refresh(self) -> None:
+        """Announce pending changes, and request the presence of new members."""
+        if not self._announced or self._delivery.awaited:
+            self.announce()
+        if self._version_seen != self._access.membership_version:
+            self._version_seen = self._access.membership_version
+            self._bus.subscribe(self._topics.presences)
+
+    def is_newest(self, content: bytes) -> bool:
+        """Return whether a packet is this node's latest announcement."""
+        return content == self._newest
+
+    def _publish(self, online: bool) -> None:
+        self._sequence += 1
+        said = Presence(
+            federation=self._access.federation,
+            key=self._identity.public,
+            incarnation=self._incarnation,
+            sequence=self._sequence,
+            addresses=tuple(self._addresses())[:ADDRESSES] if online else (),
+            online=online,
+        )
+        self._newest = sign(self._identity, said)
+        self._delivery.awaited.add(self._topics.presence)
+        self._bus.publish(self._topics.presence, self._newest, retain=True)
+
+
+class PresenceObserver:
+    """Observer that processes the announcements of other members, within limits.
+
+    Args:
+        own: this node's public key.
+        found: called with a member's key and a possible address of it.
+        hinted: called with the key of a member that may be gone.
+        refused: called with the cause and the detail of a refused announcement.
+    """
+
+    def __init__(
+        self,
+        own: bytes,
+        access: AccessControl,
+        limits: HandshakeLimits,
+        *,
+        found: Callable[[bytes, str], None],
+        hinted: Callable[[bytes], None],
+        refused: Callable[[str, str], None],
+    ) -> None:
+        self._own = own
+        self._access = access
+        self._limits = limits
+        self._found = found
+        self._hinted = hinted
+        self._refused = refused
+        self._directory = Directory(access)
+        self._hints, self._presences = TokenBucket(0.5, 3), TokenBucket(1, 10)
+
+    def online(self, key: bytes) -> bool:
+        """Return whether a member was online at its last announcement."""
+        return self._directory.online(key)
+
+    def presence(self, key: bytes, content: bytes) -> None:
+        """Process a packet that was published as the presence of `key`.
+
+        Those of other nodes than members are expected, and ignored: the broker retains them when a membership has ended,
+        and a new member may announce itself before this node has its entry of the membership log.
+        """
+        if self._access.refusal(key) or not self._limits.may_verify(key):
+            return
+        try:
+            said = self._directory.read(key, content)
+        except ProtocolError as error:
+            self._refused(error.cause, f"its announcement at the broker: {error}")
+            return
+        if not self._presences.take(key, asyncio.get_running_loop().time()):
+            return
+        if not said.online:
+            self._hinted(key)
+            return
+        for address in said.addresses:
+            with suppress(AddressError):
+                split_address(address)
+                self._found(key, address)
+        self._found(key, ADDRESS)
+
+    def will(self, key: bytes) -> None:
+        """Process the broker's message that the owner of `key` is gone."""
+        known = key != self._own and not self._access.refusal(key)
+        if known and self._hints.take(key, asyncio.get_running_loop().time()):
+            self._directory.mark_gone(key)
+            self._hinted(key)

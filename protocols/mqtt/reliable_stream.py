@@ -23,8 +23,8 @@ from math import inf
 from struct import Struct
 
 from p2pfl.protocols.errors import ProtocolError
-from p2pfl.protocols.mqtt.packet_seal import CONTROL, DATA, SEAL, Sealing
-from p2pfl.protocols.reception_limits import patience
+from p2pfl.protocols.mqtt.packets import CONTROL, DATA, SEAL, Sealing
+from p2pfl.protocols.rate_limit import patience
 from p2pfl.protocols.transport import Part
 
 DATA_PACKET, CONTROL_PACKET = 1, 2  # first byte of a packet

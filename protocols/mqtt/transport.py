@@ -1,6 +1,6 @@
 """Links through an MQTT broker, which is trusted only to carry packets.
 
-Every link begins with the TLS 1.3 handshake and the proofs of direct links (p2pfl.protocols.mqtt.link_handshake), from
+Every link begins with the TLS 1.3 handshake and the proofs of direct links (p2pfl.protocols.mqtt.link), from
 which its keys follow. Frames are cut, sealed, acknowledged and repeated (p2pfl.protocols.mqtt.reliable_stream). The
 broker sees which members communicate, when, and how much. It
 may lose, repeat, reorder, alter and forge packets: frames arrive complete, in order and once, or the link ends.
@@ -30,16 +30,12 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
+from p2pfl._util.printable import key_name
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.mqtt.acceptor import LinkAcceptor
 from p2pfl.protocols.mqtt.broker_client import Bus, Message
-from p2pfl.protocols.mqtt.connection import BrokerConnection, Keep
-from p2pfl.protocols.mqtt.delivery import DeliveryMonitor, ProblemReport
-from p2pfl.protocols.mqtt.limits import HandshakeLimits
-from p2pfl.protocols.mqtt.link import MqttLink
-from p2pfl.protocols.mqtt.link_handshake import HANDSHAKE_PACKET, DamageError, begins_handshake
-from p2pfl.protocols.mqtt.link_table import LinkTable
+from p2pfl.protocols.mqtt.connection import BrokerConnection, DeliveryMonitor, Keep, ProblemReport
+from p2pfl.protocols.mqtt.link import HANDSHAKE_PACKET, DamageError, LinkAcceptor, LinkTable, MqttLink, begins_handshake
 from p2pfl.protocols.mqtt.packets import (
     ADDRESS,
     ECHO_PACKET,
@@ -48,17 +44,17 @@ from p2pfl.protocols.mqtt.packets import (
     PRESENCE,
     RESET_PACKET,
     WILL,
+    HandshakeLimits,
     Topics,
 )
-from p2pfl.protocols.mqtt.presence_exchange import Announcer, PresenceObserver
+from p2pfl.protocols.mqtt.presence import Announcer, PresenceObserver
 from p2pfl.protocols.mqtt.reliable_stream import CONTROL_PACKET, DATA_PACKET
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import AccessControl, Handler
-from p2pfl.protocols.transports.credentials import Credentials
+from p2pfl.protocols.transports.certificates import Credentials
 from p2pfl.protocols.transports.tls_handshake import TlsHandshake
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.messages import HelloParameters
-from p2pfl.system.printable import key_name
 
 GREETING = OVERHEAD + HelloParameters.LIMIT  # maximum bytes of a frame before a link is trusted
 LARGEST = 300 << 10  # bytes; larger packets are ignored

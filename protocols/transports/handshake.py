@@ -9,6 +9,10 @@ The client proves itself inside the connection, because Python's ssl cannot acce
 know in advance. The signature covers the server's key and certificate, so that a member cannot pass on a proof that it
 received. This module has no state; p2pfl.protocols.transports.tls and p2pfl.protocols.mqtt.transport handle the
 connection and its time limits.
+
+Proofs of both sides' keys as state machines that take steps and return answers.
+
+See p2pfl.protocols.transports.handshake.
 """
 
 from __future__ import annotations
@@ -21,16 +25,16 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from p2pfl._util.printable import printable
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity, verify
-from p2pfl.protocols.membership.revocation_proof import LIMIT as PROOF_LIMIT
+from p2pfl.protocols.membership.log import PROOF_LIMIT as PROOF_LIMIT
 from p2pfl.protocols.transport import AccessControl
 
 VERSION = 1
 LIMIT = 4096  # maximum bytes of a message before the other side is known
 ENTRIES_LIMIT = 3500  # maximum bytes of the membership log in a proof
 _LABEL = b"p2pfl proof 1\0"
-
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Bytes64 = Annotated[bytes, Meta(min_length=64, max_length=64)]
@@ -83,7 +87,7 @@ class Revoked(_Step, frozen=True, tag="revoked"):
     """Refusal of a former member.
 
     Attributes:
-        proof: proof of its revocation (see p2pfl.protocols.membership.revocation_proof).
+        proof: proof of its revocation (see p2pfl.protocols.membership.log).
     """
 
     detail: Annotated[str, Meta(max_length=256)]
@@ -218,3 +222,99 @@ def _content(
 
 def _session(content: bytes) -> bytes:
     return sha256(b"p2pfl session 1\0" + content).digest()[:16]
+
+
+class Progress(NamedTuple):
+    """Result of one step.
+
+    Attributes:
+        reply: step to send; b"" for none.
+        proven: the other side and the session, once both sides have proven their keys.
+        refusal: why the other side refuses this one; "" if it does not.
+        proof: proof of a revocation, not verified; b"" for none.
+    """
+
+    reply: bytes = b""
+    proven: Proven | None = None
+    refusal: str = ""
+    proof: bytes = b""
+
+
+class ServerProof:
+    """Proof of the dialled side, which challenges the other one.
+
+    Args:
+        certificate: its own certificate, DER.
+    """
+
+    def __init__(self, identity: Identity, access: AccessControl, certificate: bytes) -> None:
+        self._identity = identity
+        self._access = access
+        self._certificate = certificate
+        self._challenge = challenge(access)
+
+    def begin(self) -> bytes:
+        """Return the first step to send."""
+        return encode(self._challenge)
+
+    def step(self, data: memoryview) -> Progress:
+        """Check the proof of the other side.
+
+        Raises:
+            ProtocolError: the proof is invalid; see p2pfl.protocols.transports.handshake.check.
+        """
+        step = decode(data)
+        if not isinstance(step, Proof):
+            raise _out_of_order()
+        proven = check(step, self._access, self._challenge, self._identity.public, self._certificate)
+        return Progress(encode(Accepted()), proven)
+
+
+class ClientProof:
+    """Proof of the dialler, which answers a challenge.
+
+    Args:
+        server: the dialled key, which the certificate holds.
+        certificate: the server's certificate, DER.
+        joining: whether this node is a newcomer that wants to become a member.
+    """
+
+    def __init__(self, identity: Identity, access: AccessControl, server: bytes, certificate: bytes, joining: bool) -> None:
+        self._identity = identity
+        self._access = access
+        self._server = server
+        self._certificate = certificate
+        self._joining = joining
+        self._proven: Proven | None = None  # set once the challenge is answered
+
+    def step(self, data: memoryview) -> Progress:
+        """Answer the challenge, or handle the server's decision.
+
+        Raises:
+            ProtocolError: the step is malformed, out of order or of another version.
+        """
+        step = decode(data)
+        if self._proven is None and isinstance(step, Challenge):
+            proof, self._proven = prove(
+                self._identity, self._access, step, self._server, self._certificate, joining=self._joining
+            )
+            return Progress(encode(proof))
+        if self._proven is not None and isinstance(step, Accepted):
+            return Progress(proven=self._proven)
+        if isinstance(step, Refused):
+            return Progress(refusal=printable(f"{step.cause}: {step.detail}"))
+        if isinstance(step, Revoked):
+            return Progress(refusal=printable(f"revoked: {step.detail}"), proof=step.proof)
+        raise _out_of_order()
+
+
+def refusal_of(error: ProtocolError) -> bytes:
+    """Return the step that tells the other side why it is refused."""
+    detail = str(error).removeprefix(error.cause).removeprefix(": ")[:256]
+    if error.proof:
+        return encode(Revoked(detail, error.proof))
+    return encode(Refused(error.cause[:64], detail))
+
+
+def _out_of_order() -> ProtocolError:
+    return ProtocolError("malformed", "a step of the handshake in the wrong order")

@@ -3,32 +3,38 @@
 Both sides have proven their keys (p2pfl.protocols.transports.handshake).
 
 The cost that a stranger can cause is limited. Unproven connections are few, short and small
-(p2pfl.protocols.transports.listener), and none of them reaches the handler. The cost of a member is limited as well
-(p2pfl.protocols.reception_limits). A frame is received directly into memory of its length, which is allocated once the
+(p2pfl.protocols.transports.tls), and none of them reaches the handler. The cost of a member is limited as well
+(p2pfl.protocols.rate_limit). A frame is received directly into memory of its length, which is allocated once the
 length is known and allowed (p2pfl.protocols.transports.tls_link).
+
+Listening sockets with limits on connections per host and in total.
+
+A connection beyond the limit is reset before TLS. This is cheap and keeps the queue of the operating system free for
+others. An IPv6 host counts by its /64.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import ssl
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
-from p2pfl.protocols.addresses import join_address, split_address
+from p2pfl.protocols.addresses import join_address, network, split_address
 from p2pfl.protocols.errors import AddressInUseError, TransportError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.reception_limits import RATE, Buffers, Reception
-from p2pfl.protocols.timer import Timer
-from p2pfl.protocols.transport import AccessControl, Handler
-from p2pfl.protocols.transports.credentials import Credentials
-from p2pfl.protocols.transports.listener import Listener
+from p2pfl.protocols.rate_limit import RATE, Buffers, Reception, TokenBucket
+from p2pfl.protocols.transport import AccessControl, Handler, Timer
+from p2pfl.protocols.transports.certificates import Credentials
+from p2pfl.protocols.transports.handshake import ClientProof, ServerProof
 from p2pfl.protocols.transports.tls_link import PATIENCE, TlsLink, words
-from p2pfl.protocols.transports.tls_proof import ClientProof, ServerProof
 
 DIALLING = 3.0  # seconds for an address to answer
 PARTING = 2.0  # seconds for the other side to confirm the end of a connection
@@ -36,6 +42,12 @@ STRANGERS = 64  # maximum connections that are not trusted yet; above it, the ol
 LINKS_PER_KEY = 4  # accepted links
 CLOSING = 0.5  # seconds for connections to end cleanly
 LOOKING = 5.0  # seconds between checks of incomplete frames
+HOST_RATE, HOST_BURST = 20.0, 64  # connections of one host per second, and at once
+CONNECTION_RATE, CONNECTION_BURST = 100.0, 192  # connections of all hosts per second, and at once
+BACKLOG = 512  # connections that wait in the operating system
+BATCH, PAUSE = 256, 0.02  # connections processed in a row; seconds of pause after a batch with drops
+NO_MORE = 1.0  # seconds until connections are accepted again after the system ran out of resources
+_RESET = struct.pack("ii", 1, 0)  # reset at once, without keeping state of the connection
 
 
 class TlsTransport:
@@ -244,3 +256,144 @@ class TlsTransport:
                 link.refuse("incomplete", "did not complete a frame in time")
         if not all(reception.idle for reception in self._receptions.values()):
             self.watch()
+
+
+class Listener:
+    """Listener that accepts connections within the limits of this module.
+
+    Args:
+        take: receives a connection, its address and its host.
+        dropped: receives the address of a dropped connection.
+        clock: returns seconds and never goes back.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[socket.socket, str, str], None],
+        dropped: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.sockets: list[socket.socket] = []
+        self._take = take
+        self._dropped = dropped
+        self._clock = clock
+        self._hosts, self._all = TokenBucket(HOST_RATE, HOST_BURST), TokenBucket(CONNECTION_RATE, CONNECTION_BURST)
+
+    async def bind(self, host: str, port: int) -> None:
+        """Listen at one address or, without a host, at all IPv4 and IPv6 addresses.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        self.sockets = await _bind(host, port)
+
+    def close(self) -> None:
+        for listening in self.sockets:
+            listening.close()
+
+    async def accept(self, listening: socket.socket) -> None:
+        """Accept connections until the socket is closed."""
+        while True:
+            try:
+                connection, address = await accept_from(listening)
+            except OSError as error:
+                if error.errno == errno.EBADF or listening.fileno() < 0:
+                    return  # closed
+                await asyncio.sleep(NO_MORE)  # too many open files
+                continue
+            dropped = self.meet(connection, address)
+            for _ in range(BATCH):
+                try:
+                    connection, address = listening.accept()
+                except OSError:  # no connection waits; any other error recurs above
+                    break
+                connection.setblocking(False)
+                dropped |= self.meet(connection, address)
+            # If many wait, accepting one takes no turn of the loop. A flood must not take most of the loop's time
+            # either.
+            await asyncio.sleep(PAUSE if dropped else 0)
+
+    def meet(self, connection: socket.socket, address: tuple[str, int] | tuple[str, int, int, int]) -> bool:
+        """Pass a connection on, or drop it; return whether it was dropped.
+
+        The event loop reports an unexpected error, and the connection ends. The node continues to listen.
+        """
+        try:
+            return self._admit(connection, address)
+        except Exception as error:
+            connection.close()
+            context = {"message": "an accepted connection could not be handled", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+            return True
+
+    def _admit(self, connection: socket.socket, address: tuple[str, int] | tuple[str, int, int, int]) -> bool:
+        host, now = address[0], self._clock()
+        if self._hosts.take(network(host), now) and self._all.take(b"", now):
+            self._take(connection, join_address(address[0], address[1]), host)
+            return False
+        with suppress(OSError):  # it is gone already
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        connection.close()
+        self._dropped(join_address(address[0], address[1]))
+        return True
+
+
+async def accept_from(listening: socket.socket) -> tuple[socket.socket, Any]:
+    """Return the next connection of a listening socket, and its address.
+
+    This may be cancelled while a connection arrives. In asyncio's `sock_accept` that raises an error in a callback.
+
+    Raises:
+        OSError: there is no more room for a connection, or the socket is closed.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        readable = asyncio.Event()
+        try:
+            loop.add_reader(listening, readable.set)
+        except NotImplementedError:  # Windows
+            return await loop.sock_accept(listening)
+        except ValueError as error:
+            raise OSError(errno.EBADF, "closed") from error
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(listening)
+        with suppress(BlockingIOError, InterruptedError):  # the dialler is gone already
+            connection, address = listening.accept()
+            connection.setblocking(False)
+            return connection, address
+
+
+async def _bind(host: str, port: int) -> list[socket.socket]:
+    """Return listening sockets: one for a host; without a host, one each for IPv4 and IPv6, if supported."""
+    loop = asyncio.get_running_loop()
+    sockets: list[socket.socket] = []
+    for name in (host,) if host else ("0.0.0.0", "::"):
+        try:
+            family, kind, number, _, address = (
+                await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            )[0]
+            listening = socket.socket(family, kind, number)
+        except OSError:
+            if sockets:  # a machine without IPv6
+                break
+            raise
+        try:
+            if os.name == "posix":
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listening.bind(address)
+            listening.listen(BACKLOG)
+            listening.setblocking(False)
+        except OSError as error:
+            listening.close()
+            if sockets and error.errno != errno.EADDRINUSE:
+                break
+            for other in sockets:
+                other.close()
+            raise
+        sockets.append(listening)
+        port = listening.getsockname()[1]  # the same port for both
+    return sockets

@@ -1,4 +1,7 @@
-"""One connection of p2pfl.protocols.transports.tls: its handshake, its frames, its limits and its end."""
+"""One connection of p2pfl.protocols.transports.tls: its handshake, its frames, its limits and its end.
+
+Outgoing data of a connection, cut into small pieces so that a large model does not block the node.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,19 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Protocol, cast
 
 from p2pfl.protocols.addresses import join_address
 from p2pfl.protocols.errors import ProtocolError, RefusedError, TransportError
-from p2pfl.protocols.reception_limits import Buffers, Reception
-from p2pfl.protocols.timer import Timer
-from p2pfl.protocols.transport import NO_SESSION, Handler, Part
+from p2pfl.protocols.rate_limit import Buffers, Reception
+from p2pfl.protocols.transport import NO_SESSION, Handler, Part, Timer
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import key_of
-from p2pfl.protocols.transports.outgoing_pieces import PIECE, Pieces
-from p2pfl.protocols.transports.tls_frames import PREFIX, FrameReader
-from p2pfl.protocols.transports.tls_proof import ClientProof, ServerProof, refusal_of
+from p2pfl.protocols.transports.handshake import ClientProof, ServerProof, refusal_of
+from p2pfl.protocols.transports.tls_handshake import PREFIX, FrameReader
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.messages import HelloParameters
 
@@ -27,6 +29,7 @@ GREETING = OVERHEAD + HelloParameters.LIMIT  # maximum bytes of a frame before a
 ANSWER = 8 << 20  # maximum bytes of the answer to a newcomer: the federation's file and its membership log
 PATIENCE = 5.0  # seconds for a connection to prove itself, and for a link to become trusted
 STALLED = 30.0  # seconds within which the other side must accept PIECES of sent data
+PIECE = 256 << 10  # bytes that are encrypted at once
 PIECES = 4 * PIECE  # bytes that may wait for the network
 BACKLOG_FRAMES = 4  # number of frames of maximum size that may wait for a peer that does not read
 
@@ -354,3 +357,44 @@ def words(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno).lower()
     return str(error) or type(error).__name__
+
+
+class Pieces:
+    """Queue of outgoing data.
+
+    Attributes:
+        waiting: number of queued bytes.
+    """
+
+    def __init__(self) -> None:
+        self._pending: deque[memoryview] = deque()
+        self.waiting = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._pending)
+
+    def add(self, parts: Iterable[Part]) -> None:
+        """Add the joined parts. Small parts at the beginning become one piece, because each piece is a TLS record."""
+        head: list[Part] = []
+        rest: list[Part] = []
+        for part in parts:
+            (rest if rest or len(part) > PIECE else head).append(part)
+        for piece in (b"".join(head), *rest):
+            if len(piece):
+                view = memoryview(piece).cast("B")
+                self.waiting += len(view)
+                self._pending.append(view)
+
+    def next(self) -> memoryview:
+        """Remove and return the next piece, of at most PIECE bytes."""
+        piece = self._pending[0]
+        if len(piece) > PIECE:
+            self._pending[0], piece = piece[PIECE:], piece[:PIECE]
+        else:
+            self._pending.popleft()
+        self.waiting -= len(piece)
+        return piece
+
+    def clear(self) -> None:
+        self._pending.clear()
+        self.waiting = 0

@@ -5,6 +5,8 @@
 The header is a msgpack array, padded with zeros in its last field. Its width never depends on the numbers in it, so the
 size of a frame is known without building it. The signature covers a label, the hash of the header as received, and the
 hash of the payload.
+
+Refusal of repeated frames without a clock, by the sender's incarnation and a window of sequence numbers.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity, Verifier, verify
 from p2pfl.protocols.transport import NO_SESSION
 from p2pfl.protocols.wire.messages import Message, ModelUpdate, UInt32, UInt63, WithPayload
-from p2pfl.protocols.wire.replay_window import ReplayWindow
 
 VERSION = 6
 HEADER_SIZE = 256
 OVERHEAD = HEADER_SIZE + SIGNATURE_SIZE
 _LABEL = b"p2pfl envelope 6\0"
-
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
+SESSIONS = 4096  # number of latest links whose sessions are kept
+WIDTH = 1024
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -99,9 +101,6 @@ class Foreign(NamedTuple):
 
 
 EMPTY = Payload.of()
-
-
-SESSIONS = 4096  # number of latest links whose sessions are kept
 
 
 class FrameSigner:
@@ -346,3 +345,35 @@ def _is_array(first: int) -> bool:
 def signed_content(header: bytes | memoryview, payload_digest: bytes) -> bytes:
     """Return the bytes that the signature of a frame covers."""
     return _LABEL + sha256(header).digest() + payload_digest
+
+
+class ReplayWindow:
+    """Window of one sender's received frames: its newest incarnation and the last 1,024 sequence numbers in it."""
+
+    def __init__(self) -> None:
+        self._incarnation = -1
+        self._highest = 0
+        self._seen = 0  # bit k: `_highest - k` was received
+
+    def check(self, incarnation: int, sequence: int) -> None:
+        """Raise ProtocolError("replay") if the frame is a repetition, too old, or of an earlier incarnation."""
+        if incarnation < self._incarnation:
+            raise ProtocolError("replay", f"incarnation {incarnation} after {self._incarnation}")
+        if incarnation > self._incarnation:
+            return
+        behind = self._highest - sequence
+        if behind >= WIDTH or (behind >= 0 and self._seen >> behind & 1):
+            raise ProtocolError("replay", f"sequence {sequence} of incarnation {incarnation}")
+
+    def commit(self, incarnation: int, sequence: int) -> bool:
+        """Record a frame that was checked and has a valid signature; return whether it is the newest."""
+        if incarnation > self._incarnation:
+            self._incarnation, self._highest, self._seen = incarnation, sequence, 1
+        elif sequence > self._highest:
+            ahead = min(sequence - self._highest, WIDTH)  # limits the shift, because a peer chooses the number
+            self._seen = (self._seen << ahead | 1) & ((1 << WIDTH) - 1)
+            self._highest = sequence
+        else:
+            self._seen |= 1 << (self._highest - sequence)
+            return False
+        return True

@@ -182,7 +182,7 @@ class Submit(_Message, frozen=True, tag="submit"):
     """Trained model of a round for the coordinator of a term, which answers with `Assigned`.
 
     The payload is the model; then the model at the start of the round, if `start` is set; then the rest of a submission
-    (see p2pfl.protocols.wire.submission).
+    (see p2pfl.protocols.wire.payload).
     """
 
     request: UInt32

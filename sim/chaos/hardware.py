@@ -26,8 +26,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from p2pfl._util.disk import NO_FILE, Stamp
 from p2pfl.sim.simulation.clock import Handle, VirtualLoop
-from p2pfl.system.disk import NO_FILE, Stamp
 
 BLOCK = 512  # bytes that a disk writes as a whole
 
@@ -225,7 +225,7 @@ def _apply(changes: _Changes, names: dict[Path, _File]) -> None:
 
 
 class Mount:
-    """Disk of a machine as one process sees it, until the process is killed; see p2pfl.system.disk.Disk."""
+    """Disk of a machine as one process sees it, until the process is killed; see p2pfl._util.disk.Disk."""
 
     def __init__(self, disk: SimulatedDisk, life: Life) -> None:
         self._disk = disk

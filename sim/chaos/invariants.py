@@ -30,7 +30,7 @@ from p2pfl.node.coordination.election_runner import Elected
 from p2pfl.node.node import Node
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Budget, Merge, Stage, Update
-from p2pfl.protocols.election.types import Term
+from p2pfl.protocols.election import Term
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import HEADER_SIZE, OVERHEAD, Header

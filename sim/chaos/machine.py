@@ -30,27 +30,31 @@ from random import Random
 import numpy as np
 from msgspec.structs import replace
 
+from p2pfl._util.event_log import EventLogger
 from p2pfl.errors import ConfigurationError, first_error
 from p2pfl.learner import Learner
 from p2pfl.node.checkpoint import Checkpoint, FileStore
 from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, timing_of
-from p2pfl.node.coordination.factory import Coordination
+from p2pfl.node.coordination.submissions import Coordination
 from p2pfl.node.federation import agreement
 from p2pfl.node.federation.loading import LoadedNode
-from p2pfl.node.federation.membership_file import MembershipFile, load_federation, write_federation
-from p2pfl.node.federation.membership_sync import MembershipSync
-from p2pfl.node.federation.neighbourhood import Neighbourhood
-from p2pfl.node.federation.revocation import RevokedError, check_member
+from p2pfl.node.federation.membership_file import (
+    MembershipFile,
+    RevokedError,
+    check_member,
+    load_federation,
+    write_federation,
+)
+from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
 from p2pfl.node.folder import config as folders
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.folder.incarnation import count_start, last_published
-from p2pfl.node.folder.settings import Settings
 from p2pfl.node.node import Node
-from p2pfl.node.peering.guard import Guard
-from p2pfl.node.peering.links.incarnations import IncarnationConflictError
-from p2pfl.node.peering.peering_config import PeeringOptions
+from p2pfl.node.peering.links import IncarnationConflictError
+from p2pfl.node.peering.peering_config import Guard, PeeringOptions
 from p2pfl.node.runtime.assembly import PROBING, member_exchange
-from p2pfl.node.runtime.renumber import renumber
+from p2pfl.node.runtime.run import renumber
+from p2pfl.node.settings import Settings
 from p2pfl.policy import Coordinated, asks_scores
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.federation_file import Federation
@@ -64,7 +68,6 @@ from p2pfl.sim.chaos.schedule import Fault
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.plan import RunPlan, names, plan
 from p2pfl.sim.simulation.simulation import slowdowns
-from p2pfl.system.event_log import EventLogger
 
 FOLDER = Path("node")  # of every node, on its own disk
 RESTART = 1.0  # seconds after which a process that has failed is started again

@@ -21,6 +21,7 @@ from functools import partial
 
 import msgspec
 
+from p2pfl._util.event_log import EventLogger
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.policy import Coordinated
 from p2pfl.protocols.membership.log import Membership
@@ -29,12 +30,11 @@ from p2pfl.sim.chaos.invariants import Invariants, Violation
 from p2pfl.sim.chaos.machine import FEWEST, ChaosPlan, Machine, Process, chaos_plan
 from p2pfl.sim.chaos.network import FaultyNetwork
 from p2pfl.sim.chaos.schedule import ANYWHERE, LINKS, Fault, Schedule, draw_schedule, shrink, span
-from p2pfl.sim.execution.worker_pool import Assignment, compute_side_by_side
+from p2pfl.sim.execution.run_order import Assignment, compute_side_by_side
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.scenario.scenario import ScenarioFile
 from p2pfl.sim.simulation import clock
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, prepare_process, prepared_process
-from p2pfl.system.event_log import EventLogger
 
 PATIENCE = 30  # deadlines after the last fault within which all members must learn together again
 TOGETHER = 2  # rounds that each member must then finish with others

@@ -24,10 +24,10 @@ import msgspec
 import tomli_w
 from msgspec.structs import replace
 
-from p2pfl.config.binding import bind
+from p2pfl._util import toml_reader
+from p2pfl._util.atomic_files import reason, replace_file
+from p2pfl._util.binding import bind
 from p2pfl.errors import ConfigurationError, RunError, name_source, none_of
-from p2pfl.system import toml_reader
-from p2pfl.system.atomic_files import reason, replace_file
 
 Simulated = Literal[
     "crash",

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from p2pfl._util.console import FAILED, INTERRUPTED, add_command, add_output
+from p2pfl._util.machine import usable_cores
+from p2pfl._util.printable import plural, to_json
 from p2pfl.sim.cli.options import add_selection, check_workers, interrupt_on_sigterm, load_changed, parse_seeds, seed_ranges
-from p2pfl.system.console import FAILED, INTERRUPTED, add_command
-from p2pfl.system.json_output import to_json
-from p2pfl.system.printable import plural
-from p2pfl.system.shared_options import add_output
-from p2pfl.system.usable_cores import usable_cores
 
 if TYPE_CHECKING:
     from p2pfl.sim.chaos.run import Found

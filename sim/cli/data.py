@@ -8,13 +8,12 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from p2pfl._util.console import FAILED, add_command, add_output
+from p2pfl._util.printable import to_json
 from p2pfl.data.partition.separation import SAME
 from p2pfl.data_facts import distinct
 from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.sim.cli.options import add_selection, load_changed
-from p2pfl.system.console import FAILED, add_command
-from p2pfl.system.json_output import to_json
-from p2pfl.system.shared_options import add_output
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +67,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def sets_of(root: str) -> list[dict[str, Any]]:
     """Return the state of each named data set: "complete", "part", "missing" or "wrong", with the reason."""
-    from p2pfl.data.images import registry as sets
+    from p2pfl.data import image_sets as sets
     from p2pfl.data.tabular import table as tables
 
     found = []
@@ -132,8 +131,8 @@ def _notes(scenario: Scenario, tasks: Sequence[Task]) -> list[str]:
 
 
 def _tasks(scenario: Scenario) -> list[Task]:
-    from p2pfl.config.binding import split_name
-    from p2pfl.system.shared_work import sharing
+    from p2pfl._util.binding import split_name
+    from p2pfl._util.shared_work import sharing
     from p2pfl.task import Part, make_task
 
     name, options = split_name("task", scenario.task)
@@ -171,9 +170,8 @@ def _splits(task: Task) -> dict[str, Any]:
 
 def _groups(task: Task, samples: Any) -> dict[str, Tensor]:
     """Return the group of each sample by the name of each sensitive attribute; {} if the task has none."""
-    from p2pfl.fairness.fair_classifier import FairClassifier
-    from p2pfl.fairness.fair_task import FairTask
-    from p2pfl.fairness.praffl_model import PrafflProblem
+    from p2pfl.fairness.fair_task import FairClassifier, FairTask
+    from p2pfl.fairness.praffl import PrafflProblem
 
     if isinstance(task, FairTask):
         return {name: samples[1][:, 1 + k] for k, name in enumerate(task.attributes)}
@@ -183,8 +181,8 @@ def _groups(task: Task, samples: Any) -> dict[str, Tensor]:
 
 
 def _images(name: str, root: str) -> dict[str, Any]:
-    from p2pfl.data.images import registry as sets
-    from p2pfl.data.images.catalog import KNOWN
+    from p2pfl.data import image_sets as sets
+    from p2pfl.data.image_sets import KNOWN
 
     data, known = sets.load(name, root), KNOWN.get(name)
     counts = [len(data.train.y), len(data.test.y)]
@@ -209,7 +207,7 @@ def _table(name: str, root: str) -> dict[str, Any]:
 
 
 def _show_sets(root: str, as_json: bool) -> int:
-    from p2pfl.data.images import registry as sets
+    from p2pfl.data import image_sets as sets
 
     if not root and not os.environ.get(sets.ROOT):
         raise ConfigurationError(

@@ -11,13 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from p2pfl._util.console import (
+    Parser,
+    add_changes,
+    add_command,
+    add_completion,
+    add_output,
+    format_examples,
+    print_answer,
+    run_command,
+)
 from p2pfl._version import __version__
 from p2pfl.errors import needs_extra
 from p2pfl.sim.cli import chaos, data, new, reproduce, scenario_list
 from p2pfl.sim.cli.options import add_choice, add_results, add_run_options
-from p2pfl.system.completion import add_completion
-from p2pfl.system.console import Parser, add_command, format_examples, run_command
-from p2pfl.system.shared_options import add_changes, add_output, print_answer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +45,7 @@ def _data_in(root: str | None) -> Iterator[None]:
     if not root:
         yield
         return
-    from p2pfl.data.images.registry import ROOT, data_root
+    from p2pfl.data.image_sets import ROOT, data_root
 
     before = os.environ.get(ROOT)
     os.environ[ROOT] = str(data_root(root, "--root").resolve())

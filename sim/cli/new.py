@@ -11,10 +11,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from p2pfl.config.own_modules import find_module
+from p2pfl._util.console import add_command, add_output, print_answer
+from p2pfl._util.registry import find_module
 from p2pfl.errors import ConfigurationError
-from p2pfl.system.console import add_command
-from p2pfl.system.shared_options import add_output, print_answer
 
 TEMPLATES = Path(__file__).parent / "new_project"
 MODULES = ("task", "policy")

@@ -10,12 +10,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from p2pfl._util.console import add_changes, add_output
 from p2pfl.errors import COMMAND_LINE, ConfigurationError
-from p2pfl.system.shared_options import add_changes, add_output
 from p2pfl.tracking.tracker import TRACKERS
 
 if TYPE_CHECKING:
-    from p2pfl.sim.execution.cluster.options import ClusterOptions
+    from p2pfl.sim.execution.cluster import ClusterOptions
     from p2pfl.sim.scenario.scenario import ScenarioFile
 
 MOST_SEEDS = 100_000  # more are probably a mistake
@@ -207,7 +207,7 @@ def cluster_of(options: argparse.Namespace) -> ClusterOptions:
     Raises:
         ConfigurationError: they are given for another engine.
     """
-    from p2pfl.sim.execution.cluster.options import ClusterOptions
+    from p2pfl.sim.execution.cluster import ClusterOptions
 
     if options.engine != "ray":
         if options.ray_address:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from p2pfl._util.printable import to_json
+from p2pfl.sim import pareto as pareto_results
 from p2pfl.sim.cli.console import print_whole
 from p2pfl.sim.cli.options import check_workers, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
 from p2pfl.sim.execution.inputs import RunInputs
@@ -15,13 +17,10 @@ from p2pfl.sim.execution.resume import explain_resume
 from p2pfl.sim.execution.runner import check_all, processes_of
 from p2pfl.sim.formatting import number, of_paper
 from p2pfl.sim.monitor.progress import progress_bar
-from p2pfl.sim.pareto import results as pareto_results
-from p2pfl.sim.pareto.evaluation import Candidates, candidate, objectives_of
-from p2pfl.sim.pareto.search import FrontSearch, search_all, searches_of
+from p2pfl.sim.pareto import Candidates, FrontSearch, candidate, objectives_of, search_all, searches_of
 from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
 from p2pfl.sim.simulation.plan import check
 from p2pfl.sim.simulation.workers import prepare_process
-from p2pfl.system.json_output import to_json
 
 COLUMNS = (("hypervolume", "hypervolume"), ("sparsity", "sparsity"), ("igd", "IGD"), ("cardinality", "solutions"))
 

@@ -15,13 +15,12 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from p2pfl._util.console import FAILED, add_command, add_output
+from p2pfl._util.printable import to_json
 from p2pfl.errors import ConfigurationError, MissingRequirementError, RunError
-from p2pfl.system.console import FAILED, add_command
-from p2pfl.system.json_output import to_json
-from p2pfl.system.shared_options import add_output
 
 if TYPE_CHECKING:
-    from p2pfl.sim.reproduction.catalogue import CatalogueEntry
+    from p2pfl.sim.reproduction import CatalogueEntry
     from p2pfl.sim.scenario.claims import Checked
     from p2pfl.sim.scenario.scenario import ScenarioFile
 
@@ -36,10 +35,10 @@ class Outcome:
         state: "done", "skipped" or "failed".
         reason: one line with the reason if the state is not "done".
         origin: "" if the results are new; otherwise where they were taken from.
-        seconds: see p2pfl.sim.reproduction.measured.Measured; 0 if some of the results existed already.
+        seconds: see p2pfl.sim.reproduction.Measured; 0 if some of the results existed already.
         seeds: seeds of the run.
         figures: figures by row.
-        by_seed: see p2pfl.sim.reproduction.measured.Measured.
+        by_seed: see p2pfl.sim.reproduction.Measured.
     """
 
     scenario: str
@@ -135,14 +134,14 @@ def _add_figures(parser: argparse.ArgumentParser) -> None:
 
 
 def _reproduce(options: argparse.Namespace, command: Command) -> int:
-    from p2pfl.sim.reproduction import catalogue, measured
+    from p2pfl.sim import reproduction
 
-    book: Path = options.measured or measured.FILE
+    book: Path = options.measured or reproduction.FILE
     if (options.record or options.take) and options.measured is None and not book.exists():
         raise ConfigurationError(f"{book} does not exist; name the file of measured figures with --measured FILE")
     if options.take:
         return _take(options, book)
-    found = catalogue.entries(options.names, measured.load(book))
+    found = reproduction.entries(options.names, reproduction.load_measured(book))
     if options.form is not None:
         return _run_all(options, found, command, book)
     if options.record or options.out:
@@ -152,11 +151,11 @@ def _reproduce(options: argparse.Namespace, command: Command) -> int:
     if not book.exists():
         print(f"no measured figures: {book} does not exist; it is part of the repository", file=sys.stderr)
     if options.json:
-        print(to_json({"scenarios": [catalogue.to_dict(entry) for entry in found]}))
+        print(to_json({"scenarios": [reproduction.to_dict(entry) for entry in found]}))
     elif options.markdown:
-        print(catalogue.markdown(found))
+        print(reproduction.markdown(found))
     else:
-        catalogue.print_listing(found)
+        reproduction.print_listing(found)
     return 0
 
 
@@ -166,7 +165,7 @@ def _take(options: argparse.Namespace, book: Path) -> int:
         raise ConfigurationError(
             "--take cannot be combined with names, a form or --out; give it folders of finished runs only"
         )
-    from p2pfl.sim.reproduction.record import take
+    from p2pfl.sim.reproduction import take
 
     lines = []
     for folder in options.take:
@@ -232,8 +231,8 @@ def run(
         recording: record each row as soon as it is finished; None records nothing.
     """
     from p2pfl.sim.execution.resume import changes_since
-    from p2pfl.sim.reproduction.record import without_recorded
-    from p2pfl.sim.results.artifacts import SCENARIO, SUMMARY
+    from p2pfl.sim.reproduction import without_recorded
+    from p2pfl.sim.results.tables import SCENARIO, SUMMARY
     from p2pfl.sim.scenario.scenario import load
 
     form = form if form in file.forms else "full"
@@ -270,9 +269,9 @@ def run(
 
 def _take_recorded(outcome: Outcome, book: Path) -> None:
     """Fill in the outcome of a form whose rows are all recorded."""
-    from p2pfl.sim.reproduction import measured
+    from p2pfl.sim import reproduction
 
-    recorded = measured.load(book)[outcome.scenario][outcome.form]
+    recorded = reproduction.load_measured(book)[outcome.scenario][outcome.form]
     outcome.origin, outcome.seeds, outcome.figures = "recorded before", recorded.seeds, recorded.figures
 
 
@@ -288,7 +287,7 @@ def _record_options(file: ScenarioFile, recording: Recording | None, begun: bool
 
 def _carry_out(file: ScenarioFile, form: str, folder: Path, command: Command, options: Sequence[str]) -> None:
     """Run a scenario, or resume an interrupted run."""
-    from p2pfl.sim.results.artifacts import SCENARIO
+    from p2pfl.sim.results.tables import SCENARIO
 
     begun = (folder / SCENARIO).exists()
     what = ["--resume", str(folder)] if begun else [file.name, "--set", f"form={form}", "--out", str(folder)]
@@ -300,8 +299,8 @@ def _carry_out(file: ScenarioFile, form: str, folder: Path, command: Command, op
 
 def _stopping(outcome: Outcome, file: ScenarioFile, folder: Path) -> None:
     """Read the results of a run, and check them."""
-    from p2pfl.sim.reproduction.record import by_seed
-    from p2pfl.sim.results.artifacts import SUMMARY
+    from p2pfl.sim.reproduction import by_seed
+    from p2pfl.sim.results.tables import SUMMARY
     from p2pfl.sim.scenario.claims import check, figure_of
 
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
@@ -355,10 +354,10 @@ def _record(outcome: Outcome, file: ScenarioFile, book: Path) -> None:
     """Record the figures of a form if all its rows are new; those of a part were recorded row by row."""
     from p2pfl._version import __version__
     from p2pfl.sim.execution.runner import processes_of
-    from p2pfl.sim.reproduction.measured import Measured, load, record
+    from p2pfl.sim.reproduction import Measured, load_measured, record
 
     if outcome.state == "done" and not outcome.origin and set(outcome.figures) == set(file.rows()):
-        known = load(book).get(outcome.scenario, {}).get(outcome.form, Measured())
+        known = load_measured(book).get(outcome.scenario, {}).get(outcome.form, Measured())
         cores = processes_of("process", None)
         seconds = round(outcome.seconds, 1) or (known.seconds if known.seeds == outcome.seeds else None)
         measurement = Measured(seconds, cores, outcome.seeds, __version__, outcome.figures, outcome.by_seed, known.inputs)

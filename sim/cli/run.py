@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from p2pfl._util.machine import free_memory
+from p2pfl._util.printable import to_json
 from p2pfl.errors import ConfigurationError, DivergenceError, require
-from p2pfl.sim.cli.attack_table import print_attack_table
-from p2pfl.sim.cli.console import print_table
+from p2pfl.sim.cli.console import print_attack_table, print_table
 from p2pfl.sim.cli.data import same_rows_note
 from p2pfl.sim.cli.options import check_workers, cluster_of, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
 from p2pfl.sim.execution.forecast import forecast
@@ -26,20 +27,17 @@ from p2pfl.sim.execution.run_order import Listener
 from p2pfl.sim.execution.runner import check_all, processes_of, run_all
 from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.monitor.progress import line_of, progress_bar
-from p2pfl.sim.monitor.run_tracking import RunTracking, tracking
+from p2pfl.sim.monitor.run_monitor import RunTracking, tracking
 from p2pfl.sim.report.folder import Summary
 from p2pfl.sim.report.sentences import findings
 from p2pfl.sim.report.series import runs_of
-from p2pfl.sim.reproduction.record import RowRecorder, form_of, without_recorded
+from p2pfl.sim.reproduction import RowRecorder, form_of, without_recorded
 from p2pfl.sim.results import results
-from p2pfl.sim.results.objectives import collapses
-from p2pfl.sim.results.preference_fronts import died
+from p2pfl.sim.results.objectives import collapses, died
 from p2pfl.sim.results.results import Result
 from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
 from p2pfl.sim.scenario.sweep import Axis, check_changes, parse, sweep
 from p2pfl.sim.simulation.workers import prepare_process
-from p2pfl.system.available_memory import free_memory
-from p2pfl.system.json_output import to_json
 
 if TYPE_CHECKING:
     from p2pfl.sim.monitor.monitor import Watch

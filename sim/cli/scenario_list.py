@@ -11,10 +11,9 @@ from itertools import zip_longest
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from p2pfl._util.console import add_command, add_output
+from p2pfl._util.printable import to_json
 from p2pfl.sim.formatting import number
-from p2pfl.system.console import add_command
-from p2pfl.system.json_output import to_json
-from p2pfl.system.shared_options import add_output
 
 if TYPE_CHECKING:
     from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile

@@ -17,11 +17,11 @@ from typing import cast
 
 from msgspec.structs import replace
 
+from p2pfl._util.machine import status
 from p2pfl.errors import DivergenceError
-from p2pfl.sim.execution.worker_pool import name_errors
+from p2pfl.sim.execution.run_order import name_errors
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, end_all, prepare_process
-from p2pfl.system.available_memory import status
 
 TRIED = 6  # runs, at most
 ROUNDS, ENOUGH = 3, 1.0  # rounds of a trial: at least ROUNDS, and more until ENOUGH seconds have passed since the first

@@ -3,7 +3,7 @@
 The content of a run consists of three mappings from a name to a digest or a value:
 
 - settings: the keys of the run, and the version of p2pfl;
-- files: data, schemas, folders, initial weights, graphs, and the files of modules (see p2pfl.content.inputs);
+- files: data, schemas, folders, initial weights, graphs, and the files of modules (see p2pfl.content);
 - versions: of Python and of the libraries that compute the numbers, and the digest of training steps on this machine
   (see p2pfl.sim.execution.probe). These change the last bits only.
 
@@ -24,12 +24,9 @@ from typing import Any
 
 import msgspec
 
+from p2pfl._util.registry import ObjectName, UsedModules, locate, resolve, root_of, used_modules
 from p2pfl._version import __version__
-from p2pfl.config.object_name import ObjectName
-from p2pfl.config.own_modules import UsedModules, used_modules
-from p2pfl.config.registry import locate, resolve, root_of
-from p2pfl.content.digests import digest_file, digest_folder
-from p2pfl.content.inputs import Declared, Input, inputs_of
+from p2pfl.content import Declared, Input, digest_file, digest_folder, inputs_of
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.sim.execution.probe import probe
 from p2pfl.sim.scenario.names import KINDS

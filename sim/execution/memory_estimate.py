@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from heapq import nlargest
 from typing import NamedTuple
 
+from p2pfl._util.machine import amount, free_memory
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.modules import count_values
 from p2pfl.learning.torch_task import TorchTask
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.scenario.topology import COMPLETE, EDGE, edges_of
-from p2pfl.system.available_memory import amount, free_memory
 from p2pfl.task import Task
 
 # Bytes. Measured without a model: 18,600 to 31,000 for a node, and 430 to 2300 for each round of a node.

@@ -1,6 +1,6 @@
 """Partial results of an interrupted run, for --resume: each in its own file until all are complete.
 
-The files are in DIR/parts, next to the scenario.toml of the run. Each file is sealed (see p2pfl.system.atomic_files),
+The files are in DIR/parts, next to the scenario.toml of the run. Each file is sealed (see p2pfl._util.atomic_files),
 and names the content of all inputs of its run (see p2pfl.sim.execution.inputs). A result whose inputs have changed is
 computed again.
 """
@@ -19,14 +19,14 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from p2pfl._util.atomic_files import DamagedFileError, lock_folder, read_sealed, reason, replace_file, write_sealed
 from p2pfl.errors import ConfigurationError, DivergenceError, P2pflError, RunError
 from p2pfl.sim.columns import Table
 from p2pfl.sim.execution.inputs import Content, RunInputs, changed_files
-from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
 from p2pfl.sim.results.results import Result
+from p2pfl.sim.results.tables import CANDIDATES, PARTS, SCENARIO, SUMMARY
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of, load
 from p2pfl.sim.simulation.workers import prepared_process
-from p2pfl.system.atomic_files import DamagedFileError, lock_folder, read_sealed, reason, replace_file, write_sealed
 
 _MAGIC = b"p2pfl-sim part 3\n"
 _LENGTH = 8  # bytes of the length of the head
@@ -101,7 +101,7 @@ class Unfinished:
         """Write a file so that it survives the end of this process or of the machine.
 
         Args:
-            content: see p2pfl.system.atomic_files.write_sealed.
+            content: see p2pfl._util.atomic_files.write_sealed.
 
         Raises:
             RunError: the file cannot be written.

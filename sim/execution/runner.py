@@ -7,21 +7,27 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
+from p2pfl._util.machine import free_memory, usable_cores
+from p2pfl._util.size_limit import READING, within
 from p2pfl.errors import ConfigurationError, DivergenceError
-from p2pfl.sim.execution.cluster.dispatch import run_in_cluster
-from p2pfl.sim.execution.cluster.options import ON_THIS_MACHINE, ClusterOptions
+from p2pfl.sim.execution.cluster import ON_THIS_MACHINE, ClusterOptions, run_in_cluster
 from p2pfl.sim.execution.inputs import RunInputs
 from p2pfl.sim.execution.memory_estimate import check_model, check_runs
-from p2pfl.sim.execution.run_order import QUIET, Listener, RunOrder, divide_processes, raise_if_diverged, run_order
+from p2pfl.sim.execution.run_order import (
+    QUIET,
+    Assignment,
+    Listener,
+    RunOrder,
+    compute_side_by_side,
+    divide_processes,
+    raise_if_diverged,
+    run_order,
+)
 from p2pfl.sim.execution.snapshots import Snapshot
-from p2pfl.sim.execution.worker_pool import Assignment, compute_side_by_side
 from p2pfl.sim.results.results import Result
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
 from p2pfl.sim.simulation.plan import check
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, prepare_process
-from p2pfl.system.available_memory import free_memory
-from p2pfl.system.size_limit import READING, within
-from p2pfl.system.usable_cores import usable_cores
 from p2pfl.task import goals_of
 
 Engine = Literal["local", "process", "ray"]

@@ -1,20 +1,36 @@
-"""Display of the runs of a scenario in progress, in the terminal and on a local page."""
+"""Display of the runs of a scenario in progress, in the terminal and on a local page.
+
+Display of runs in progress in the terminal: a table that changes in place, or plain lines without a terminal.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Protocol, TextIO
 
+from p2pfl._util.http_server import in_thread
 from p2pfl.errors import ConfigurationError
+from p2pfl.sim.execution.forecast import duration
 from p2pfl.sim.execution.snapshots import Snapshot
-from p2pfl.sim.monitor.run_monitor import RunMonitor, page_of
-from p2pfl.sim.monitor.terminal import View, view
+from p2pfl.sim.formatting import number, size
+from p2pfl.sim.monitor.run_monitor import Row, RunMonitor, page_of
 from p2pfl.sim.results.results import Result
 from p2pfl.sim.scenario.scenario import ScenarioFile
-from p2pfl.web.http_server import in_thread
+from p2pfl.sim.scenario.sweep import label
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
 
 FAREWELL = 3.0  # maximum seconds for an open page to fetch the final state
+PAUSE = 10.0  # seconds between plain lines of one run
+NAME = 16  # minimum width of the names of runs, in characters, if columns can be left out for them
+FEWEST = 4  # columns: the name and the progress of the run
+HEADINGS = ("run", "seed", "state", "round", "metric", "sent", "models", "virtual time", "node-rounds/s")
 
 
 class Watch:
@@ -78,3 +94,116 @@ def watching(file: ScenarioFile, done: Mapping[int, Result], port: int, quiet: b
         except BaseException as error:
             watch.ended(f"failed: {error}")
             raise
+
+
+class View(Protocol):
+    """Display of a monitor."""
+
+    def show(self, number: int) -> None:
+        """Show the new state of a job."""
+
+
+@contextmanager
+def view(status_observer: RunMonitor, stream: TextIO | None = None) -> Iterator[View]:
+    """View a monitor on standard error."""
+    stream = stream or sys.stderr
+    if not stream.isatty():
+        yield Lines(status_observer, stream)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=stream, highlight=False, markup=False)
+    with Live(console=console, transient=True, get_renderable=lambda: table(status_observer, console)):
+        yield _Itself()
+
+
+class _Itself:
+    """View that reads the monitor repeatedly on its own."""
+
+    def show(self, number: int) -> None: ...
+
+
+class Lines:
+    """Printer of periodic lines for each run in progress; other code prints the lines of finished runs."""
+
+    def __init__(self, status_observer: RunMonitor, stream: TextIO) -> None:
+        self._status_observer = status_observer
+        self._stream = stream
+        self._said: dict[int, float] = {}
+
+    def show(self, number: int) -> None:
+        row, now = self._status_observer.rows[number], time.monotonic()
+        if row.state != "running" or now - self._said.setdefault(number, now) < PAUSE:
+            return
+        self._said[number] = now
+        print(line(self._status_observer, row), file=self._stream, flush=True)
+
+
+def line(status_observer: RunMonitor, row: Row) -> str:
+    """Return the progress of a run in words."""
+    cells = dict(zip(HEADINGS, _cells(row), strict=True))
+    parts = [f"{cells['run']}, seed {cells['seed']}: round {cells['round']}"]
+    if row.seen is not None and row.seen.values:
+        parts.append(f"{row.seen.metric} {cells['metric']}")
+    parts += [f"{cells['sent']} sent", f"{cells['virtual time']} virtual", f"{cells['node-rounds/s']} node-rounds/s"]
+    return ", ".join(parts) + f"; {rest(status_observer)}"
+
+
+def rest(status_observer: RunMonitor) -> str:
+    """Return the progress of all runs in words."""
+    finished = sum(row.state in ("finished", "kept") for row in status_observer.rows)
+    _, left = status_observer.pace()
+    words = "" if left is None or finished == len(status_observer.rows) else f", about {duration(left)} left"
+    return f"{finished} of {len(status_observer.rows)} runs finished{words}"
+
+
+def table(status_observer: RunMonitor, console: Console) -> Table:
+    """Return a table of the runs that fit: runs in progress, then those that ended last, then waiting ones.
+
+    A narrow console also gets fewer columns.
+    """
+    room = max(3, console.size.height - 4)
+    while True:
+        shown = _table(status_observer, room, console.size.width)
+        lines = len(console.render_lines(shown))  # long names take several lines
+        if lines < console.size.height or room == 1:
+            return shown
+        room = max(1, room - max(1, (lines - console.size.height) // 2))
+
+
+def _table(status_observer: RunMonitor, room: int, width: int) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = status_observer.rows
+    metrics = {row.seen.metric for row in rows if row.seen is not None}
+    headings = ["/".join(sorted(metrics)) or "metric" if name == "metric" else name for name in HEADINGS]
+    order = {"running": 0, "stopped": 0, "finished": 1, "waiting": 2, "kept": 3}
+    first = sorted(range(len(rows)), key=lambda k: (order[rows[k].state], -k if rows[k].state == "finished" else k))
+    cells = {k: _cells(rows[k]) for k in sorted(first[:room])}
+    widths = [max(map(len, column)) + 2 for column in zip(headings, *cells.values(), strict=True)]
+    columns = len(headings)
+    while columns > FEWEST and NAME + sum(widths[1:columns]) > width:
+        columns -= 1
+    shown = Table(caption=rest(status_observer), caption_justify="left", box=None, header_style="bold", expand=False)
+    for name, heading in zip(HEADINGS, headings[:columns], strict=False):
+        shown.add_column(heading, justify="left" if name in ("run", "state") else "right", no_wrap=name != "run")
+    for k, row in cells.items():
+        style = "bold" if rows[k].state == "running" else "dim" if rows[k].state == "waiting" else ""
+        shown.add_row(*(Text(cell) for cell in row[:columns]), style=style)
+    if len(rows) > room:
+        shown.add_row(Text(f"and {len(rows) - room} more", style="dim"))
+    return shown
+
+
+def _cells(row: Row) -> list[str]:
+    job, seen = row.job, row.seen
+    cells = [label(job.name, job.varied), str(job.seed), row.state, f"{row.node_rounds // job.nodes} of {job.rounds}"]
+    if seen is None:
+        return [*cells, *[""] * 5]
+    value = row.result if row.result is not None else seen.values[-1] if seen.values else None
+    limit = "" if seen.limit is None else f" of {'-'.join(map(str, dict.fromkeys(seen.limit)))}"
+    cells += [number(value), size(seen.bytes), f"{seen.most_models}{limit}"]
+    virtual = f"{seen.virtual_s:,.0f} s" if seen.virtual_s >= 1000 else f"{seen.virtual_s:.3g} s"
+    return [*cells, virtual, f"{row.speed:,.0f}"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from p2pfl.sim.markup import bullets, paragraphs, table
+from p2pfl.sim.formatting import bullets, paragraphs, table
 from p2pfl.sim.report.figures import distribution
 from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.series import Figure, Run, Section, Series, by_key, flat, folder_names

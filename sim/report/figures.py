@@ -15,7 +15,7 @@ from p2pfl.sim.report.folder import Entry
 from p2pfl.sim.report.series import Figure, Run, Series, by_key
 from p2pfl.sim.results import learning_curves
 from p2pfl.sim.results.learning_curves import mean
-from p2pfl.sim.results.pareto import on_front
+from p2pfl.sim.results.objectives import on_front
 
 PerRound = Callable[[Series, Entry], np.ndarray | None]
 _FRONT = " Filled marks are Pareto-optimal: no other run is at least as good in both metric and cost, and better in one."

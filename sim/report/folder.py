@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from p2pfl._util import toml_reader
+from p2pfl._util.atomic_files import reason
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import some
-from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
-from p2pfl.system import toml_reader
-from p2pfl.system.atomic_files import reason
+from p2pfl.sim.results.tables import CANDIDATES, PARTS, SCENARIO, SUMMARY
 
 if TYPE_CHECKING:
     import duckdb
@@ -182,7 +182,7 @@ class Test(msgspec.Struct, frozen=True):
 
 
 class Reached(msgspec.Struct, frozen=True):
-    """Cost of reaching the target; see p2pfl.sim.results.time_to_target."""
+    """Cost of reaching the target; see p2pfl.sim.results.summary_metrics."""
 
     round: int
     virtual_s: float
@@ -239,14 +239,14 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 class AllAnswers(msgspec.Struct, frozen=True):
-    """Solutions of the first nodes; see p2pfl.sim.results.preference_fronts."""
+    """Solutions of the first nodes; see p2pfl.sim.results.objectives."""
 
     higher_is_better: dict[str, bool]
     nodes: list[Answers]
 
 
 class Clusters(msgspec.Struct, frozen=True):
-    """Development of the clusters of a coordinated policy; see p2pfl.sim.simulation.cluster_log.over_rounds."""
+    """Development of the clusters of a coordinated policy; see p2pfl.sim.simulation.recorder.over_rounds."""
 
     rounds: list[int] = []
     count: list[int] = []

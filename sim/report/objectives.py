@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from p2pfl.pareto_metrics import Points, measures, non_dominated
-from p2pfl.sim.formatting import number, of_paper, some
-from p2pfl.sim.markup import bullets, table
+from p2pfl.sim.formatting import bullets, number, of_paper, some, table
 from p2pfl.sim.report.figures import with_band
 from p2pfl.sim.report.folder import AllAnswers, Folder, Objectives, Row
 from p2pfl.sim.report.series import MOST_RUNS, Figure, Front, Section, Series, by_key, shown_seeds

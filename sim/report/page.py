@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from p2pfl.web.http_server import ASSETS
+from p2pfl._util.http_server import ASSETS
 
 # page.html sets the place of each part on the page; a missing or empty part leaves no gap.
 PARTS = ("facts", "findings", "table", "differences", "scenario", "versions")

@@ -35,7 +35,7 @@ WORDS = {
     "budget.held": "budget (models held)",
     "budget.bytes": "budget (bytes a round)",
 }
-MOST_HUES, TINTS, MOST_DASHES = 8, 7, 4  # of the drawings; see p2pfl/web/assets/style.css
+MOST_HUES, TINTS, MOST_DASHES = 8, 7, 4  # of the drawings; see p2pfl/_util/assets/style.css
 
 
 class Front(NamedTuple):

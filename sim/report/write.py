@@ -13,9 +13,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from p2pfl._util.atomic_files import reason, replace_file
 from p2pfl.errors import ConfigurationError
-from p2pfl.sim.formatting import PARETO_OPTIMAL, difference, number, of_paper, size, some
-from p2pfl.sim.markup import bullets, table, terms
+from p2pfl.sim.formatting import PARETO_OPTIMAL, bullets, difference, number, of_paper, size, some, table, terms
 from p2pfl.sim.report.attacks import attacks_section
 from p2pfl.sim.report.collaboration import collaboration_section
 from p2pfl.sim.report.comparison import comparison_section, comparisons, differences
@@ -28,9 +28,8 @@ from p2pfl.sim.report.page import render
 from p2pfl.sim.report.sentences import findings_of_folders
 from p2pfl.sim.report.series import MOST_RUNS, Section, Series, caption, factors, folder_names, gather, labels, styles
 from p2pfl.sim.report.sweep import grid_section, sweep_section, target_section
-from p2pfl.sim.results.artifacts import REPORT
+from p2pfl.sim.results.tables import REPORT
 from p2pfl.sim.scenario.sweep import label
-from p2pfl.system.atomic_files import reason, replace_file
 
 SECTIONS: tuple[Callable[[Sequence[Series]], Section | None], ...] = (
     comparison_section,

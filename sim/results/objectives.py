@@ -1,4 +1,9 @@
-"""Values of a run's models in several objectives, and measures of their front."""
+"""Values of a run's models in several objectives, and measures of their front.
+
+Fronts of the solutions of nodes whose models hold one for every preference.
+
+Pareto front of two criteria: a figure, and its cost.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from p2pfl._util.printable import plural
 from p2pfl.pareto_metrics import (
     Points,
     cardinality,
@@ -18,10 +24,12 @@ from p2pfl.pareto_metrics import (
     to_maximisation,
 )
 from p2pfl.sim.simulation.simulation import Run
-from p2pfl.task import POINT, Task, constant_of, excluded_solutions, front_of, reference_of
+from p2pfl.task import POINT, Task, constant_of, excluded_solutions, front_of, reference_of, solutions_of
+
+MOST_NODES = 15  # nodes in the summary
 
 
-def of_run(run: Run, goals: Mapping[str, bool]) -> dict[str, Any]:
+def objective_measures(run: Run, goals: Mapping[str, bool]) -> dict[str, Any]:
     """Return the objectives of each node's result on the test data, and their measures; see `of_points`.
 
     of_nodes: the numbers of the nodes if some are attackers, which have no results.
@@ -203,3 +211,54 @@ def _points(run: Mapping[str, Any]) -> np.ndarray:
 
 def _signs(goals: Mapping[str, bool]) -> np.ndarray:
     return np.array([1 if higher else -1 for higher in goals.values()])
+
+
+def solution_measures(run: Run) -> dict[str, Any] | None:
+    """Return each of the first nodes' non-dominated solutions on its test data; None if there are none.
+
+    higher_is_better: by the name of each objective.
+    nodes: of each, preferences and points [k, m]; a node without test data has none.
+    dead: number of all nodes whose solutions are all the same, or all constant; left out if there are none.
+    """
+    found = [solutions_of(node.task, node.result) for node in [*run.nodes.values()][:MOST_NODES]]
+    there = [each for each in found if each is not None]
+    if not there:
+        return None
+    answers = [
+        {"preferences": [], "points": []}
+        if each is None
+        else {"preferences": each.preferences.tolist(), "points": each.points.tolist()}
+        for each in found
+    ]
+    dead = sum(figures.get("test_dead", 0.0) > 0 for figures in run.recorder.results.values())
+    return {
+        "higher_is_better": dict(there[0].higher_is_better),
+        "nodes": answers,
+        **({"dead": dead} if dead else {}),
+    }
+
+
+def died(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each run with nodes whose model ignores the preference, with the cure.
+
+    Args:
+        runs: entries of `runs` in summary.json.
+    """
+    return [
+        f"{plural(run['answers']['dead'], 'node')} of {run['name']!r}, seed {run['seed']}: its solutions do not depend on"
+        " the preference, or are constant, probably because all ReLU units of the shared part give 0: train for more"
+        " rounds, or lower task.optimizer.lr"
+        for run in runs
+        if run.get("answers", {}).get("dead")
+    ]
+
+
+def on_front(costs: Sequence[float], values: Sequence[float], higher_is_better: bool) -> list[bool]:
+    """Return for each point whether no other is better in one criterion and at least as good in the other.
+
+    A point without a figure (NaN) is not on the front, and dominates no other.
+    """
+    points = np.column_stack([-np.array(costs, float), np.array(values, float) * (1 if higher_is_better else -1)]) + 0.0
+    complete = ~np.isnan(points).any(axis=1)
+    front = {tuple(point) for point in non_dominated(points[complete]).tolist()}
+    return [tuple(point) in front for point in points.tolist()]

@@ -15,32 +15,48 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 import msgspec
 import numpy as np
 
+from p2pfl._util.atomic_files import reason, replace_file
+from p2pfl._util.printable import to_json
 from p2pfl._version import __version__
 from p2pfl.data_facts import distinct
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.node.node import Node
 from p2pfl.policy import ReportedStage
 from p2pfl.queries import Split
-from p2pfl.sim import markup
+from p2pfl.sim import formatting
 from p2pfl.sim.columns import Table
 from p2pfl.sim.formatting import STAGES, count, number, size
-from p2pfl.sim.results import learning_curves, objectives, preference_fronts
-from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
-from p2pfl.sim.results.learning_curves import total_sent
-from p2pfl.sim.results.mean_model import of_mean_model
-from p2pfl.sim.results.models import write_models
-from p2pfl.sim.results.pareto import on_front
-from p2pfl.sim.results.plots import draw_curves
-from p2pfl.sim.results.summary_metrics import by_snapshot, collaboration, describe_test, late_figures, preselections, traffic
-from p2pfl.sim.results.tables import Library, data_frame, stack_tables, write_parquet
-from p2pfl.sim.results.time_to_target import mean_reached, time_to_target
+from p2pfl.sim.results import learning_curves, objectives
+from p2pfl.sim.results import objectives as preference_fronts
+from p2pfl.sim.results.learning_curves import draw_curves, total_sent
+from p2pfl.sim.results.objectives import on_front
+from p2pfl.sim.results.summary_metrics import (
+    by_snapshot,
+    collaboration,
+    describe_test,
+    late_figures,
+    mean_reached,
+    of_mean_model,
+    preselections,
+    time_to_target,
+    traffic,
+)
+from p2pfl.sim.results.tables import (
+    CANDIDATES,
+    PARTS,
+    SCENARIO,
+    SUMMARY,
+    Library,
+    data_frame,
+    stack_tables,
+    write_models,
+    write_parquet,
+)
 from p2pfl.sim.scenario.claims import MEAN, figure_of, figures_in, has_figure
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.scenario.topology import GRAPH
-from p2pfl.sim.simulation import cluster_log
+from p2pfl.sim.simulation import recorder
 from p2pfl.sim.simulation.simulation import Run
-from p2pfl.system.atomic_files import reason, replace_file
-from p2pfl.system.json_output import to_json
 from p2pfl.task import data_facts_of, extra_metrics_of, goals_of, group_of, tensors_of
 from p2pfl.topologies.graphml import to_graphml
 
@@ -118,7 +134,7 @@ class Result(Views):
         summary: an entry of `runs` in summary.json.
         rounds, edges: columns; see p2pfl.sim.simulation.recorder.
         notes: notes for the user about the computation.
-        more: optional tables by name; see p2pfl.sim.simulation.cluster_log.
+        more: optional tables by name; see p2pfl.sim.simulation.recorder.
         models: the tensors of each node's resulting model by name, float32; None unless they were requested.
         file: the scenario with this run and seed only; None in a worker process.
     """
@@ -168,7 +184,7 @@ class Result(Views):
             "sent": size(total_sent(run["traffic"])),
             "virtual time": f"{run['time']['virtual_s']:,.1f} s",
         }
-        return markup.table([run["name"], f"seed {run['seed']}"], list(rows.items()))
+        return formatting.table([run["name"], f"seed {run['seed']}"], list(rows.items()))
 
 
 class Results(list[Result], Views):
@@ -251,7 +267,7 @@ class Results(list[Result], Views):
 
     def _repr_html_(self) -> str:
         """Return the table of the runs, for notebooks."""
-        return markup.table(*self._table()) + markup.paragraphs(self._not_computed())
+        return formatting.table(*self._table()) + formatting.paragraphs(self._not_computed())
 
     def _not_computed(self) -> list[str]:
         """Return the reason for each test metric that was not computed."""
@@ -337,7 +353,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         summary["attackers"] = list(attack.nodes)
     if scenario.pool is not None:
         summary["pool"] = scenario.pool.name
-    if answers := preference_fronts.of_run(run):
+    if answers := preference_fronts.solution_measures(run):
         summary["answers"] = answers
     if run.labels:
         summary["labels"] = run.labels
@@ -346,10 +362,10 @@ def result_of(run: Run, models: bool = False) -> Result:
     if any(group is not None for group in groups):
         summary["groups"] = [None if group is None else str(group) for group in groups]
     if goals := goals_of(nodes[0].task):
-        summary["objectives"] = objectives.of_run(run, goals)
+        summary["objectives"] = objectives.objective_measures(run, goals)
     more = run.recorder.clusters.tables() | run.recorder.elections()
     if "clusters" in more:
-        summary["clusters"] = cluster_log.over_rounds(more["clusters"], groups)
+        summary["clusters"] = recorder.over_rounds(more["clusters"], groups)
     summary |= _facts(run)
     return Result(summary, rounds, edges, _notes(run, summary), more, [_tensors(node) for node in nodes] if models else None)
 
@@ -527,7 +543,7 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
         if scenario.pool.of == "fronts":
             row["extra_metrics"] = {"own_fronts": float(np.mean(objectives.own_fronts(mine)))} | row["extra_metrics"]
         mine = [pool for pool in pools if pool["name"] == name]
-    elif (found := cluster_log.over_seeds(mine)) is not None:
+    elif (found := recorder.over_seeds(mine)) is not None:
         row["clusters"] = found
     if any(run.get("reported_stage") == "auto" for run in runs):
         row["stages"] = _stages(mine)

@@ -1,4 +1,9 @@
-"""Summary metrics of a finished run: traffic, collaboration, and the quality of each snapshot."""
+"""Summary metrics of a finished run: traffic, collaboration, and the quality of each snapshot.
+
+Test metric of the mean of the honest nodes' models, with the key `mean_model` of a scenario.
+
+Cost of a run until it reached the target of its scenario: round, virtual time, and bytes sent.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,16 @@ from typing import Any
 import numpy as np
 
 from p2pfl.node.node import Node
+from p2pfl.parameters import Parameters
 from p2pfl.policy import BestBy, SupportsPreselection
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.formatting import number
+from p2pfl.sim.results.learning_curves import Columns, bytes_sent, mean, of_nodes, round_ends
 from p2pfl.sim.simulation.simulation import Run
+from p2pfl.task import group_of
 
 Table = Mapping[str, np.ndarray]
+COSTS = ("round", "virtual_s", "bytes")
 
 
 def traffic(run: Run) -> dict[str, Any]:
@@ -186,3 +196,66 @@ def _late_share(source: np.ndarray, target: np.ndarray, groups: np.ndarray) -> d
         others = source[target == group]
         shares[str(group)] = {str(other): float((others == other).mean()) for other in groups if other != group}
     return shares
+
+
+def of_mean_model(run: Run, metric: str) -> dict[str, dict[str, Any]]:
+    """Return additional metrics: `mean_model`, of the mean of all honest nodes' models, and `mean_model_G` of each group G.
+
+    A mean model is evaluated on the test data of the nodes in the mean; the figure is the mean over these nodes. No
+    single node has it: `nodes` is empty. Private parts are not averaged: each node keeps its own.
+    """
+    attackers = () if run.recorder.view is None else run.recorder.view.attackers
+    honest = [node for name, node in run.nodes.items() if name not in attackers]
+    groups: dict[str, list[Node]] = {"mean_model": honest}
+    for node in honest:
+        if (group := group_of(node.task)) is not None:
+            groups.setdefault(f"mean_model_{group}", []).append(node)
+    return {name: {"mean": _metric(run, nodes, metric), "nodes": []} for name, nodes in groups.items()}
+
+
+def _metric(run: Run, nodes: Sequence[Node], metric: str) -> float:
+    mean: Parameters = np.array([node.task.layout.shared_of(node.result) for node in nodes]).mean(axis=0)
+    known: dict[int, float] = {}  # nodes with the same test data have the same figure
+    values = []
+    for node in nodes:
+        key = _test_data(node)
+        if key not in known:
+            learner = node.task.learner(RandomStreams(run.scenario.seed, node.name), run.scenario.device)
+            whole = node.task.layout.with_private(mean, node.result)
+            known[key] = learner.evaluate([whole], ["test"])[0].get(f"test_{metric}", np.nan)
+        values.append(known[key])
+    return float(np.mean(values))
+
+
+def _test_data(node: Node) -> int:
+    """Return a key of a node's test data; with private parts, each node has its own key."""
+    data = getattr(node.task, "data", {}).get("test")
+    return id(node) if data is None or node.task.layout.unshared else hash((id(data.x), id(data.y)))
+
+
+def time_to_target(rounds: Columns, run: Mapping[str, Any], target: float) -> dict[str, Any] | None:
+    """Return the cost until the mean over the nodes reached the target; None if it never did.
+
+    round: the first such round.
+    virtual_s: the time at which the last node ended it, in virtual seconds.
+    bytes: total sent by all nodes up to and including that round, and in the preparation.
+
+    Args:
+        rounds: see p2pfl.sim.simulation.recorder.Recorder.rounds_table.
+        run: an entry of `runs` in summary.json.
+    """
+    curve = mean(of_nodes(rounds, run["reported_stage"], f"test_{run['metric']}"))
+    good = curve >= target if run["higher_is_better"] else curve <= target
+    if not good.any():
+        return None
+    first = int(np.argmax(good))
+    total = bytes_sent(rounds, run["traffic"]["preparation"]["bytes"])[first]
+    return {"round": first + 1, "virtual_s": float(round_ends(rounds)[first]), "bytes": int(total)}
+
+
+def mean_reached(each: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Return the means over the seeds that reached the target, and the number of these seeds; None if none did."""
+    there = [one for one in each if one is not None]
+    if not there:
+        return None
+    return {**{cost: float(np.mean([one[cost] for one in there])) for cost in COSTS}, "seeds": len(there)}

@@ -1,4 +1,9 @@
-"""Tables of runs as columns, as Parquet files and as data frames of pandas and polars."""
+"""Tables of runs as columns, as Parquet files and as data frames of pandas and polars.
+
+Files of the nodes' models in the folder of a run: models/RUN/seed-SEED/node-NODE.safetensors.
+
+Names of files and folders in the folder of a run.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +11,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
 
 import numpy as np
 
-from p2pfl.errors import MissingRequirementError, none_of
+from p2pfl._util.atomic_files import reason
+from p2pfl.errors import ConfigurationError, MissingRequirementError, none_of
 from p2pfl.sim.columns import PART, Table
 
 if TYPE_CHECKING:
     import pandas
     import polars
 
+
 Library = Literal["pandas", "polars"]
 EXTRAS = {"pandas": "notebook", "polars": "polars"}
+Tensors = dict[str, np.ndarray]
+SCENARIO, SUMMARY, REPORT = "scenario.toml", "summary.json", "report.html"
+PARTS = "parts"  # finished parts of an unfinished run
+CANDIDATES = "candidates"  # solved candidates of an unfinished search
+MODELS = "models"  # models of a search's fronts, or of the nodes of a run
 
 
 def stack_tables(tables: Sequence[tuple[Mapping[str, Any], Table]]) -> Table:
@@ -108,3 +121,42 @@ def data_frame(columns: Mapping[str, Any], library: Library) -> pandas.DataFrame
 
 def _list_of_objects(column: Any) -> Any:
     return column.tolist() if getattr(column, "dtype", np.dtype(float)).kind == "O" else column
+
+
+def write_models(path: Path, run: Mapping[str, Any], models: Sequence[Tensors]) -> None:
+    """Write the tensors of each node's model; `run` is the summary of the run."""
+    from safetensors.numpy import save_file
+
+    folder = _folder(path, run)
+    for node, tensors in enumerate(models):
+        folder.mkdir(parents=True, exist_ok=True)
+        about = {"run": str(run["name"]), "seed": str(run["seed"]), "node": str(node)}
+        save_file(tensors, folder / f"node-{node}.safetensors", about)
+
+
+def read_models(path: Path, run: Mapping[str, Any]) -> list[Tensors] | None:
+    """Return the tensors of each node's model; None if the folder has none of this run.
+
+    Raises:
+        ConfigurationError: a file is missing or damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    folder = _folder(path, run)
+    if not folder.is_dir():
+        return None
+    models = []
+    for node in range(run["nodes"]):
+        file = folder / f"node-{node}.safetensors"
+        try:
+            models.append(load_file(file))
+        except (OSError, SafetensorError) as error:
+            why = reason(error) if isinstance(error, OSError) else error
+            raise ConfigurationError(f"cannot read {file}: {why}") from error
+    return models
+
+
+def _folder(path: Path, run: Mapping[str, Any]) -> Path:
+    name = quote(str(run["name"]), safe="").replace(".", "%2E")  # so that no name leads to another folder
+    return path / MODELS / name / f"seed-{run['seed']}"

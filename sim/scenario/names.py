@@ -23,9 +23,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from p2pfl.config.object_name import ObjectName
-from p2pfl.config.own_modules import find_module
-from p2pfl.config.registry import locate, root_of
+from p2pfl._util.registry import ObjectName, find_module, locate, root_of
 from p2pfl.errors import ConfigurationError, about
 from p2pfl.policies import METHODS, POLICIES
 from p2pfl.policy import Policy

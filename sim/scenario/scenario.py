@@ -66,21 +66,20 @@ import msgspec
 import numpy as np
 from msgspec.structs import asdict, replace
 
+from p2pfl._util import table_changes, toml_reader
+from p2pfl._util.binding import bind, convert, split_name
+from p2pfl._util.registry import ObjectName
 from p2pfl.attacks.attack import Attack
 from p2pfl.attacks.registry import make_attack
-from p2pfl.config import table_changes
-from p2pfl.config.binding import bind, convert, split_name
-from p2pfl.config.object_name import ObjectName
 from p2pfl.errors import ConfigurationError, about, must_be, name_source, unknown
 from p2pfl.multiobjective.annealing import Schedule
-from p2pfl.node.folder.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
+from p2pfl.node.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
 from p2pfl.random_streams import federation_draws
 from p2pfl.sim.formatting import setting, some
 from p2pfl.sim.scenario.claims import MEAN, Claim, among, check_claims
 from p2pfl.sim.scenario.names import KINDS, given_names, module_folders, with_tables
 from p2pfl.sim.scenario.network import Budgets, Network, Range, check_number, check_range
 from p2pfl.sim.scenario.topology import FILE, GRAPH, full_changes, options_of, with_absolute_file, with_files
-from p2pfl.system import toml_reader
 from p2pfl.topologies import BUILDERS
 
 SHIPPED = Path(__file__).parent.parent / "scenarios"

@@ -18,10 +18,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from p2pfl._util import table_changes
+from p2pfl._util.binding import option_names, takes
+from p2pfl._util.registry import resolve
 from p2pfl.compression.codecs import CODECS
-from p2pfl.config import table_changes
-from p2pfl.config.binding import option_names, takes
-from p2pfl.config.registry import resolve
 from p2pfl.errors import COMMAND_LINE, CommandLineError, ConfigurationError, name_source, unknown
 from p2pfl.policies import POLICIES
 from p2pfl.sim.formatting import setting

@@ -18,16 +18,16 @@ from typing import Any
 
 import networkx as nx
 
-from p2pfl.config import table_changes
-from p2pfl.config.binding import build, split_name
+from p2pfl._util import table_changes
+from p2pfl._util.binding import build, split_name
+from p2pfl._util.machine import check_memory
+from p2pfl._util.printable import to_json
 from p2pfl.errors import ConfigurationError, must_be, unknown
 from p2pfl.sim.scenario.names import named_changes
 from p2pfl.sim.scenario.network import Network
-from p2pfl.system.available_memory import check_memory
-from p2pfl.system.json_output import to_json
 from p2pfl.topologies import BUILDERS, labels, places, properties, read
 from p2pfl.topologies.geography import Point
-from p2pfl.topologies.graph_facts import facts_of
+from p2pfl.topologies.properties import facts_of
 
 EDGE = 150  # minimum bytes of one edge in a graph and in a simulation; 200 were measured
 FILE = "file"  # name of a topology from a file in a resolved scenario

@@ -15,22 +15,26 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from p2pfl.config.binding import split_name
+from p2pfl._util.binding import split_name
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.coordination.aggregation_step import StepResult, run_protected_step, without_known_start
-from p2pfl.node.coordination.coordinator import Coordinator, PendingSubmission
+from p2pfl.node.coordination.coordinator import (
+    Coordinator,
+    PendingSubmission,
+    StepResult,
+    run_protected_step,
+    without_known_start,
+)
 from p2pfl.node.coordination.election_runner import timing_of
 from p2pfl.node.exchange.model_encoding import ModelEncoder
-from p2pfl.node.folder.settings import check_coordinated
+from p2pfl.node.settings import check_coordinated
 from p2pfl.policies import make_policy
 from p2pfl.policy import Assignment, Coordinated, Policy, Step, Submission
-from p2pfl.protocols.election.types import Term
+from p2pfl.protocols.election import Term
 from p2pfl.protocols.wire.envelope import OVERHEAD
-from p2pfl.protocols.wire.submission import encode_assignment, encode_submission
+from p2pfl.protocols.wire.payload import encode_assignment, encode_submission
 from p2pfl.sim.scenario.network import draw
 from p2pfl.sim.scenario.scenario import Scenario
-from p2pfl.sim.simulation.gather import Gather
-from p2pfl.sim.simulation.modelled_network import ModelledNetwork, ModelledPeer
+from p2pfl.sim.simulation.modelled_network import Gather, ModelledNetwork, ModelledPeer
 
 
 def refuse(scenario: Scenario, policy: Policy) -> None:
@@ -105,7 +109,7 @@ class ModelledCoordination:
 
 
 class ModelledParticipant:
-    """One node's submissions (see p2pfl.node.coordination.participant).
+    """One node's submissions (see p2pfl.node.coordination.submissions).
 
     Attributes:
         expired: number of deadlines that have passed.

@@ -3,30 +3,30 @@
 No message is created. A sending node computes the arrival time, and its peer is called at that time. Over steady links
 the time at which a peer learns of a round follows from the time at which it was reached. Over links that lose or delay
 frames, nodes announce each round to each peer, and know of their peers what has arrived.
+
+Contributions of several simulated nodes, awaited as one event, and models that nodes exchange at one time.
 """
 
 from __future__ import annotations
 
 from asyncio import Future
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
+from types import coroutine
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from p2pfl.compression.sparse_updates import tag
-from p2pfl.node.conduct.conduct import Conduct
-from p2pfl.node.conduct.receipts import ReceiptBook
-from p2pfl.node.exchange.model_encoding import ModelEncoder
-from p2pfl.node.exchange.published_models import Outbox
-from p2pfl.node.exchange.rounds.pacing import keeps_up
-from p2pfl.node.exchange.rules import disclosed_loss
-from p2pfl.node.folder.settings import Settings
-from p2pfl.node.peering.links.dialler import FIRST_PAUSE, LONGEST_PAUSE, jitter
-from p2pfl.node.peering.peer_view import PeerView
-from p2pfl.node.peering.traffic import Traffic
+from p2pfl.node.conduct import Conduct, ReceiptBook
+from p2pfl.node.exchange.base import disclosed_loss
+from p2pfl.node.exchange.model_encoding import ModelEncoder, Outbox
+from p2pfl.node.exchange.rounds import keeps_up
+from p2pfl.node.peering.dialler import FIRST_PAUSE, LONGEST_PAUSE, jitter
+from p2pfl.node.peering.peer import PeerView, Traffic
+from p2pfl.node.settings import Settings
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Stage, Update
 from p2pfl.protocols.wire.envelope import OVERHEAD
@@ -35,7 +35,6 @@ from p2pfl.protocols.wire.signed_models import SignedModel
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.simulation.clock import Handle, VirtualLoop
-from p2pfl.sim.simulation.gather import Board, Gather
 
 
 class ModelledNetwork:
@@ -148,7 +147,7 @@ class ModelledConfig:
         public_info: public facts.
         coding: encoding of models.
         private: the node answers nan to peers that request the losses of their models.
-        sparse: the topology is not complete; see p2pfl.node.exchange.rounds.pacing.
+        sparse: the topology is not complete; see p2pfl.node.exchange.rounds.
         detects: whether nodes compare the models that they have received; see ModelledReceipts.
     """
 
@@ -163,7 +162,7 @@ class ModelledConfig:
 
 
 class ModelledReceipts:
-    """Comparison of the models that a node has received with those of its peers, as in p2pfl.node.conduct.equivocation.
+    """Comparison of the models that a node has received with those of its peers, as in p2pfl.node.conduct.
 
     No message is sent: reports and proofs arrive at once and have no size.
     """
@@ -424,7 +423,7 @@ class ModelledPeer:
             self._keep_probing(peer, FIRST_PAUSE)
 
     def _keep_probing(self, peer: ModelledPeer, pause: float) -> None:
-        """Probe a peer until its suspicion ends, less and less often; see p2pfl.node.peering.links.dialler."""
+        """Probe a peer until its suspicion ends, less and less often; see p2pfl.node.peering.dialler."""
         name = peer.name
         self.unanswered[name] = self.unanswered.get(name, 0) + 1
         self._probes[name] = number = self._probes.get(name, 0) + 1
@@ -445,3 +444,124 @@ class ModelledPeer:
         back = peer.arrival(self, OVERHEAD)
         if back is not None:
             self.network.loop.call_at(back, self.heard, peer, peer.round)
+
+
+class Gather:
+    """Contributions that are complete at their latest arrival time, or at a deadline.
+
+    Args:
+        count: number of contributions.
+        seconds: time until the deadline.
+
+    Attributes:
+        future: True once all contributions have arrived, False if the deadline passed first.
+        latest: time of the latest arrival so far.
+        expires: time of the deadline.
+        items: contributions by sender.
+        left: number of outstanding contributions.
+    """
+
+    __slots__ = ("expires", "future", "items", "latest", "left", "loop")
+
+    def __init__(self, loop: VirtualLoop, count: int, seconds: float) -> None:
+        self.loop = loop
+        self.future: Future[bool] = Future(loop=loop)
+        self.left = count
+        self.latest = loop.now
+        self.expires = self.latest + seconds
+        self.items: dict[str, Any] = {}
+
+    def add(self, name: str, item: Any, when: float | None) -> bool:
+        """Add a contribution that arrives at `when` (None: never). Return False if that is too late."""
+        if when is None or when > self.expires or self.future.done():
+            return False
+        self.items[name] = item
+        if when > self.latest:
+            self.latest = when
+        self.left -= 1
+        if not self.left:
+            if self.latest <= self.loop.now:
+                self.future.set_result(True)
+            else:
+                self.loop.call_at(self.latest, self.expire, True)
+        return True
+
+    def expire(self, complete: bool = False) -> None:
+        """End the waiting, if it has not ended."""
+        if not self.future.done():
+            self.future.set_result(complete)
+
+    def close(self) -> None:
+        """End the waiting at the deadline. It is not called if the waiting has ended."""
+        self.expire()
+
+
+@coroutine
+def yield_once() -> Generator[None, None, None]:
+    """Let everything else run first that can run at this time."""
+    yield
+
+
+class Board:
+    """Models published at the current time, for fetches at the same time over links without delay.
+
+    A fetch of several models is one lookup. The counts of the senders are added later, for many fetches together.
+
+    Args:
+        traffic_of: returns the traffic of the node with a given name.
+
+    Attributes:
+        open: whether fetches may use the board. A node that answers some requests differently closes it for good.
+    """
+
+    def __init__(self, traffic_of: Callable[[str], Traffic]) -> None:
+        self.open = True
+        self._traffic_of = traffic_of
+        self._time = 0.0
+        self._models: dict[tuple[int, Stage], dict[str, Update]] = {}
+        self._served: dict[tuple[int, Stage], list[str]] = {}  # senders of the fetched models that are not counted yet
+
+    def add(self, update: Update, now: float) -> None:
+        """Add a model that is published at time `now`."""
+        if now != self._time:
+            self.count()
+            self._models.clear()
+            self._time = now
+        key = update.round, update.stage
+        models = self._models.get(key)
+        if models is None:
+            self._models[key] = {update.sender: update}
+            return
+        if update.sender in models:
+            self.count()  # earlier fetches received the model that this one replaces
+        models[update.sender] = update
+
+    def find(self, ids: Sequence[str], round: int, stage: Stage, now: float) -> list[Update] | None:
+        """Return the models of `ids`; None if one of them was not published at time `now`."""
+        key = round, stage
+        models = self._models.get(key) if self.open and now == self._time else None
+        if models is None:
+            return None
+        try:
+            updates = [models[id] for id in ids]
+        except KeyError:
+            return None
+        served = self._served.get(key)
+        if served is None:
+            self._served[key] = list(ids)
+        else:
+            served += ids
+        return updates
+
+    def count(self) -> None:
+        """Add the fetched models to the traffic of their senders."""
+        if not self._served:
+            return
+        for key, senders in self._served.items():
+            models = self._models[key]
+            for id, times in Counter(senders).items():
+                sent = self._traffic_of(id)
+                sent.received_get += OVERHEAD * times
+                sent.sent_models += times
+                sent.sent_update += models[id].size * times
+        self._served.clear()

@@ -8,8 +8,9 @@ from typing import Any
 
 import networkx as nx
 
+from p2pfl._util.binding import split_name
+from p2pfl._util.shared_work import sharing
 from p2pfl.compression.codecs import Codec, make_codec
-from p2pfl.config.binding import split_name
 from p2pfl.data.partition.separation import check_separation, parts_of
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import check_schedule
@@ -22,11 +23,10 @@ from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.scenario.topology import COMPLETE, locate_nodes, measure, placement_graph, topology
 from p2pfl.sim.simulation.modelled_coordinator import election_notes, refuse
 from p2pfl.sim.simulation.sharding import task_of
-from p2pfl.system.shared_work import sharing
 from p2pfl.task import POINT, TASKS, Part, Task, data_notes_of, extra_metrics_of, goals_of, make_task
 from p2pfl.topologies import complete_properties, labels, neighbours
 from p2pfl.topologies.geography import Point
-from p2pfl.topologies.graph_facts import GraphFacts, facts_of
+from p2pfl.topologies.properties import GraphFacts, facts_of
 
 MOST_NOTES = 3  # different notes on the samples of single nodes
 READS_ROWS = ("classification",)  # built-in tasks whose nodes may have the same samples

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from p2pfl.attacks.label_flip import flip_labels
-from p2pfl.config.binding import split_name
+from p2pfl._util.binding import split_name
+from p2pfl._util.shared_work import sharing
+from p2pfl.attacks.registry import flip_labels
 from p2pfl.learner import Learner
 from p2pfl.learning.batched_learner import combine_all
 from p2pfl.policies import make_policy
@@ -23,7 +24,6 @@ from p2pfl.queries import Combine, NodeQuery, R
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, end_all, prepare_process
-from p2pfl.system.shared_work import sharing
 from p2pfl.task import Part, Task, make_task
 
 

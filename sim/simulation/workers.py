@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from p2pfl.config.object_name import PREFIX, ObjectName
+from p2pfl._util.registry import PREFIX, ObjectName
 from p2pfl.errors import ConfigurationError, MissingRequirementError, RunError
 
 if sys.platform == "linux":

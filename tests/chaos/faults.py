@@ -12,9 +12,9 @@ from random import Random
 from msgspec.structs import replace
 
 from p2pfl.node.federation import admission
+from p2pfl.node.federation import join as joining
 from p2pfl.node.federation.membership_file import member_of
 from p2pfl.node.folder import config
-from p2pfl.node.runtime import join as joining
 from p2pfl.sim.chaos.schedule import LINKS, draw_schedule
 from tests.chaos.federation import GUEST, TRUE_TIME
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.processes import memory, open_files
+from p2pfl._util.atomic_files import read_sealed
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.federation.membership_file import member_of
 from p2pfl.node.folder import config
 from p2pfl.node.folder.incarnation import MAGIC
 from p2pfl.sim.chaos.invariants import Violation
-from p2pfl.system.atomic_files import read_sealed
 from tests.chaos.faults import FILL
 
 MEMORY, FILES = 600.0, 150  # MiB and open files of a node

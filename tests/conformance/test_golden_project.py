@@ -4,13 +4,14 @@ import re
 
 import pytest
 
-from p2pfl.node.exchange import losses, message_exchange, model_server
-from p2pfl.protocols import reception_limits
+from p2pfl.node.exchange import message_exchange, model_transfer
+from p2pfl.protocols import rate_limit
 from p2pfl.protocols.membership import federation_file, invitation
 from p2pfl.protocols.membership import log as membership
-from p2pfl.protocols.mqtt import link_handshake, link_table, presence, reliable_stream
+from p2pfl.protocols.mqtt import link, presence, reliable_stream
 from p2pfl.protocols.mqtt import transport as mqtt
-from p2pfl.protocols.transports import handshake, listener, tls, tls_link
+from p2pfl.protocols.transports import handshake, tls, tls_link
+from p2pfl.protocols.transports import tls as listener
 from p2pfl.protocols.wire import envelope, payload
 from p2pfl.protocols.wire import messages as m
 from tests.conformance import wire_project, wire_reader, wire_vectors
@@ -66,28 +67,28 @@ def test_limits_in_documents_match_code():
             federation_file.LIMIT,
             mqtt.LARGEST,
             presence.LIMIT,
-            link_handshake.LIMIT,
+            link.LIMIT,
         ),
         reliable_stream.CHUNK,
     ):
         assert f"{figure:,}" in limits, figure
     security = (VECTORS.parent / "security.md").read_text(encoding="utf-8")
     for figure in (
-        f"{reception_limits.RATE:.0f} a second, {reception_limits.BURST:,.0f} at once",
-        f"{reception_limits.GRACE:.0f} s, and 1 s for every",
+        f"{rate_limit.RATE:.0f} a second, {rate_limit.BURST:,.0f} at once",
+        f"{rate_limit.GRACE:.0f} s, and 1 s for every",
     ):
         assert figure in limits
         assert figure in security
-    for rate, burst in ((listener.HOST_RATE, listener.HOST_BURST), (listener.RATE, listener.BURST)):
+    for rate, burst in ((listener.HOST_RATE, listener.HOST_BURST), (listener.CONNECTION_RATE, listener.CONNECTION_BURST)):
         assert f"{rate:.0f} a second, {burst} at once" in security
     assert message_exchange.payload_limit(10_000_000) == 4 * 10_000_000 + payload.EXTRAS_LIMIT
     assert message_exchange.payload_limit(1) == 4 + payload.EXTRAS_LIMIT > m.HelloParameters.LIMIT
     assert f"{reliable_stream.WINDOW} on their way" in limits
-    assert f"{tls.STRANGERS}, of a key {tls.LINKS_PER_KEY} (through a broker: {link_table.LINKS_PER_KEY} links)" in limits
+    assert f"{tls.STRANGERS}, of a key {tls.LINKS_PER_KEY} (through a broker: {link.LINKS_PER_KEY} links)" in limits
     for what, number in (
-        ("requests of one peer that wait", model_server.WAITING_REQUESTS),
-        ("losses computed", losses.SCORES_AT_ONCE),
-        ("models on their way", model_server.MODELS_IN_FLIGHT),
+        ("requests of one peer that wait", model_transfer.WAITING_REQUESTS),
+        ("losses computed", model_transfer.SCORES_AT_ONCE),
+        ("models on their way", model_transfer.MODELS_IN_FLIGHT),
     ):
         assert re.search(rf"\| {what}.*\| {number} \|", limits), what
     assert f"| envelope and messages | {envelope.VERSION} |" in section("Versions")

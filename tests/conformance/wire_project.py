@@ -13,34 +13,33 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2pfl.compression.codecs import CODECS, make_codec
 from p2pfl.compression.sparse_updates import Copy, tag
-from p2pfl.node.exchange.exchange_config import ExchangeConfig
+from p2pfl.node.exchange.base import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.exchange.model_encoding import ModelEncoder
-from p2pfl.node.federation import admission_key, invitations, membership_file
+from p2pfl.node.federation import invitations, membership_file
+from p2pfl.node.federation import membership_file as admission_key
 from p2pfl.node.federation.agreement import describe, read, terms
-from p2pfl.node.federation.invitation_service import InvitationService
-from p2pfl.node.federation.token_redeemer import TokenRedeemer
-from p2pfl.node.folder.settings import Settings
-from p2pfl.node.peering.links.introducer import difference
+from p2pfl.node.federation.invitations import InvitationService, TokenRedeemer
+from p2pfl.node.peering.links import difference
 from p2pfl.node.peering.peer import Asked, Member
 from p2pfl.node.peering.peering_config import PeeringConfig
+from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout
-from p2pfl.protocols import key_files
-from p2pfl.protocols.discovery import mdns
-from p2pfl.protocols.election.types import TIMING
+from p2pfl.protocols import discovery, key_files
+from p2pfl.protocols.election import TIMING
 from p2pfl.protocols.errors import FederationError, ProtocolError
-from p2pfl.protocols.membership.entries import Entry, Signed, decode_entry
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Request, decode_admission, decode_answer, decode_join
-from p2pfl.protocols.membership.log import Membership
-from p2pfl.protocols.mqtt import link_handshake, packet_seal, presence, reliable_stream
+from p2pfl.protocols.membership.log import Entry, Membership, Signed, decode_entry
+from p2pfl.protocols.mqtt import link as link_handshake
+from p2pfl.protocols.mqtt import packets, presence, reliable_stream
 from p2pfl.protocols.mqtt.packets import Topics
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import key_of
+from p2pfl.protocols.transports.handshake import Progress
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.transports.tls import TlsTransport
 from p2pfl.protocols.transports.tls_link import TlsLink
-from p2pfl.protocols.transports.tls_proof import Progress
 from p2pfl.protocols.wire import messages
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened
 from p2pfl.protocols.wire.payload import decode_extras
@@ -279,7 +278,7 @@ def check_proof(given):
     challenge, proof = step(given["challenge"], handshake.Challenge), step(given["proof"], handshake.Proof)
     proven = handshake.check(proof, log, challenge, unhex(given["server"]), unhex(given["certificate"]))
     found = proven._asdict()
-    found["dialler_key"], found["listener_key"] = packet_seal.sealing_keys(found.pop("secret"))
+    found["dialler_key"], found["listener_key"] = packets.sealing_keys(found.pop("secret"))
     return plain(found | {"membership_version": log.membership_version})
 
 
@@ -313,7 +312,7 @@ def check_handshake_packets(given):
 
 def check_packets(given):
     link, key, own = unhex(given["link"]), unhex(given["key"]), bytes(32)
-    stream = reliable_stream.ReliableStream(packet_seal.Sealing(own, key), link, given["limit"], 0.0)
+    stream = reliable_stream.ReliableStream(packets.Sealing(own, key), link, given["limit"], 0.0)
     frames = []
     for position, packet in enumerate(given["packets"]):
         data = unhex(packet)
@@ -329,7 +328,7 @@ def check_packets(given):
             frames.append(frame)
     stream.acknowledge()
     said = stream.packet_out(0.0)
-    content = packet_seal.Sealing(key, own).open(packet_seal.CONTROL, 0, said[25:], said[:25])
+    content = packets.Sealing(key, own).open(packets.CONTROL, 0, said[25:], said[:25])
     _, missing, came = reliable_stream.CONTROL_CONTENT.unpack(content)
     return {
         "frames": [sha256(frame).hexdigest() for frame in frames],
@@ -339,7 +338,7 @@ def check_packets(given):
 
 
 def pattern_packet(link, key, size):
-    sender = reliable_stream.ReliableStream(packet_seal.Sealing(key, bytes(32)), link, 0, 0.0)
+    sender = reliable_stream.ReliableStream(packets.Sealing(key, bytes(32)), link, 0, 0.0)
     sender.send([bytes(i % 251 for i in range(size))])
     return sender.packet_out(0.0)
 
@@ -352,7 +351,7 @@ def check_presence(given):
 
 
 def check_txt(given):
-    found = mdns.read_text(unhex(given["bytes"]))
+    found = discovery.read_text(unhex(given["bytes"]))
     if found is None:
         raise RefusedError("malformed")
     return {"key": found[0].hex(), "federation": found[1].hex()}

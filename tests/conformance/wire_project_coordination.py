@@ -8,23 +8,21 @@ import numpy as np
 
 from p2pfl.compression.codecs import Float32
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes
-from p2pfl.node.coordination.factory import Coordination
-from p2pfl.node.coordination.participant import UnansweredSubmission
-from p2pfl.node.exchange.exchange_config import ExchangeConfig
+from p2pfl.node.coordination.submissions import Coordination, UnansweredSubmission
+from p2pfl.node.exchange.base import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.exchange.model_encoding import ModelEncoder
-from p2pfl.node.folder.settings import Settings
 from p2pfl.node.peering.peer import Member
 from p2pfl.node.peering.peering_config import PeeringConfig
+from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout
 from p2pfl.policies.coordinated import CoordinatedFedAvg
-from p2pfl.protocols.election.raft import Election
-from p2pfl.protocols.election.types import Ballot, Electorate, Term
+from p2pfl.protocols.election import Ballot, Election, Electorate, Term
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened
-from p2pfl.protocols.wire.submission import decode_assignment, decode_submission
+from p2pfl.protocols.wire.payload import decode_assignment, decode_submission
 from tests.conformance.wire_keys import KEYS
 from tests.conformance.wire_models import more_text
 

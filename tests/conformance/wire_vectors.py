@@ -26,8 +26,9 @@ from p2pfl.protocols.membership.invitation import (
     pack_word,
 )
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.protocols.mqtt import link_handshake, presence, reliable_stream
-from p2pfl.protocols.mqtt.packet_seal import Sealing
+from p2pfl.protocols.mqtt import link as link_handshake
+from p2pfl.protocols.mqtt import presence, reliable_stream
+from p2pfl.protocols.mqtt.packets import Sealing
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK, ReliableStream
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import make_certificate

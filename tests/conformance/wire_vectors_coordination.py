@@ -4,7 +4,7 @@ import numpy as np
 
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import EMPTY, Payload
-from p2pfl.protocols.wire.submission import encode_assignment, encode_submission
+from p2pfl.protocols.wire.payload import encode_assignment, encode_submission
 from tests.conformance.wire_making import SHAPES, Vectors, exact, pack
 
 MOST = 2**32 - 1

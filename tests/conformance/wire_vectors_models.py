@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from p2pfl.compression.quantised_updates import Change, encode_change
-from p2pfl.compression.sparse_updates import encode_entries, tag
+from p2pfl.compression.sparse_updates import Change, encode_change, encode_entries, tag
 from p2pfl.protocols.wire.payload import encode_extras
 from tests.conformance.wire_making import SHAPES, exact, pack
 from tests.conformance.wire_project import run

@@ -6,13 +6,13 @@ import tomllib
 import msgspec
 import pytest
 
+from p2pfl._util.atomic_files import read_sealed
 from p2pfl.node.coordination.election_runner import MAGIC
 from p2pfl.node.folder import config
 from p2pfl.policies.fedpref import FedPref
-from p2pfl.protocols.election.types import Ballot
+from p2pfl.protocols.election import Ballot
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import run
-from p2pfl.system.atomic_files import read_sealed
 from tests.support.brokers import amqtt
 from tests.support.processes import processes
 

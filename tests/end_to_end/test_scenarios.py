@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from p2pfl.sim.reproduction import measured
+from p2pfl.sim import reproduction
 from tests.support.pages import DOCS, line
 from tests.support.readme import bash
 from tests.support.reproductions import outcome, whole_tables
@@ -28,7 +28,7 @@ def run_documented_command(folder, name, *scenarios):
     assert "otherwise" not in said  # as for claims that do not hold
     found = [json.loads((folder / "runs" / name / each / "summary.json").read_text()) for each in scenarios]
     for summary, (scenario, _, form) in zip(found, (each.rpartition("-") for each in scenarios), strict=True):
-        recorded = measured.load(measured.FILE)[scenario][form].figures
+        recorded = reproduction.load_measured(reproduction.FILE)[scenario][form].figures
         assert recorded.keys() == {row["name"] for row in summary["table"]}
     return found
 
@@ -154,7 +154,7 @@ def documented_means(*scenarios):
 def test_documented_means_match_measurements(scenarios, form, digits):
     for name, means in documented_means(*scenarios).items():
         for scenario, mean in zip(scenarios, means, strict=True):
-            figure = measured.load(measured.FILE)[scenario][form].figures.get(name)
+            figure = reproduction.load_measured(reproduction.FILE)[scenario][form].figures.get(name)
             assert (figure is None) == (mean is None)
             assert mean == pytest.approx(figure, abs=0.51 * 10**-digits)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from p2pfl.sim.reproduction import measured
+from p2pfl.sim import reproduction
 from tests.support.pages import line
 from tests.support.readme import bash
 from tests.support.reproductions import outcome, whole_tables
@@ -54,7 +54,7 @@ def assert_default_table(rows):
 
 def assert_as_recorded(tables):
     """Compare with the recorded values of docs/reproduced.md; other processors round differently."""
-    book = measured.load(measured.FILE)
+    book = reproduction.load_measured(reproduction.FILE)
     for column in COLUMNS:
         recorded, (rows, _) = book[column]["full"].figures, tables[column]
         assert recorded.keys() == rows.keys()

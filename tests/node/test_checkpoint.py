@@ -14,12 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pfl._util.atomic_files import replace_file, write_sealed
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import (
     AFRESH,
     Checkpoint,
     FileStore,
     Model,
+    TaskFacts,
     pack_model,
     same_federation,
     same_task,
@@ -27,12 +29,10 @@ from p2pfl.node.checkpoint import (
     unpack_model,
 )
 from p2pfl.node.early_stopping import EarlyStopping
-from p2pfl.node.exchange.published_models import Published
-from p2pfl.node.folder.settings import Settings
-from p2pfl.node.task_facts import TaskFacts
+from p2pfl.node.exchange.model_encoding import Published
+from p2pfl.node.settings import Settings
 from p2pfl.policy import Update
 from p2pfl.sim.simulation.clock import run
-from p2pfl.system.atomic_files import replace_file, write_sealed
 from p2pfl.task import Part, make_task
 from tests.support.federation import Federation
 from tests.support.logs import log_to

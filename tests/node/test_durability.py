@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from p2pfl._util import failpoints
+from p2pfl._util.atomic_files import DamagedFileError, DiskErrorReporter, read_sealed, replace_file, write_sealed
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import Checkpoint, FileStore
 from p2pfl.node.cli.main import main
@@ -21,8 +23,6 @@ from p2pfl.node.log import LOG
 from p2pfl.node.status.reader import current
 from p2pfl.protocols.errors import IdentityError
 from p2pfl.protocols.identity import Identity
-from p2pfl.system import failpoints
-from p2pfl.system.atomic_files import DamagedFileError, DiskErrorReporter, read_sealed, replace_file, write_sealed
 from tests.support.limits import limited
 from tests.support.logs import log_to
 from tests.support.processes import processes
@@ -295,7 +295,7 @@ def test_failpoint_variable_names_point_and_count():
 
 
 REACHING = """
-from p2pfl.system.failpoints import failpoint
+from p2pfl._util.failpoints import failpoint
 for k in range(5):
     print(k, flush=True)
     failpoint("round-saved")

@@ -13,7 +13,7 @@ ROOT = Path(p2pfl.__file__).resolve().parents[1]
 
 def events():
     """Yield the place of each call that logs an event of a node, and the keywords of the call."""
-    for path in (*sorted((ROOT / "node").rglob("*.py")), ROOT / "p2pfl/system/atomic_files.py"):
+    for path in (*sorted((ROOT / "node").rglob("*.py")), ROOT / "p2pfl/_util/atomic_files.py"):
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in LEVELS):
                 continue
@@ -30,5 +30,5 @@ def test_reference_lists_every_kind_of_event():
     section = (DOCS / "reference/files.md").read_text(encoding="utf-8").partition("## Events of the log\n")[2]
     listed = {kind for row in re.findall(r"^\| (`[^|]*) \|", section, re.M) for kind in re.findall(r"`([\w-]+)`", row)}
     used = set(re.findall(r'kind="([\w-]+)"', "".join(path.read_text("utf-8") for path in (ROOT / "node").rglob("*.py"))))
-    used |= {"disk-failed", "disk-works"}  # events of p2pfl.system.atomic_files
+    used |= {"disk-failed", "disk-works"}  # events of p2pfl._util.atomic_files
     assert listed == used

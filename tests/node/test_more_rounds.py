@@ -7,9 +7,9 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from p2pfl.node.folder.settings import Settings
-from p2pfl.node.peering.links.membership_gossip import MembershipGossip
+from p2pfl.node.peering.links import MembershipGossip
 from p2pfl.node.peering.peer import Member, Peer
+from p2pfl.node.settings import Settings
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.local import Local
 from p2pfl.policies.random import Random

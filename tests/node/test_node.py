@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 import p2pfl
 from p2pfl.errors import BudgetExceededError, ConfigurationError
-from p2pfl.node.exchange.published_models import Published
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.exchange.model_encoding import Published
 from p2pfl.node.peering.peer import Member
+from p2pfl.node.settings import Settings
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.dac import Dac
 from p2pfl.policies.dpfl import Dpfl

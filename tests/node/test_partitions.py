@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.settings import Settings
 from tests.support.federation import play
 
 NAMES = ("a", "b", "c", "d")

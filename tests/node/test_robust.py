@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.node.checkpoint import FileStore
-from p2pfl.node.coordination.submission_protection import protect_submissions
-from p2pfl.node.folder.settings import Settings, check_coordinated
+from p2pfl.node.coordination.coordinator import protect_submissions
+from p2pfl.node.settings import Settings, check_coordinated
 from p2pfl.parameters import weighted_mean
 from p2pfl.policies.cfl import Cfl
 from p2pfl.policies.coordinated import CoordinatedFedAvg
@@ -19,9 +19,8 @@ from p2pfl.policies.local import Local
 from p2pfl.policies.random import Random
 from p2pfl.policy import Merge, Submission, Update
 from p2pfl.protocols.wire import messages as m
-from p2pfl.robust.candidates import combine, distances_from
-from p2pfl.robust.guards import cap_samples, coarse
-from p2pfl.robust.median_clip import ClippedModel, MedianClip, clip_models, factor_of, without_clipping
+from p2pfl.robust.candidates import cap_samples, coarse, combine, distances_from
+from p2pfl.robust.clipping import ClippedModel, MedianClip, clip_models, factor_of, without_clipping
 from p2pfl.robust.registry import make_rule
 from tests.support.federation import play
 from tests.support.liars import Liar

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from p2pfl.data_facts import ColumnFacts, DataFacts
-from p2pfl.node.task_facts import TaskFacts, describe_change, facts_of
+from p2pfl.node.checkpoint import TaskFacts, describe_change, facts_of
 from p2pfl.parameters import Layout
 from p2pfl.task import Part, make_task
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from p2pfl.system.console import WRONG_USAGE
+from p2pfl._util.console import WRONG_USAGE
 from tests.support import without_torch
 from tests.support.processes import processes
 

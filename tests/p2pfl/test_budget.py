@@ -11,7 +11,7 @@ from p2pfl.budget import BudgetTracker
 from p2pfl.errors import BudgetExceededError, ConfigurationError
 from p2pfl.node.federation import agreement
 from p2pfl.node.folder.config import NodeConfig
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.settings import Settings
 from p2pfl.node.status.observer import StatusObserver
 from p2pfl.node.status.text import describe
 from p2pfl.policies.coordinated import CoordinatedFedAvg

@@ -15,7 +15,7 @@ from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.modules import layout_of
 from p2pfl.node.federation import agreement
 from p2pfl.node.folder import config as folders
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout, weighted_mean
 from p2pfl.policies import make_policy
 from p2pfl.protocols.wire.envelope import OVERHEAD

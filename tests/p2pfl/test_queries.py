@@ -19,7 +19,7 @@ from p2pfl.learning.losses import squared_error
 from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.learning.torch_problem import Samples
 from p2pfl.learning.torch_task import TorchTask
-from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives
+from p2pfl.multiobjective.scalarisation import DifferentiateObjectives
 from p2pfl.node.trainer import ThreadTrainer
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.policies.local import Local

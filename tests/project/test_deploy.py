@@ -14,8 +14,8 @@ from pathlib import Path
 import aiomqtt
 import pytest
 
-from p2pfl.node.doctor.network_checks import check_broker
-from p2pfl.system.console import INTERRUPTED, WRONG_USAGE
+from p2pfl._util.console import INTERRUPTED, WRONG_USAGE
+from p2pfl.node.doctor import check_broker
 from tests.support import forked
 from tests.support.mosquitto import PATIENCE, mosquitto, program
 from tests.support.processes import free_ports

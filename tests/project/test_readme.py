@@ -10,7 +10,7 @@ import pytest
 
 from p2pfl.compression.codecs import CODECS
 from p2pfl.policies import POLICIES
-from p2pfl.sim.reproduction import catalogue, measured
+from p2pfl.sim import reproduction
 from p2pfl.task import TASKS
 from p2pfl.topologies.builders import BUILDERS
 from tests.support.browser import needs_chromium
@@ -69,7 +69,7 @@ def test_headline_rows_equal_recorded_figures():
     assert len(shown) == 6
     for _, place, _, printed, here in shown:
         name, row = re.fullmatch(r"`([\w-]+)`, (.*)", place).groups()
-        (entry,) = catalogue.entries([name], measured.load(measured.FILE))
+        (entry,) = reproduction.entries([name], reproduction.load_measured(reproduction.FILE))
         assert printed == f"{entry.rows[row]:.2f}", place
         assert here == f"{entry.figures(row)['full']:.2f}", place
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from p2pfl.protocols.broker_address import BrokerAddress
+from p2pfl.protocols.addresses import BrokerAddress
 from p2pfl.protocols.errors import AddressError
 
 PIN = "0123456789abcdef" * 4

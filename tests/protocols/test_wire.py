@@ -15,10 +15,25 @@ from hypothesis import strategies as st
 from p2pfl.protocols.errors import IdentityError, ProtocolError
 from p2pfl.protocols.identity import Identity, Verifier
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import EMPTY, HEADER_SIZE, OVERHEAD, FrameSigner, FrameVerifier, Payload
-from p2pfl.protocols.wire.payload import EXTRAS_LIMIT, decode, encode_extras
-from p2pfl.protocols.wire.replay_window import WIDTH, ReplayWindow
-from p2pfl.protocols.wire.submission import decode_assignment, decode_submission, encode_assignment, encode_submission
+from p2pfl.protocols.wire.envelope import (
+    EMPTY,
+    HEADER_SIZE,
+    OVERHEAD,
+    WIDTH,
+    FrameSigner,
+    FrameVerifier,
+    Payload,
+    ReplayWindow,
+)
+from p2pfl.protocols.wire.payload import (
+    EXTRAS_LIMIT,
+    decode,
+    decode_assignment,
+    decode_submission,
+    encode_assignment,
+    encode_extras,
+    encode_submission,
+)
 
 FEDERATION, LAYOUT = b"f" * 16, b"l" * 16
 BIG = 2**32 - 1

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import p2pfl
-from p2pfl.config.object_name import ObjectName
+from p2pfl._util.registry import ObjectName
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies.random import Random
 from p2pfl.queries import Evaluate
 from p2pfl.random_streams import RandomStreams
-from p2pfl.sim.execution.background import compute_in_thread
+from p2pfl.sim.api import compute_in_thread
 from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.scenario.sweep import parse, sweep
 from p2pfl.task import Part, make_task

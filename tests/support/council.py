@@ -7,22 +7,21 @@ import numpy as np
 
 from p2pfl.compression.codecs import Float32
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes
-from p2pfl.node.coordination.factory import Coordination
-from p2pfl.node.exchange.base import Detached
-from p2pfl.node.exchange.exchange_config import ExchangeConfig
+from p2pfl.node.coordination.submissions import Coordination
+from p2pfl.node.exchange.base import Detached, ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
 from p2pfl.node.exchange.model_encoding import ModelEncoder
-from p2pfl.node.folder.settings import Settings
 from p2pfl.node.peering.peer import Member
 from p2pfl.node.peering.peering_config import PeeringConfig
+from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout
 from p2pfl.policy import Submission
-from p2pfl.protocols.election.types import LAST, Ballot, Electorate, Term
+from p2pfl.protocols.election import LAST, Ballot, Electorate, Term
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Payload
-from p2pfl.protocols.wire.submission import encode_submission
+from p2pfl.protocols.wire.payload import encode_submission
 
 SIZE = 4  # values of a model
 LAYOUT = Layout((("weights", (SIZE,)),), SIZE)

@@ -7,8 +7,7 @@ import heapq
 from collections import Counter
 from random import Random
 
-from p2pfl.protocols.election.raft import Election
-from p2pfl.protocols.election.types import TIMING, Ballot, Electorate, Term
+from p2pfl.protocols.election import TIMING, Ballot, Election, Electorate, Term
 from p2pfl.protocols.wire import messages as m
 
 CYCLE, CHAOS = 30.0, 18.0  # virtual seconds: length of a cycle, and of its disturbed part

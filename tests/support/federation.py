@@ -8,13 +8,13 @@ from math import inf
 from p2pfl.learning.batched_learner import SequentialLearner
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, MemoryVotes, electorate
-from p2pfl.node.coordination.factory import Coordination
-from p2pfl.node.exchange.exchange_config import NeighbourRoles
-from p2pfl.node.exchange.factory import federation_id, message_exchange
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.coordination.submissions import Coordination
+from p2pfl.node.exchange.base import NeighbourRoles
+from p2pfl.node.exchange.message_exchange import federation_id, message_exchange
 from p2pfl.node.node import Node
 from p2pfl.node.peering.peer import Member
 from p2pfl.node.peering.peering_config import PeeringOptions
+from p2pfl.node.settings import Settings
 from p2pfl.policies.random import Random
 from p2pfl.policy import Coordinated, asks_scores
 from p2pfl.protocols.identity import Identity

@@ -11,18 +11,14 @@ import msgspec
 import numpy as np
 
 from p2pfl.compression.codecs import Float32
-from p2pfl.node.exchange.exchange_config import ExchangeConfig
-from p2pfl.node.exchange.factory import max_frame
-from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
+from p2pfl.node.exchange.base import ExchangeConfig
+from p2pfl.node.exchange.message_exchange import MessageExchange, max_frame, payload_limit
 from p2pfl.node.exchange.model_encoding import ModelEncoder
-from p2pfl.node.federation import admission_key, loading
-from p2pfl.node.federation.invitation_service import InvitationService
-from p2pfl.node.federation.membership_sync import MembershipSync
-from p2pfl.node.federation.neighbourhood import Neighbourhood
-from p2pfl.node.federation.token_redeemer import TokenRedeemer
+from p2pfl.node.federation import loading, membership_file
+from p2pfl.node.federation.invitations import InvitationService, TokenRedeemer
+from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
 from p2pfl.node.folder import config
-from p2pfl.node.peering.guard import Guard
-from p2pfl.node.peering.peering_config import PeeringConfig, PeeringOptions
+from p2pfl.node.peering.peering_config import Guard, PeeringConfig, PeeringOptions
 from p2pfl.parameters import Layout
 from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.identity import Identity
@@ -78,7 +74,7 @@ class Honest:
         around = neighbourhood.members()
         keys = {name: member.key for name, member in around.items()}
         self.service = None
-        if admission_key.may_admit(folder):
+        if membership_file.may_admit(folder):
             self.log.invites = True
             self.service = InvitationService(
                 TokenRedeemer(folder, now=lambda: self.now, booted=lambda: self.now), self.log, booted=lambda: self.now

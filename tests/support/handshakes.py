@@ -1,7 +1,7 @@
 """Handshakes of links through a broker, without a broker."""
 
-from p2pfl.protocols.mqtt.link_handshake import LinkHandshake
-from p2pfl.protocols.transports.credentials import Credentials
+from p2pfl.protocols.mqtt.link import LinkHandshake
+from p2pfl.protocols.transports.certificates import Credentials
 from p2pfl.protocols.transports.tls_handshake import TlsHandshake
 
 

@@ -3,7 +3,7 @@
 import logging
 import re
 
-from p2pfl.system.event_log import EventLogger
+from p2pfl._util.event_log import EventLogger
 
 
 def log_to(lines):

@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.federation import admission, agreement, loading
+from p2pfl.node.federation import join as joining
 from p2pfl.node.folder import config
-from p2pfl.node.runtime import join as joining
 from tests.support import forked, without_torch
 from tests.support.logs import messages
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.config import binding
+from p2pfl._util import binding
 from p2pfl.errors import ConfigurationError
 from p2pfl.topologies import BUILDERS, build, neighbours
 

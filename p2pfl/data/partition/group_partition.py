@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from p2pfl.config.binding import build, choose
-from p2pfl.data.partition.largest_remainder import quotas
+from p2pfl._util.binding import build, choose
+from p2pfl.data.partition.label_partition import quotas
 from p2pfl.data.partition.splits import hold_out
 from p2pfl.data.tabular.fairness_datasets import LABEL, FairSet
 from p2pfl.errors import ConfigurationError

@@ -4,6 +4,8 @@ All functions return one sorted index array (int64) for each node. Unless a func
 belongs to exactly one node. A node that would be empty takes a sample of any class from the node with the most samples
 (on a tie the first). Every node therefore has a sample if there are as many samples as nodes. Draws are converted to
 integers before they are used, and sorts are stable: the same generator gives the same split on every platform.
+
+Integers in given proportions, by the largest remainder method (Hamilton).
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from math import isfinite
 
 import numpy as np
 
-from p2pfl.data.partition.largest_remainder import quotas
 from p2pfl.errors import ConfigurationError
 
 Shares = list[np.ndarray]
 Rng = np.random.Generator
+_FINE = 2**31  # resolution of fractions, so that rounding errors of a platform have no effect
 
 
 def iid(labels: np.ndarray, n_nodes: int, rng: Rng) -> Shares:
@@ -206,3 +208,30 @@ def _finish(shares: Shares) -> Shares:
         shares[node], shares[most] = shares[most][-1:], shares[most][:-1]
         sizes[node], sizes[most] = 1, sizes[most] - 1
     return [np.sort(share) for share in shares]
+
+
+def whole(weights: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return weights as integers in the same proportions, int64 [k]; integers are returned unchanged."""
+    values = np.asarray(weights, np.float64)
+    if (values == np.floor(values)).all() and values.max(initial=0) < _FINE:
+        return values.astype(np.int64)
+    parts: np.ndarray = np.rint(values / values.sum() * _FINE).astype(np.int64)
+    return parts
+
+
+def quotas(total: int, weights: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Divide `total` in proportion to `weights`.
+
+    Args:
+        total: 0 to 2**31.
+        weights: [k], 0 or more, not all 0.
+
+    Returns:
+        int64 [k] with the sum `total`. Each is its exact share rounded down, plus one for the largest remainders; on a
+        tie the first.
+    """
+    shares = whole(weights)
+    result, rest = np.divmod(total * shares, shares.sum())
+    largest = np.argsort(-rest, kind="stable")[: total - int(result.sum())]
+    result[largest] += 1
+    return result

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from p2pfl.config.binding import build, choose
+from p2pfl._util.binding import build, choose
 from p2pfl.data.partition.label_partition import PARTITIONS
 from p2pfl.data.partition.splits import FEW, by_class, draw_test, histogram
 from p2pfl.errors import ConfigurationError, none_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2pfl.data.partition.largest_remainder import quotas
+from p2pfl.data.partition.label_partition import quotas
 from p2pfl.errors import ConfigurationError
 
 Rng = np.random.Generator

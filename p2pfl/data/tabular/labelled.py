@@ -17,15 +17,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from p2pfl._util.machine import amount, free_memory
+from p2pfl.data import binary_files
 from p2pfl.data.class_labels import ClassLabels
-from p2pfl.data.formats import npz
-from p2pfl.data.formats.delimited import Dialect, header_of, read_rows
-from p2pfl.data.formats.numbers import describe, is_code, number, numbers
+from p2pfl.data.delimited import Dialect, describe, header_of, is_code, number, numbers, read_rows
 from p2pfl.data.tabular import column_checks
 from p2pfl.data_facts import ColumnFacts, DataFacts
 from p2pfl.errors import ConfigurationError
 from p2pfl.queries import Split
-from p2pfl.system.available_memory import amount, free_memory
 
 Arrays = tuple[np.ndarray, np.ndarray]
 HELD_OUT: tuple[Split, Split] = ("validation", "test")
@@ -299,7 +298,7 @@ def _hash(names: Sequence[str]) -> str:
 
 
 def _read_npz(path: Path, choice: Choice, labels: ClassLabels, features: int | None) -> Labelled:
-    there = npz.names(path)
+    there = binary_files.names(path)
     arrays = dict(_ARRAYS)
     if "x_train" in there and "y_train" in there and not {"x", "y"} & {*there}:  # as in the archives of Keras
         arrays["train"] = ("x_train", "y_train")
@@ -307,7 +306,7 @@ def _read_npz(path: Path, choice: Choice, labels: ClassLabels, features: int | N
     for name in arrays["train"]:
         if name not in there:
             raise ConfigurationError(f"{path} has no array {name}; it has {_first_names(there)}, and must have x and y")
-    found = npz.read(path, used)
+    found = binary_files.read_npz(path, used)
     splits: dict[Split, Arrays] = {}
     split: Split
     for split in ("train", *HELD_OUT):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from p2pfl.data.rows import Rows
+from p2pfl.data.class_labels import Rows
 from p2pfl.errors import ConfigurationError, unknown
 
 MOST_GROUPS = 64  # of one attribute

@@ -1,10 +1,16 @@
-"""Interface of the kernels."""
+"""Interface of the kernels.
+
+Number of values that are computed at once.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+ON_GPU = 2**25  # values, 128 MiB: enough to occupy it, and little of its memory
 
 
 class BatchedGradient(Protocol):
@@ -34,3 +40,12 @@ class BatchedGradient(Protocol):
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
         """Return each model's outputs, [K, b, ...]."""
+
+
+def values_at_once(cached: int, device: torch.device) -> int:
+    """Return the number of values to compute at once on a device.
+
+    Args:
+        cached: number of values that fit into the cache of a CPU. A GPU has no such limit, and needs many values at once.
+    """
+    return cached if device.type == "cpu" else max(cached, ON_GPU)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from p2pfl.learning.kernels.sizes import values_at_once
+from p2pfl.learning.kernels.batched_gradient import values_at_once
 from p2pfl.learning.losses import cross_entropy
 from p2pfl.learning.torch_problem import TorchProblem
 

@@ -1,13 +1,25 @@
 """Inputs and targets of arrays, tensors, torch datasets and Hugging Face datasets, as two arrays.
 
 Datasets are recognised by their methods, so that neither torchvision nor Hugging Face's `datasets` is a dependency.
+
+Attributes of a user's dataset, to recognise cheaply that a task function has changed it for the next node.
+
+Pixels of Pillow images. Pillow converts every mode that has a fixed range; other modes are refused.
+
+The images of a set are grey (mode L) or have three colours (RGB). A palette, or another mode that may hold only grey, is
+either: it is grey in a grey set if it has no other colours. Pillow is no dependency: images are recognised by their
+methods.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Real
+from random import Random
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,21 +27,29 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from p2pfl.content.digests import UnknownContentError, digest_of
+from p2pfl._util.machine import check_memory
+from p2pfl._util.shared_work import once
+from p2pfl.content import UnknownContentError, digest_of
 from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.samples.labels import Label, Labels
-from p2pfl.learning.samples.numeric import Array, is_alike, kind_of, numbers
-from p2pfl.learning.samples.object_state import attributes_of, put_back
-from p2pfl.learning.samples.pictures import Pictures, as_mode, is_picture
-from p2pfl.learning.seeding import seeded
-from p2pfl.system.available_memory import check_memory
-from p2pfl.system.shared_work import once
+from p2pfl.learning.modules import seeded
+from p2pfl.learning.samples.numeric import Array, Label, Labels, is_alike, kind_of, numbers
 
 Columns = tuple[str | Sequence[str], str]
-"""Names of the column of the inputs (or of several columns of numbers) and of the column of the targets."""
-
 TARGETS = ("label", "labels", "target", "targets", "y")  # usual names of the column of the targets
+# Samples of the datasets that were read: many nodes and runs of a simulation share one dataset.
+_known: dict[tuple[int, str, tuple[Label, ...]], _Kept] = {}
+MOST_ELEMENTS = 64  # of a container whose elements are looked at
+DEEPEST = 4  # levels of attributes: a subset, its dataset, its transform, the parts of the transform
+Generator = np.random.Generator | np.random.RandomState | torch.Generator | Random
+PLAIN = bool | int | float | complex | str | bytes | None
+WHOLE = type | FunctionType | BuiltinFunctionType | ModuleType | np.ndarray | torch.Tensor | Generator
+MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV", "LAB"}
+GREY, MAYBE_GREY = {"1", "L", "LA", "La"}, {"P", "PA"}  # a palette may have no other colours than grey
+ORIENTATION = 0x0112  # EXIF tag; 1 is upright
+
+
+"""Names of the column of the inputs (or of several columns of numbers) and of the column of the targets."""
 
 
 class Source(NamedTuple):
@@ -52,10 +72,6 @@ class _Kept(NamedTuple):
     digest: bytes
 
 
-# Samples of the datasets that were read: many nodes and runs of a simulation share one dataset.
-_known: dict[tuple[int, str, tuple[Label, ...]], _Kept] = {}
-
-
 def read_samples(where: str, data: Any, columns: Columns | None = None, labels: Labels | None = None) -> tuple[Array, Array]:
     """Return the inputs [n, ...] and the targets [n, ...] of some data, as arrays or tensors; see `read_source`."""
     source = read_source(where, data, columns, labels)
@@ -73,7 +89,7 @@ def read_source(where: str, data: Any, columns: Columns | None = None, labels: L
         where: the name of the data, for errors, for example "train".
         data: a pair of arrays, tensors or lists; or an object with `len` and integer indices whose samples are pairs
             (input, target), or dicts. Images of Pillow become float32 [channels, height, width] from 0 to 1; see
-            p2pfl.learning.samples.pictures.
+            p2pfl.learning.samples.datasets.
         columns: names of the columns, for samples that are dicts. By default the targets are the column called label,
             labels, target, targets or y (or the only one with classes), and the inputs are all others.
         labels: labels that stand for classes; by default the targets are numbers.
@@ -454,3 +470,163 @@ def _describe(what: str, values: Array) -> str:
 
 def _range(values: Array) -> tuple[float, float]:
     return float(values.min()), float(values.max())
+
+
+def attributes_of(data: Any) -> tuple[tuple[Any, ...], list[Any]]:
+    """Return the attributes of a dataset and of the objects that it holds: plain values, and identities of others.
+
+    Also return these objects. While they are kept, no other object gets their identity.
+    """
+    held = _held_by(data)
+    return tuple([value if isinstance(value, PLAIN) else id(value) for value in held]), held
+
+
+def put_back(data: Any) -> Callable[[], None]:
+    """Return a function that puts the random generators that a dataset holds back into their present state."""
+    steps = [_step_back(value) for value in _held_by(data) if isinstance(value, Generator)]
+
+    def back() -> None:
+        for step in steps:
+            step()
+
+    return back
+
+
+def _held_by(data: Any) -> list[Any]:
+    """Return the objects that a dataset holds: its attributes, their elements, and their attributes."""
+    found: dict[int, Any] = {}
+    level = [data]
+    for _ in range(DEEPEST + 1):
+        inner: list[Any] = []
+        for value in level:
+            if id(value) not in found:
+                found[id(value)] = value
+                inner += _parts(value)
+        level = inner
+    return [*found.values()]
+
+
+def _step_back(generator: Generator) -> Callable[[], object]:
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        return partial(setattr, bits, "state", bits.state)
+    if isinstance(generator, Random):
+        return partial(generator.setstate, generator.getstate())
+    return partial(generator.set_state, generator.get_state())  # type: ignore[arg-type]
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, PLAIN | WHOLE):
+        return []
+    if isinstance(value, list | tuple | Mapping):
+        return [] if len(value) > MOST_ELEMENTS else [*(value.values() if isinstance(value, Mapping) else value)]
+    return [*vars(value).values()] if hasattr(value, "__dict__") else []
+
+
+"""Modes with values from 0 to 255 (or 0 and 1), which Pillow converts to RGB."""
+
+
+def is_picture(value: Any) -> bool:
+    """Return whether a value is an image of Pillow, or has its interface."""
+    return hasattr(value, "getbands") and hasattr(value, "mode")
+
+
+class Pictures:
+    """Reader of the images of one set. It counts what the user should know of them.
+
+    Attributes:
+        modes: number of images of each mode.
+        may_be_grey: whether all images so far are palettes without colours, so that the set may still get colours.
+    """
+
+    def __init__(self) -> None:
+        self.modes: Counter[str] = Counter()
+        self.may_be_grey = True
+        self._colours = False
+        self._opaque = self._turned = self._moving = 0
+
+    def pixels(self, what: str, picture: Any) -> np.ndarray:
+        """Return the pixels of the next image, uint8: [1, height, width] if it is grey, otherwise [3, height, width].
+
+        Args:
+            what: the name of the image, for errors.
+
+        Raises:
+            ConfigurationError: its mode has no fixed range, it has transparent pixels, or Pillow cannot convert it.
+        """
+        mode = picture.mode
+        if mode not in MODES:
+            raise ConfigurationError(
+                f'{what}: the image has the mode {mode}; convert it to "L" or "RGB" if its values are from 0 to 255, or'
+                " return an array, such as np.asarray(image, np.float32) / 65535"
+            )
+        try:
+            found = self._converted(what, picture)
+            self._turned += _orientation(picture) not in (None, 1)
+        except (OSError, ValueError, SyntaxError) as error:  # of Pillow
+            raise ConfigurationError(f"{what}: the image of mode {mode} cannot be converted: {error}") from error
+        self.modes[mode] += 1
+        self._moving += getattr(picture, "n_frames", 1) > 1
+        if mode in GREY or (mode in MAYBE_GREY and not self._colours and (found == found[..., :1]).all()):
+            found = found if found.ndim == 2 else found[..., 0]
+        self._colours |= found.ndim == 3
+        self.may_be_grey &= mode in MAYBE_GREY and found.ndim == 2
+        return np.atleast_3d(found).transpose(2, 0, 1)
+
+    def _converted(self, what: str, picture: Any) -> np.ndarray:
+        """Return the pixels of an image, uint8: [height, width] of mode L, otherwise [height, width, 3]."""
+        if getattr(picture, "has_transparency_data", False):
+            straight = picture.convert("LA") if picture.mode == "La" else picture
+            colours = np.asarray(straight.convert("RGBA"))
+            if colours.size and colours[..., 3].min() < 255:
+                raise ConfigurationError(
+                    f"{what}: the image has transparent pixels (mode {picture.mode}); choose a background in the transform:"
+                    ' PIL.Image.alpha_composite(background, image.convert("RGBA")).convert("RGB")'
+                )
+            self._opaque += 1
+            return colours[..., :3]
+        return np.asarray(picture if picture.mode in ("L", "RGB") else picture.convert("RGB"))
+
+    def notes(self, where: str, channels: int) -> list[str]:
+        """Return what the user should know of the images that were read.
+
+        Args:
+            channels: of the whole set, 1 or 3.
+        """
+        found = []
+        if len(self.modes) > 1:
+            found.append(
+                f"{where} data: the images have several modes ({self.counts}); all were read as {as_mode(channels)}"
+            )
+        if self._opaque:
+            found.append(f"{where} data: {_images(self._opaque)} an opaque alpha channel, which was left out")
+        if self._turned:
+            found.append(
+                f"{where} data: {_images(self._turned)} an EXIF orientation, which was not applied; for upright images call"
+                " PIL.ImageOps.exif_transpose in the dataset"
+            )
+        if self._moving:
+            found.append(f"{where} data: {_images(self._moving)} several frames, of which only the current one was read")
+        return found
+
+    @property
+    def counts(self) -> str:
+        """The modes with their numbers of images, such as "L 150, P 150"."""
+        return ", ".join(f"{mode} {count:,}" for mode, count in sorted(self.modes.items()))
+
+
+def as_mode(channels: int) -> str:
+    """Return the mode of a set with so many channels."""
+    return "L" if channels == 1 else "RGB"
+
+
+def _orientation(picture: Any) -> int | None:
+    """Return the EXIF orientation of an image; None if it has none."""
+    if not hasattr(picture, "getexif"):
+        return None
+    found: int | None = picture.getexif().get(ORIENTATION)
+    return found
+
+
+def _images(count: int) -> str:
+    return f"{count:,} image{'s have' if count > 1 else ' has'}"

@@ -10,15 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from p2pfl._util.shared_work import once
 from p2pfl.data.partition.partitioner import Partition, check_test
 from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.samples.datasets import Columns, Source, read_source, take
-from p2pfl.learning.samples.labels import Labels
-from p2pfl.learning.samples.numeric import Array
+from p2pfl.learning.samples.numeric import Array, Labels
 from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams
-from p2pfl.system.shared_work import once
 from p2pfl.task import Part
 
 Pairs = Mapping[Split, tuple[Array, Array]]

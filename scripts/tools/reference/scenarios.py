@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from p2pfl.system import toml_reader
+from p2pfl._util import toml_reader
 from scripts.tools.reference.markdown import escape, table
 
 

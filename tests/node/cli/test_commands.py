@@ -16,17 +16,17 @@ import duckdb
 import pytest
 
 import p2pfl
+from p2pfl._util.atomic_files import lock_folder
 from p2pfl.errors import BudgetExceededError, ConfigurationError, DivergenceError, RunError
 from p2pfl.node.cli import main as node_cli
 from p2pfl.node.folder.config import CONFIG, KEY, STATUS, NodeConfig, Track
-from p2pfl.node.status.status_file import write_state
+from p2pfl.node.status.reader import write_state
 from p2pfl.policies import POLICIES
 from p2pfl.policy import Budget
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.sim.cli import main as sim_cli
 from p2pfl.sim.scenario.scenario import shipped_scenarios
 from p2pfl.sim.simulation.workers import WorkerLostError
-from p2pfl.system.atomic_files import lock_folder
 from p2pfl.task import TASKS
 from tests.support import forked
 from tests.support.logs import messages

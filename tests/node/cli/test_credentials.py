@@ -5,7 +5,7 @@ import io
 import pytest
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.cli.credentials import read
+from p2pfl.node.cli.membership import read
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import ADMISSION, INVITATION, REQUEST, Request
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from p2pfl.node.cli import demo as local_broker
 from p2pfl.node.cli import demo as node_demo
-from p2pfl.node.cli import local_broker
 from p2pfl.policies import POLICIES
 from tests.support import forked
 from tests.support.processes import PATIENCE

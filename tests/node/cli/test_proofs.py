@@ -4,7 +4,7 @@ import json
 
 from p2pfl.node.checkpoint import Checkpoint, FileStore
 from p2pfl.node.cli.main import main
-from p2pfl.node.conduct.conduct import ConductState
+from p2pfl.node.conduct import ConductState
 from p2pfl.node.federation.membership_file import member_of
 from p2pfl.node.folder import config as names
 from p2pfl.protocols.identity import Identity

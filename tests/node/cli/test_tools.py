@@ -15,7 +15,7 @@ from p2pfl.node.cli.export import Exported, export, format_of, newest, write
 from p2pfl.node.early_stopping import EarlyStopping
 from p2pfl.node.federation import admission, agreement
 from p2pfl.node.folder import config
-from p2pfl.node.status import prometheus as metrics
+from p2pfl.node.status import endpoints as metrics
 from p2pfl.node.status.text import describe
 from p2pfl.parameters import Layout
 from p2pfl.task import Part, make_task

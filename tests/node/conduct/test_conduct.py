@@ -5,8 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from p2pfl.node.conduct.conduct import UNSERVED, Conduct, ConductState
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.conduct import UNSERVED, Conduct, ConductState
+from p2pfl.node.settings import Settings
 from p2pfl.policy import Update
 from p2pfl.protocols.wire import messages as m
 from tests.support.federation import play

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from p2pfl.node.conduct.conduct import Conduct
-from p2pfl.node.conduct.equivocation import EquivocationWatch
-from p2pfl.node.exchange.published_models import Published
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.conduct import Conduct, EquivocationWatch
+from p2pfl.node.exchange.model_encoding import Published
 from p2pfl.node.peering.peering_config import PeeringOptions
+from p2pfl.node.settings import Settings
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.wire import messages as m

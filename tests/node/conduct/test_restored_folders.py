@@ -6,8 +6,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from p2pfl.node.folder.settings import Settings
-from p2pfl.node.peering.links.incarnations import IncarnationConflictError
+from p2pfl.node.peering.links import IncarnationConflictError
+from p2pfl.node.settings import Settings
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.signed_models import parse_signed_model

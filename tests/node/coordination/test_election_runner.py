@@ -13,17 +13,16 @@ from p2pfl.node.coordination.election_runner import UNKNOWN, ElectionRunner, Fil
 from p2pfl.node.federation import admission, loading
 from p2pfl.node.federation.agreement import terms
 from p2pfl.node.federation.membership_file import MembershipFile
-from p2pfl.node.federation.membership_sync import MembershipSync
-from p2pfl.node.federation.neighbourhood import Neighbourhood
+from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
 from p2pfl.node.folder import config
-from p2pfl.node.folder.settings import Settings
-from p2pfl.node.status import prometheus as metrics
+from p2pfl.node.settings import Settings
+from p2pfl.node.status import endpoints as metrics
 from p2pfl.node.status.text import describe
 from p2pfl.parameters import Layout
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.fedpref import FedPref
 from p2pfl.policy import Merge
-from p2pfl.protocols.election.types import LAST, TIMING, Ballot, Electorate, Term
+from p2pfl.protocols.election import LAST, TIMING, Ballot, Electorate, Term
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.log import Member

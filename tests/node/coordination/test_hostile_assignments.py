@@ -8,14 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from p2pfl.node.checkpoint import FileStore
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.settings import Settings
 from p2pfl.policies.cfl import Cfl
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.fedcmoo import FedCmoo
 from p2pfl.policies.fedpref import FedPref
 from p2pfl.policies.pfedgraph import PFedGraph
-from p2pfl.robust.assignments import STEPS, AssignmentLimits, ratio_of
-from p2pfl.robust.by_loss import ClipLoss
+from p2pfl.robust.clipping import STEPS, AssignmentLimits, ratio_of
+from p2pfl.robust.selection import ClipLoss
 from tests.support.federation import play
 
 NAMES = tuple("abcd")

@@ -5,18 +5,16 @@ import asyncio
 import numpy as np
 import pytest
 
-from p2pfl.node.coordination.aggregation_step import StepResult
-from p2pfl.node.coordination.coordinator import AT_ONCE, Coordinator, PendingSubmission
+from p2pfl.node.coordination.coordinator import AT_ONCE, Coordinator, PendingSubmission, StepResult
 from p2pfl.policies.cfl import Cfl
 from p2pfl.policies.clusters import MOST_SPLITS
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.fedpref import FedPref
 from p2pfl.policy import Submission
-from p2pfl.protocols.election.types import LAST, Electorate, Term
+from p2pfl.protocols.election import LAST, Electorate, Term
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import Payload
-from p2pfl.protocols.wire.payload import EXTRAS_LIMIT
-from p2pfl.protocols.wire.submission import encode_assignment
+from p2pfl.protocols.wire.payload import EXTRAS_LIMIT, encode_assignment
 from p2pfl.sim.simulation import clock
 from tests.support.council import DEADLINE, HONEST, LAYOUT, NAMES, SAMPLES, SIZE, council, own
 

@@ -11,11 +11,22 @@ from hashlib import sha256
 import pytest
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.doctor import network_checks as network
-from p2pfl.node.doctor import run as doctor
-from p2pfl.node.doctor.checks import Finding, check_clock, check_disk, check_federation, check_key, check_layout, report
-from p2pfl.node.doctor.network_checks import check_broker, check_multicast, check_port
-from p2pfl.node.doctor.peer_checks import check_node, check_peers
+from p2pfl.node import doctor as doctor
+from p2pfl.node import doctor as network
+from p2pfl.node.doctor import (
+    Finding,
+    check_broker,
+    check_clock,
+    check_disk,
+    check_federation,
+    check_key,
+    check_layout,
+    check_multicast,
+    check_node,
+    check_peers,
+    check_port,
+    report,
+)
 from p2pfl.node.federation import admission
 from p2pfl.node.folder import config
 from p2pfl.parameters import Layout

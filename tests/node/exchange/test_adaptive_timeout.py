@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.node.exchange.rounds.adaptive_timeout import AdaptiveTimeout
+from p2pfl.node.exchange.rounds import AdaptiveTimeout
 
 SECONDS = st.floats(0.001, 100)
 

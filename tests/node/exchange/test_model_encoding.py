@@ -14,9 +14,8 @@ from p2pfl.algorithms.selection import fitting
 from p2pfl.compression.codecs import CODECS, Differential, Sparse, TopK, make_codec
 from p2pfl.compression.sparse_updates import Copy, Step, encode_entries, tag
 from p2pfl.errors import ConfigurationError, RunError
-from p2pfl.node.exchange.model_encoding import WHOLE, ModelEncoder
-from p2pfl.node.exchange.published_models import Published
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.exchange.model_encoding import WHOLE, ModelEncoder, Published
+from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout
 from p2pfl.policies.dac import Dac
 from p2pfl.policies.random import Random

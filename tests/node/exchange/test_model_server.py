@@ -10,11 +10,9 @@ from p2pfl.compression.codecs import Float32, TopK
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.exchange.base import Detached
 from p2pfl.node.exchange.message_exchange import payload_limit
-from p2pfl.node.exchange.model_encoding import WHOLE, ModelEncoder
-from p2pfl.node.exchange.model_server import LARGE, ModelServer
-from p2pfl.node.exchange.published_models import Outbox
-from p2pfl.node.exchange.publisher import Publisher
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.exchange.model_encoding import WHOLE, ModelEncoder, Outbox, Publisher
+from p2pfl.node.exchange.model_transfer import LARGE, ModelServer
+from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout
 from p2pfl.protocols.wire.envelope import OVERHEAD, Payload
 from p2pfl.protocols.wire.payload import EXTRAS_LIMIT

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.node.exchange.published_models import Outbox
-from p2pfl.node.exchange.rounds.pacing import LONGEST_HOLD, Pacing, common_round
+from p2pfl.node.exchange.model_encoding import Outbox
+from p2pfl.node.exchange.rounds import LONGEST_HOLD, Pacing, common_round
 
 
 @pytest.mark.parametrize(

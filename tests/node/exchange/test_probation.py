@@ -3,8 +3,8 @@
 import pytest
 
 from p2pfl.node.exchange import message_exchange
-from p2pfl.node.exchange.rounds.probation import GOOD, Probation
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.exchange.rounds import GOOD, Probation
+from p2pfl.node.settings import Settings
 from p2pfl.protocols.wire import messages as m
 from tests.support.federation import play
 from tests.support.liars import Liar

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.node.exchange.published_models import Outbox, Published
+from p2pfl.node.exchange.model_encoding import Outbox, Published
 from p2pfl.policy import Update
 
 STAGES = ("trained", "merged")

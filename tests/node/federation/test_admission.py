@@ -14,27 +14,30 @@ from functools import partial
 
 import pytest
 
+from p2pfl._util.atomic_files import lock_folder
+from p2pfl._util.disk import exclusive
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
-from p2pfl.node.federation import admission, admission_key, agreement, invitations, loading
-from p2pfl.node.federation.invitation_service import RECOVERY, REFUSALS, InvitationService
-from p2pfl.node.federation.invitations import INVITATIONS
-from p2pfl.node.federation.membership_file import FEDERATION, MEMBERSHIP, MembershipFile, load_federation
-from p2pfl.node.federation.revocation import describe_pending, describe_refusal
-from p2pfl.node.federation.token_redeemer import TokenRedeemer
+from p2pfl.node.federation import admission, agreement, invitations, join, loading, membership_file
+from p2pfl.node.federation import join as joining
+from p2pfl.node.federation.invitations import INVITATIONS, RECOVERY, REFUSALS, InvitationService, TokenRedeemer
+from p2pfl.node.federation.membership_file import (
+    FEDERATION,
+    MEMBERSHIP,
+    MembershipFile,
+    describe_pending,
+    describe_refusal,
+    load_federation,
+)
 from p2pfl.node.folder import config
-from p2pfl.node.peering.newcomers import JoinReply
-from p2pfl.node.runtime import inviter_client
-from p2pfl.node.runtime import join as joining
+from p2pfl.node.peering.peering_config import JoinReply
 from p2pfl.node.status import reader
-from p2pfl.node.status.event_text import federation_title
-from p2pfl.node.status.status_file import write_state
+from p2pfl.node.status.observer import federation_title
+from p2pfl.node.status.reader import write_state
 from p2pfl.protocols.identity import Identity, Verifier
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, decode_answer, encode_join
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.system.atomic_files import lock_folder
-from p2pfl.system.disk import exclusive
 from p2pfl.task import Part, make_task
 from tests.support.fortress import folders, honest
 from tests.support.limits import limited
@@ -70,7 +73,7 @@ class Home:
         return load_federation(self.alice)
 
     def admission_key(self):
-        return Identity.load(self.alice / admission_key.ADMISSION)
+        return Identity.load(self.alice / membership_file.ADMISSION)
 
     def token(self, name="bob", role="participant", minutes=15, now=NOW, **options):
         return invite(self.alice, name, ["10.0.0.1:4100"], role, minutes, now, **options)
@@ -162,7 +165,7 @@ def test_create_federation_makes_creator_member_with_key(home):
 
 def test_create_federation_writes_backup_as_key_file(home):
     assert Identity.load(home.backup).public == home.file.admission
-    assert mode(home.backup) == mode(home.alice / admission_key.ADMISSION) == 0o600
+    assert mode(home.backup) == mode(home.alice / membership_file.ADMISSION) == 0o600
 
 
 def test_create_federation_without_backup_writes_nothing(tmp_path, digits):
@@ -621,7 +624,7 @@ def test_inviter_killed_during_admission_admits_same_node_only(home, inviter, mo
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("p2pfl.node.federation.token_redeemer.failpoint", kill)
+        patch.setattr("p2pfl.node.federation.invitations.failpoint", kill)
         with pytest.raises(Killed):
             inviter.ask(BOB, token.secret)
     assert home.log().membership_version == 1
@@ -645,7 +648,7 @@ def test_invite_requires_current_admission_key(home):
     home.accept(bob, home.bundle(bob))
     with pytest.raises(ConfigurationError, match=r"has no admission\.pem"):
         invite(bob, "carol", ["x:1"])
-    shutil.copy(home.backup, bob / admission_key.ADMISSION)
+    shutil.copy(home.backup, bob / membership_file.ADMISSION)
     admission.rotate(home.alice, home.root / "second.pem")
     MembershipFile(bob).save(home.log())
     with pytest.raises(ConfigurationError, match="no longer the admission key"):
@@ -678,7 +681,7 @@ def test_join_refuses_token_for_another_name_before_dialling(home):
 
 
 def test_join_retries_while_inviter_is_busy(tmp_path, monkeypatch):
-    monkeypatch.setattr(inviter_client, "PAUSE", 0.01)
+    monkeypatch.setattr(join, "PAUSE", 0.01)
     alice_folder = folders(tmp_path, "alice", "carol")["alice"]
     config.create(tmp_path / "bob", "bob", "127.0.0.1:0", task="concept-shift")
     busy = [encode_join(JoinRefused("busy: too many nodes")) for _ in range(3)]
@@ -731,7 +734,7 @@ def test_accept_saves_federation_and_log(home):
     kept = load_federation(bob.folder)
     assert kept.file == home.file
     assert kept.encode() == home.log().encode()
-    assert not (bob.folder / admission_key.ADMISSION).exists()
+    assert not (bob.folder / membership_file.ADMISSION).exists()
 
 
 def checkpoints(folder):
@@ -1058,7 +1061,7 @@ def test_rotate_makes_new_admission_key_decide(home):
     assert Identity.load(home.alice / "admission.pem.old").public == old.public
     assert mode(home.alice / "admission.pem.old") == mode(home.root / "second.pem") == 0o600
     home.bundle(home.node("bob"))
-    shutil.copy(home.backup, home.alice / admission_key.ADMISSION)
+    shutil.copy(home.backup, home.alice / membership_file.ADMISSION)
     with pytest.raises(ConfigurationError, match="no longer the admission key"):
         home.bundle(home.node("carol"))
 
@@ -1072,12 +1075,12 @@ def test_rotate_without_backup_changes_nothing(home):
 
 
 def test_rotation_interrupted_after_signing_is_completed(home):
-    old = (home.alice / admission_key.ADMISSION).read_bytes()
+    old = (home.alice / membership_file.ADMISSION).read_bytes()
     admission.rotate(home.alice, home.root / "second.pem")
-    (home.alice / admission_key.ADMISSION).replace(home.alice / "admission.pem.new")
+    (home.alice / membership_file.ADMISSION).replace(home.alice / "admission.pem.new")
     (home.alice / "admission.pem.old").unlink()
-    (home.alice / admission_key.ADMISSION).write_bytes(old)
-    (home.alice / admission_key.ADMISSION).chmod(0o600)
+    (home.alice / membership_file.ADMISSION).write_bytes(old)
+    (home.alice / membership_file.ADMISSION).chmod(0o600)
     home.bundle(home.node("bob"))
     assert home.admission_key().public == home.log().admission
     assert (home.alice / "admission.pem.old").read_bytes() == old
@@ -1095,7 +1098,7 @@ def test_private_keys_appear_only_in_their_files(home):
     bob = home.node("bob")
     text = home.bundle(bob)
     shown = "\n".join([admission.request(bob), text, str(admission.describe(home.alice)), home.token("carol").encode()])
-    for path in (home.alice / admission_key.ADMISSION, home.alice / config.KEY, bob / config.KEY):
+    for path in (home.alice / membership_file.ADMISSION, home.alice / config.KEY, bob / config.KEY):
         lines = path.read_text().splitlines()
         secret = lines[lines.index("-----BEGIN PRIVATE KEY-----") + 1]
         seed = base64.b64decode(secret)[-32:]
@@ -1135,7 +1138,7 @@ def test_extend_requires_current_admission_key(home):
         admission.extend(bob, 25)
     admission.rotate(home.alice, home.root / "next.pem")
     admission.extend(home.alice, 25)
-    (home.alice / "admission.pem.old").replace(home.alice / admission_key.ADMISSION)
+    (home.alice / "admission.pem.old").replace(home.alice / membership_file.ADMISSION)
     with pytest.raises(ConfigurationError, match="no longer the admission key"):
         admission.extend(home.alice, 30)
     assert home.log().rounds == 25

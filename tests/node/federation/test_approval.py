@@ -9,8 +9,9 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
-from p2pfl.node.federation import admission, agreement, approval, loading
-from p2pfl.node.federation.approval import Difference
+from p2pfl.node.federation import admission, agreement, loading
+from p2pfl.node.federation import join as approval
+from p2pfl.node.federation.join import Difference
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
 from p2pfl.task import Part, make_task

@@ -5,14 +5,12 @@ import os
 
 import pytest
 
+from p2pfl._util.disk import exclusive
 from p2pfl.node.federation import admission, loading, membership_sync
-from p2pfl.node.federation.membership_file import MembershipFile, load_federation
-from p2pfl.node.federation.membership_sync import MembershipSync
-from p2pfl.node.federation.neighbourhood import Neighbourhood
-from p2pfl.node.federation.revocation import RevokedError
+from p2pfl.node.federation.membership_file import MembershipFile, RevokedError, load_federation
+from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Request
-from p2pfl.system.disk import exclusive
 from tests.support.fortress import folders, until
 from tests.support.limits import limited
 from tests.support.logs import log_to

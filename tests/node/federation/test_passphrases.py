@@ -12,10 +12,10 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
-from p2pfl.node.federation import admission, admission_key, agreement, invitations, loading, passphrases
-from p2pfl.node.federation.invitation_service import InvitationService, open_service
+from p2pfl.node.federation import admission, agreement, invitations, loading, membership_file
+from p2pfl.node.federation import admission as passphrases
+from p2pfl.node.federation.invitations import InvitationService, TokenRedeemer, open_service
 from p2pfl.node.federation.membership_file import load_federation
-from p2pfl.node.federation.token_redeemer import TokenRedeemer
 from p2pfl.node.folder import config
 from p2pfl.protocols import key_files
 from p2pfl.protocols.identity import Identity
@@ -100,7 +100,7 @@ def test_create_with_bad_passphrase_writes_nothing(tmp_path, typed, capsys, line
     command = ["federation", "create", str(tmp_path / "alice"), "--backup", str(tmp_path / "backup.pem"), "--passphrase"]
     assert main(command) == 2
     assert said in capsys.readouterr().err
-    assert not admission_key.may_admit(tmp_path / "alice")
+    assert not membership_file.may_admit(tmp_path / "alice")
     assert not (tmp_path / "backup.pem").exists()
 
 

@@ -12,13 +12,12 @@ import pytest
 from p2pfl.errors import ConfigurationError, first_error
 from p2pfl.node.cli.main import main
 from p2pfl.node.federation import admission
-from p2pfl.node.federation.membership_file import load_federation
-from p2pfl.node.federation.revocation import RevokedError, check_member, check_name, describe_refusal
+from p2pfl.node.federation.membership_file import RevokedError, check_member, check_name, describe_refusal, load_federation
 from p2pfl.node.folder import config
 from p2pfl.node.status.observer import StatusObserver
 from p2pfl.node.status.text import describe
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.membership.entries import Signed
+from p2pfl.protocols.membership.log import Signed
 from tests.support.brokers import MemoryBroker
 from tests.support.fortress import SOON, folders, honest, until
 from tests.support.logs import log_to

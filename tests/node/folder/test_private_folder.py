@@ -6,14 +6,14 @@ import time
 
 import pytest
 
+from p2pfl._util.atomic_files import replace_file
+from p2pfl._util.disk import exclusive
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
-from p2pfl.node.doctor.checks import check_folder
+from p2pfl.node.doctor import check_folder
 from p2pfl.node.federation import admission, invitations
 from p2pfl.node.federation.membership_file import MembershipFile, load_federation
 from p2pfl.node.folder import config
-from p2pfl.system.atomic_files import replace_file
-from p2pfl.system.disk import exclusive
 from tests.support.processes import federate
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="file modes")

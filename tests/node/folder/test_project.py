@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from p2pfl.node.cli.init import read_project
 from p2pfl.node.cli.main import main
 from p2pfl.node.folder import config
-from p2pfl.node.folder.project import read_project
 from p2pfl.sim.cli.new import make_project
 from tests.support import forked
 

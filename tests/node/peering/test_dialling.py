@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from p2pfl.node import connectivity
 from p2pfl.node.folder import config
-from p2pfl.node.runtime import connectivity
 from p2pfl.protocols.addresses import needs_scope
 from p2pfl.protocols.transports.certificates import make_certificate, server_context
 from p2pfl.protocols.transports.tls import TlsTransport

@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from p2pfl.node.peering.guard import CAUSE, FIRST, FORGIVEN, LONGEST, TOLERATED, Guard
+from p2pfl.node.peering.peering_config import CAUSE, FIRST_EXCLUSION, FORGIVEN, LONGEST_EXCLUSION, TOLERATED, Guard
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.wire import messages as m
@@ -41,8 +41,8 @@ def test_guard_excludes_member_after_many_offences():
     access, clock = guard()
     assert [access.offend(KEY, "malformed") for _ in range(TOLERATED + 1)] == [False] * TOLERATED + [True]
     assert access.refusal(KEY) == CAUSE
-    assert access.seconds_left(KEY) == FIRST
-    clock.now += FIRST
+    assert access.seconds_left(KEY) == FIRST_EXCLUSION
+    clock.now += FIRST_EXCLUSION
     assert access.refusal(KEY) == ""
 
 
@@ -54,8 +54,8 @@ def test_guard_doubles_exclusion_at_each_repeat():
             pass
         pauses.append(access.seconds_left(KEY))
         clock.now += access.seconds_left(KEY)
-    assert pauses[:3] == [FIRST, 2 * FIRST, 4 * FIRST]
-    assert pauses[-1] == LONGEST
+    assert pauses[:3] == [FIRST_EXCLUSION, 2 * FIRST_EXCLUSION, 4 * FIRST_EXCLUSION]
+    assert pauses[-1] == LONGEST_EXCLUSION
 
 
 def test_guard_tolerates_same_number_after_exclusion():

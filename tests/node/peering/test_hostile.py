@@ -49,7 +49,7 @@ async def assert_served(asker, node):
 @pytest.mark.slow
 def test_half_open_connections_do_not_block_peers(tmp_path, monkeypatch):
     for limit in ("HOST_BURST", "BURST"):  # so that all of them count as strangers, for which the node waits
-        monkeypatch.setattr(f"p2pfl.protocols.transports.listener.{limit}", 10 * HALF_OPEN)
+        monkeypatch.setattr(f"p2pfl.protocols.transports.tls.{limit}", 10 * HALF_OPEN)
     members = folders(tmp_path, "alice", "bob", "carol")
 
     async def main():

@@ -8,14 +8,13 @@ import msgspec
 import pytest
 
 from p2pfl.node.federation import invitations
-from p2pfl.node.federation.invitation_service import RECOVERY, REFUSALS
+from p2pfl.node.federation.invitations import RECOVERY, REFUSALS
 from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.membership.entries import Entry, Signed
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Join, Joined, decode_answer, encode_join, new_secret
-from p2pfl.protocols.membership.log import Membership
+from p2pfl.protocols.membership.log import Entry, Membership, Signed
 from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import HEADER_SIZE

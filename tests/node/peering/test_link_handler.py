@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from p2pfl.node.peering.links.link_handler import LinkHandler
+from p2pfl.node.peering.links import LinkHandler
 from p2pfl.node.peering.peering_config import PeeringOptions
 
 

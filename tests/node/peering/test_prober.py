@@ -4,13 +4,9 @@ import asyncio
 
 import pytest
 
-from p2pfl.node.peering.failure_detector import Dead, Ping, Suspect
-from p2pfl.node.peering.messenger import Messenger
-from p2pfl.node.peering.peer import Member
-from p2pfl.node.peering.peer_table import PeerTable
+from p2pfl.node.peering.peer import Member, Messenger, Traffic
+from p2pfl.node.peering.peer_table import DEAF, PENDING_PROBES, REMEMBERED, Dead, PeerTable, Ping, Prober, Suspect
 from p2pfl.node.peering.peering_config import LocalState, PeeringConfig
-from p2pfl.node.peering.prober import DEAF, PENDING_PROBES, REMEMBERED, Prober
-from p2pfl.node.peering.traffic import Traffic
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.wire import messages as m

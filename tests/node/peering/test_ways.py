@@ -6,9 +6,9 @@ from itertools import count
 
 import pytest
 
-from p2pfl.node.folder.settings import Settings
-from p2pfl.node.peering.links.dialler import HINT_BURST
+from p2pfl.node.peering.dialler import HINT_BURST
 from p2pfl.node.peering.peer import MOST_ADDRESSES, Member, Peer
+from p2pfl.node.settings import Settings
 from p2pfl.policies.local import Local
 from p2pfl.protocols.wire import messages as m
 from p2pfl.sim.simulation.clock import run

@@ -13,17 +13,17 @@ from socket import create_server
 
 import pytest
 
+from p2pfl._util.atomic_files import lock_folder
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import invitations, loading
+from p2pfl.node.federation.join import InviterClient, ways_to
 from p2pfl.node.folder import config
 from p2pfl.node.runtime.invite import addresses, check_can_run, describe_addresses
-from p2pfl.node.runtime.inviter_client import InviterClient, ways_to
 from p2pfl.node.runtime.run import run
 from p2pfl.node.status.text import describe
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.membership.invitation import Invitation
 from p2pfl.protocols.transports import tls
-from p2pfl.system.atomic_files import lock_folder
 from tests.support.brokers import free_port, make_certificate
 from tests.support.fortress import folders, honest, somebody
 from tests.support.processes import federate

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from p2pfl._util.failpoints import VARIABLE
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.node.cli.main import main
+from p2pfl.node.federation import join
+from p2pfl.node.federation import join as joining
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
-from p2pfl.node.runtime import inviter_client
-from p2pfl.node.runtime import join as joining
 from p2pfl.protocols.membership.invitation import Invitation
-from p2pfl.system.failpoints import VARIABLE
 from tests.support import forked
 from tests.support.processes import PATIENCE, federate, free_ports
 
@@ -110,7 +110,7 @@ def test_join_succeeds_after_inviter_was_killed(tmp_path, capsys, alice, point, 
 
 def test_join_reads_token_from_stdin_and_needs_running_inviter(tmp_path, capsys, monkeypatch, alice):
     folder, token = create_bob(tmp_path), alice.token(capsys)
-    monkeypatch.setattr(inviter_client, "PAUSES", ())
+    monkeypatch.setattr(join, "PAUSES", ())
     monkeypatch.setattr("sys.stdin", io.StringIO(token))
     assert main(["join", str(folder)]) == 1
     said = capsys.readouterr().err

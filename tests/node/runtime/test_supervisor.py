@@ -9,19 +9,19 @@ from itertools import cycle, pairwise
 import aiomqtt
 import pytest
 
+from p2pfl._util import http_server as pages
+from p2pfl.node import connectivity
+from p2pfl.node.connectivity import FIRST_PAUSE, LONGEST_PAUSE, STRAY, Supervisor
 from p2pfl.node.federation import loading
 from p2pfl.node.folder import config
-from p2pfl.node.folder.settings import Settings
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.runtime import run as runtime
-from p2pfl.node.runtime import supervisor
-from p2pfl.node.runtime.supervisor import FIRST_PAUSE, LONGEST_PAUSE, STRAY, Supervisor
-from p2pfl.node.status import status_socket
+from p2pfl.node.settings import Settings
+from p2pfl.node.status import reader
 from p2pfl.policies.random import Random
-from p2pfl.protocols.discovery import mdns
+from p2pfl.protocols import discovery
 from p2pfl.protocols.mqtt.transport import MqttTransport
 from p2pfl.sim.simulation.clock import run
-from p2pfl.web import http_server as pages
 from tests.support import brokers
 from tests.support.federation import play
 from tests.support.logs import log_to
@@ -168,10 +168,10 @@ PARTS = {
     "broker, subscribing": ("broker", aiomqtt.Client, "subscribe"),
     "broker, publishing": ("broker", aiomqtt.Client, "publish"),
     "broker, looking at a message": ("links", MqttTransport, "_look_at"),
-    "mdns": ("mdns", mdns, "AsyncZeroconf"),
-    "mdns, browsing": ("mdns", mdns, "AsyncServiceBrowser"),
+    "mdns": ("mdns", discovery, "AsyncZeroconf"),
+    "mdns, browsing": ("mdns", discovery, "AsyncServiceBrowser"),
     "page": ("page", pages, "_abort"),
-    "status socket": ("status socket", status_socket, "_listening"),
+    "status socket": ("status socket", reader, "_listening"),
 }
 
 
@@ -179,7 +179,7 @@ PARTS = {
 @pytest.mark.parametrize(("what", "loop"), list(zip(PARTS, cycle(LOOPS), strict=False)))
 def test_node_restarts_failed_part_and_continues(tmp_path, monkeypatch, what, loop):
     part, owner, name = PARTS[what]
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(connectivity, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(runtime, "FRESH", 0.2)
     monkeypatch.setattr(pages, "LONGEST", 0.1)
 

@@ -17,24 +17,21 @@ import msgspec
 import numpy as np
 import pytest
 
+from p2pfl._util.atomic_files import lock_folder
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.early_stopping import EarlyStopping
 from p2pfl.node.folder import config
-from p2pfl.node.folder.settings import Settings
 from p2pfl.node.log import LOG
-from p2pfl.node.peering.peer import Member, Peer
-from p2pfl.node.peering.traffic import KINDS
-from p2pfl.node.status import status_socket
-from p2pfl.node.status.observer import StatusObserver
-from p2pfl.node.status.peer_changes import PeerChanges
-from p2pfl.node.status.reader import current
+from p2pfl.node.peering.peer import KINDS, Member, Peer
+from p2pfl.node.settings import Settings
+from p2pfl.node.status import reader
+from p2pfl.node.status.observer import PeerChanges, StatusObserver
+from p2pfl.node.status.reader import SHOWN, StatusFile, current, write_state
 from p2pfl.node.status.snapshot import best_by_stage, peer_state
-from p2pfl.node.status.status_file import SHOWN, StatusFile, write_state
 from p2pfl.node.status.text import describe, duration
 from p2pfl.policies.random import Random
 from p2pfl.sim.simulation.clock import run
-from p2pfl.system.atomic_files import lock_folder
 from tests.support.federation import play
 from tests.support.limits import limited
 from tests.support.logs import log_records_to, log_to
@@ -617,7 +614,7 @@ STATE = {"name": "alice", "state": "running", "pid": os.getpid(), "round": 7, "r
 def gets_answer(folder):
     """Read an answer completely, so that the node waits for the next client."""
     with socket.socket(socket.AF_UNIX) as link, suppress(OSError):
-        link.connect(str(folder / status_socket.NAME))
+        link.connect(str(folder / reader.NAME))
         while link.recv(2**20):
             pass
         return True
@@ -628,7 +625,7 @@ def gets_answer(folder):
 def answering(folder, make):
     """Run the status socket of a node in its own thread."""
     loop = asyncio.new_event_loop()
-    task = loop.create_task(status_socket.answer(folder, make))
+    task = loop.create_task(reader.answer(folder, make))
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
     thread.start()
     try:
@@ -649,8 +646,8 @@ def test_status_of_running_node_comes_from_its_socket(folder):
     (folder / config.STATUS).write_text(json.dumps(STATE | {"round": 2, "updated": 0.0}))
     with lock_folder(folder), answering(folder, lambda: json.dumps(STATE).encode()):
         assert current(folder) == STATE
-        assert (folder / status_socket.NAME).stat().st_mode & 0o777 == 0o600
-    assert not (folder / status_socket.NAME).exists()
+        assert (folder / reader.NAME).stat().st_mode & 0o777 == 0o600
+    assert not (folder / reader.NAME).exists()
     assert current(folder)["state"] == "gone"
 
 
@@ -665,11 +662,11 @@ def test_invalid_socket_answer_falls_back_to_file(folder, said):
 @posix
 def test_stale_socket_of_crash_is_replaced(folder):
     with answering(folder, lambda: b"{}"):
-        (folder / "kept").hardlink_to(folder / status_socket.NAME)
-    (folder / "kept").rename(folder / status_socket.NAME)
-    assert status_socket.ask(folder) is None
+        (folder / "kept").hardlink_to(folder / reader.NAME)
+    (folder / "kept").rename(folder / reader.NAME)
+    assert reader.ask(folder) is None
     with answering(folder, lambda: json.dumps(STATE).encode()):
-        assert status_socket.ask(folder) == STATE
+        assert reader.ask(folder) == STATE
 
 
 @posix
@@ -678,7 +675,7 @@ def test_folder_path_too_long_for_socket_falls_back_to_file(tmp_path):
     long.mkdir()
     (long / config.STATUS).write_text(json.dumps(STATE | {"updated": 100.0}))
     with lock_folder(long):
-        asyncio.run(status_socket.answer(long, lambda: b""))  # returns
+        asyncio.run(reader.answer(long, lambda: b""))  # returns
         assert current(long, wall=lambda: 101.0)["age"] == 1.0
 
 
@@ -688,10 +685,10 @@ def test_socket_closes_without_error_as_client_connects(folder, loop):
     async def main():
         here, errors = asyncio.get_running_loop(), []
         here.set_exception_handler(lambda _, context: errors.append(context))
-        task = asyncio.create_task(status_socket.answer(folder, lambda: b"{}"))
+        task = asyncio.create_task(reader.answer(folder, lambda: b"{}"))
         await asyncio.sleep(0)
         with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(folder / status_socket.NAME))
+            client.connect(str(folder / reader.NAME))
             here.call_soon(task.cancel)  # the loop then finds the client in the same turn
             await asyncio.wait([task])
         assert errors == []
@@ -704,9 +701,9 @@ def test_socket_closes_without_error_as_client_connects(folder, loop):
 def test_socket_drops_client_that_does_not_read(folder):
     state = STATE | {"reason": "x" * 2**22}
     with answering(folder, lambda: json.dumps(state).encode()), socket.socket(socket.AF_UNIX) as idle:
-        idle.connect(str(folder / status_socket.NAME))
-        assert status_socket.ask(folder) == state
-    assert not (folder / status_socket.NAME).exists()
+        idle.connect(str(folder / reader.NAME))
+        assert reader.ask(folder) == state
+    assert not (folder / reader.NAME).exists()
 
 
 # As text

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from p2pfl._util import http_server as pages
+from p2pfl._util.http_server import PageServer, Resource, in_thread
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
-from p2pfl.node.status import prometheus as metrics
+from p2pfl.node.status import endpoints as metrics
 from p2pfl.node.status.endpoints import NEWEST, status_page
-from p2pfl.web import http_server as pages
-from p2pfl.web.http_server import PageServer, Resource, in_thread
 from tests.support.browser import PHONE, browser, needs_chromium
 from tests.support.browser import page as new_page
 from tests.support.processes import free_ports, processes

@@ -7,12 +7,11 @@ import pytest
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
 from p2pfl.node.folder import config
-from p2pfl.node.folder.settings import Settings
 from p2pfl.node.log import LOG
+from p2pfl.node.settings import Settings
+from p2pfl.node.status.observer import TrackedObserver
 from p2pfl.node.status.reader import current
-from p2pfl.node.status.tracked_observer import TrackedObserver
-from p2pfl.tracking.background import Tracking
-from p2pfl.tracking.tracker import factories
+from p2pfl.tracking.tracker import Tracking, factories
 from tests.support.federation import play
 from tests.support.trackers import MemoryTracker
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.algorithms import aggregation, selection, similarity
+from p2pfl.algorithms import selection, similarity
+from p2pfl.algorithms import selection as aggregation
 from p2pfl.algorithms.similarity import CompareModels, compare, compare_together
 from p2pfl.robust.batches import rows_of
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.algorithms.peer_similarities import PeerSimilarities, short_ids
+from p2pfl.algorithms.similarity import PeerSimilarities, short_ids
 
 NAMES = st.sets(st.sampled_from("abcdefgh"))
 VALUES = st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from([-0.5, 0.0, 0.25, 0.75]))

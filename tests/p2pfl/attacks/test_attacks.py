@@ -11,8 +11,7 @@ import torch
 
 from p2pfl.attacks import targeted_attacks
 from p2pfl.attacks.attack import HonestView, Scene, as_accepted
-from p2pfl.attacks.label_flip import flip_labels
-from p2pfl.attacks.registry import make_attack
+from p2pfl.attacks.registry import flip_labels, make_attack
 from p2pfl.attacks.targeted_attacks import fiedler_vector
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies.dsgd import Dsgd

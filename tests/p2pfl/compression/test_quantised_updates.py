@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from p2pfl.compression.codecs import DecodeError, Sparse
-from p2pfl.compression.quantised_updates import (
+from p2pfl.compression.sparse_updates import (
     GREATEST,
     MESSAGES,
     Change,
@@ -19,8 +19,8 @@ from p2pfl.compression.quantised_updates import (
     encode_change,
     encode_indices,
     quantise,
+    tag,
 )
-from p2pfl.compression.sparse_updates import tag
 
 values = st.floats(-GREATEST, GREATEST, width=32) | st.floats(-1, 1, width=32)
 models = arrays.arrays(np.float32, st.integers(1, 60), elements=values)

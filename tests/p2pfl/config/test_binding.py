@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from p2pfl.config.binding import bind, build, choose, convert, split_name
+from p2pfl._util.binding import bind, build, choose, convert, split_name
 from p2pfl.errors import ConfigurationError
 
 

@@ -4,9 +4,9 @@ import inspect
 
 import pytest
 
-from p2pfl.config.local_options import LOCAL_OPTIONS, OTHERS, check_shared
-from p2pfl.config.registry import resolve
-from p2pfl.data.images import registry as sets
+from p2pfl._util.local_options import LOCAL_OPTIONS, OTHERS, check_shared
+from p2pfl._util.registry import resolve
+from p2pfl.data import image_sets as sets
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import admission, agreement, loading
 from p2pfl.node.federation.membership_file import load_federation

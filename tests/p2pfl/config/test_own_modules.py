@@ -2,7 +2,7 @@
 
 import pytest
 
-from p2pfl.config.own_modules import find_module, module_files
+from p2pfl._util.registry import find_module, module_files
 from p2pfl.errors import ConfigurationError
 
 

@@ -78,7 +78,7 @@ def test_scenario_that_names_a_command_does_not_run_it(capsys, tmp_path, study, 
     [
         ("subprocess:run", "subprocess is a module of Python's standard library"),
         ("builtins:exec", "builtins is a module of Python's standard library"),
-        ("p2pfl.data.formats.npz:zipfile.ZipFile", "it belongs to zipfile in Python's standard library"),
+        ("p2pfl.data.binary_files:zipfile.ZipFile", "it belongs to zipfile in Python's standard library"),
         ("authored:subprocess.run", "it belongs to subprocess in Python's standard library"),
         ("authored:few", "neither a class nor a function"),
         ("authored:Half", "it lacks prepare, state, restore"),

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from p2pfl.content import digests
-from p2pfl.content.digests import UnknownContentError, digest_file, digest_folder, digest_of, digest_path
+from p2pfl import content
+from p2pfl.content import UnknownContentError, digest_file, digest_folder, digest_of, digest_path
 
 
 def run(text, **names):
@@ -49,10 +49,10 @@ def test_change_that_keeps_size_and_modification_time_is_seen(tmp_path):
 def test_settled_file_is_read_once(tmp_path, monkeypatch):
     path = tmp_path / "a.csv"
     path.write_bytes(b"1,2")
-    later = digests.time.time_ns() + 60 * 10**9
-    monkeypatch.setattr(digests.time, "time_ns", lambda: later)
+    later = content.time.time_ns() + 60 * 10**9
+    monkeypatch.setattr(content.time, "time_ns", lambda: later)
     digest = digest_file(path)
-    monkeypatch.setattr(digests, "blake3", None)  # any further hash would fail
+    monkeypatch.setattr(content, "blake3", None)  # any further hash would fail
     assert digest_file(path) == digest
 
 

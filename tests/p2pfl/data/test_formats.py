@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pfl.data.formats import cifar, idx, npz
-from p2pfl.data.images import registry as sets
-from p2pfl.data.images.catalog import KNOWN
+from p2pfl._util import machine
+from p2pfl.data import binary_files
+from p2pfl.data import image_sets as sets
+from p2pfl.data.image_sets import KNOWN
 from p2pfl.data.tabular import table as tables
 from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.sim.cli.main import main
-from p2pfl.system import available_memory
 
 REAL = os.environ.get("P2PFL_DATA", "")
 TYPES = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
@@ -54,7 +54,7 @@ def write(path, content, packed=False):
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 3, 4), (0,)])
 def test_idx_read_of_every_type_returns_array(tmp_path, kind, shape, packed):
     array = (np.arange(np.prod(shape)).reshape(shape) * 3 - (5 if kind[0] != "u" else 0)).astype(kind)
-    found = idx.read(write(tmp_path / "x", idx_bytes(array), packed))
+    found = binary_files.read_idx(write(tmp_path / "x", idx_bytes(array), packed))
     assert found.dtype == array.dtype
     assert found.dtype.isnative
     assert np.array_equal(found, array)
@@ -82,21 +82,21 @@ GOOD = idx_bytes(np.arange(6, dtype=np.int16).reshape(2, 3))
 )
 def test_idx_read_of_invalid_file_is_refused(tmp_path, content, message, packed):
     with pytest.raises(ConfigurationError, match=message):
-        idx.read(write(tmp_path / "x", content, packed))
+        binary_files.read_idx(write(tmp_path / "x", content, packed))
 
 
 def test_idx_read_of_damaged_gzip_is_refused(tmp_path):
     packed = gzip.compress(GOOD)
     for content in (packed[:-9], packed[:-5] + b"\0" + packed[-4:], packed[:12] + b"\xff\xff" + packed[14:]):
         with pytest.raises(ConfigurationError, match="is damaged"):
-            idx.read(write(tmp_path / "x", content))
+            binary_files.read_idx(write(tmp_path / "x", content))
 
 
 def test_idx_read_of_missing_file_or_folder_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="No such file"):
-        idx.read(tmp_path / "x")
+        binary_files.read_idx(tmp_path / "x")
     with pytest.raises(ConfigurationError, match="directory"):
-        idx.read(tmp_path)
+        binary_files.read_idx(tmp_path)
 
 
 def bomb(size):
@@ -113,9 +113,9 @@ def test_read_of_gzip_bomb_unpacks_only_announced_size(tmp_path):
     tracemalloc.start()
     try:
         with pytest.raises(ConfigurationError, match="its header announces 6 bytes, but there are more"):
-            idx.read(path)
+            binary_files.read_idx(path)
         with pytest.raises(ConfigurationError, match="more than 100 records"):
-            cifar.read(path, limit=100)
+            binary_files.read_cifar(path, limit=100)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -126,11 +126,11 @@ def test_read_of_gzip_bomb_unpacks_only_announced_size(tmp_path):
 def test_idx_read_larger_than_memory_is_refused_early(tmp_path, monkeypatch):
     values = bytes(2**26)
     path = write(tmp_path / "x", gzip.compress(b"\0\0\x08\1" + struct.pack(">I", len(values)) + values, 1))
-    monkeypatch.setattr(available_memory, "free_memory", lambda: 2**20)
+    monkeypatch.setattr(machine, "free_memory", lambda: 2**20)
     tracemalloc.start()
     try:
         with pytest.raises(ConfigurationError, match=r"x needs 64\.0 MiB of memory, but only 1\.0 MiB is free"):
-            idx.read(path)
+            binary_files.read_idx(path)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
@@ -143,7 +143,7 @@ def test_idx_read_of_any_bytes_succeeds_or_refuses(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "any"
     path.write_bytes(content)
     with suppress(ConfigurationError):
-        assert idx_bytes(idx.read(path)) == content
+        assert idx_bytes(binary_files.read_idx(path)) == content
 
 
 # CIFAR
@@ -160,7 +160,7 @@ def cifar_bytes(n, label_bytes=1, seed=0):
 @pytest.mark.parametrize("label_bytes", [1, 2])
 def test_cifar_read_returns_images_and_labels(tmp_path, label_bytes, packed):
     content = cifar_bytes(5, label_bytes)
-    x, y = cifar.read(write(tmp_path / "x.bin", content, packed), label_bytes)
+    x, y = binary_files.read_cifar(write(tmp_path / "x.bin", content, packed), label_bytes)
     assert x.shape == (5, 3, 32, 32)
     assert x.dtype == np.uint8
     assert y.dtype == np.int64
@@ -180,7 +180,7 @@ def test_cifar_read_returns_images_and_labels(tmp_path, label_bytes, packed):
 )
 def test_cifar_read_of_invalid_file_is_refused(tmp_path, content, message):
     with pytest.raises(ConfigurationError, match=message):
-        cifar.read(write(tmp_path / "x.bin", content), limit=3)
+        binary_files.read_cifar(write(tmp_path / "x.bin", content), limit=3)
 
 
 # Data sets by name
@@ -282,7 +282,7 @@ def test_load_cifar10_joins_available_batches(tmp_path):
         write(tmp_path / "cifar10" / name, cifar_bytes(n, seed=n), packed)
     data = sets.load("cifar10", str(tmp_path))
     assert data.train.x.shape == (10, 3, 32, 32)
-    assert np.array_equal(data.train.x[6:], cifar.read(tmp_path / "cifar10" / "data_batch_3.bin.gz")[0])
+    assert np.array_equal(data.train.x[6:], binary_files.read_cifar(tmp_path / "cifar10" / "data_batch_3.bin.gz")[0])
     assert (len(data.test.y), data.classes) == (2, 10)
 
 
@@ -351,7 +351,7 @@ def test_npz_read_of_impossible_shape_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
         archive.writestr("x.npy", header.getvalue())
     with pytest.raises(ConfigurationError, match="is damaged, or not a file of plain arrays"):
-        npz.read(tmp_path / "x.npz", ["x"])
+        binary_files.read_npz(tmp_path / "x.npz", ["x"])
 
 
 # Tables

@@ -15,11 +15,10 @@ from torch.nn import functional
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.fairness.metrics import covariance_loss, decide, demographic_parity
-from p2pfl.fairness.praffl_learner import PrafflLearner, error_and_disparity, losses
-from p2pfl.fairness.praffl_model import HEAD_SHAPES, HEAD_SIZE, heads, spread
+from p2pfl.fairness.praffl import HEAD_SHAPES, HEAD_SIZE, PrafflLearner, error_and_disparity, heads, losses, spread
 from p2pfl.node.cli.export import encoder_for
 from p2pfl.node.cli.main import main
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout
 from p2pfl.pareto_metrics import hypervolume, non_dominated
 from p2pfl.policies.coordinated import CoordinatedFedAvg
@@ -27,7 +26,7 @@ from p2pfl.policies.random import Random
 from p2pfl.queries import Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.report.write import report
-from p2pfl.sim.results.preference_fronts import died
+from p2pfl.sim.results.objectives import died
 from p2pfl.sim.results.results import result_of, summarise, write
 from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.simulation.clock import run as run_virtually

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from p2pfl.errors import ConfigurationError, MissingRequirementError
-from p2pfl.learning.networks.adapters import with_adapters
+from p2pfl.learning.adapters import with_adapters
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.api import simulate
 from p2pfl.task import Part

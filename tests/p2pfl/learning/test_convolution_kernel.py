@@ -10,13 +10,12 @@ from torch.nn import functional
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
-from p2pfl.learning.kernels import blocks, convolution_kernel
+from p2pfl.learning.kernels import convolution_kernel
+from p2pfl.learning.kernels import convolution_kernel as blocks
 from p2pfl.learning.kernels import kernel as kernel_module
-from p2pfl.learning.kernels.chain import convolution_chain
 from p2pfl.learning.kernels.convolution_kernel import ConvolutionKernel
 from p2pfl.learning.kernels.dense_kernel import DenseKernel
-from p2pfl.learning.kernels.kernel import kernel_for
-from p2pfl.learning.kernels.vmap_kernel import VmapKernel
+from p2pfl.learning.kernels.kernel import VmapKernel, convolution_chain, kernel_for
 from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_task import classification
 from p2pfl.queries import Evaluate, Loss, NodeQuery, Train

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import Dataset, Subset
 
 import p2pfl
+from p2pfl._util.shared_work import sharing
 from p2pfl.learning.samples.datasets import read_samples
-from p2pfl.system.shared_work import sharing
 
 OFFSET = 0.0
 

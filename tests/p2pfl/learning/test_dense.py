@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 from torch import nn
 
+from p2pfl._util.size_limit import within
 from p2pfl.errors import ConfigurationError, DivergenceError, MissingRequirementError
-from p2pfl.learning.dense import network
-from p2pfl.learning.dense.dense_task import DenseTask
-from p2pfl.learning.dense.measures import measures_of, squared_error
-from p2pfl.learning.dense.network import DenseNetwork
-from p2pfl.learning.dense.torch_generator import TorchGenerator
-from p2pfl.learning.metrics import CLASSIFICATION, metrics_of
+from p2pfl.learning import dense as network
+from p2pfl.learning.dense import DenseNetwork, DenseTask, TorchGenerator
+from p2pfl.learning.losses import CLASSIFICATION, metrics_of
+from p2pfl.learning.measures import measures_of, squared_error
 from p2pfl.learning.optimizers import SGD, Adam
 from p2pfl.learning.schedules import schedule
 from p2pfl.learning.torch_task import classification, regression
 from p2pfl.random_streams import RandomStreams
-from p2pfl.system.size_limit import within
 from p2pfl.task import StatefulLearner
 from p2pfl.tasks.mlp import mlp
 from p2pfl.update_rules import Descent, Lookahead, Steps, TrainSubset

@@ -13,11 +13,10 @@ from torch import nn
 import p2pfl
 from p2pfl.algorithms.ggc import DecideGreedily, Sets
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
+from p2pfl.learning.kernels.batched_gradient import ON_GPU, values_at_once
 from p2pfl.learning.kernels.convolution_kernel import ConvolutionKernel
 from p2pfl.learning.kernels.dense_kernel import DenseKernel
-from p2pfl.learning.kernels.graphed_kernel import GraphedKernel
-from p2pfl.learning.kernels.sizes import ON_GPU, values_at_once
-from p2pfl.learning.kernels.vmap_kernel import VmapKernel
+from p2pfl.learning.kernels.kernel import GraphedKernel, VmapKernel
 from p2pfl.learning.optimizers import SGD, Adam
 from p2pfl.learning.torch_task import classification
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Train

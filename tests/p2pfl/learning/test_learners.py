@@ -8,13 +8,11 @@ import torch
 from torch import nn
 
 from p2pfl.errors import ConfigurationError, DivergenceError
-from p2pfl.learning import batched_data, batched_learner, optimizers
+from p2pfl.learning import batched_learner, batched_training, optimizers
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.kernels.dense_kernel import DenseKernel
-from p2pfl.learning.kernels.kernel import kernel_for
-from p2pfl.learning.kernels.vmap_kernel import VmapKernel
-from p2pfl.learning.losses import cross_entropy, squared_error
-from p2pfl.learning.metrics import Metric
+from p2pfl.learning.kernels.kernel import VmapKernel, kernel_for
+from p2pfl.learning.losses import Metric, cross_entropy, squared_error
 from p2pfl.learning.modules import computes_alike
 from p2pfl.learning.optimizers import SGD, Adam, AdamW
 from p2pfl.learning.torch_learner import choose_device
@@ -215,7 +213,7 @@ def test_stacked_training_on_equal_counts_equals_one_by_one(kind, options):
 def test_training_on_batches_copied_at_once_gives_the_same_bits(monkeypatch):
     counts = (37,) * NODES
     copied = backend("dense", counts=counts).compute(jobs(epochs=2))
-    monkeypatch.setattr(batched_data, "LARGEST_COPY", 0)
+    monkeypatch.setattr(batched_training, "LARGEST_COPY", 0)
     picked = backend("dense", counts=counts).compute(jobs(epochs=2))
     assert all(np.array_equal(a, b) for a, b in zip(copied, picked, strict=True))
 

@@ -11,8 +11,7 @@ from torch import nn
 import p2pfl
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_learner import BatchedLearner
-from p2pfl.learning.losses import accuracy, cross_entropy, of_each
-from p2pfl.learning.metrics import CLASSIFICATION, auc, r2
+from p2pfl.learning.losses import CLASSIFICATION, accuracy, auc, cross_entropy, of_each, r2
 from p2pfl.queries import Evaluate, NodeQuery
 from p2pfl.random_streams import RandomStreams
 

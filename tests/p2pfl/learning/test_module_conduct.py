@@ -11,12 +11,12 @@ from torch.nn import functional
 
 import p2pfl
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.batch_sizes import batch_sizes
 from p2pfl.learning.batched_learner import BatchedLearner
 from p2pfl.learning.local_state import LocalState, Slot, kind_of
 from p2pfl.learning.module_probe import is_plain
+from p2pfl.learning.modules import generator_states, seeded
 from p2pfl.learning.optimizers import SGD
-from p2pfl.learning.seeding import generator_states, seeded
+from p2pfl.learning.torch_learner import batch_sizes
 from p2pfl.learning.torch_task import classification
 from p2pfl.node.checkpoint import Checkpoint, with_local_state
 from p2pfl.parameters import Layout

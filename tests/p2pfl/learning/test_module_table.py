@@ -16,13 +16,13 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize, prune, weight_norm
 from torch.nn.utils.parametrizations import spectral_norm
 
+from p2pfl._util.shared_work import sharing
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_learner import BatchedLearner
 from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_task import classification
 from p2pfl.queries import Evaluate, NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
-from p2pfl.system.shared_work import sharing
 
 N = (17, 21)  # samples of two nodes: the last batch of the first has one sample
 BATCH = 8

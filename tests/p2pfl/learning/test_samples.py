@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, random_split
 
 import p2pfl
+from p2pfl._util import machine
 from p2pfl.errors import ConfigurationError
-from p2pfl.system import available_memory
 from p2pfl.task import Part
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3)
@@ -513,7 +513,7 @@ def test_test_inputs_may_have_another_shape():
 
 
 def test_dataset_larger_than_memory_is_refused_before_allocation(monkeypatch):
-    monkeypatch.setattr(available_memory, "free_memory", lambda: 1000)
+    monkeypatch.setattr(machine, "free_memory", lambda: 1000)
     with pytest.raises(ConfigurationError, match=r"train data: inputs in memory needs 0\.0 MiB of memory"):
         samples(Vision(), pictures)
 

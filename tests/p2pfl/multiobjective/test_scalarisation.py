@@ -12,14 +12,14 @@ from torch import nn
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.kernels.dense_kernel import DenseKernel
-from p2pfl.learning.kernels.vmap_kernel import VmapKernel
+from p2pfl.learning.kernels.kernel import VmapKernel
 from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_task import TorchTask, classification, multi_objective
 from p2pfl.multiobjective.scalarisation import Objectives, SmoothTchebycheff, linear, scalarisation
-from p2pfl.node.exchange import factory
+from p2pfl.node.exchange import message_exchange
 from p2pfl.node.folder.config import NodeConfig
-from p2pfl.node.folder.settings import Settings
-from p2pfl.node.status import prometheus as metrics
+from p2pfl.node.settings import Settings
+from p2pfl.node.status import endpoints as metrics
 from p2pfl.node.status.observer import StatusObserver
 from p2pfl.pareto_metrics import to_maximisation
 from p2pfl.protocols.transports.in_process import InProcessNetwork
@@ -395,7 +395,7 @@ def test_messages_with_losses_would_depend_on_preferences(monkeypatch):
     task = TASKS[0] | {"name": "tests.p2pfl.multiobjective.test_scalarisation:blind", "base": "teachers"}
     sent = []
     for distribution in ("dirichlet", "equidistant"):
-        monkeypatch.setattr(factory, "goals_of", lambda task: {})  # which frames_of undoes
+        monkeypatch.setattr(message_exchange, "goals_of", lambda task: {})  # which frames_of undoes
         sent.append(frames_of(monkeypatch, task | {"preferences": {"name": distribution}}, SCORED)[0])
     assert sent[0] != sent[1]
 

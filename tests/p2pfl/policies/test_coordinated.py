@@ -12,10 +12,9 @@ from p2pfl.parameters import Layout
 from p2pfl.policies import make_policy
 from p2pfl.policies.cfl import Cfl
 from p2pfl.policies.clusters import credible, extras_of, gather, read
-from p2pfl.policies.coordinated import CoordinatedFedAvg, CoordinatedFedProx
+from p2pfl.policies.coordinated import CoordinatedFedAvg, CoordinatedFedProx, FedProx
 from p2pfl.policies.fedavg import FedAvg
 from p2pfl.policies.fedpref import FedPref
-from p2pfl.policies.fedprox import FedProx
 from p2pfl.policies.local import Local
 from p2pfl.policies.matfl import MaTfl, votes
 from p2pfl.policies.pfedgraph import PFedGraph

@@ -12,12 +12,12 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.multiobjective.mgda import balancing, least, sketch, weigh
-from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives
+from p2pfl.multiobjective.scalarisation import DifferentiateObjectives
 from p2pfl.parameters import Layout
 from p2pfl.policies import make_policy
 from p2pfl.policies.fedcmoo import FedCmoo
 from p2pfl.policy import Submission
-from p2pfl.protocols.wire.submission import encode_submission
+from p2pfl.protocols.wire.payload import encode_submission
 from p2pfl.queries import NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.api import simulate

@@ -5,15 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from p2pfl.algorithms.aggregation import fedavg
-from p2pfl.algorithms.peer_similarities import short_id
+from p2pfl.algorithms.selection import fedavg
+from p2pfl.algorithms.similarity import short_id
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.policies import POLICIES, make_policy
 from p2pfl.policies.dac import Dac, similarity_extras
 from p2pfl.policies.local import Local
-from p2pfl.policies.oracle import Oracle
-from p2pfl.policies.random import Random
+from p2pfl.policies.random import Oracle, Random
 from p2pfl.policy import Budget, Merge, Update, merge, samples
 from p2pfl.queries import Loss
 from p2pfl.task import Part, make_task

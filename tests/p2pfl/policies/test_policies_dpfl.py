@@ -6,9 +6,9 @@ import pytest
 from p2pfl.budget import BudgetTracker
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import make_policy
+from p2pfl.policies.coordinated import FedProx
 from p2pfl.policies.dpfl import Dpfl
 from p2pfl.policies.fedavg import FedAvg
-from p2pfl.policies.fedprox import FedProx
 from p2pfl.policies.local import Local
 from p2pfl.policies.random import Random
 from p2pfl.policy import Budget

@@ -21,7 +21,7 @@ from p2pfl.algorithms.group_statistics import (
     total,
 )
 from p2pfl.errors import ConfigurationError
-from p2pfl.fairness import fair_classifier
+from p2pfl.fairness import fair_task
 from p2pfl.fairness.metrics import covariance_loss, mix_logits, tally_of
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.parameters import Layout
@@ -289,12 +289,12 @@ SINGLE = {"data": "synthetic", "rows": 400, "model": "single", "batch_size": 32}
 def test_fair_classifier_loss_by_hand():
     logits, targets = torch.tensor([[0.0], [np.log(3)], [0.0]]).double(), torch.tensor([[1.0, 0], [1, 0], [0, 1]]).double()
     each = -np.log([1 / 2, 3 / 4, 1 / 2])
-    assert fair_classifier.Loss(2)(logits, targets).tolist() == pytest.approx([each.mean()])
+    assert fair_task.Loss(2)(logits, targets).tolist() == pytest.approx([each.mean()])
     own = torch.tensor([[0.5], [1.5], [2.0]]).double()
     weighted = (each * [0.5, 1.5, 2.0]).mean()
-    assert fair_classifier.Loss(2)(logits, torch.cat([targets, own], 1)).tolist() == pytest.approx([weighted])
+    assert fair_task.Loss(2)(logits, torch.cat([targets, own], 1)).tolist() == pytest.approx([weighted])
     penalty = covariance_loss(torch.sigmoid(logits[:, 0]), targets[:, 1], 2).item()
-    found = fair_classifier.Loss(2, 7.0)(logits, torch.cat([targets, own], 1)).tolist()
+    found = fair_task.Loss(2, 7.0)(logits, torch.cat([targets, own], 1)).tolist()
     assert found == pytest.approx([weighted + 7 * penalty])
     assert penalty > 0
 
@@ -532,7 +532,7 @@ def test_submissions_contain_only_the_documented_tally(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_fair_policies_modelled_equal_wire_bit_for_bit(name, monkeypatch):
-    from p2pfl.protocols.wire import submission as wire
+    from p2pfl.protocols.wire import payload as wire
 
     written = []
     encode = wire.encode_submission
@@ -541,7 +541,7 @@ def test_fair_policies_modelled_equal_wire_bit_for_bit(name, monkeypatch):
         written.append((set(extras), len(encode(extras, previous))))
         return encode(extras, previous)
 
-    monkeypatch.setattr("p2pfl.node.coordination.messages.encode_submission", watching)
+    monkeypatch.setattr("p2pfl.node.coordination.submissions.encode_submission", watching)
     small = {
         "nodes": 3,
         "rounds": 3,

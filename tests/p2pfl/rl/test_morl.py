@@ -9,7 +9,7 @@ import torch
 
 from p2pfl.algorithms.clustering import layers
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.folder.settings import Settings
+from p2pfl.node.settings import Settings
 from p2pfl.node.trainer import ThreadTrainer
 from p2pfl.policies.local import Local
 from p2pfl.random_streams import RandomStreams

@@ -9,8 +9,8 @@ from p2pfl.random_streams import RandomStreams
 from p2pfl.robust import batches, coordinate_wise
 from p2pfl.robust.batches import clip_together, combine_together
 from p2pfl.robust.candidates import Candidates, combine
+from p2pfl.robust.clipping import clip_models
 from p2pfl.robust.coordinate_wise import comparators, trimmed_means
-from p2pfl.robust.median_clip import clip_models
 from p2pfl.robust.registry import RULES, make_rule
 from p2pfl.task import Part, make_task
 

@@ -8,7 +8,7 @@ from datetime import UTC
 
 import pytest
 
-from p2pfl.system.event_log import EventLogger, JsonFormatter, TextFormatter, package_logger, print_events
+from p2pfl._util.event_log import EventLogger, JsonFormatter, TextFormatter, package_logger, print_events
 from tests.support.logs import log_records_to, log_to
 
 

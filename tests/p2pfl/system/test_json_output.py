@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from p2pfl.system.json_output import to_json
+from p2pfl._util.printable import to_json
 
 
 def test_to_json_writes_null_for_non_finite_numbers():

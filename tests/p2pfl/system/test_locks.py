@@ -2,9 +2,9 @@
 
 import pytest
 
+from p2pfl._util.atomic_files import LOCK, is_folder_locked, lock_folder
+from p2pfl._util.disk import exclusive, is_locked, lock
 from p2pfl.errors import ConfigurationError
-from p2pfl.system.atomic_files import LOCK, is_folder_locked, lock_folder
-from p2pfl.system.disk import exclusive, is_locked, lock
 
 
 def test_file_is_locked_until_it_is_closed(tmp_path):

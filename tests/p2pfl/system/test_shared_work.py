@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pfl.system.shared_work import once, sharing
+from p2pfl._util.shared_work import once, sharing
 
 
 def test_once_outside_sharing_computes_each_time():

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from p2pfl._util import machine, size_limit
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.modules import make_module
 from p2pfl.node.federation import loading
 from p2pfl.node.folder import config
-from p2pfl.system import available_memory, size_limit
 from p2pfl.task import Part, make_task
 from tests.support.processes import federate
 
@@ -38,7 +38,7 @@ def test_check_size_with_unknown_memory_allows_all():
 
 
 def test_free_memory_of_this_machine_is_plausible():
-    free = available_memory.free_memory()
+    free = machine.free_memory()
     assert free is None or 0 < free < 10**15
 
 

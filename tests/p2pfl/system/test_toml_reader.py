@@ -2,11 +2,11 @@
 
 import pytest
 
+from p2pfl._util import toml_reader
 from p2pfl.data.tabular.table import read_schema
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli import main as cli
 from p2pfl.sim.scenario.scenario import load
-from p2pfl.system import toml_reader
 
 DEEP = {
     "lists": "a = " + "[" * 100_000,

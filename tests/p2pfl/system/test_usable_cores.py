@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from p2pfl._util import machine
+from p2pfl._util.machine import usable_cores
 from p2pfl.sim.execution.runner import processes_of
-from p2pfl.system import system_files
-from p2pfl.system.usable_cores import usable_cores
 from tests.support.system_files import SystemFiles
 
 AFFINITY = hasattr(os, "sched_setaffinity")
@@ -18,7 +18,7 @@ AFFINITY = hasattr(os, "sched_setaffinity")
 def files(monkeypatch, tmp_path):
     """The system's files, on a machine whose cores this process may all use."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
-    monkeypatch.setattr(system_files, "ROOT", tmp_path / "system")
+    monkeypatch.setattr(machine, "ROOT", tmp_path / "system")
     return SystemFiles(tmp_path / "system")
 
 
@@ -80,6 +80,6 @@ def test_without_affinity_the_machine_counts(files, monkeypatch):
 def test_process_on_one_core_counts_one():
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
-        "from p2pfl.system.usable_cores import usable_cores; print(usable_cores())"
+        "from p2pfl._util.machine import usable_cores; print(usable_cores())"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"

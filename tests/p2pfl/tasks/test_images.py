@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from p2pfl.data.images import registry as sets
+from p2pfl.data import image_sets as sets
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
+from p2pfl.learning.image_models import MODELS
 from p2pfl.learning.kernels.dense_kernel import DenseKernel
 from p2pfl.learning.modules import layout_of
-from p2pfl.learning.networks.image_models import MODELS
 from p2pfl.node.federation import loading
 from p2pfl.node.folder import config
 from p2pfl.queries import Evaluate, Loss, NodeQuery, Train

@@ -13,13 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.data.formats import reading as files
+from p2pfl._util import machine
+from p2pfl._util.shared_work import sharing
+from p2pfl.data import binary_files as files
 from p2pfl.data.tabular import labelled
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import AdamW
 from p2pfl.random_streams import RandomStreams
-from p2pfl.system import available_memory
-from p2pfl.system.shared_work import sharing
 from p2pfl.task import Part, make_task
 
 ALONE = Part(0, 1)
@@ -495,7 +495,7 @@ def test_npz_with_invalid_member_is_refused(tmp_path, member, message):
 def test_npz_larger_than_memory_is_refused_before_allocation(tmp_path, monkeypatch):
     x, y = (npy(header(kind, shape), bytes(2**25)) for kind, shape in (("<f4", (2**22, 2)), ("<i8", (2**22,))))
     path = write_members(tmp_path, x=x, y=y)
-    monkeypatch.setattr(available_memory, "free_memory", lambda: 2**24)
+    monkeypatch.setattr(machine, "free_memory", lambda: 2**24)
     tracemalloc.start()
     try:
         with pytest.raises(ConfigurationError, match=r"own\.npz needs 0\.1 GiB of memory, but only 16\.0 MiB is free"):

@@ -5,9 +5,8 @@ from types import ModuleType
 
 import pytest
 
-from p2pfl.tracking.background import Tracking
-from p2pfl.tracking.mlflow import DEFAULTS
-from p2pfl.tracking.tracker import TrackedRun, factories
+from p2pfl.tracking.tracker import TrackedRun, Tracking, factories
+from p2pfl.tracking.trackers import DEFAULTS
 
 RUN = TrackedRun("dac/seed-0", "dac", "study", {"policy.name": "dac", "lr": 0.1, "note: ä": "x" * 600})
 CURVE = {1: 0.25, 2: 0.5, 4: 0.8125}

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.tracking import background
-from p2pfl.tracking.background import Tracking
-from p2pfl.tracking.tracker import NamedFactory, TrackedRun, factories, file_name, plain_settings
+from p2pfl.tracking import tracker as background
+from p2pfl.tracking.tracker import NamedFactory, TrackedRun, Tracking, factories, file_name, plain_settings
 from tests.support.trackers import FailingTracker, MemoryTracker, broken
 
 RUN = TrackedRun("alice", "home")

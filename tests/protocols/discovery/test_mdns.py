@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from zeroconf import Zeroconf
 
+from p2pfl.protocols import discovery
 from p2pfl.protocols.addresses import split_address
-from p2pfl.protocols.discovery import mdns
-from p2pfl.protocols.discovery.mdns import (
+from p2pfl.protocols.discovery import (
     LOOPBACK,
     MdnsFinder,
     addresses_to_announce,
@@ -159,7 +159,7 @@ def test_mdns_finds_nodes_after_network_heals(monkeypatch, on_loop):
             send(self, out, *args, **kwargs)
 
     monkeypatch.setattr(Zeroconf, "async_send", send_if_connected)
-    monkeypatch.setattr(mdns, "AGAIN", 0.2)
+    monkeypatch.setattr(discovery, "AGAIN", 0.2)
 
     async def main():
         nonlocal cut
@@ -175,7 +175,7 @@ def test_mdns_finds_nodes_after_network_heals(monkeypatch, on_loop):
 
 @pytest.mark.slow
 def test_mdns_without_network_reports_problem_and_retries(monkeypatch, on_loop):
-    monkeypatch.setattr(mdns, "RETRY", 0.05)
+    monkeypatch.setattr(discovery, "RETRY", 0.05)
     interfaces = ["203.0.113.1"]
 
     async def main():
@@ -193,7 +193,7 @@ def test_mdns_reports_errors_of_operating_system(monkeypatch, on_loop):
     def no_route(*_, **__):
         raise OSError(101, "Network is unreachable")
 
-    monkeypatch.setattr(mdns, "AsyncZeroconf", no_route)
+    monkeypatch.setattr(discovery, "AsyncZeroconf", no_route)
 
     async def main():
         async with Node(1) as a:
@@ -279,7 +279,7 @@ def test_mdns_ignores_hostile_announcements(on_loop):
 @pytest.mark.slow
 def test_mdns_survives_name_that_cannot_be_repeated(monkeypatch, on_loop):
     """zeroconf repeats cached names in its queries, and fails at a name of 63 bytes that are not UTF-8."""
-    monkeypatch.setattr(mdns, "AGAIN", 0.3)
+    monkeypatch.setattr(discovery, "AGAIN", 0.3)
     poison = record(SERVICE, PTR, labels(b"\xff" * 63, *SERVICE))
 
     async def main():
@@ -308,7 +308,7 @@ def test_mdns_survives_name_that_cannot_be_repeated(monkeypatch, on_loop):
 
 @pytest.mark.slow
 def test_mdns_limits_number_of_services(monkeypatch, on_loop):
-    monkeypatch.setattr(mdns, "MAX_SERVICES", 20)
+    monkeypatch.setattr(discovery, "MAX_SERVICES", 20)
 
     async def main():
         with stranger() as announce:
@@ -326,7 +326,7 @@ def test_mdns_limits_number_of_services(monkeypatch, on_loop):
 
 @pytest.mark.slow
 def test_mdns_foreign_services_do_not_count_towards_limit(monkeypatch, on_loop):
-    monkeypatch.setattr(mdns, "MAX_SERVICES", 1)
+    monkeypatch.setattr(discovery, "MAX_SERVICES", 1)
 
     async def main():
         with stranger() as announce:
@@ -437,7 +437,7 @@ def test_dialable_drops_addresses_of_other_networks():
 
 def test_interface_networks_cover_all_hosts_but_loopback():
     networks = interface_networks()
-    for host in mdns.interface_hosts():
+    for host in discovery.interface_hosts():
         assert any(ip_address(host) in network for network in networks) != ip_address(host).is_loopback
 
 

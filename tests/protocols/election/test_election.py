@@ -6,8 +6,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from p2pfl.protocols.election.raft import Election
-from p2pfl.protocols.election.types import FURTHEST, LAST, Ballot, Electorate, Term, Timing
+from p2pfl.protocols.election import FURTHEST, LAST, Ballot, Election, Electorate, Term, Timing
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.wire import messages as m

@@ -13,10 +13,9 @@ from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity, Verifier
 from p2pfl.protocols.membership import federation_file, invitation
 from p2pfl.protocols.membership import log as membership
-from p2pfl.protocols.membership.entries import Entry, Extension, Signed
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, Request
-from p2pfl.protocols.membership.log import Membership
+from p2pfl.protocols.membership.log import Entry, Extension, Membership, Signed
 from tests.support.weak_keys import WEAK
 
 ADMISSION, NEXT, ALICE, BOB, CAROL, EVE = (Identity.from_seed(bytes([k]) * 32) for k in range(1, 7))

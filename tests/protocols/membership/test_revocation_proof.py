@@ -3,7 +3,7 @@
 import pytest
 
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.membership import revocation_proof
+from p2pfl.protocols.membership import log as revocation_proof
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import Membership
 
@@ -46,7 +46,7 @@ def test_proof_follows_hand_overs_of_the_admission_key():
 def test_proof_is_bounded_whatever_the_number_of_hand_overs():
     handed = log(*(("hand-over", "", key) for key in NEXT), ("remove", "bob", BOB))
     proof = handed.revocation(BOB.public)
-    assert revocation_proof.LIMIT - 200 < len(proof) <= revocation_proof.LIMIT
+    assert revocation_proof.PROOF_LIMIT - 200 < len(proof) <= revocation_proof.PROOF_LIMIT
     assert not log().accept_revocation(BOB.public, proof)  # the first hand-overs are missing
     newer = log(*(("hand-over", "", key) for key in NEXT[:15]))
     assert newer.accept_revocation(BOB.public, proof)
@@ -59,7 +59,7 @@ def test_proof_is_bounded_whatever_the_number_of_hand_overs():
         b"\x90",
         REMOVED.encode(),
         Membership(Federation.sign({"name": "home"}, ADMISSION)).encode(),
-        bytes(revocation_proof.LIMIT + 1),
+        bytes(revocation_proof.PROOF_LIMIT + 1),
         log(("add", "carol", CAROL), ("remove", "carol", CAROL)).revocation(CAROL.public),
     ],
 )

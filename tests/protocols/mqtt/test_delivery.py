@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.protocols.broker_inquiry import describe_size
-from p2pfl.protocols.mqtt.delivery import AGAIN, LATER, LOSSES, SIZES, SizeSearch
+from p2pfl.protocols.mqtt.broker_client import describe_size
+from p2pfl.protocols.mqtt.connection import AGAIN, LATER, LOSSES, SIZES, SizeSearch
 from p2pfl.protocols.mqtt.transport import LARGEST
 
 

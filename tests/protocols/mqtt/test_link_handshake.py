@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pfl.protocols.errors import ProtocolError
-from p2pfl.protocols.mqtt.link_handshake import (
+from p2pfl.protocols.mqtt.link import (
     AGAIN,
     LIMIT,
     DamageError,
@@ -15,9 +15,9 @@ from p2pfl.protocols.mqtt.link_handshake import (
     read_packet,
 )
 from p2pfl.protocols.transports import handshake
-from p2pfl.protocols.transports.credentials import Credentials
+from p2pfl.protocols.transports.certificates import Credentials
+from p2pfl.protocols.transports.handshake import Progress
 from p2pfl.protocols.transports.tls_handshake import MOST, TlsHandshake
-from p2pfl.protocols.transports.tls_proof import Progress
 from tests.support.handshakes import dialler, exchange, listener
 from tests.support.members import ALICE, BOB, CAROL, EVE, KnownMembers
 

@@ -20,19 +20,17 @@ from unittest import mock
 
 import pytest
 
+from p2pfl.node.connectivity import MultiTransport
 from p2pfl.protocols.errors import AddressError, ProtocolError, TransportError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.mqtt import delivery, presence
+from p2pfl.protocols.mqtt import connection, presence
 from p2pfl.protocols.mqtt import transport as mqtt
 from p2pfl.protocols.mqtt.broker_client import WAITING, AiomqttBus, Message, describe_failure
-from p2pfl.protocols.mqtt.link import REQUEST
-from p2pfl.protocols.mqtt.link_handshake import HANDSHAKE_PACKET, make_packet
-from p2pfl.protocols.mqtt.link_table import LINKS_PER_KEY, STRANGERS
+from p2pfl.protocols.mqtt.link import HANDSHAKE_PACKET, LINKS_PER_KEY, REQUEST, STRANGERS, make_packet
 from p2pfl.protocols.mqtt.packets import FORMER_OPENING, RESET_PACKET
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK, DATA_HEADER, DATA_PACKET
 from p2pfl.protocols.mqtt.transport import LARGEST, MqttTransport
 from p2pfl.protocols.rate_limit import Shares
-from p2pfl.protocols.transports.multi import MultiTransport
 from p2pfl.sim.simulation.clock import run
 from tests.support import brokers
 from tests.support.brokers import PATIENCE
@@ -1312,7 +1310,7 @@ def test_documented_acl_restricts_members_to_own_topics(monkeypatch):
 
 @pytest.mark.slow
 def test_real_broker_that_denies_publishing_is_reported(monkeypatch):
-    monkeypatch.setattr(delivery, "ECHO_WAIT", 0.5)
+    monkeypatch.setattr(connection, "ECHO_WAIT", 0.5)
 
     async def test(here):
         a = await here.node(ALICE, bus=here.bus())

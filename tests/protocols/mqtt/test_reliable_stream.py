@@ -6,10 +6,9 @@ from contextlib import suppress
 import pytest
 
 from p2pfl.protocols.errors import ProtocolError
-from p2pfl.protocols.mqtt.packet_seal import CONTROL, DATA, sealing_keys, sealing_of
+from p2pfl.protocols.mqtt.packets import CONTROL, DATA, sealing_keys, sealing_of
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK, DATA_HEADER, PROBE, STALLED, WINDOW, ReliableStream
-from p2pfl.protocols.rate_limit import MOST, TokenBucket
-from p2pfl.protocols.reception_limits import patience
+from p2pfl.protocols.rate_limit import MOST, TokenBucket, patience
 
 SECRET = bytes(range(32))
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from p2pfl.protocols.addresses import network
-from p2pfl.protocols.transports import listener
-from p2pfl.protocols.transports.listener import HOST_BURST, HOST_RATE, Listener, accept_from
+from p2pfl.protocols.transports import tls
+from p2pfl.protocols.transports.tls import HOST_BURST, HOST_RATE, Listener, accept_from
 from tests.support.loops import LOOPS, run_on
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="all of 127.0.0.0/8 is this machine")
@@ -82,7 +82,7 @@ def test_listener_drops_host_that_connects_too_often(on_loop):
 
 @needs_linux
 def test_listener_limits_connections_of_all_hosts(monkeypatch, on_loop):
-    monkeypatch.setattr(listener, "BURST", 10)
+    monkeypatch.setattr(tls, "CONNECTION_BURST", 10)
 
     async def main():
         async with listening() as recorder:
@@ -95,7 +95,7 @@ def test_listener_limits_connections_of_all_hosts(monkeypatch, on_loop):
 
 
 def test_listener_resets_dropped_connection_at_once(monkeypatch, on_loop):
-    monkeypatch.setattr(listener, "HOST_BURST", 0)
+    monkeypatch.setattr(tls, "HOST_BURST", 0)
 
     async def main():
         async with listening() as recorder:

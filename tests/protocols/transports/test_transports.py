@@ -15,12 +15,12 @@ from blake3 import blake3
 
 from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.errors import AddressError, TransportError
-from p2pfl.protocols.reception_limits import GRACE, SLOWEST, Buffers, Reception
+from p2pfl.protocols.rate_limit import GRACE, SLOWEST, Buffers, Reception
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.transports.tls import LINKS_PER_KEY, STRANGERS, TlsTransport
-from p2pfl.protocols.transports.tls_frames import HASHED
+from p2pfl.protocols.transports.tls_handshake import HASHED
 from p2pfl.protocols.transports.tls_link import BACKLOG_FRAMES, GREETING, PIECES
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.simulation.clock import VirtualLoop, run, virtual_loop
@@ -576,7 +576,7 @@ def test_tls_large_frame_on_untrusted_link_ends_it(on_loop):
 
 
 def test_tls_drops_oldest_strangers_and_serves_members(monkeypatch, on_loop):
-    monkeypatch.setattr("p2pfl.protocols.transports.listener.HOST_BURST", 1000)
+    monkeypatch.setattr("p2pfl.protocols.transports.tls.HOST_BURST", 1000)
 
     async def main():
         a, b = pair()

@@ -19,11 +19,12 @@ from p2pfl.protocols.membership.federation_file import LIMIT as FILE_LIMIT
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import LIMIT as LOG_LIMIT
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.protocols.mqtt import link_handshake, presence, reliable_stream
-from p2pfl.protocols.mqtt.packet_seal import DATA, sealing_of
+from p2pfl.protocols.mqtt import link as link_handshake
+from p2pfl.protocols.mqtt import presence, reliable_stream
+from p2pfl.protocols.mqtt.packets import DATA, sealing_of
 from p2pfl.protocols.mqtt.reliable_stream import ReliableStream
 from p2pfl.protocols.transports import handshake
-from p2pfl.protocols.transports.credentials import Credentials
+from p2pfl.protocols.transports.certificates import Credentials
 from p2pfl.protocols.transports.tls_handshake import TlsHandshake
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire import payload

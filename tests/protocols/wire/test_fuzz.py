@@ -23,38 +23,43 @@ import numpy as np
 import pytest
 
 from p2pfl.compression.codecs import BFloat16, DecodeError, Float16, Int8, TopK
-from p2pfl.compression.quantised_updates import decode_changes, encode_change, quantise
-from p2pfl.compression.sparse_updates import Copy, decode_entries, encode_entries, tag
+from p2pfl.compression.sparse_updates import (
+    Copy,
+    decode_changes,
+    decode_entries,
+    encode_change,
+    encode_entries,
+    quantise,
+    tag,
+)
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes
-from p2pfl.node.coordination.factory import Coordination
-from p2pfl.node.coordination.participant import UnansweredSubmission
-from p2pfl.node.exchange.exchange_config import ExchangeConfig
+from p2pfl.node.coordination.submissions import Coordination, UnansweredSubmission
+from p2pfl.node.exchange.base import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
 from p2pfl.node.exchange.model_encoding import ModelEncoder
-from p2pfl.node.folder.settings import Settings
 from p2pfl.node.peering.peer import Asked, Member
 from p2pfl.node.peering.peering_config import PeeringConfig, PeeringOptions
+from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout
 from p2pfl.policies.coordinated import CoordinatedFedAvg
-from p2pfl.protocols.discovery import mdns
-from p2pfl.protocols.election.types import Ballot, Electorate, Term
+from p2pfl.protocols import discovery
+from p2pfl.protocols.election import Ballot, Electorate, Term
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership import invitation
-from p2pfl.protocols.membership.entries import Signed
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, Request
-from p2pfl.protocols.membership.log import Membership
-from p2pfl.protocols.mqtt import link_handshake, presence, reliable_stream
-from p2pfl.protocols.mqtt.packet_seal import Sealing
+from p2pfl.protocols.membership.log import Membership, Signed
+from p2pfl.protocols.mqtt import link, presence, reliable_stream
+from p2pfl.protocols.mqtt.packets import Sealing
 from p2pfl.protocols.mqtt.reliable_stream import ReliableStream
 from p2pfl.protocols.transports import handshake
-from p2pfl.protocols.transports.certificates import key_of, make_certificate
-from p2pfl.protocols.transports.credentials import Credentials
+from p2pfl.protocols.transports.certificates import Credentials, key_of, make_certificate
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.transports.tls_handshake import TlsHandshake
-from p2pfl.protocols.wire import envelope, payload, submission
+from p2pfl.protocols.wire import envelope, payload
 from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire import payload as submission
 from p2pfl.protocols.wire.envelope import HEADER_SIZE, OVERHEAD, FrameSigner, FrameVerifier, Payload
 from p2pfl.sim.simulation import clock
 from tests.support.handshakes import dialler, listener
@@ -394,7 +399,7 @@ class InputFuzzer:
                 lambda data: invitation.decode_admission(self.word(data)),
                 FederationError,
             ),
-            "mdns": ([self._text()], mdns.read_text, ()),
+            "mdns": ([self._text()], discovery.read_text, ()),
             "certificate": ([self._certificate()], key_of, ()),
         }
         self.names = list(self.places)
@@ -460,8 +465,8 @@ class InputFuzzer:
     def handshake_packet(self, data):
         """Give a listener one packet, half of them with a right checksum."""
         if self.mutator.rng.random() < 0.5:
-            data = link_handshake.make_packet(bytes(16), 0, data[link_handshake.HEADER.size + link_handshake.CHECKSUM :])
-        link_handshake.LinkHandshake(TlsHandshake(self.credentials), bytes(16)).packet_in(data, 0.0)
+            data = link.make_packet(bytes(16), 0, data[link.HEADER.size + link.CHECKSUM :])
+        link.LinkHandshake(TlsHandshake(self.credentials), bytes(16)).packet_in(data, 0.0)
 
     def chunk(self, data):
         """Feed a stream: half of the inputs as sealed by the other side, the others as forged by a broker."""

@@ -2,19 +2,19 @@
 
 import pytest
 
+from p2pfl._util.atomic_files import write_sealed
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.node import checkpoint
-from p2pfl.node.exchange.model_server import ModelServer
+from p2pfl.node.exchange.model_transfer import ModelServer
 from p2pfl.node.federation import membership_file
-from p2pfl.node.peering.guard import Guard
 from p2pfl.node.peering.peer_manager import PeerManager
-from p2pfl.protocols.election.types import Term
+from p2pfl.node.peering.peering_config import Guard
+from p2pfl.protocols.election import Term
 from p2pfl.sim.chaos import machine
 from p2pfl.sim.chaos.invariants import Invariants
 from p2pfl.sim.chaos.run import Trials, search
 from p2pfl.sim.chaos.schedule import KINDS, Fault, Schedule, draw_schedule, read_schedule, write_schedule
 from p2pfl.sim.scenario.scenario import load
-from p2pfl.system.atomic_files import write_sealed
 
 MEMBERS = ["node-0", "node-1", "node-2", "node-3"]
 

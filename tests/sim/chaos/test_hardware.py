@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
+from p2pfl._util.atomic_files import replace_file
 from p2pfl.node.folder.incarnation import count_start
 from p2pfl.sim.chaos.hardware import Life, Mount, ProcessEnd, SimulatedDisk
-from p2pfl.system.atomic_files import replace_file
 
 FILE = Path("node/file")
 

@@ -1,7 +1,7 @@
 """Table of a run on a terminal: it fits 80 columns, and nothing is cut off."""
 
+from p2pfl._util.console import run_command
 from p2pfl.sim.cli.console import print_table
-from p2pfl.system.console import run_command
 
 
 def row(name, budget=None, **more):

@@ -6,8 +6,8 @@ from itertools import takewhile
 
 import pytest
 
+from p2pfl._util.console import EXAMPLES
 from p2pfl.sim.cli.main import parser
-from p2pfl.system.console import EXAMPLES
 
 
 def commands(of):

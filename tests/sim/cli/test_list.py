@@ -5,9 +5,9 @@ import json
 import pytest
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.sim import reproduction
 from p2pfl.sim.cli import scenario_list
 from p2pfl.sim.cli.main import main
-from p2pfl.sim.reproduction import measured
 from p2pfl.sim.scenario.scenario import load, resolve, shipped_scenarios
 
 IMAGES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
@@ -140,7 +140,7 @@ def test_needs_name_the_data_sets_and_extras(files):
 
 @pytest.mark.slow
 def test_durations_agree_with_the_recorded_ones():
-    for name, forms in measured.load(measured.FILE).items():
+    for name, forms in reproduction.load_measured(reproduction.FILE).items():
         for form, told in forms.items():
             file = load(name, [f"form={form}"])
             if told.seconds is not None and told.cores == 2:

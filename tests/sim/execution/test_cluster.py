@@ -6,16 +6,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from p2pfl._util.registry import ObjectName
 from p2pfl.algorithms.ggc import DecideGreedily, Decisions, Sets
-from p2pfl.config.object_name import ObjectName
 from p2pfl.errors import ConfigurationError, DivergenceError, RunError
 from p2pfl.parameters import Layout
 from p2pfl.prediction_mixing import ModelEnsemble
 from p2pfl.private_parameters import PrivateParameters
 from p2pfl.queries import Evaluate, NodeQuery, Train
-from p2pfl.sim.execution.cluster.messages import decode, encode
-from p2pfl.sim.execution.cluster.shards import RayShard, RayShards
-from p2pfl.sim.execution.cluster.worker_settings import WorkerSettings
+from p2pfl.sim.execution.cluster_worker import RayShard, RayShards, WorkerSettings, decode, encode
 from p2pfl.sim.execution.probe import probe
 from p2pfl.sim.execution.run_order import RunOrder
 from p2pfl.sim.execution.runner import run_all

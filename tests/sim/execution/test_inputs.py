@@ -17,7 +17,7 @@ import p2pfl
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.sim.cli import main as cli
 from p2pfl.sim.execution import inputs
-from p2pfl.sim.execution.cluster.worker_settings import WorkerSettings
+from p2pfl.sim.execution.cluster_worker import WorkerSettings
 from p2pfl.sim.execution.inputs import Content, RunInputs
 from p2pfl.sim.execution.probe import probe
 from p2pfl.sim.execution.resume import Parts

@@ -8,6 +8,7 @@ import pytest
 from torch import nn
 
 import p2pfl
+from p2pfl._util import machine
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.modules import count_values
 from p2pfl.sim.cli import main as cli
@@ -16,7 +17,6 @@ from p2pfl.sim.execution import runner as engine
 from p2pfl.sim.execution.memory_estimate import check_runs, need
 from p2pfl.sim.scenario.scenario import load, resolve, shipped_scenarios
 from p2pfl.sim.scenario.topology import edges_of
-from p2pfl.system import available_memory
 from p2pfl.topologies import BUILDERS
 
 GIB = 2**30
@@ -28,7 +28,7 @@ def free(monkeypatch):
     """Set the amount of free memory."""
 
     def set_free(amount):
-        for module in (available_memory, memory_estimate, engine):
+        for module in (machine, memory_estimate, engine):
             monkeypatch.setattr(module, "free_memory", lambda: amount)
 
     set_free(8 * GIB)

@@ -15,8 +15,7 @@ import torch
 
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.sim.cli.main import main
-from p2pfl.sim.execution.cluster.connection import connect
-from p2pfl.sim.execution.cluster.options import ClusterOptions
+from p2pfl.sim.execution.cluster import ClusterOptions, connect
 from p2pfl.sim.execution.run_order import Listener
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.scenario import resolve

@@ -12,7 +12,7 @@ import pytest
 
 import p2pfl
 from p2pfl.sim.cli import main as cli
-from p2pfl.sim.results.artifacts import PARTS
+from p2pfl.sim.results.tables import PARTS
 from tests.support import forked
 from tests.support.processes import PATIENCE
 

@@ -8,7 +8,7 @@ import pytest
 import p2pfl
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.main import main
-from p2pfl.sim.monitor.run_tracking import figures_by_round
+from p2pfl.sim.monitor.run_monitor import figures_by_round
 from tests.support.trackers import FailingTracker, MemoryTracker
 
 SMALL = {"nodes": 4, "rounds": 2, "task": "concept-shift", "policy": "random"}

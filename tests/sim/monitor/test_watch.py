@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from p2pfl._util.http_server import in_thread
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.execution import runner as engine
 from p2pfl.sim.execution import snapshots
 from p2pfl.sim.execution.run_order import Listener
 from p2pfl.sim.execution.snapshots import Snapshot, SnapshotCollector, of_result
 from p2pfl.sim.monitor import monitor
-from p2pfl.sim.monitor import terminal as watch_terminal
+from p2pfl.sim.monitor import monitor as watch_terminal
 from p2pfl.sim.monitor.run_monitor import RunMonitor, page_of
 from p2pfl.sim.results.learning_curves import reported
 from p2pfl.sim.results.results import result_of
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import Simulation
-from p2pfl.web.http_server import in_thread
 from tests.support import forked
 from tests.support.browser import PHONE, browser, needs_chromium
 from tests.support.browser import page as new_page

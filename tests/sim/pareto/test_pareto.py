@@ -17,8 +17,7 @@ from p2pfl.pareto_metrics import hypervolume, non_dominated
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.cli.pareto import begin
-from p2pfl.sim.pareto.evaluation import Candidates, Job, Solved, candidate, front_of_search, solve
-from p2pfl.sim.pareto.search import search_all
+from p2pfl.sim.pareto import Candidates, Job, Solved, candidate, front_of_search, search_all, solve
 from p2pfl.sim.scenario.scenario import Search, jobs_of, load, resolve
 from p2pfl.task import Part, make_task
 from tests.support import forked
@@ -285,9 +284,7 @@ def test_resumed_search_retrains_after_scenario_change(capsys):
 def test_resumed_search_reuses_kept_candidates(capsys, monkeypatch):
     some_kept("here", 4)
     solved = []
-    monkeypatch.setattr(
-        "p2pfl.sim.pareto.search.solve", lambda job, progress: (solved.append(job.number), solve(job, progress))[1]
-    )
+    monkeypatch.setattr("p2pfl.sim.pareto.solve", lambda job, progress: (solved.append(job.number), solve(job, progress))[1])
     assert pareto(capsys, "--resume", "here", "--workers", "1", "--no-report")[0] == 0
     assert solved == list(range(4, 12))
 

@@ -23,7 +23,7 @@ from p2pfl.sim.report.folder import Entry
 from p2pfl.sim.report.series import folder_names
 from p2pfl.sim.report.write import report, write_report
 from p2pfl.sim.results.learning_curves import fill_gaps
-from p2pfl.sim.results.pareto import on_front
+from p2pfl.sim.results.objectives import on_front
 from tests.support.browser import DESKTOP, PHONE, browser, needs_chromium, opened_report, page
 from tests.support.report_folders import edges_of, entry, large, leave, rounds_of
 from tests.support.report_pages import Tables, figures, payload, rows, texts

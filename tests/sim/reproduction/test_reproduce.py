@@ -8,14 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError, RunError
+from p2pfl.sim import reproduction
 from p2pfl.sim.cli import reproduce
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.execution.run_order import Listener
 from p2pfl.sim.execution.runner import run_all
-from p2pfl.sim.reproduction import measured
-from p2pfl.sim.reproduction.catalogue import MOST_ROWS, CatalogueEntry, markdown
-from p2pfl.sim.reproduction.measured import Measured
-from p2pfl.sim.reproduction.record import RowRecorder, without_recorded
+from p2pfl.sim.reproduction import MOST_ROWS, CatalogueEntry, Measured, RowRecorder, markdown, without_recorded
 from p2pfl.sim.results.results import summarise
 from p2pfl.sim.scenario import scenario
 from p2pfl.sim.scenario.scenario import load, resolve, shipped_scenarios
@@ -44,7 +42,7 @@ def test_reproduce_lists_every_paper_table_and_row(capsys):
 
 @pytest.mark.slow
 def test_measured_figures_belong_to_existing_rows():
-    for name, forms in measured.load(measured.FILE).items():
+    for name, forms in reproduction.load_measured(reproduction.FILE).items():
         file = load(name)
         for form, kept in forms.items():
             assert form == "full" or form in file.forms, name
@@ -86,7 +84,7 @@ def study(tmp_path, monkeypatch):
     (tmp_path / "scenarios").mkdir()
     (tmp_path / "measured.json").write_text("{}")
     monkeypatch.setattr(scenario, "SHIPPED", tmp_path / "scenarios")
-    monkeypatch.setattr(measured, "FILE", tmp_path / "measured.json")
+    monkeypatch.setattr(reproduction, "FILE", tmp_path / "measured.json")
     monkeypatch.chdir(tmp_path)
 
     def add(name, text=STUDY, old="", new=""):
@@ -107,7 +105,7 @@ def test_reproduce_short_runs_and_checks_claims(study, capsys):
     assert json.loads(Path("again/study-short/summary.json").read_text())["runs"][0]["nodes"] == 3
     code, out, _ = describe(capsys, "--short", "--out", "again", "--record")
     assert "study, form short: 1 row, taken from the folder\n" in out
-    assert measured.load(measured.FILE) == {}
+    assert reproduction.load_measured(reproduction.FILE) == {}
 
 
 @pytest.mark.slow
@@ -150,19 +148,19 @@ def test_reproduce_continues_after_a_failure(study, capsys, monkeypatch):
 def test_reproduce_record_keeps_and_lists_figures(study, capsys):
     study("study")
     assert describe(capsys, "--short", "--out", "again", "--record")[0] == 0
-    kept = measured.load(measured.FILE)["study"]["short"]
+    kept = reproduction.load_measured(reproduction.FILE)["study"]["short"]
     assert kept.seeds == [0]
     assert kept.seconds > 0
     figure = json.loads(Path("again/study-short/summary.json").read_text())["table"][0]["mean"]
     assert kept.figures == {"alone": float(f"{figure:.4g}")}
-    measured.record(measured.FILE, "study", "full", Measured(7200.0))
+    reproduction.record(reproduction.FILE, "study", "full", Measured(7200.0))
     _, out, _ = describe(capsys, "--markdown")
     assert out.startswith("## Counts by paper\n")
     assert "## A paper\n\n### `study`: table 7\n\nFull form: not run, about 2 h. Short form: 1 seed, " in out
     assert "| row | printed | short form |\n| --- | ---: | ---: |\n" in out
     assert f"| alone | 0.500 | {kept.figures['alone']:.3f} |" in out
     assert "| alone above 0.05 | ours | held |" in out
-    measured.record(measured.FILE, "study", "full", Measured(9.0, seeds=[0], version="1", figures={"alone": 0.04}))
+    reproduction.record(reproduction.FILE, "study", "full", Measured(9.0, seeds=[0], version="1", figures={"alone": 0.04}))
     assert "| alone above 0.05 | ours | not held | held |" in describe(capsys, "--markdown")[1]
 
 
@@ -176,21 +174,21 @@ def test_reproduce_record_keeps_rows_of_a_failed_command(study, capsys):
     code, _, err = describe(capsys, "--short", "--out", "again", "--record")
     assert code == 1
     assert "study: failed: " in err
-    kept = measured.load(measured.FILE)["study"]["short"]
+    kept = reproduction.load_measured(reproduction.FILE)["study"]["short"]
     assert set(kept.figures) == {"alone", "together"}  # in the order in which they were finished
     assert kept.seconds is None
     Path("again/study-short/rounds.parquet").rmdir()
     code, out, _ = describe(capsys, "--short", "--out", "again", "--record")
     assert "study, form short: 2 rows\n" in out
-    assert measured.load(measured.FILE)["study"]["short"] == kept
+    assert reproduction.load_measured(reproduction.FILE)["study"]["short"] == kept
 
 
 @pytest.mark.slow
 def test_reproduce_resume_skips_recorded_rows(study, capsys):
     study("study", TWO_ROWS)
-    measured.record(measured.FILE, "study", "short", Measured(7.0, seeds=[0], version="1", figures={"alone": 0.25}))
+    reproduction.record(reproduction.FILE, "study", "short", Measured(7.0, seeds=[0], version="1", figures={"alone": 0.25}))
     assert describe(capsys, "--short", "--out", "again", "--record", "--resume")[0] == 0
-    kept = measured.load(measured.FILE)["study"]["short"]
+    kept = reproduction.load_measured(reproduction.FILE)["study"]["short"]
     assert [*kept.figures] == ["alone", "together"]
     assert (kept.figures["alone"], kept.seconds) == (0.25, 7.0)
     assert [run["name"] for run in json.loads(Path("again/study-short/summary.json").read_text())["runs"]] == ["together"]
@@ -202,20 +200,20 @@ def test_reproduce_resume_skips_recorded_rows(study, capsys):
 def _change_inputs_of_recorded_rows(file):
     """Check which rows are run again when what they were computed from differs."""
     book = Path("changed.json")
-    kept = measured.load(measured.FILE)["study"]["short"]
+    kept = reproduction.load_measured(reproduction.FILE)["study"]["short"]
     alone, together = kept.inputs["alone"], kept.inputs["together"]
     other = replace(alone, versions=alone.versions | {"numpy": "0.1"})
-    measured.record(book, "study", "short", replace(kept, inputs={"alone": other, "together": together}))
+    reproduction.record(book, "study", "short", replace(kept, inputs={"alone": other, "together": together}))
     left = without_recorded(file, book)
     assert [run.name for run in left.runs] == ["alone"]
     assert left.notes == (f"alone was computed again: numpy 0.1 -> {np.__version__}",)
     assert without_recorded(file, book, different_bits=True).runs == ()
     other = replace(together, settings={"the scenario": "0" * 64}, files=together.files | {"task.data d.csv": "0"})
-    measured.record(book, "study", "short", replace(kept, inputs={"alone": alone, "together": other}))
+    reproduction.record(book, "study", "short", replace(kept, inputs={"alone": alone, "together": other}))
     left = without_recorded(file, book)
     assert [run.name for run in left.runs] == ["together"]
     assert left.notes == ("together was computed again: task.data d.csv is missing, the scenario has changed",)
-    measured.record(book, "study", "short", replace(kept, inputs={}))
+    reproduction.record(book, "study", "short", replace(kept, inputs={}))
     left = without_recorded(file, book)
     assert left.runs == ()
     assert left.notes == ("recorded by an earlier version, so changes of their inputs are not known: alone, together",)
@@ -225,28 +223,28 @@ def _change_inputs_of_recorded_rows(file):
 def test_rows_are_recorded_when_their_last_seed_is_finished(study):
     study("study", TWO_ROWS, old="rounds = 1", new="rounds = 1\nseeds = [0, 1]")
     file = load("study", ["form=short"])
-    recorder = RowRecorder(file, measured.FILE, {})
+    recorder = RowRecorder(file, reproduction.FILE, {})
     rows = []
 
     def finished(number, result):
         recorder.finished(number, result)
-        rows.append([*measured.load(measured.FILE).get("study", {}).get("short", Measured()).figures])
+        rows.append([*reproduction.load_measured(reproduction.FILE).get("study", {}).get("short", Measured()).figures])
 
     results = run_all(file, listener=Listener(finished=finished))
     assert rows == [[], ["alone"], ["alone"], ["alone", "together"]]
-    kept = measured.load(measured.FILE)["study"]["short"]
+    kept = reproduction.load_measured(reproduction.FILE)["study"]["short"]
     assert kept.seeds == [0, 1]
     assert [*kept.by_seed["mean"]] == ["alone", "together"]
     assert all(np.mean(values) == pytest.approx(kept.figures[row], rel=1e-3) for row, values in kept.by_seed["mean"].items())
-    assert without_recorded(file, measured.FILE).runs == ()
+    assert without_recorded(file, reproduction.FILE).runs == ()
     _change_inputs_of_recorded_rows(file)
     summary = summarise(file, results)
     summary["table"][1]["by_seed"]["against.times_bytes"] = [2.0, 3.0]  # only the whole table has it
     recorder.ended(file, summary)
-    kept = measured.load(measured.FILE)["study"]["short"]
+    kept = reproduction.load_measured(reproduction.FILE)["study"]["short"]
     assert kept.by_seed["against.times_bytes"] == {"together": [2.0, 3.0]}
     assert [*kept.by_seed["mean"]] == ["alone", "together"]
-    assert len(without_recorded(replace(file, seeds=(0, 1, 2)), measured.FILE).runs) == 2
+    assert len(without_recorded(replace(file, seeds=(0, 1, 2)), reproduction.FILE).runs) == 2
 
 
 @pytest.mark.parametrize(
@@ -265,15 +263,15 @@ def test_run_with_invalid_recording_reports_one_line(study, capsys, arguments, m
 
 def test_reproduce_without_measured_file_lists_printed_ones(study, capsys):
     study("study")
-    measured.FILE.unlink()
+    reproduction.FILE.unlink()
     code, out, err = describe(capsys, "--markdown")
     assert code == 0
     assert "```text\n1 row not run yet: alone (0.500)\n```" in out
-    assert err == f"no measured figures: {measured.FILE} does not exist; it is part of the repository\n"
+    assert err == f"no measured figures: {reproduction.FILE} does not exist; it is part of the repository\n"
     for options in (["--short", "--record"], ["--take", "again"]):
         code, out, err = describe(capsys, *options)
         assert (code, out) == (2, "")
-        assert err == f"{measured.FILE} does not exist; name the file of measured figures with --measured FILE\n"
+        assert err == f"{reproduction.FILE} does not exist; name the file of measured figures with --measured FILE\n"
         assert not Path("runs").exists()
 
 
@@ -281,14 +279,14 @@ def test_reproduce_without_measured_file_lists_printed_ones(study, capsys):
 def test_reproduce_measured_option_names_the_file(study, capsys):
     study("study")
     assert describe(capsys, "--short", "--out", "again", "--record", "--measured", "mine.json")[0] == 0
-    assert [*measured.load(Path("mine.json"))["study"]["short"].figures] == ["alone"]
-    assert measured.load(measured.FILE) == {}
+    assert [*reproduction.load_measured(Path("mine.json"))["study"]["short"].figures] == ["alone"]
+    assert reproduction.load_measured(reproduction.FILE) == {}
     assert "| alone | 0.500 | 0." in describe(capsys, "--markdown", "--measured", "mine.json")[1]
 
 
 def test_measured_figures_are_not_part_of_the_packages():
-    assert measured.FILE == ROOT / "results" / "measured.json"
-    assert measured.FILE.exists()
+    assert reproduction.FILE == ROOT / "results" / "measured.json"
+    assert reproduction.FILE.exists()
 
 
 def test_reproduce_leaves_unknown_figures_empty(study, capsys):
@@ -306,7 +304,7 @@ below = 1.0
 figure = "std"
 """
     study("study", STUDY + more)
-    measured.record(measured.FILE, "study", "full", Measured(9.0, seeds=[0], version="1", figures={"alone": 0.5}))
+    reproduction.record(reproduction.FILE, "study", "full", Measured(9.0, seeds=[0], version="1", figures={"alone": 0.5}))
     out = describe(capsys, "--markdown")[1]
     assert "| alone above 0.05 | ours | held |" in out
     assert "| alone, two above 0.05 | ours |  |" in out
@@ -320,7 +318,7 @@ def test_reproduce_take_accepts_unchanged_runs_only(study, capsys):
         assert main(["run", "study", *options, "--engine", "local", "--no-report", "--out", name]) == 0
     capsys.readouterr()
     assert describe(capsys, "--take", "one", "two") == (0, "study, form full: alone\nstudy, form full: together\n", "")
-    assert [*measured.load(measured.FILE)["study"]["full"].figures] == ["alone", "together"]
+    assert [*reproduction.load_measured(reproduction.FILE)["study"]["full"].figures] == ["alone", "together"]
     message = "bent holds a run of study that matches none of its current forms: full, short\n"
     assert describe(capsys, "--take", "bent") == (2, "", message)
     assert describe(capsys, "--take", "nowhere")[2].startswith("nowhere holds no finished run: ")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from p2pfl.sim.cli.attack_table import print_attack_table
+from p2pfl.sim.cli.console import print_attack_table
 from p2pfl.sim.report.folder import Entry, Test, Time
 from p2pfl.sim.report.series import Run
 from p2pfl.sim.results.attack_study import AttackRow, attack_studies, title

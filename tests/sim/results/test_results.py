@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import p2pfl
-from p2pfl.algorithms.aggregation import fedavg
+from p2pfl.algorithms.selection import fedavg
 from p2pfl.policies.random import Random
 from p2pfl.policy import Merge, merge, samples
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.results import learning_curves, results, summary_metrics, tables
 from p2pfl.sim.scenario.scenario import load, resolve
+from p2pfl.sim.simulation.recorder import Trace
 from p2pfl.sim.simulation.simulation import run
-from p2pfl.sim.simulation.trace import Trace
 from p2pfl.task import make_task
 
 NODES, ROUNDS, PEERS = 21, 4, 3

@@ -8,7 +8,7 @@ import pytest
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli import main as cli
 from p2pfl.sim.results.learning_curves import mean, of_nodes
-from p2pfl.sim.results.time_to_target import mean_reached, time_to_target
+from p2pfl.sim.results.summary_metrics import mean_reached, time_to_target
 from p2pfl.sim.scenario.scenario import resolve
 
 RUN = {

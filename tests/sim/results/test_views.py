@@ -9,7 +9,7 @@ import torch
 import p2pfl
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.monitor.progress import line_of
-from p2pfl.sim.results.plots import draw_curves
+from p2pfl.sim.results.learning_curves import draw_curves
 from p2pfl.sim.results.results import Result
 
 matplotlib = pytest.importorskip("matplotlib", reason="needs the extra notebook")

@@ -14,8 +14,8 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli import main as cli
-from p2pfl.sim.results.artifacts import PARTS
-from p2pfl.sim.results.pareto import on_front
+from p2pfl.sim.results.objectives import on_front
+from p2pfl.sim.results.tables import PARTS
 from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.scenario.sweep import parse, sweep
 from tests.sim.execution.test_resume import left_behind

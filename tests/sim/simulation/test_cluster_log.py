@@ -15,8 +15,8 @@ from p2pfl.sim.execution.resume import Parts
 from p2pfl.sim.results.objectives import with_distances
 from p2pfl.sim.results.results import result_of, summarise, write
 from p2pfl.sim.scenario.scenario import jobs_of, resolve
-from p2pfl.sim.simulation import cluster_log
-from p2pfl.sim.simulation.cluster_log import ClusterNotes, adjusted_rand, over_rounds, over_seeds
+from p2pfl.sim.simulation import recorder
+from p2pfl.sim.simulation.recorder import ClusterNotes, adjusted_rand, over_rounds, over_seeds
 from p2pfl.sim.simulation.simulation import Simulation, run
 
 PARTITIONS = st.integers(1, 12).flatmap(lambda n: st.tuples(*[st.lists(st.integers(0, 3), min_size=n, max_size=n)] * 2))
@@ -120,7 +120,7 @@ def test_similarities_are_recorded_periodically_up_to_limit(monkeypatch):
     matfl, every = {"name": "matfl"}, list(range(3, 31, 3))
     assert noted(matfl) == every
     assert set(noted({"name": "fedpref", "epsilon": 2.0})) - set(every)
-    monkeypatch.setattr(cluster_log, "MOST_PAIRS", 60)  # each matrix has 28 pairs
+    monkeypatch.setattr(recorder, "MOST_PAIRS", 60)  # each matrix has 28 pairs
     assert noted(matfl) == [3, 6]
 
 
@@ -128,7 +128,7 @@ def test_similarities_are_recorded_periodically_up_to_limit(monkeypatch):
 def test_recording_does_not_change_results(monkeypatch):
     entry = file({"name": "fedpref", "epsilon": 2.0}).runs[0]
     one = Simulation(entry)
-    monkeypatch.setattr(cluster_log.ClusterNotes, "watching", lambda self, policy: policy.step)
+    monkeypatch.setattr(recorder.ClusterNotes, "watching", lambda self, policy: policy.step)
     other = Simulation(entry)
     assert one.run().recorder.trace.digest() == other.run().recorder.trace.digest()
     assert one.recorder.clusters.tables().keys() == {"clusters", "similarities"}

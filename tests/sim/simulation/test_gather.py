@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from p2pfl.node.peering.traffic import Traffic
+from p2pfl.node.peering.peer import Traffic
 from p2pfl.policy import Update
 from p2pfl.protocols.wire.envelope import OVERHEAD
-from p2pfl.sim.simulation.gather import Board
+from p2pfl.sim.simulation.modelled_network import Board
 
 
 def update(sender: str, size: int = 100, round: int = 1) -> Update:

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import make_policy
 from p2pfl.policy import Submission
-from p2pfl.protocols.election.types import Term
+from p2pfl.protocols.election import Term
 from p2pfl.protocols.wire.envelope import OVERHEAD
-from p2pfl.protocols.wire.submission import encode_assignment, encode_submission
+from p2pfl.protocols.wire.payload import encode_assignment, encode_submission
 from p2pfl.sim.scenario.network import Network
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.modelled_coordinator import Leader

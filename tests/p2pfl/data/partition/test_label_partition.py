@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pfl.data.images.registry import Images, ImageSet
-from p2pfl.data.images.transforms import augment, rotate
-from p2pfl.data.partition.assignment import plan
+from p2pfl.data.image_sets import Images, ImageSet
+from p2pfl.data.partition.assignment import concept, label_permutation, plan
 from p2pfl.data.partition.label_partition import (
     class_pools,
     clusters,
@@ -18,13 +17,13 @@ from p2pfl.data.partition.label_partition import (
     iid,
     pathological,
     quantity,
+    quotas,
     writer,
 )
-from p2pfl.data.partition.largest_remainder import quotas
-from p2pfl.data.partition.shifts import concept, label_permutation
 from p2pfl.data.partition.splits import by_class, draw_test, histogram, hold_out
 from p2pfl.errors import ConfigurationError
 from p2pfl.random_streams import RandomStreams
+from p2pfl.tasks.images import augment, rotate
 
 
 def rng(seed=0):

@@ -5,7 +5,7 @@ import pytest
 from torch import nn
 
 import p2pfl
-from p2pfl.data.formats import cifar
+from p2pfl.data import binary_files
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.main import main
 from p2pfl.task import Part, make_task
@@ -145,14 +145,14 @@ def test_folder_of_several_sets_or_of_pictures_is_refused(own_images, tmp_path):
         images(tmp_path)
     write_images(own_images, [0, 1], [0, 1])
     for name in ("train.bin", "test.bin"):
-        (own_images / name).write_bytes(bytes(2 + cifar.PIXELS))
+        (own_images / name).write_bytes(bytes(2 + binary_files.PIXELS))
     with pytest.raises(ConfigurationError, match=r"several data sets \(IDX files and binary files of CIFAR\); move each"):
         images(tmp_path)
 
 
 def test_packed_copy_of_a_batch_is_read_once(own_images, tmp_path):
     for name in ("data_batch_1.bin", "data_batch_1.bin.gz", "test_batch.bin"):
-        (own_images / name).write_bytes(bytes(1 + cifar.PIXELS) + b"\1" + bytes(cifar.PIXELS))
+        (own_images / name).write_bytes(bytes(1 + binary_files.PIXELS) + b"\1" + bytes(binary_files.PIXELS))
     assert images(tmp_path).n_samples + len(images(tmp_path).data["validation"].y) == 2
 
 

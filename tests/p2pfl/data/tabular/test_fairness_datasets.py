@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from p2pfl.data.partition import group_partition
 from p2pfl.data.tabular import fairness_datasets
 from p2pfl.data.tabular import table as tables
+from p2pfl.data.tabular.fairness_datasets import COVARIANCES, MEANS, log_density, synthetic
 from p2pfl.data.tabular.sensitive_attributes import Grouping, groups_of
-from p2pfl.data.tabular.synthetic import COVARIANCES, MEANS, log_density, synthetic
 from p2pfl.errors import ConfigurationError
 from p2pfl.random_streams import RandomStreams
 

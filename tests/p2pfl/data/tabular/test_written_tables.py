@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pfl.data.class_labels import ClassLabels
-from p2pfl.data.formats.numbers import is_marker, number, numbers
+from p2pfl.data.delimited import is_marker, number, numbers
 from p2pfl.data.tabular import table as tables
 from p2pfl.data.tabular.labelled import Choice, read
 from p2pfl.errors import ConfigurationError

@@ -1,0 +1,418 @@
+"""Penalties of peers, their score, and the exclusion of peers with a high score.
+
+A point needs evidence that does not rest on the word of another peer. What a peer says about itself, such as the round
+of its model, counts against nobody else. So does the order in which models arrive: a peer can fetch a model from its
+author, and show it to this node before the author does. Only the author of a model knows who has copied it. This node
+therefore gives points for copies of its own models, and for a model that a peer has shown before for another round.
+
+Detection of members that send different models of one round to different peers.
+
+After a fetch a node sends the signed headers of the received models to one peer, drawn at random. A node that knows two
+different models of one round has a proof. It sends the proof to all peers, which verify it with the member's key and
+pass it on.
+
+Signed models that a node has fetched or that peers reported, for comparison with others of the same round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from p2pfl.compression.sparse_updates import tag
+from p2pfl.node.peering.peer import Peer
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.node.peering.peering_config import PeeringConfig
+from p2pfl.node.settings import MOST_DISTRUST
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Update
+from p2pfl.protocols.errors import ProtocolError, TransportError
+from p2pfl.protocols.rate_limit import TokenBucket
+from p2pfl.protocols.transport import Link
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import Opened, Payload, parse_header
+from p2pfl.protocols.wire.signed_models import (
+    SignedModel,
+    make_proof,
+    parse_receipts,
+    parse_signed_model,
+    read_proof,
+    verify,
+)
+from p2pfl.random_streams import RandomStreams
+
+Penalty = Literal["equivocation", "refused models", "repeated models", "free riding"]
+POINTS: Mapping[Penalty, int] = {"equivocation": MOST_DISTRUST, "refused models": 1, "repeated models": 1, "free riding": 1}
+UNSERVED = 10  # requests without a model in a row, and models sent in that time, that count as free riding once
+REMEMBERED = 8  # models of each sender, and of this node, that are compared with later ones
+NEAR = 2  # reported models of rounds further from the own round are compared, but not kept
+REPORT_RATE, REPORT_BURST = 5.0, 20  # reports of one peer per second that are read
+KEPT = 6  # signed models of one sender and source: three rounds of two stages
+Key = tuple[tuple[int, int], int, str]
+
+
+"""Points of each penalty in the score of a peer. A proof suffices for every value of `distrust`."""
+
+
+class ConductState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Known penalties on disk.
+
+    Attributes:
+        penalties: by peer and kind.
+        proofs: of equivocation; see p2pfl.protocols.wire.signed_models.
+    """
+
+    penalties: dict[str, dict[str, int]] = {}
+    proofs: list[bytes] = []
+
+
+class Conduct:
+    """Penalties of a node's peers.
+
+    Args:
+        distrust: score from which a peer is left out; 0 leaves no peer out.
+        enabled: whether models are compared with earlier ones.
+
+    Attributes:
+        penalties: number of penalties, by peer and kind.
+        proofs: proof of equivocation of each convicted member, by key. Not all of them are peers.
+        unweighted: number of rounds in which the robust rule gave a peer the weight 0. That is no penalty.
+        shared: number of models of each peer that another peer has shown, too. That is no penalty for either, because
+            this node cannot tell which of the two is the author.
+        left_out: peers that are left out.
+        leave_out: called with the name of a peer to leave out, and the reason.
+        accept_proof: called with each restored proof, to verify it.
+        on_penalty: called with the name of a peer, the kind of its penalty, and a detail, after each penalty.
+    """
+
+    def __init__(self, distrust: int = 0, enabled: bool = False) -> None:
+        self.distrust = distrust
+        self.enabled = enabled
+        self.penalties: dict[str, Counter[str]] = {}
+        self.proofs: dict[bytes, bytes] = {}
+        self.unweighted: Counter[str] = Counter()
+        self.shared: Counter[str] = Counter()
+        self.left_out: set[str] = set()
+        self.leave_out: Callable[[str, str], None] = lambda name, reason: None
+        self.accept_proof: Callable[[bytes], None] = lambda proof: None
+        self.on_penalty: list[Callable[[str, str, str], None]] = []
+        self._unserved: Counter[str] = Counter()  # requests to a peer since its last model
+        self._given: Counter[str] = Counter()  # models sent to a peer since its last model
+        self._models: dict[str, dict[bytes, int]] = {}  # by sender: hashes of its last models, with their round
+        self._own: list[bytes] = []  # hashes of this node's last models
+
+    # The score
+
+    def score(self, name: str) -> int:
+        """Return the sum of a peer's points."""
+        found = self.penalties.get(name, Counter())
+        return sum(points * found[kind] for kind, points in POINTS.items())
+
+    def reason(self, name: str) -> str:
+        """Return the penalties of a peer as text, the gravest first; "" without any."""
+        found = self.penalties.get(name, Counter())
+        return ", ".join(kind if kind == "equivocation" else f"{kind}: {found[kind]}" for kind in POINTS if found.get(kind))
+
+    def is_distrusted(self, name: str) -> bool:
+        """Return whether a peer is left out."""
+        return 0 < self.distrust <= self.score(name)
+
+    def penalise(self, name: str, kind: Penalty, detail: str = "") -> None:
+        """Count a penalty of a peer, and leave the peer out if its score is too high now."""
+        counts = self.penalties.setdefault(name, Counter())
+        if kind == "equivocation" and counts[kind]:
+            return  # one proof of each member is enough
+        counts[kind] += 1
+        for report in self.on_penalty:
+            report(name, kind, detail)
+        self.review([name])
+
+    def forget(self, name: str) -> None:
+        """Forget a peer that is no longer a member, or has another key now."""
+        for counts in (self.penalties, self.unweighted, self.shared, self._unserved, self._given, self._models):
+            counts.pop(name, None)
+        self.left_out.discard(name)
+
+    def review(self, names: Collection[str]) -> None:
+        """Leave out those of some peers whose score is too high."""
+        for name in names:
+            if self.is_distrusted(name) and name not in self.left_out:
+                self.left_out.add(name)
+                self.leave_out(name, f"distrusted: {self.reason(name)}")
+
+    # Models
+
+    def record_fetch(self, asked: Sequence[str], updates: Sequence[Update], own: Parameters | None) -> None:
+        """Compare fetched models with earlier ones, and count the requests that brought no model.
+
+        Args:
+            asked: the peers that were asked.
+            own: the node's own trained model of the round, as its peers receive it. None if it has none, or if it equals
+                the model before training: nodes that have not learned yet may have the same one.
+        """
+        if not self.enabled:
+            return
+        served = {update.sender for update in updates}
+        for name in asked:
+            if name not in served:
+                self.record_miss(name)
+        if own is not None and (mine := tag(own)) not in self._own:
+            self._own = [*self._own, mine][-REMEMBERED:]
+        for update in updates:
+            self.record_answer(update.sender)
+            if update.stage == "trained" and not update.final:
+                self._compare(update)
+
+    def record_answer(self, name: str) -> None:
+        """Record that a peer has sent a model, possibly late."""
+        self._unserved[name] = self._given[name] = 0
+
+    def record_miss(self, name: str) -> None:
+        """Record a request to a peer that brought no model."""
+        self._unserved[name] += 1
+        if self._unserved[name] >= UNSERVED and self._given[name] >= UNSERVED:
+            self.record_answer(name)
+            self.penalise(name, "free riding", f"{UNSERVED} models fetched, none sent")
+
+    def record_gift(self, name: str) -> None:
+        """Record that this node has sent a model to a peer."""
+        self._given[name] += 1
+
+    def record_weights(self, senders: Collection[str], weights: Mapping[str, float]) -> None:
+        """Count the senders of a round's models to which the robust rule has given no weight."""
+        self.unweighted.update([id for id in senders if not weights.get(id, 0.0)])
+
+    def _compare(self, update: Update) -> None:
+        """Count a trained model that is equal to one of this node's, or to one that its sender has shown before."""
+        found, sender, round = tag(update.params), update.sender, update.round
+        known = self._models.setdefault(sender, {})
+        if found in self._own:
+            self.penalise(sender, "repeated models", f"round {round}: a model of this node")
+        elif known.get(found, round) != round:
+            self.penalise(sender, "repeated models", f"round {round}: its model of round {known[found]}")
+        if found in known:
+            return
+        others = [name for name, models in self._models.items() if found in models]
+        if others:
+            self.shared.update([sender, *others])
+        known[found] = round
+        if len(known) > REMEMBERED:
+            del known[next(iter(known))]
+
+    # Checkpoints
+
+    def state(self) -> ConductState:
+        penalties = {name: {kind: n for kind, n in counts.items() if n} for name, counts in self.penalties.items()}
+        return ConductState(penalties, [self.proofs[key] for key in sorted(self.proofs)])
+
+    def restore(self, state: ConductState) -> None:
+        """Restore the penalties. Proofs are verified again, because members may have changed."""
+        for name, counts in state.penalties.items():
+            self.penalties[name] = Counter(
+                {kind: n for kind, n in counts.items() if kind in POINTS and kind != "equivocation"}
+            )
+        for proof in state.proofs:
+            self.accept_proof(proof)
+        self.review(list(self.penalties))
+
+    def score_state(self, name: str) -> dict[str, Any]:
+        """Return the score of a peer and its penalties, as values that JSON supports."""
+        return {
+            "score": self.score(name),
+            "penalties": {kind: n for kind, n in self.penalties.get(name, {}).items() if n},
+        }
+
+
+class EquivocationWatch:
+    """Comparison of signed models with those that peers have received.
+
+    Attributes:
+        conduct: penalties of the peers. If it is not enabled, this node sends no reports and ignores those of peers.
+    """
+
+    def __init__(self, config: PeeringConfig, contacts: PeerManager, conduct: Conduct) -> None:
+        conduct.leave_out, conduct.accept_proof = contacts.roster.leave_out, self._restore
+        self._access = config.options.access
+        self._log = config.options.log
+        self._key = config.key
+        self._asynchronous = config.asynchronous
+        self._draws = RandomStreams(config.seed, config.name)
+        self._verifier = config.verifier
+        self._federation = config.verifier.federation
+        self._contacts = contacts
+        self.conduct = conduct
+        self._book = ReceiptBook()
+        self._fresh: list[SignedModel] = []  # fetched since the last report
+        self._rate = TokenBucket(REPORT_RATE, REPORT_BURST)
+        self._sent: WeakKeyDictionary[Link, set[bytes]] = WeakKeyDictionary()  # keys of the proofs sent over a link
+
+    # Models and reports
+
+    def take(self, opened: Opened) -> None:
+        """Note the frame of a received model.
+
+        Raises:
+            ProtocolError: a later start of the sender is known.
+        """
+        if not (self.conduct.enabled and len(opened.envelope)):
+            return
+        assert isinstance(opened.message, m.ModelUpdate)
+        if opened.message.base:  # the bytes of a difference depend on the recipient
+            return
+        model = parse_signed_model(opened.envelope, self._federation)
+        if self._book.is_outdated(model):
+            raise ProtocolError("replay", "a model of an earlier start of its sender")
+        known = self._book.find(model)
+        if known is not None and known.contradicts(model):
+            self._prove(known, model)
+            return
+        self._book.add(model, fetched=True)
+        self._fresh.append(model)
+
+    def report(self, round: int) -> None:
+        """Send one peer the signed headers of the models that were received since the last report."""
+        models, self._fresh = self._fresh, []
+        peers = self._contacts.introduced_peers()
+        if not (models and peers):
+            return
+        rng = self._draws.generator(round, "receipts")
+        peer = peers[int(rng.integers(len(peers)))]
+        others = [model.envelope for model in models if model.sender != peer.key]
+        chosen = [others[k] for k in rng.permutation(len(others))[: m.Receipts.MOST]]
+        if chosen:
+            self._send(peer, m.Receipts(), b"".join(chosen))
+
+    def receive(self, peer: Peer, opened: Opened) -> None:
+        """Handle a report or a proof of a peer.
+
+        Raises:
+            ProtocolError: it is malformed, or not signed.
+        """
+        if isinstance(opened.message, m.Equivocation):
+            self._accept(bytes(opened.payload))
+        elif self.conduct.enabled and self._rate.take(peer.key, asyncio.get_running_loop().time()):
+            for model in parse_receipts(opened.payload, self._federation):
+                self._compare(model)
+
+    def _compare(self, model: SignedModel) -> None:
+        known = self._book.find(model)
+        near = self._asynchronous or abs(model.round - self._contacts.round) <= NEAR
+        if model.sender == self._key or (known is None and not near) or not self._is_member(model.sender):
+            return
+        if known is None:
+            verify(model)
+            if self._is_newest(model):
+                self._verifier.note_model(model.sender, model.envelope)
+            self._book.add(model, fetched=False)
+        elif known.contradicts(model):
+            verify(model)
+            self._prove(known, model)
+
+    def _is_newest(self, model: SignedModel) -> bool:
+        """Return whether a model is of a later start or round than the newest known one of its sender."""
+        if self._book.is_outdated(model):
+            return False
+        newest = self._verifier.newest_model(model.sender)
+        if not newest:
+            return True
+        header = parse_header(newest, self._federation)
+        assert isinstance(header.body, m.ModelUpdate)
+        return (model.start, model.round) > ((header.incarnation, header.generation), header.body.round)
+
+    def _is_member(self, key: bytes) -> bool:
+        if self._access is not None:
+            return not self._access.refusal(key)
+        return any(peer.key == key for peer in self._contacts.peers.values())
+
+    # Proofs
+
+    def _restore(self, proof: bytes) -> None:
+        with suppress(ProtocolError):
+            self._accept(proof)
+
+    def spread(self) -> None:
+        """Count the proofs against peers, and send them over links that have not carried them; forget former members."""
+        for name in [name for name in self.conduct.penalties if name not in self._contacts.peers]:
+            self.conduct.forget(name)
+        if not self.conduct.proofs:
+            return
+        for peer in self._contacts.peers.values():
+            if peer.key in self.conduct.proofs:
+                self.conduct.penalise(peer.name, "equivocation", "two different models of one round, both signed")
+        for peer in self._contacts.introduced_peers():
+            if peer.link is None:
+                continue
+            sent = self._sent.setdefault(peer.link, set())
+            for key in [key for key in self.conduct.proofs if key not in sent and key != peer.key]:
+                sent.add(key)
+                self._send(peer, m.Equivocation(), self.conduct.proofs[key])
+
+    def _prove(self, one: SignedModel, other: SignedModel) -> None:
+        self._accept(make_proof(one, other))
+
+    def _accept(self, proof: bytes) -> None:
+        """Keep and pass on a proof, unless there is one of this member already, or its signer is no member.
+
+        Raises:
+            ProtocolError: the proof is not valid.
+        """
+        sender = parse_signed_model(proof[: len(proof) // 2], self._federation).sender
+        if sender in self.conduct.proofs or not self._is_member(sender):
+            return
+        one, _ = read_proof(proof, self._federation)
+        self.conduct.proofs[sender] = proof
+        self._log.warning(f"a member has signed two models of round {one.round}", kind="equivocation", key=sender.hex())
+        self.spread()
+
+    def _send(self, peer: Peer, message: m.Receipts | m.Equivocation, payload: bytes) -> None:
+        try:
+            self._contacts.send(peer, message, Payload.of(payload))
+        except TransportError:
+            self._contacts.rejected["link lost"] += 1
+
+
+class ReceiptBook:
+    """Signed models of the last rounds, by sender.
+
+    Fetched models and those that peers report are kept separately, so that reports cannot displace what this node has
+    fetched itself.
+    """
+
+    def __init__(self) -> None:
+        self._fetched: dict[bytes, dict[Key, SignedModel]] = {}
+        self._reported: dict[bytes, dict[Key, SignedModel]] = {}
+
+    def find(self, model: SignedModel) -> SignedModel | None:
+        """Return the known model of the same sender, start, round and stage."""
+        for book in (self._fetched, self._reported):
+            found = book.get(model.sender, {}).get(_key(model))
+            if found is not None:
+                return found
+        return None
+
+    def add(self, model: SignedModel, fetched: bool) -> None:
+        """Keep a model in place of the oldest one of its sender. The signature of a reported one must be valid."""
+        kept = (self._fetched if fetched else self._reported).setdefault(model.sender, {})
+        kept[_key(model)] = model
+        if len(kept) > KEPT:
+            del kept[min(kept)]
+
+    def latest(self, sender: bytes) -> SignedModel | None:
+        """Return the newest known model of a sender: of its last start, and there of its last round."""
+        known = [*self._fetched.get(sender, {}).values(), *self._reported.get(sender, {}).values()]
+        return max(known, key=_key, default=None)
+
+    def is_outdated(self, model: SignedModel) -> bool:
+        """Return whether a later start of the sender is known."""
+        latest = self.latest(model.sender)
+        return latest is not None and latest.start > model.start
+
+
+def _key(model: SignedModel) -> Key:
+    return model.start, model.round, model.stage

@@ -1,0 +1,448 @@
+"""Participant's side of coordinated rounds: it submits its model to the coordinator and waits for the assignment.
+
+A participant that loses its coordinator submits again to the successor, with its start model. If none is elected in
+time, the round ends without a joint step. The coordinator's side is in node/coordination/submissions.py.
+
+Submissions and assignments as messages between a participant and its coordinator.
+
+Coordinator's side of coordinated rounds: it accepts submissions and answers them by messages.
+
+Environment of the coordinator on a machine: an event loop, peers, an election, and a thread for the policy's step.
+
+Construction of a node's part in coordinated rounds, as a participant and as the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from p2pfl.node.coordination.coordinator import (
+    Coordinator,
+    PendingSubmission,
+    StepResult,
+    run_protected_step,
+    without_known_start,
+)
+from p2pfl.node.coordination.election_runner import ElectionRunner
+from p2pfl.node.peering.peer import Peer
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.node.settings import Settings
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.policy import Assignment, Step, Submission
+from p2pfl.protocols.election import Term
+from p2pfl.protocols.errors import ProtocolError, TransportError
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import EMPTY, OVERHEAD, Opened, Payload
+from p2pfl.protocols.wire.payload import decode_assignment, decode_submission, encode_assignment, encode_submission
+from p2pfl.robust.registry import Robust
+
+CheckModel = Callable[[Parameters], None]
+
+
+class UnansweredSubmission(NamedTuple):
+    """Submission that waits for its answer."""
+
+    number: int
+    round: int
+    coordinator: str
+    term: Term
+    answer: Future[Assignment | None]
+
+
+class CoordinationClient:
+    """Client that submits models to the coordinator.
+
+    Args:
+        coordinator: handles this node's submissions in the terms in which it coordinates itself.
+        size: P, the number of shared parameters.
+        deadline: seconds to wait for an assignment, elections included.
+
+    Attributes:
+        expired: number of missed deadlines.
+        pending: the submission that waits for its answer; None if there is none.
+    """
+
+    def __init__(
+        self,
+        contacts: PeerManager,
+        electing: ElectionRunner,
+        coordinator: Coordinator,
+        *,
+        size: int,
+        deadline: float,
+        check: CheckModel,
+    ) -> None:
+        self._contacts = contacts
+        self._electing = electing
+        self._coordinator = coordinator
+        self._size = size
+        self._deadline = deadline
+        self._check = check
+        self.expired = 0
+        self.pending: UnansweredSubmission | None = None
+        self._assigned_in: Term | None = None  # term of the last assignment, if the node has continued from it
+        self._assigned_by = ""  # coordinator that made the last assignment
+
+    async def submit(self, submission: Submission) -> Assignment | None:
+        """Return the coordinator's assignment; None if there is no coordinator, or no assignment by the deadline."""
+        loop = asyncio.get_running_loop()
+        expires = loop.time() + self._deadline
+        known, self._assigned_in = self._assigned_in, None
+        try:
+            while (left := expires - loop.time()) > 0:
+                seconds = min(left, self._electing.patience)
+                if not await self._contacts.until(self._can_submit, seconds) and seconds < left:
+                    return None  # no coordinator is elected: the round continues alone
+                if self._can_submit():
+                    pending = self._submit_once(submission, known)
+                    if await self._wait_for_answer(pending, expires - loop.time()):
+                        assignment = pending.answer.result()
+                        self._assigned_in = None if assignment is None else pending.term
+                        self._assigned_by = pending.coordinator
+                        return assignment
+        finally:
+            self.pending = None
+        self.expired += 1
+        return None
+
+    def set_aside(self) -> str:
+        """Submit the next start model even if the coordinator has assigned one; return the coordinator's name."""
+        self._assigned_in = None
+        return self._assigned_by
+
+    def _can_submit(self) -> bool:
+        """Return whether there is a reachable coordinator."""
+        name = self._electing.coordinator
+        return name == self._contacts.name or (name in self._contacts.peers and self._contacts.peers[name].introduced)
+
+    def _submit_once(self, submission: Submission, known: Term | None) -> UnansweredSubmission:
+        name, term = self._electing.coordinator, self._electing.term
+        assert name is not None
+        submission = without_known_start(submission, known, term)
+        number, loop = next(self._contacts.numbers), asyncio.get_running_loop()
+        pending = self.pending = UnansweredSubmission(number, submission.round, name, term, loop.create_future())
+        if name == self._contacts.name:
+            self._coordinator.take(term, PendingSubmission(submission, partial(self._take_own, pending)))
+        else:
+            self._send(self._contacts.peers[name], pending, submission)
+        return pending
+
+    async def _wait_for_answer(self, pending: UnansweredSubmission, seconds: float) -> bool:
+        """Wait until a submission is answered. Return False if that will not happen, or may not happen."""
+        contacts, name = self._contacts, pending.coordinator
+        link = None if name == contacts.name else contacts.peers[name].link
+
+        def over() -> bool:
+            there = self._electing.coordinator == name and self._electing.term == pending.term
+            lost = name != contacts.name and (name not in contacts.peers or contacts.peers[name].link is not link)
+            return pending.answer.done() or not there or lost
+
+        await contacts.until(over, seconds)
+        return pending.answer.done()
+
+    def _send(self, peer: Peer, pending: UnansweredSubmission, submission: Submission) -> None:
+        message = m.Submit(
+            request=pending.number,
+            round=pending.round,
+            membership_version=pending.term.membership_version,
+            term=pending.term.number,
+            n_samples=submission.n_samples,
+            start=submission.start is not None,
+        )
+        try:
+            payload = submission_payload(submission)
+        except ValueError:  # the last coordinator may have assigned more than fits
+            payload = submission_payload(replace(submission, previous={}))
+        try:
+            self._contacts.send(peer, message, payload)
+        except TransportError:
+            self._contacts.rejected["link lost"] += 1
+            return
+        self._contacts.traffic.sent_models += 1
+        self._contacts.traffic.sent_submit += OVERHEAD + payload.size
+
+    def _take_own(self, pending: UnansweredSubmission, assignment: Assignment | None) -> None:
+        """Adopt an assignment that this node has made for itself."""
+        if self._electing.leads(pending.term):
+            self._resolve(pending, assignment)
+
+    def _resolve(self, pending: UnansweredSubmission, assignment: Assignment | None) -> None:
+        if not pending.answer.done():
+            pending.answer.set_result(assignment)
+            self._contacts.notify()
+
+    def take_assigned(self, peer: Peer, opened: Opened, message: m.Assigned) -> None:
+        """Handle the coordinator's answer.
+
+        Raises:
+            ProtocolError: the sender is not the coordinator, there was no submission to it, or its answer is malformed.
+        """
+        traffic = self._contacts.traffic
+        traffic.received_assigned += OVERHEAD + len(opened.payload)
+        traffic.received_models += message.given
+        term, pending = Term(message.membership_version, message.term), self.pending
+        if term < self._electing.term:
+            raise ProtocolError("lower term", f"an assignment of the ended term {term}")
+        if pending is None or message.request != pending.number:
+            return  # the answer came too late
+        asked = (pending.coordinator, pending.term, pending.round) == (peer.name, term, message.round)
+        if not asked or not self._electing.obeys(peer.name, term):
+            raise ProtocolError("not asked for", f"an assignment for round {message.round} of term {term}")
+        if not message.given:
+            self._resolve(pending, None)
+            if len(opened.payload):
+                raise ProtocolError("wrong length", "a payload after an assignment without a model")
+            return
+        try:
+            assignment = read_assignment(opened, self._size, self._check, self._electing.votes)
+        except ProtocolError:
+            self._resolve(pending, None)
+            raise
+        self._resolve(pending, assignment)
+
+
+"""Check that raises ProtocolError for a model that is too large to be useful."""
+
+
+def submission_payload(submission: Submission) -> Payload:
+    """Return the payload of a Submit message: the model, the start model if it is sent, and the extras."""
+    models = [_to_bytes(model) for model in (submission.params, submission.start) if model is not None]
+    return Payload.of(*models, encode_submission(submission.extras, submission.previous))
+
+
+def assignment_payload(assignment: Assignment) -> Payload:
+    """Return the payload of an Assigned message: the model, its weights and the extras."""
+    rest = encode_assignment(assignment.weights, assignment.extras)
+    return Payload.of(_to_bytes(assignment.params), rest)
+
+
+def read_submission(sender: str, opened: Opened, message: m.Submit, size: int, check: CheckModel) -> Submission:
+    """Return the submission in a message.
+
+    Args:
+        size: P, the number of shared parameters.
+
+    Raises:
+        ProtocolError: the submission is malformed, or a model in it is too large.
+    """
+    content = decode_submission(opened.payload, size, message.start)
+    for model in (content.params, content.start):
+        if model is not None:
+            check(model)
+    return Submission(
+        sender=sender,
+        round=message.round,
+        params=content.params,
+        n_samples=message.n_samples,
+        extras=content.extras,
+        previous=content.previous,
+        start=content.start,
+    )
+
+
+def read_assignment(opened: Opened, size: int, check: CheckModel, has_vote: Callable[[str], bool]) -> Assignment:
+    """Return the assignment in a message.
+
+    Args:
+        size: P, the number of shared parameters.
+        has_vote: returns whether a member has a vote; only models of members with a vote may count.
+
+    Raises:
+        ProtocolError: the assignment is malformed, or its model is too large.
+    """
+    content = decode_assignment(opened.payload, size)
+    check(content.params)
+    if not all(map(has_vote, content.weights)):
+        raise ProtocolError("malformed", "an assignment with weights of members that have no vote")
+    return Assignment(content.params, content.weights, content.extras, OVERHEAD + len(opened.payload))
+
+
+def _to_bytes(params: Parameters) -> memoryview:
+    """Return a model as little-endian float32."""
+    return np.ascontiguousarray(params, "<f4").data.cast("B")
+
+
+class CoordinationServer:
+    """Server of the submissions to this node.
+
+    Args:
+        coordinator: collects the submissions of a round and runs its step.
+        size: P, the number of shared parameters.
+    """
+
+    def __init__(
+        self, contacts: PeerManager, electing: ElectionRunner, coordinator: Coordinator, *, size: int, check: CheckModel
+    ) -> None:
+        self._contacts = contacts
+        self._electing = electing
+        self._coordinator = coordinator
+        self._size = size
+        self._check = check
+
+    def take_submit(self, peer: Peer, opened: Opened, message: m.Submit) -> None:
+        """Handle a member's submission.
+
+        Raises:
+            ProtocolError: the submission is for another coordinator, or unusable for a step.
+        """
+        traffic = self._contacts.traffic
+        traffic.received_submit += OVERHEAD + len(opened.payload)
+        traffic.received_models += 1
+        term = Term(message.membership_version, message.term)
+        if term < self._electing.term:
+            raise ProtocolError("lower term", f"a submission in the ended term {term}")
+        if not self._electing.coordinates(term):
+            raise ProtocolError("not the coordinator", f"a submission in term {term}")
+        if not self._electing.votes(peer.name):  # the model of an observer counts for no node
+            self._reply(peer, message, None)
+            return
+        try:
+            submission = self._read(peer, opened, message)
+        except ProtocolError:
+            self._coordinator.refuse(term, peer.name)
+            self._reply(peer, message, None)
+            raise
+        self._coordinator.take(term, PendingSubmission(submission, partial(self._reply, peer, message)))
+
+    def _read(self, peer: Peer, opened: Opened, message: m.Submit) -> Submission:
+        samples = peer.public_info.get("n_samples")
+        if message.n_samples != samples:
+            raise ProtocolError("differs", f"a submission of {message.n_samples} samples, but {samples} in the introduction")
+        return read_submission(peer.name, opened, message, self._size, self._check)
+
+    def _reply(self, peer: Peer, submit: m.Submit, assignment: Assignment | None) -> None:
+        """Send an assignment, or, for None, the message that there will be none."""
+        if not self._electing.leads(Term(submit.membership_version, submit.term)):
+            return  # the participant submits again to the successor
+        given = assignment is not None
+        message = m.Assigned(submit.request, submit.round, submit.membership_version, submit.term, given)
+        payload = EMPTY if assignment is None else assignment_payload(assignment)
+        try:
+            self._contacts.send(peer, message, payload)
+        except TransportError:
+            self._contacts.rejected["link lost"] += 1
+            return
+        self._contacts.traffic.sent_models += given
+        self._contacts.traffic.sent_assigned += OVERHEAD + payload.size
+
+
+class MessageCoordinatorBackend:
+    """Backend of the coordinator; see p2pfl.node.coordination.coordinator.CoordinatorBackend.
+
+    Args:
+        newest: returns the latest credible round, which enough of the other nodes have reached.
+        step: step of the node's policy.
+        robust: protection against malicious members; see p2pfl.robust.registry.
+    """
+
+    def __init__(
+        self,
+        contacts: PeerManager,
+        electing: ElectionRunner,
+        layout: Layout,
+        *,
+        newest: Callable[[], int],
+        step: Step,
+        robust: Robust,
+    ) -> None:
+        self._contacts = contacts
+        self._electing = electing
+        self._layout = layout
+        self._newest = newest
+        self._step = step
+        self._robust = robust
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        if seconds < inf:
+            asyncio.get_running_loop().call_later(seconds, callback)
+
+    def known_participants(self) -> AbstractSet[str]:
+        contacts = self._contacts
+        there = {
+            peer.name
+            for peer in contacts.introduced_peers()
+            if not peer.stopped and peer.name not in contacts.roster.suspected and self._electing.votes(peer.name)
+        }
+        return there if contacts.final else there | {contacts.name}
+
+    def credible_round(self) -> int:
+        return max(self._contacts.round, self._newest())
+
+    def coordinates(self, term: Term) -> bool:
+        return self._electing.coordinates(term)
+
+    def leads(self, term: Term) -> bool:
+        return self._electing.leads(term)
+
+    def compute(
+        self, submissions: Sequence[Submission], state: Mapping[str, Any], then: Callable[[StepResult], None]
+    ) -> None:
+        own = self._contacts.name
+        run = partial(run_protected_step, self._step, submissions, state, self._layout, coordinator=own, robust=self._robust)
+
+        async def work() -> None:
+            result: StepResult = await asyncio.get_running_loop().run_in_executor(None, run)
+            if result.dropped:
+                self._contacts.rejected["submission"] += len(result.dropped)
+            then(result)
+
+        self._contacts.begin(work(), f"{own}: step of round {submissions[0].round}")
+
+
+class Coordination(NamedTuple):
+    """Node's part in a coordinated policy.
+
+    Attributes:
+        electing: its part in the election of a coordinator.
+        step: step of the policy, which runs while this node is the coordinator.
+    """
+
+    electing: ElectionRunner
+    step: Step
+
+
+class CoordinationRoles(NamedTuple):
+    """Roles of a node in coordinated rounds.
+
+    Attributes:
+        client: submits to the coordinator.
+        server: accepts the submissions of others while this node is the coordinator.
+        coordinator: collects the submissions of a round and runs its step.
+    """
+
+    client: CoordinationClient
+    server: CoordinationServer
+    coordinator: Coordinator
+
+
+def make_coordination_roles(
+    contacts: PeerManager,
+    coordination: Coordination,
+    layout: Layout,
+    *,
+    settings: Settings,
+    newest: Callable[[], int],
+    check: CheckModel,
+) -> CoordinationRoles:
+    """Return a node's roles in coordinated rounds.
+
+    Args:
+        newest: returns the latest credible round, which enough of the other nodes have reached.
+    """
+    electing, deadline = coordination.electing, settings.deadline
+    backend = MessageCoordinatorBackend(
+        contacts, electing, layout, newest=newest, step=coordination.step, robust=settings.robust
+    )
+    coordinator = Coordinator(backend, deadline)
+    client = CoordinationClient(contacts, electing, coordinator, size=layout.size, deadline=deadline, check=check)
+    server = CoordinationServer(contacts, electing, coordinator, size=layout.size, check=check)
+    return CoordinationRoles(client, server, coordinator)

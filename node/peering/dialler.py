@@ -1,0 +1,216 @@
+"""Dialling of peers that are not connected or are connected through a broker only."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Task
+from itertools import count
+from math import inf
+
+from p2pfl._util.printable import key_name, printable
+from p2pfl.node.peering.links import Introducer
+from p2pfl.node.peering.peer import MOST_ADDRESSES, BackgroundTasks, Messenger, Peer
+from p2pfl.node.peering.peer_table import PeerTable
+from p2pfl.node.peering.peering_config import PeeringConfig
+from p2pfl.protocols.errors import RefusedError, TransportError
+from p2pfl.protocols.rate_limit import TokenBucket
+from p2pfl.protocols.transport import Link
+from p2pfl.random_streams import RandomStreams
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 4.0  # seconds between attempts to reach a silent peer
+GRACE = 1.0  # seconds for which the node with the greater key leaves the dialling to the other one
+INTRODUCTION = 5.0  # seconds to wait for the answer to a hello
+UPGRADE = 15.0  # seconds between attempts to replace a link through the broker by a direct one
+HINT_RATE, HINT_BURST = 1.0, MOST_ADDRESSES  # addresses of one peer, reported by others, that are dialled per second
+
+
+class Dialler:
+    """Dialler that connects to each peer until it is introduced, and again when its link ends."""
+
+    def __init__(
+        self,
+        config: PeeringConfig,
+        table: PeerTable,
+        messenger: Messenger,
+        introducer: Introducer,
+        tasks: BackgroundTasks,
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._messenger = messenger
+        self._introducer = introducer
+        self._tasks = tasks
+        self._draws = RandomStreams(config.seed, config.name)
+        self._directly = config.transport.address != "mqtt:"
+        self._hints = TokenBucket(HINT_RATE, HINT_BURST)
+        self._keeping: dict[str, Task[None]] = {}
+
+    def keep(self, peer: Peer) -> None:
+        """Start to keep a peer connected."""
+        name = f"{self._config.name}: connection to {peer.name}"
+        self._keeping[peer.name] = self._tasks.spawn(self._keep_in_touch(peer), name)
+
+    def forget(self, peer: Peer) -> None:
+        """Stop dialling a peer."""
+        if (task := self._keeping.pop(peer.name, None)) is not None:
+            task.cancel()
+
+    def found(self, peer: Peer, address: str, source: str) -> None:
+        """Record an address at which a peer may be reachable. The peer proves its key when it is dialled."""
+        is_new = peer.hint(address, source)
+        if not is_direct(address) and peer.link is None:  # it has just announced itself
+            peer.untried = True
+        if is_new and (peer.link is None or not peer.link.direct) and self._has_untried(peer):
+            peer.trouble.set()
+        self._table.changes.notify()
+
+    async def _keep_in_touch(self, peer: Peer) -> None:
+        """Dial a peer that is not connected and probe one that is silent, without end but less and less often."""
+        table, guard, period = self._table, self._config.options.guard, self._config.options.period
+        pause = FIRST_PAUSE
+        if peer.key < self._config.key and period < inf:  # so that not both nodes dial at the same time
+            await table.changes.until(lambda: peer.introduced, GRACE)
+        for attempt in count():
+            if peer.problem or (peer.introduced and not table.is_suspected(peer)):
+                pause = FIRST_PAUSE
+                peer.trouble.clear()
+                await self._wait_for_trouble(peer)
+            if guard is not None and (seconds := guard.seconds_left(peer.key)):
+                await table.changes.until(lambda: False, seconds)
+            if peer.introduced and (table.is_suspected(peer) or not self._could_be_direct(peer)):
+                peer.unanswered += 1
+                self._messenger.ping(peer)
+                table.changes.notify()
+            else:
+                await self._dial(peer)
+            await table.changes.until(lambda: self._is_urgent(peer), pause * jitter(self._draws, peer.name, attempt))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _is_urgent(self, peer: Peer) -> bool:
+        """Return whether to dial or probe a peer again without a pause."""
+        if peer.link is None:
+            return self._has_untried(peer)
+        return not self._table.is_suspected(peer)
+
+    def _has_untried(self, peer: Peer) -> bool:
+        """Return whether a peer has an address that has not been dialled yet and may be dialled now."""
+        return peer.untried and self._hints.remaining(peer.key, asyncio.get_running_loop().time()) >= 1
+
+    async def _wait_for_trouble(self, peer: Peer) -> None:
+        """Wait for trouble with a peer or, if it is reached through a broker, for the next attempt at a direct link."""
+        while True:
+            if self._could_be_direct(peer) and self._has_untried(peer):
+                return
+            seconds = UPGRADE if self._could_be_direct(peer) else None
+            try:
+                async with asyncio.timeout(seconds):
+                    await peer.trouble.wait()
+                return
+            except TimeoutError:
+                if self._could_be_direct(peer):
+                    return
+
+    def _could_be_direct(self, peer: Peer) -> bool:
+        return (
+            self._directly
+            and peer.link is not None
+            and not peer.link.direct
+            and any(is_direct(address) for address in peer.addresses)
+        )
+
+    async def _dial(self, peer: Peer) -> None:
+        """Dial all addresses of a peer at the same time; if none answers, connect through the broker."""
+        before, peer.untried = peer.link, False
+        link = await self._first_of(peer, self._to_dial(peer) if self._directly else [])
+        if link is None and before is None:
+            link = await self._first_of(peer, [address for address in peer.addresses if not is_direct(address)])
+        if not peer.addresses:
+            self._note(peer, "no address known yet")
+        if link is None:
+            return
+        if peer.link is not before:  # the peer connected first
+            link.close()
+            return
+        try:
+            self._introducer.greet(link, peer)
+        except TransportError as error:
+            self._note(peer, str(error))
+            return
+        if not await self._table.changes.until(lambda: peer.link is not before or bool(peer.problem), INTRODUCTION):
+            link.close()
+            where = "answers" if link.direct else "is announced at the broker"
+            self._note(peer, f"{key_name(peer.key)} {where}, but its messages do not arrive")
+
+    def _to_dial(self, peer: Peer) -> list[str]:
+        """Return the addresses to dial now, with the last dialled address at the end.
+
+        Addresses from hints are included only as far as their rate limit permits.
+        """
+        now = asyncio.get_running_loop().time()
+        direct = [address for address in peer.addresses if is_direct(address)]
+        hints = [address for address in direct if peer.is_hint(address)]
+        later = {address for address in hints if not self._hints.take(peer.key, now)}
+        for address in hints:
+            if address not in later:
+                peer.addresses[address] = peer.addresses.pop(address)
+        return [address for address in direct if address not in later]
+
+    async def _reach(self, peer: Peer, address: str) -> Link:
+        link = await self._config.transport.dial(address, peer.key)
+        if address in peer.addresses:
+            peer.record_proof(address)
+        return link
+
+    async def _first_of(self, peer: Peer, addresses: list[str]) -> Link | None:
+        """Return a link over the first address that answers, or None; cancel the other attempts."""
+        attempts = [asyncio.create_task(self._reach(peer, address)) for address in addresses]
+        found: Link | None = None
+        try:
+            for attempt in asyncio.as_completed(attempts):
+                try:
+                    found = await attempt
+                    break
+                except RefusedError as error:
+                    self._note_refusal(peer, error)
+                except TransportError as error:
+                    self._note(peer, str(error))
+        finally:
+            for task in attempts:
+                if task.cancel():
+                    continue
+                if not task.cancelled() and task.exception() is None and task.result() is not found:
+                    task.result().close()
+        return found
+
+    def _note_refusal(self, peer: Peer, error: RefusedError) -> None:
+        """Record that a peer refuses this node. A former member stays one, so its next dials need not be noted.
+
+        A proven revocation ends the node, as one that a peer sends does (see MembershipSync).
+        """
+        access = self._config.options.access
+        if error.proof and access is not None and access.accept_revocation(self._config.key, error.proof):
+            return
+        if error.cause != "revoked":
+            self._note(peer, str(error))
+        elif not peer.revoked:
+            self._note(peer, "refuses this node, because its membership was revoked")
+            peer.revoked = True
+            self._table.roster.notify()
+
+    def _note(self, peer: Peer, reason: str) -> None:
+        """Record why a peer could not be dialled, also as the reason for its suspicion."""
+        if peer.revoked:
+            return
+        peer.dial_problem = printable(reason)
+        if self._table.is_suspected(peer):
+            self._table.suspect(peer, reason)
+
+
+def jitter(draws: RandomStreams, name: str, attempt: int) -> float:
+    """Return the random factor of the pause after an attempt to reach a peer."""
+    return float(draws.generator(attempt, f"probe {name}").uniform(0.75, 1.25))
+
+
+def is_direct(address: str) -> bool:
+    """Return whether an address can be reached without a broker."""
+    return not address.startswith("mqtt:")

@@ -1,0 +1,106 @@
+"""Settings of a node's rounds: the keys that a node's configuration and a simulation's scenario have in common."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any, Literal
+
+import msgspec
+
+from p2pfl._util.binding import split_name
+from p2pfl.compression.codecs import make_codec
+from p2pfl.errors import ConfigurationError, about, must_be
+from p2pfl.policy import BestBy
+from p2pfl.robust.registry import NONE, Robust, coordinator_rule, make_rule
+
+MOST_DISTRUST = 100  # the score of a member that has sent different models of one round
+DEFAULT_TASK, DEFAULT_POLICY = "digits", "dac"  # of nodes and of scenarios
+
+
+class SharedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a node's rounds on which the members of a federation agree.
+
+    Attributes:
+        rounds: number of rounds of each node.
+        seed: seed of the federation; together with a node's name, the round and a purpose it determines every random
+            draw.
+        members: number of members, this node included, that must be present before the first round begins.
+        mode: `synchronous` nodes exchange models of the same round and wait for each other; `asynchronous` nodes use
+            the newest available models.
+        deadline: seconds to wait for a peer before continuing without it; inf is no limit.
+        adaptive: whether to adapt the wait to each peer: a few times its usual response time, at most `deadline`.
+        max_staleness: maximum age in seconds of the models that an asynchronous node uses.
+        patience: rounds without a better model on the validation data before a node stops learning (it continues to
+            serve its model); 0 never stops.
+        robust: protection against malicious members: the name of a rule of p2pfl.robust.registry, or a table with a
+            `name` and options; `clip-loss` clips models to the median distance from the own one, and trusts those with a
+            low loss on the node's validation data more; `none` accepts everything unchanged. All rules except `none`
+            cap the numbers of samples that peers claim, and answer with coarse losses.
+        codec: encoding of sent models, a table with a `name` of p2pfl.compression.codecs and options; by default
+            float32.
+    """
+
+    rounds: int = 10
+    seed: int = 0
+    members: int = 1
+    mode: Literal["synchronous", "asynchronous"] = "synchronous"
+    deadline: float = 30.0
+    adaptive: bool = False
+    max_staleness: float = inf
+    patience: int = 0
+    robust: Robust = NONE
+    codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
+
+    def check(self) -> None:
+        """Raise ConfigurationError for an invalid value."""
+        for key in ("rounds", "seed", "members", "patience"):
+            if getattr(self, key) < 0:
+                raise must_be(key, "0 or more", getattr(self, key))
+        for key in ("deadline", "max_staleness"):
+            if not getattr(self, key) > 0:
+                raise must_be(key, "more than 0 seconds", getattr(self, key))
+        with about("codec"):
+            make_codec(*split_name("codec", self.codec))
+        with about("robust"):
+            make_rule(self.robust)
+
+
+class Settings(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a node's rounds.
+
+    Attributes:
+        best_by: what makes a round's model the best, which is the node's result: the lowest validation `loss`, or the
+            best validation `metric` of the task (the last of equal ones). The policy's `reported_stage` selects the
+            model of a round; DPFL's option `snapshot = "trained"` counts it after local training.
+        evaluate_every: rounds between evaluations on the validation and test data; the last round is always evaluated. 0
+            evaluates the last model only.
+        device: `cpu`, `cuda`, `mps`, or `auto` for the best available one. Results differ in their last bits.
+        distrust: score from which a node leaves out a peer (see p2pfl.node.conduct), from 1 to 100; 0 leaves no
+            peer out.
+    """
+
+    best_by: BestBy = "loss"
+    evaluate_every: int = 1
+    device: str = "cpu"
+    distrust: int = 0
+
+    def check(self) -> None:
+        super().check()
+        if self.evaluate_every < 0:
+            raise must_be("evaluate_every", "0 or more", self.evaluate_every)
+        if not 0 <= self.distrust <= MOST_DISTRUST:
+            raise must_be("distrust", f"from 0 to {MOST_DISTRUST}", self.distrust)
+
+
+def detects(settings: Settings) -> bool:
+    """Return whether a node compares the models of its peers to detect dishonest members."""
+    return settings.robust != NONE or settings.distrust > 0
+
+
+def check_coordinated(settings: Settings) -> None:
+    """Raise ConfigurationError if a coordinated policy cannot run with these settings."""
+    if settings.mode != "synchronous":
+        raise ConfigurationError(f'a coordinated policy needs mode = "synchronous", got {settings.mode!r}')
+    if settings.codec.get("name") != "float32":
+        raise ConfigurationError(f'a coordinated policy needs codec.name = "float32", got {settings.codec.get("name")!r}')
+    coordinator_rule(settings.robust)
