@@ -138,7 +138,7 @@ class SimulatedDisk:
 
     Attributes:
         names: the files by name, as processes see them.
-        full: whether there is no room for new files.
+        is_full: returns whether there is no room for new files.
         operations: number of changes so far.
         fails_at: number of the change during which the power fails; 0 for none.
         on_failure: called then.
@@ -146,7 +146,7 @@ class SimulatedDisk:
 
     def __init__(self, draws: Random) -> None:
         self.names: dict[Path, _File] = {}
-        self.full = False
+        self.is_full: Callable[[], bool] = lambda: False
         self.operations = self.fails_at = 0
         self.on_failure: Callable[[], None] = lambda: None
         self._draws = draws
@@ -186,9 +186,10 @@ class SimulatedDisk:
 
     def create(self, path: Path, content: bytes, durable: bool) -> None:
         """Create a file; one that finds no room is left with a half of its content."""
-        file = self._new_file(content[: len(content) // 2] if self.full else content)
+        full = self.is_full()
+        file = self._new_file(content[: len(content) // 2] if full else content)
         self.change([(path, file)])
-        if self.full:
+        if full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if durable:
             file.flushed = content

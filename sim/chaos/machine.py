@@ -64,7 +64,7 @@ from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.chaos.hardware import LIFE, Life, MachineLoop, Mount, ProcessEnd, SimulatedDisk
 from p2pfl.sim.chaos.invariants import Invariants, ProcessWatch
 from p2pfl.sim.chaos.network import FaultyNetwork, Host
-from p2pfl.sim.chaos.schedule import Fault
+from p2pfl.sim.chaos.schedule import Fault, Kind
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.plan import RunPlan, names, plan
 from p2pfl.sim.simulation.simulation import slowdowns
@@ -362,9 +362,9 @@ class Machine:
         self.last_error = ""
         self.clock_offset = 0.0
         self.disk = SimulatedDisk(Random(f"{seed} {self.name}"))
+        self.disk.is_full = lambda: bool(self._faults_of("disk-full"))
         self._invariants = invariants
         self._memory = invariants.memories[self.name]
-        self._faults: list[Fault] = []
         self._generations = Random(f"{seed} {self.name} generation")
         self._life = Life(self.name)
         self._task: Task[None] | None = None
@@ -381,7 +381,10 @@ class Machine:
     @property
     def slowdown(self) -> float:
         """The factor by which the machine is slower now."""
-        return max([1.0, *(fault.amount for fault in self._faults if fault.kind == "slow")])
+        return max([1.0, *(fault.amount for fault in self._faults_of("slow"))])
+
+    def _faults_of(self, kind: Kind) -> list[Fault]:
+        return [fault for fault in self.network.faults if (fault.kind, fault.node) == (kind, self.name)]
 
     # The folder of the node
 
@@ -491,7 +494,7 @@ class Machine:
                     pause = 0.0
                 case RevokedError():
                     self.ended = True
-                case ConfigurationError() if self.disk.full:
+                case ConfigurationError() if self.disk.is_full():
                     pass
                 case _:
                     self._invariants.fail("error", self.name, f"ended: {type(error).__name__}: {error}")
@@ -499,25 +502,3 @@ class Machine:
             error = failure
         self.last_error = str(error)
         self.loop.call_later(pause, self.start)
-
-    # Faults
-
-    def begin(self, fault: Fault) -> None:
-        """Begin a fault of the machine that goes on."""
-        self._faults.append(fault)
-        self._note_full()
-
-    def end(self, fault: Fault) -> None:
-        """End a fault of the machine."""
-        if fault in self._faults:
-            self._faults.remove(fault)
-        self._note_full()
-
-    def heal(self) -> None:
-        """End all faults of the machine."""
-        self._faults.clear()
-        self.disk.fails_at = 0
-        self._note_full()
-
-    def _note_full(self) -> None:
-        self.disk.full = any(fault.kind == "disk-full" for fault in self._faults)

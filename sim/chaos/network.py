@@ -56,7 +56,7 @@ class FaultyNetwork:
         observe: receives each sent frame, with the names of its sender and its recipient.
 
     Attributes:
-        faults: the faults in force on links.
+        faults: the faults in force, also those of machines.
         names: names of the machines by address.
         transports: the transports that listen, by the name of the machine.
     """

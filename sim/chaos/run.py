@@ -178,9 +178,9 @@ class ChaosRun:
                 self._admit(fault)
             case "revoke":
                 self._revoke(fault)
-            case _ if machine is None or fault.kind in LINKS:
+            case _ if machine is None or fault.kind in (*LINKS, "slow", "disk-full"):
                 self._network.faults.append(fault)
-                later(fault.seconds, self._end_in_network, fault)
+                later(fault.seconds, self._end, fault)
             case "crash":
                 machine.kill(silently=False)
                 later(fault.seconds, machine.start)
@@ -196,11 +196,8 @@ class ChaosRun:
                 self._loop.freeze(fault.node, fault.end)
             case "clock-jump":
                 machine.clock_offset += fault.amount
-            case "slow" | "disk-full":
-                machine.begin(fault)
-                later(fault.seconds, machine.end, fault)
 
-    def _end_in_network(self, fault: Fault) -> None:
+    def _end(self, fault: Fault) -> None:
         if fault in self._network.faults:
             self._network.faults.remove(fault)
 
@@ -244,7 +241,7 @@ class ChaosRun:
         self._network.faults.clear()
         self._healed_at = self._loop.time()
         for machine in self.machines.values():
-            machine.heal()
+            machine.disk.fails_at = 0
             self._loop.thaw(machine.name)
             machine.start()
         self._look()

@@ -59,7 +59,7 @@ def test_power_failure_on_write_ends_process_at_every_operation():
 
 def test_full_disk_refuses_files_and_keeps_old_content():
     disk, mount = next(disks())
-    disk.full = True
+    disk.is_full = lambda: True
     with pytest.raises(OSError, match="No space left"):
         replace_file(FILE, [b"new"], disk=mount)
     assert disk.copy() == {FILE: b"old"}
