@@ -38,7 +38,7 @@ def measure(kind: str, spells: int, seconds: float) -> dict[str, Any]:
     """Return rounds per second without attack, in the control and under attack, and data on the attack, by interval."""
     with tempfile.TemporaryDirectory(prefix="p2pfl-hostile-") as root:
         role = "participant" if kind == "tarpit" else "observer"
-        federation = Federation(Path(root), NAMES, TOML, {MEMBER: role})
+        federation = Federation(Path(root), NAMES, TOML, hostile={MEMBER: role})
         victim, folder = NAMES[0], str(federation.folders[MEMBER])
         nodes = {name: federation.addresses[name] for name in NAMES}
         with federation.running(), attacking("sink") as discarding:

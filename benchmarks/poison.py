@@ -71,7 +71,7 @@ def accuracy(policy: str, rule: str, attack: str, rounds: int, seed: int) -> flo
         options=OPTIONS.get(policy, ""),
     )
     with tempfile.TemporaryDirectory(prefix="p2pfl-poison-") as root:
-        federation = Federation(Path(root), names, toml, hostile, modules=() if policy else (MEMBER,))
+        federation = Federation(Path(root), names, toml, hostile=hostile, modules=() if policy else (MEMBER,))
         nodes = {name: federation.addresses[name] for name in HONEST}
         member: AbstractContextManager[Any] = nullcontext()
         if policy:

@@ -30,8 +30,10 @@ class Federation:
         toml: contents of node.toml in addition to name, listen, part and addresses.
         hostile: names of members that do not run here, with their roles.
         modules: modules of the user's own, which every folder gets a copy of.
+        addresses: of each node; by default free ports of loopback. Those without are no members yet.
 
     Attributes:
+        names: names of the honest members.
         folders, addresses: by name, of all members.
         processes: running processes, by name.
     """
@@ -40,47 +42,62 @@ class Federation:
         self,
         root: Path,
         honest: Sequence[str],
-        toml: str,
+        toml: str | Callable[[str], str],
+        *,
         hostile: Mapping[str, str] = MappingProxyType({}),
         modules: Sequence[Path] = (),
+        addresses: Mapping[str, str] | None = None,
     ) -> None:
-        names = [*honest, *hostile]
-        ports = dict(zip(names, free_ports(len(names)), strict=True))
-        self.honest = list(honest)
-        self.folders = {name: root / name for name in names}
-        self.addresses = {name: f"127.0.0.1:{ports[name]}" for name in names}
+        members = [*honest, *hostile]
+        if addresses is None:
+            addresses = {name: f"127.0.0.1:{port}" for name, port in zip(members, free_ports(len(members)), strict=True)}
+        self.root = root
+        self.names = list(honest)
+        self.addresses = addresses
+        self.folders = {name: root / name for name in addresses}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        table = "".join(f'{name} = "{address}"\n' for name, address in self.addresses.items() if name in honest)
+        table = "".join(f'{name} = "{address}"\n' for name, address in addresses.items() if name in self.dialled())
         for k, (name, folder) in enumerate(self.folders.items()):
-            config.create(folder, name, self.addresses[name])
-            head = f'name = "{name}"\nlisten = "{self.addresses[name]}"\npart = "{k}/{len(names)}"\nmdns = false\n'
-            (folder / config.CONFIG).write_text(f"{head}{toml}\n[addresses]\n{table}")
+            config.create(folder, name, addresses[name])
+            part = f"{k % len(members)}/{len(members)}"
+            head = f'name = "{name}"\nlisten = "{addresses[name]}"\npart = "{part}"\nmdns = false\n'
+            more = toml if isinstance(toml, str) else toml(name)
+            (folder / config.CONFIG).write_text(f"{head}{more}\n[addresses]\n{table}")
             for module in modules:
                 shutil.copy(module, folder)
                 sys.path.append(str(module.parent))
-        federate(root, names, roles=hostile)
+        federate(root, members, roles=hostile)
+
+    def dialled(self) -> Sequence[str]:
+        """Return the names of the nodes whose addresses the others know."""
+        return self.names
 
     @staticmethod
     def port() -> int:
         """Return a free port."""
         return free_ports(1)[0]
 
-    def start(self, *names: str, options: Sequence[str] = ()) -> None:
+    def start(self, *names: str) -> None:
         """Start nodes that do not run, by default all."""
-        for name in names or self.honest:
-            if name in self.processes:
-                continue
-            command = [sys.executable, "-m", "p2pfl.node", "run", str(self.folders[name]), *options]
-            with (self.folders[name] / "output").open("ab") as output:
-                self.processes[name] = subprocess.Popen(
-                    command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
-                )
+        for name in names or self.names:
+            if name not in self.processes:
+                with self.log(name).open("ab") as log:
+                    command = [sys.executable, "-m", "p2pfl.node", "run", str(self.folders[name])]
+                    self.processes[name] = self.launch(name, command, stdout=log, stderr=log)
+
+    def launch(self, name: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Begin the process of a node."""
+        return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **options)
+
+    def log(self, name: str) -> Path:
+        """Return the file with the output of a node."""
+        return self.root / f"{name}.log"
 
     @contextmanager
-    def running(self, options: Sequence[str] = ()) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Run the honest members."""
         try:
-            self.start(options=options)
+            self.start()
             yield
         finally:
             for process in self.processes.values():
@@ -104,7 +121,7 @@ class Federation:
         return state
 
     def output(self, name: str, lines: int = 20) -> str:
-        return "\n".join((self.folders[name] / "output").read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-lines:])
 
     def round(self, name: str) -> int:
         return int(self.state(name)["round"])

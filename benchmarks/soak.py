@@ -76,11 +76,11 @@ class Churn:
 
 
 def size(folder: Path) -> int:
-    """Return the bytes of the files in a node's folder, without its output."""
+    """Return the bytes of the files in a node's folder."""
     total = 0
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # replaced meanwhile
-            total += path.stat().st_size if path.is_file() and path.name != "output" else 0
+            total += path.stat().st_size if path.is_file() else 0
     return total
 
 
@@ -93,7 +93,7 @@ def look(federation: Federation, name: str) -> dict[str, float]:
         "test": accuracy,
         "memory": memory(pid),
         "files": open_files(pid),
-        "log": (folder / "output").stat().st_size / 1024,
+        "log": federation.log(name).stat().st_size / 1024,
         "folder": size(folder) / 1024,
         "membership": (folder / MEMBERSHIP).stat().st_size / 1024,
     }
@@ -148,7 +148,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="p2pfl-soak-") as root, ExitStack() as stack:
         toml = TOML.format(members=len(names), pace=PACES[options.load], more=broker)
-        federation = Federation(Path(root), names, toml, hostile, modules=(PACED,))
+        federation = Federation(Path(root), names, toml, hostile=hostile, modules=(PACED,))
         if not churns:
             stack.enter_context(attacking("broker", port=port))
         stack.enter_context(federation.running())

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.chaos.schedule import Schedule, read_schedule, shrink, write_schedule
 from tests.chaos.faults import KINDS, Faults, draw_episode
-from tests.chaos.federation import FAKETIME, GUEST, ROOT, run_federation
+from tests.chaos.federation import FAKETIME, GUEST, run_federation
 from tests.chaos.invariants import Healing, Incarnations, Violated, check, check_models, check_output
 from tests.support.namespaces import PATH, why_not
 
@@ -142,7 +142,6 @@ def main():
     print(f"seed {seed}", flush=True)
     if FAKETIME is None:
         print("without wrong clocks: libfaketime is not installed", flush=True)
-    sys.path.insert(0, str(ROOT / "benchmarks"))  # with the policy of the nodes
     replay = f"scripts/chaos --seed {seed} --minutes {options.minutes:g} --nodes {options.nodes}"
     begun = time.monotonic()
     violation, number, faults = attempt(names, episodes, 60 * options.minutes)

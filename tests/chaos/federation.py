@@ -11,17 +11,16 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from benchmarks import processes
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.folder import config
 from p2pfl.node.status import reader
 from tests.support.mosquitto import program
 from tests.support.namespaces import machines, until
-from tests.support.processes import federate
 
 ROOT = Path(__file__).parents[2]
 GUEST = "guest"
@@ -29,20 +28,23 @@ DISK = 16  # MiB of a node's file system
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 TRUE_TIME = "+0"
 PORT, BROKER_PORT = 4100, 1883
+PACED = ROOT / "benchmarks" / "paced.py"
 TOML = """rounds = 1000000
 deadline = 5.0
 members = {members}
+broker = "mqtt://{broker}"
+direct = {direct}
 task = {{name = "digits", judged_on = "all"}}
 policy = {{name = "paced:Paced", seconds = 0.3}}
 """
 
 
-class Federation:
+class Federation(processes.Federation):
     """
     Attributes:
         names: of the members; without the guest.
         folders: by the name of the node; that of the guest, too.
-        running: the process of each node that is meant to run, by name.
+        processes: the process of each node that is meant to run, by name.
         leaving: processes of revoked nodes, which must end by themselves, by name.
         starts: number of starts, by name.
         broker: its process.
@@ -51,28 +53,25 @@ class Federation:
 
     def __init__(self, net, root, names):
         self.net, self.root, self.names = net, root, list(names)
-        self.folders = {name: root / name for name in (*names, GUEST)}
-        self.running, self.leaving, self.broker, self.starts = {}, {}, None, dict.fromkeys(self.folders, 0)
+        self.leaving, self.broker, self.starts = {}, None, dict.fromkeys((*names, GUEST), 0)
         self.copies = {name: [] for name in names}
+        for name in self.starts:
+            self.set_clock(name, TRUE_TIME)
+
+    def create(self):
+        """Make the folders of the nodes, and their federation."""
+        addresses = {name: f"10.77.0.{self.machine(name)}:{PORT}" for name in self.starts}
+        super().__init__(self.root, self.names, self.toml, modules=(PACED,), addresses=addresses)
 
     def machine(self, name):
         return len(self.names) + 2 if name == GUEST else self.names.index(name) + 1
 
-    def create(self):
-        """Make the folders of the nodes, and their federation."""
-        count = len(self.names)
-        addresses = {name: f"10.77.0.{self.machine(name)}:{PORT}" for name in self.folders}
-        for k, (name, folder) in enumerate(self.folders.items()):
-            config.create(folder, name, addresses[name])
-            lines = [f'name = "{name}"', f'listen = "{addresses[name]}"', f'part = "{k % count}/{count}"', "mdns = false"]
-            lines += [f'broker = "mqtt://10.77.0.{count + 1}:{BROKER_PORT}"', f"direct = {str(k > 0).lower()}"]
-            others = [other for other in self.names[1:] if other != name]
-            known = [f'{other} = "{addresses[other]}"' for other in others]
-            text = "\n".join([*lines, TOML.format(members=count), "[addresses]", *known])
-            (folder / config.CONFIG).write_text(text + "\n")
-            (folder / "paced.py").write_bytes((ROOT / "benchmarks" / "paced.py").read_bytes())
-            self.set_clock(name, TRUE_TIME)
-        federate(self.root, self.names)
+    def dialled(self):
+        return self.names[1:]
+
+    def toml(self, name):
+        direct = str(name != self.names[0]).lower()
+        return TOML.format(members=len(self.names), broker=f"10.77.0.{len(self.names) + 1}:{BROKER_PORT}", direct=direct)
 
     def set_clock(self, name, offset):
         """Let a node see a wall clock that is wrong by an offset, such as "+1d"."""
@@ -107,37 +106,20 @@ class Federation:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         copy(older[-1], self.folders[name])
 
-    def start(self, name):
-        """Start a node, if it does not run."""
-        if name in self.running:
-            return
+    def launch(self, name, command, **options):
         self.starts[name] += 1
-        with (self.root / f"{name}.log").open("ab") as log:
-            command = [sys.executable, "-m", "p2pfl.node", "run", str(self.folders[name])]
-            env = self.environment(name)
-            self.running[name] = self.net.start(self.machine(name), command, stdout=log, stderr=log, env=env)
-
-    def kill(self, name):
-        """Kill a node, if it runs."""
-        if (process := self.running.pop(name, None)) is not None:
-            process.kill()
-            process.wait()
-
-    def send(self, name, number):
-        """Send a signal to a node, if it runs."""
-        if name in self.running:
-            self.running[name].send_signal(number)
+        return self.net.start(self.machine(name), command, env=self.environment(name), **options)
 
     def stop(self, name):
         """End the process of a node as its owner does, if it runs still."""
-        process = self.running.pop(name, None) or self.leaving.pop(name, None)
-        if process is not None:
-            process.send_signal(signal.SIGTERM)
+        super().stop(name)
+        if (process := self.leaving.pop(name, None)) is not None:
+            process.terminate()
             process.wait(60)
 
     def expect_end(self, name):
         """Expect that the process of a revoked node ends by itself."""
-        self.leaving[name] = self.running.pop(name)
+        self.leaving[name] = self.processes.pop(name)
 
     def start_broker(self):
         path = self.root / "mosquitto.conf"
@@ -158,19 +140,19 @@ class Federation:
         return status | {"history": rows}
 
     def output(self, name):
-        return (self.root / f"{name}.log").read_text(errors="replace")
+        return self.log(name).read_text(errors="replace")
 
     def end(self):
         """End all processes; return the exit codes of the nodes after SIGTERM, by name."""
-        for process in self.running.values():
+        for process in self.processes.values():
             process.send_signal(signal.SIGTERM)
         try:
-            return {name: process.wait(60) for name, process in self.running.items()}
+            return {name: process.wait(60) for name, process in self.processes.items()}
         finally:
             self.kill_all()
 
     def kill_all(self):
-        for process in (*self.running.values(), *self.leaving.values(), *([self.broker] if self.broker else ())):
+        for process in (*self.processes.values(), *self.leaving.values(), *([self.broker] if self.broker else ())):
             process.kill()
             process.wait()
 

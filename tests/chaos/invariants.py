@@ -35,18 +35,18 @@ class Violated(Exception):  # noqa: N818
 
 def check(federation):
     """Raise Violated if an invariant does not hold now."""
-    for name, process in federation.running.items():
+    for name, process in federation.processes.items():
         if (code := process.poll()) is not None:
             raise Violated("error", name, f"ended with {code}")
         for what, found, most in (
             ("MiB of memory", memory(process.pid), MEMORY),
             ("open files", open_files(process.pid), FILES),
-            ("bytes of output", (federation.root / f"{name}.log").stat().st_size, LOG),
+            ("bytes of output", federation.log(name).stat().st_size, LOG),
             ("bytes in its folder", size(federation.folders[name]), FOLDER),
         ):
             if found > most:
                 raise Violated("resources exceeded", name, f"has {found:.0f} {what}, at most {most}")
-    for name in (*federation.running, *federation.leaving):
+    for name in (*federation.processes, *federation.leaving):
         check_status(name, federation.status(name), federation.output(name))
 
 

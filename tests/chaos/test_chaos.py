@@ -51,7 +51,7 @@ def test_faults_proofs_and_nan_are_violations():
 
 def test_process_that_ended_is_a_violation():
     with pytest.raises(Violated, match="a ended with 1"):
-        check(SimpleNamespace(running={"a": SimpleNamespace(poll=lambda: 1)}))
+        check(SimpleNamespace(processes={"a": SimpleNamespace(poll=lambda: 1)}))
 
 
 def test_repeated_incarnation_is_a_violation(tmp_path):
