@@ -34,7 +34,7 @@ from p2pfl.protocols.transports.certificates import client_context, make_certifi
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import FrameVerifier
 from tests.support.brokers import CONNACK, TRICKS
-from tests.support.fortress import Intruder
+from tests.support.loopback_nodes import Intruder
 
 AGAIN = 0.5  # seconds until a lost link is replaced
 LARGEST = 16 << 20  # values of a model in a frame

@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from benchmarks.processes import Federation, memory, open_files
 from p2pfl.node.federation.membership_file import MEMBERSHIP
 from p2pfl.sim.chaos.schedule import Kind, draw_schedule
 from tests.chaos.faults import Faults
+from tests.chaos.invariants import size
 
 STABLE = tuple(f"stable-{k}" for k in range(1, 7))
 GUESTS = tuple(f"guest-{k}" for k in range(1, 7))
@@ -73,15 +74,6 @@ class Churn:
             for fault in drawn:
                 self.counts[fault.kind] += 1
         self._faults.step(time.monotonic() - self._begun)
-
-
-def size(folder: Path) -> int:
-    """Return the bytes of the files in a node's folder."""
-    total = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # replaced meanwhile
-            total += path.stat().st_size if path.is_file() else 0
-    return total
 
 
 def look(federation: Federation, name: str) -> dict[str, float]:

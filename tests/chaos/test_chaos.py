@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from p2pfl.node.folder import config, incarnation
+from p2pfl.sim.chaos.schedule import Fault, Schedule, read_schedule, write_schedule
+from tests.chaos.__main__ import main
 from tests.chaos.faults import BROKER, KINDS, MEMBERSHIP, NETWORK, NODE, draw_episode
 from tests.chaos.federation import FAKETIME, ROOT, Federation
 from tests.chaos.invariants import Incarnations, Violated, check, check_status
@@ -34,6 +36,26 @@ def test_episodes_have_every_kind_of_fault():
         assert all(sum(fault.kind in kinds for fault in faults) <= 1 for kinds in (NETWORK, BROKER, MEMBERSHIP))
         if any(fault.kind in MEMBERSHIP for fault in faults):
             assert NAMES[0] not in nodes  # it has the admission key
+
+
+def test_episode_is_read_back_from_its_file(tmp_path):
+    for number in range(30):
+        schedule = Schedule("processes", 5, draw_episode(5, number, NAMES))
+        write_schedule(tmp_path / "episode.toml", schedule, "scripts/chaos --replay")
+        assert read_schedule(tmp_path / "episode.toml", KINDS) == schedule
+
+
+def test_replay_refuses_unknown_node_and_simulated_fault(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "faults.toml"
+    monkeypatch.setattr(sys, "argv", ["scripts/chaos", "--replay", str(path)])
+    write_schedule(path, Schedule("processes", 1, (Fault(at=1.0, kind="crash", node="node-9"),)), "")
+    with pytest.raises(SystemExit):
+        main()
+    assert "names node-9; the nodes are node-1, node-2, node-3, node-4 and guest" in capsys.readouterr().err
+    write_schedule(path, Schedule("processes", 1, (Fault(at=1.0, kind="power-failure", node="node-1"),)), "")
+    with pytest.raises(SystemExit):
+        main()
+    assert "fault 1: kind must be one of crash, restart, " in capsys.readouterr().err
 
 
 def test_faults_proofs_and_nan_are_violations():

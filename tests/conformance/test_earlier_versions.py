@@ -11,7 +11,7 @@ from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.wire.envelope import VERSION
 from tests.conformance import wire_project, wire_reader
 from tests.conformance.wire_types import RefusedError
-from tests.support.fortress import Intruder, folders, honest, until
+from tests.support.loopback_nodes import Intruder, folders, honest, until
 
 RECORDED = json.loads((Path(__file__).parent / "wire_5.json").read_text())
 GIVEN, FRAMES = RECORDED["given"], RECORDED["frames"]

@@ -10,7 +10,7 @@ from p2pfl.node.folder import config as names
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, FrameSigner, Payload
-from tests.support.fortress import folders
+from tests.support.loopback_nodes import folders
 
 
 def proof_of(folder):

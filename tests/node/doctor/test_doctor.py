@@ -33,7 +33,7 @@ from p2pfl.parameters import Layout
 from p2pfl.protocols.identity import Identity
 from tests.support import brokers
 from tests.support.brokers import make_certificate
-from tests.support.fortress import folders
+from tests.support.loopback_nodes import folders
 from tests.support.mosquitto import mosquitto
 
 

@@ -39,8 +39,8 @@ from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, decode_answer, encode_join
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.task import Part, make_task
-from tests.support.fortress import folders, honest
 from tests.support.limits import limited
+from tests.support.loopback_nodes import folders, honest
 
 NOW, BOOTED = 1_800_000_000.0, 5000.0
 BOB, CAROL, EVE = (Identity.from_seed(bytes([k]) * 32) for k in range(1, 4))

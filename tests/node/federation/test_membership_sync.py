@@ -11,9 +11,9 @@ from p2pfl.node.federation.membership_file import MembershipFile, RevokedError, 
 from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Request
-from tests.support.fortress import folders, until
 from tests.support.limits import limited
 from tests.support.logs import log_to
+from tests.support.loopback_nodes import folders, until
 
 
 class Peers:

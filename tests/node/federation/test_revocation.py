@@ -19,8 +19,8 @@ from p2pfl.node.status.text import describe
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.log import Signed
 from tests.support.brokers import MemoryBroker
-from tests.support.fortress import SOON, folders, honest, until
 from tests.support.logs import log_to
+from tests.support.loopback_nodes import SOON, folders, honest, until
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import HEADER_SIZE, OVERHEAD, SESSIONS, FrameSigner, FrameVerifier
-from tests.support.fortress import SOON, folders, honest, until
+from tests.support.loopback_nodes import SOON, folders, honest, until
 from tests.support.processes import PATIENCE, processes
 
 FEDERATION, LAYOUT, SESSION = bytes(range(16)), bytes(16), bytes([7]) * 16

@@ -7,7 +7,7 @@ from p2pfl.node.peering.peering_config import CAUSE, FIRST_EXCLUSION, FORGIVEN, 
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.wire import messages as m
-from tests.support.fortress import Intruder, folders, honest, until
+from tests.support.loopback_nodes import Intruder, folders, honest, until
 
 KEY, OTHER = bytes(32), bytes([1]) * 32
 

@@ -17,7 +17,7 @@ from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transports.certificates import client_context
 from p2pfl.protocols.transports.tls import LINKS_PER_KEY, STRANGERS
 from p2pfl.protocols.wire import messages as m
-from tests.support.fortress import Intruder, folders, honest, until
+from tests.support.loopback_nodes import Intruder, folders, honest, until
 
 ROOT = Path(__file__).parents[3]
 HALF_OPEN = 500

@@ -19,7 +19,7 @@ from p2pfl.protocols.transports.certificates import client_context, make_certifi
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import HEADER_SIZE
 from tests.support.brokers import MemoryBroker
-from tests.support.fortress import Intruder, Relay, folders, honest, somebody, until
+from tests.support.loopback_nodes import Intruder, Relay, folders, honest, somebody, until
 
 
 @pytest.fixture

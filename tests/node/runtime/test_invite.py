@@ -25,7 +25,7 @@ from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.membership.invitation import Invitation
 from p2pfl.protocols.transports import tls
 from tests.support.brokers import free_port, make_certificate
-from tests.support.fortress import folders, honest, somebody
+from tests.support.loopback_nodes import folders, honest, somebody
 from tests.support.processes import federate
 
 PIN = "ab" * 32

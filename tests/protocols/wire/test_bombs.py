@@ -30,7 +30,7 @@ from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire import payload
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Payload
 from tests.protocols.wire.test_fuzz import ALICE, BOB, FILE, LOG
-from tests.support.fortress import Intruder, folders, honest, until
+from tests.support.loopback_nodes import Intruder, folders, honest, until
 
 P = 1000
 SMALL = 16 << 10  # bytes that a refusal with its message needs
