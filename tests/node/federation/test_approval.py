@@ -234,3 +234,19 @@ def test_federation_with_unknown_robust_rule_is_refused(home):
     file = SimpleNamespace(name="home", tables={**tables, "robust": "mean"})
     with pytest.raises(ConfigurationError, match=r"the federation home: unknown robust rule 'mean'"):
         agreement.read(file)
+
+
+def test_federation_without_shared_setting_is_refused(home):
+    tables = load_federation(home() / "alice").file.tables
+    for key in {*agreement.AGREED} - {"codec"}:
+        file = SimpleNamespace(name="home", tables={name: value for name, value in tables.items() if name != key})
+        with pytest.raises(ConfigurationError, match=f"the federation home: {key} is missing"):
+            agreement.read(file)
+
+
+def test_file_of_federation_keeps_order_of_its_keys(home):
+    """A signature covers the bytes of the file, whose order later versions must not change."""
+    shared = ["rounds", "seed", "members", "mode", "deadline", "adaptive", "max_staleness", "patience", "robust", "codec"]
+    ready = loading.load(home() / "alice")
+    drafted = agreement.draft("home", ready.config, loading.task_of(ready))
+    assert [*drafted] == ["name", *shared, "edges", "task", "policy", "model"]
