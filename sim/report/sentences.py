@@ -119,8 +119,8 @@ def most_accurate(runs: Sequence[Run]) -> list[str]:
         higher = alike[0].shown.higher_is_better
         question = "Most accurate" if metric == "accuracy" else f"Best test {metric}"
         found.append(best(question + among, _figures(alike, lambda entry: entry.test.mean), number, higher))
-        limits = {run.shown.varied.get(MODELS) for run in alike}
-        for most in sorted(limit for limit in limits if type(limit) is int and limit > 0):
+        limits = [run.shown.varied.get(MODELS) for run in alike]  # a range such as [1, 2] is no limit for all nodes
+        for most in sorted({limit for limit in limits if type(limit) is int and limit > 0}):
             words = f"Best with at most {count(most, 'model')} a round{among}"
             found.append(best(words, _figures(alike, _mean_within(most)), number, higher))
     return [sentence for sentence in found if sentence]

@@ -102,10 +102,10 @@ def test_run_reports_cost_of_target(tmp_path, capsys, monkeypatch):
     }
     assert all(row["reached"]["seeds"] == 2 for row in summary["table"])
     assert "rounds to 0.300" in out
-    assert "reaches a mean test accuracy of 0.300 with the fewest bytes sent: 0 B (mean over 2 seeds)" in out
+    assert "Fewest bytes to a mean test accuracy of 0.300: alone (0 B); the margin of" in out
     assert cli.main(["run", "here/scenario.toml", "--engine", "local", "--set", "target=0.999", "--out", "there"]) == 0
     out, _ = capsys.readouterr()
-    assert "None of the 2 runs reaches a mean test accuracy of 0.999.\n" in out
+    assert "No run reaches a mean test accuracy of 0.999.\n" in out
     again = json.loads((tmp_path / "there/summary.json").read_text())
     assert [run["reached"] for run in again["runs"]] == [None] * 4
     assert [run["trace"] for run in again["runs"]] == [run["trace"] for run in summary["runs"]]
