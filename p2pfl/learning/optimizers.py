@@ -4,7 +4,7 @@ Importing this module does not import torch: a node without it also has their se
 
 The steps are not those of torch's fused kernels. That of SGD rounds the last values of a tensor in another way than the
 others, so that a model would get other bits in a stack of models than alone. That of Adam takes a fifth of the time, which
-is at most a seventh of a whole training, and every recorded figure of Adam would change.
+is at most a seventh of a whole training, and recorded figures of Adam would change.
 """
 
 from __future__ import annotations
