@@ -21,7 +21,7 @@ import sys
 import sysconfig
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -294,13 +294,19 @@ def _imported(path: Path) -> Iterator[str]:
     """Yield the top-level names that a module or a package imports, also inside functions."""
     for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
         try:
-            tree = ast.parse(file.read_bytes(), file)
+            yield from _imported_by(file.read_bytes(), file)
         except OSError as error:
             raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
         except (SyntaxError, ValueError) as error:
             raise ConfigurationError(f"{file} is not valid Python: {error}") from error
-        for each in ast.walk(tree):
-            if isinstance(each, ast.Import):
-                yield from (alias.name.partition(".")[0] for alias in each.names)
-            elif isinstance(each, ast.ImportFrom) and each.module and not each.level:
-                yield each.module.partition(".")[0]
+
+
+@lru_cache(maxsize=1024)  # a sweep or a notebook asks for the same modules again and again
+def _imported_by(content: bytes, file: Path) -> frozenset[str]:
+    names = set()
+    for each in ast.walk(ast.parse(content, file)):
+        if isinstance(each, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in each.names)
+        elif isinstance(each, ast.ImportFrom) and each.module and not each.level:
+            names.add(each.module.partition(".")[0])
+    return frozenset(names)

@@ -93,9 +93,13 @@ def difference(some, others):
 
 @on_devices
 @pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("counts", [(20,) * NODES, (20, 7, 16, 33, 8)], ids=["equal", "unequal"])
 @pytest.mark.parametrize(
-    "optimizer", [SGD(0.05, 0.9), SGD(0.05, 0.9, lasting=True), Adam(0.01)], ids=["SGD", "lasting", "Adam"]
+    "counts", [pytest.param((20,) * NODES, marks=pytest.mark.slow), (20, 7, 16, 33, 8)], ids=["equal", "unequal"]
+)
+@pytest.mark.parametrize(
+    "optimizer",
+    [pytest.param(SGD(0.05, 0.9), marks=pytest.mark.slow), SGD(0.05, 0.9, lasting=True), Adam(0.01)],
+    ids=["SGD", "lasting", "Adam"],
 )
 @pytest.mark.parametrize("options", [{}, {"rule": Lookahead(0.05)}, {"proximal": 0.5}], ids=["plain", "rule", "proximal"])
 def test_training_on_a_device_equals_one_by_one(device, name, counts, optimizer, options):

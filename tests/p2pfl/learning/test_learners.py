@@ -133,7 +133,13 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(
     "optimizer",
-    [SGD(0.1), SGD(0.05, 0.9, 0.01), Adam(0.01), Adam(0.01, weight_decay=0.1), AdamW(0.01, weight_decay=0.1)],
+    [
+        SGD(0.1),
+        SGD(0.05, 0.9, 0.01),
+        pytest.param(Adam(0.01), marks=pytest.mark.slow),
+        Adam(0.01, weight_decay=0.1),
+        pytest.param(AdamW(0.01, weight_decay=0.1), marks=pytest.mark.slow),
+    ],
 )
 def test_stacked_training_equals_one_by_one(kind, options, optimizer):
     expected = backend("one by one", optimizer=optimizer).compute(jobs(**options))
