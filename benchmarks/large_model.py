@@ -44,7 +44,7 @@ def model_of(size: int, round: int) -> np.ndarray:
 async def serve(pipe: Connection, size: int, codec: str) -> dict[str, Any]:
     node = BenchNode(SERVER, {CLIENT: ""}, size, codec=make_codec(codec, {}))
     async with asyncio.TaskGroup() as tasks:
-        await node.exchange.contacts.start(tasks)
+        await node.exchange.peering.start(tasks)
         pipe.send(node.transport.address)
         before, spent = resident("VmRSS"), time.process_time()
         await node.exchange.publish(1, "trained", model_of(size, 1), {})

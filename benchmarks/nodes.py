@@ -102,8 +102,8 @@ class BenchNode:
             n_samples=1,
         )
         initial = np.zeros(size // 4, np.float32) if isinstance(codec, Differential) else None
-        coding = ModelEncoder(codec, Layout((("model", (size // 4,)),), size // 4), initial)
-        self.exchange = (HashingExchange if hashing else MessageExchange)(config, coding, self._no_loss)
+        encoder = ModelEncoder(codec, Layout((("model", (size // 4,)),), size // 4), initial)
+        self.exchange = (HashingExchange if hashing else MessageExchange)(config, encoder, self._no_loss)
         self.tasks = asyncio.TaskGroup()
 
     @staticmethod
@@ -128,7 +128,7 @@ async def handshakes_per_second(count: int) -> float:
     tls.HOST_RATE = tls.CONNECTION_RATE = 1e6  # the limits of connections would refuse most of them
     server, client = BenchNode(1, {2: ""}, 4), BenchNode(2, {1: ""}, 4)
     for node in (server, client):
-        await node.transport.listen(node.exchange.contacts.links)
+        await node.transport.listen(node.exchange.peering.links)
     loop = asyncio.get_running_loop()
     begun = loop.time()
     for _ in range(count):
@@ -145,14 +145,14 @@ async def idle_traffic(nodes: int, seconds: float) -> float:
     all_nodes = {k: BenchNode(k, {other: "" for other in numbers if other != k}, 4, period=1.0) for k in numbers}
     async with asyncio.TaskGroup() as tasks:
         for node in all_nodes.values():
-            await node.exchange.contacts.start(tasks)
+            await node.exchange.peering.start(tasks)
         for k, node in all_nodes.items():
             for other in numbers:
                 if other != k:
-                    node.exchange.contacts.found(identity(other).public, all_nodes[other].transport.address, "benchmark")
+                    node.exchange.peering.found(identity(other).public, all_nodes[other].transport.address, "benchmark")
         for node in all_nodes.values():
-            contacts = node.exchange.contacts
-            await contacts.until(lambda contacts=contacts: len(contacts.introduced_peers()) == nodes - 1, 60.0)
+            peering = node.exchange.peering
+            await peering.until(lambda peering=peering: len(peering.introduced_peers()) == nodes - 1, 60.0)
         await asyncio.sleep(2.0)  # until no node has pending messages
         before = sum(node.wire_bytes() for node in all_nodes.values())
         await asyncio.sleep(seconds)

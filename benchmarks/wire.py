@@ -81,7 +81,7 @@ def serve_nodes(tell: Connection, hashing: bool = False) -> None:
             addresses = {}
             for number, size in enumerate(SIZES, 1):
                 node = BenchNode(number, {10 + number: ""}, size, hashing=hashing)
-                await node.exchange.contacts.start(tasks)
+                await node.exchange.peering.start(tasks)
                 await node.exchange.publish(1, "trained", model_of(size), {})
                 addresses[size] = node.transport.address
             tell.send(addresses)

@@ -236,16 +236,16 @@ class EquivocationWatch:
         conduct: penalties of the peers. If it is not enabled, this node sends no reports and ignores those of peers.
     """
 
-    def __init__(self, config: PeeringConfig, contacts: PeerManager, conduct: Conduct) -> None:
-        conduct.leave_out, conduct.accept_proof = contacts.roster.leave_out, self._restore
+    def __init__(self, config: PeeringConfig, peering: PeerManager, conduct: Conduct) -> None:
+        conduct.leave_out, conduct.accept_proof = peering.view.leave_out, self._restore
         self._access = config.options.access
         self._log = config.options.log
         self._key = config.key
         self._asynchronous = config.asynchronous
-        self._draws = RandomStreams(config.seed, config.name)
+        self._streams = RandomStreams(config.seed, config.name)
         self._verifier = config.verifier
         self._federation = config.verifier.federation
-        self._contacts = contacts
+        self._peering = peering
         self.conduct = conduct
         self._book = ReceiptBook()
         self._fresh: list[SignedModel] = []  # fetched since the last report
@@ -278,10 +278,10 @@ class EquivocationWatch:
     def report(self, round: int) -> None:
         """Send one peer the signed headers of the models that were received since the last report."""
         models, self._fresh = self._fresh, []
-        peers = self._contacts.introduced_peers()
+        peers = self._peering.introduced_peers()
         if not (models and peers):
             return
-        rng = self._draws.generator(round, "receipts")
+        rng = self._streams.generator(round, "receipts")
         peer = peers[int(rng.integers(len(peers)))]
         others = [model.envelope for model in models if model.sender != peer.key]
         chosen = [others[k] for k in rng.permutation(len(others))[: m.Receipts.MOST]]
@@ -302,7 +302,7 @@ class EquivocationWatch:
 
     def _compare(self, model: SignedModel) -> None:
         known = self._book.find(model)
-        near = self._asynchronous or abs(model.round - self._contacts.round) <= NEAR
+        near = self._asynchronous or abs(model.round - self._peering.round) <= NEAR
         if model.sender == self._key or (known is None and not near) or not self._is_member(model.sender):
             return
         if known is None:
@@ -328,7 +328,7 @@ class EquivocationWatch:
     def _is_member(self, key: bytes) -> bool:
         if self._access is not None:
             return not self._access.refusal(key)
-        return any(peer.key == key for peer in self._contacts.peers.values())
+        return any(peer.key == key for peer in self._peering.peers.values())
 
     # Proofs
 
@@ -338,14 +338,14 @@ class EquivocationWatch:
 
     def spread(self) -> None:
         """Count the proofs against peers, and send them over links that have not carried them; forget former members."""
-        for name in [name for name in self.conduct.penalties if name not in self._contacts.peers]:
+        for name in [name for name in self.conduct.penalties if name not in self._peering.peers]:
             self.conduct.forget(name)
         if not self.conduct.proofs:
             return
-        for peer in self._contacts.peers.values():
+        for peer in self._peering.peers.values():
             if peer.key in self.conduct.proofs:
                 self.conduct.penalise(peer.name, "equivocation", "two different models of one round, both signed")
-        for peer in self._contacts.introduced_peers():
+        for peer in self._peering.introduced_peers():
             if peer.link is None:
                 continue
             sent = self._sent.setdefault(peer.link, set())
@@ -372,9 +372,9 @@ class EquivocationWatch:
 
     def _send(self, peer: Peer, message: m.Receipts | m.Equivocation, payload: bytes) -> None:
         try:
-            self._contacts.send(peer, message, Payload.of(payload))
+            self._peering.send(peer, message, Payload.of(payload))
         except TransportError:
-            self._contacts.rejected["link lost"] += 1
+            self._peering.rejected["link lost"] += 1
 
 
 class ReceiptBook:

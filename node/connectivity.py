@@ -118,12 +118,12 @@ class Connectivity:
         """
         return network_of(self._config, self._tls.address)
 
-    async def search(self, contacts: PeerManager) -> None:
+    async def search(self, peering: PeerManager) -> None:
         """Search for peers on the local network without end; return at once if the configuration disables this."""
-        await contacts.listening.wait()
+        await peering.listening.wait()
         _, port = split_address(self._tls.address)
         if self._config.mdns and self._config.direct:
-            mdns = MdnsFinder(self._key, self._federation, port, self._tls.hosts, expected=contacts.knows)
+            mdns = MdnsFinder(self._key, self._federation, port, self._tls.hosts, expected=peering.knows)
             await mdns.start(lambda key, address: self._discovery.found(key, address, "mdns"))
             reporting = asyncio.create_task(self._report(mdns))
             try:

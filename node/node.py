@@ -331,7 +331,7 @@ class Node:
         loop, outbox = asyncio.get_running_loop(), self.exchange.outbox
         models = [*outbox.models.values(), *([] if coming is None else [coming])]
         packed = [pack_model(model, loop.time()) for model in models]
-        steps = [(step.tag, step.changed) for step in self.exchange.coding.state()]
+        steps = [(step.tag, step.changed) for step in self.exchange.encoder.state()]
         checkpoint = msgspec.structs.replace(self._saved, outbox=packed, final=outbox.final, steps=steps)
         await loop.run_in_executor(None, self._store.save, checkpoint)
         if coming is not None:
@@ -370,7 +370,7 @@ class Node:
         for model in checkpoint.outbox:
             outbox.add(unpack_model(model, self.name, self.me.n_samples, now))
         steps = [Step(tag, changed) for tag, changed in checkpoint.steps]
-        self.exchange.coding.restore(steps, outbox.models.values())
+        self.exchange.encoder.restore(steps, outbox.models.values())
         self._ended = checkpoint.final
         outbox.final = checkpoint.final and self.done  # unless there are more rounds to do now
         if self._observer is not None:

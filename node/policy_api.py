@@ -63,7 +63,6 @@ class Me(policy.Me):
         "_has_private_part",
         "budget",
         "diverged",
-        "draws",
         "id",
         "initial",
         "layout",
@@ -77,13 +76,14 @@ class Me(policy.Me):
         "round",
         "rounds",
         "rule",
+        "streams",
         "trainer",
     )
 
     def __init__(
         self,
         id: str,
-        draws: RandomStreams,
+        streams: RandomStreams,
         *,
         trainer: Trainer,
         initial: Parameters,
@@ -99,7 +99,7 @@ class Me(policy.Me):
         self.lenient = lenient
         self.diverged = 0  # number of diverged trainings in a row
         self.most_diverged: float = DIVERGED_IN_A_ROW  # after more, the node ends
-        self.draws = draws
+        self.streams = streams
         self.trainer = trainer
         self.private_parameters = PrivateParameters(layout, initial)
         self._has_private_part = bool(layout.unshared)
@@ -113,7 +113,7 @@ class Me(policy.Me):
         self.rule = make_rule(robust)
 
     def rng(self, purpose: str) -> np.random.Generator:
-        return self.draws.generator(self.round, purpose)
+        return self.streams.generator(self.round, purpose)
 
     def compute(self, query: Query[R]) -> Awaitable[R]:
         if self.lenient and isinstance(query, Train):
@@ -209,7 +209,7 @@ class NodePeers:
         self._asks_scores = asks_scores
         self._oldest = oldest
         self._names = tuple(names)
-        self._neighbours: tuple[str, ...] = exchange.roster.neighbours
+        self._neighbours: tuple[str, ...] = exchange.view.neighbours
         self.observer: Observer | None = None
         self.budget_tracker = BudgetTracker(me.budget, refuse)
         self._extras = 0  # bytes of the extras that were published last
@@ -263,13 +263,13 @@ class NodePeers:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        return self._exchange.roster.ids
+        return self._exchange.view.ids
 
     def public_info(self, id: str) -> Mapping[str, Any]:
         return self._exchange.public_info(id)
 
     def round_order(self, round: int) -> Mapping[str, int]:
-        neighbours = self._exchange.roster.neighbours
+        neighbours = self._exchange.view.neighbours
         if neighbours is not self._neighbours:  # a peer has become a member since
             self._neighbours, self._names = neighbours, tuple(sorted({*self._names, *neighbours}))
         return common_order(self._seed, round, self._names)
@@ -322,7 +322,7 @@ class NodePeers:
         """Return the updates with clipped models, whose values are computed only if the policy reads them."""
         me, own = self._me, self.own
         senders, models, samples = zip(*((u.sender, u.params, u.n_samples) for u in updates), strict=True)
-        clip.forget(self._exchange.roster.neighbours)
+        clip.forget(self._exchange.view.neighbours)
         clipped = await me.compute(Clip([own, *models], me.initial, clip.distances_of_others(senders, me.round), samples))
         clip.record(senders, clipped, me.round)
         kept = clipped.models(own, models)
@@ -394,7 +394,7 @@ class NodePeers:
 
     def _samples_of_peers(self) -> list[int]:
         """Return the numbers of samples that the known neighbours claim."""
-        infos = (self._exchange.public_info(id) for id in self._exchange.roster.neighbours)
+        infos = (self._exchange.public_info(id) for id in self._exchange.view.neighbours)
         return [info["n_samples"] for info in infos if "n_samples" in info]
 
     def _note_sizes(self, updates: Sequence[Update]) -> None:

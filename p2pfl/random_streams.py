@@ -49,7 +49,7 @@ class RandomStreams:
         return int.from_bytes(self.digest(round, purpose)[:8], "little") >> 1
 
 
-def federation_draws(seed: int) -> RandomStreams:
+def federation_streams(seed: int) -> RandomStreams:
     """Return the random streams common to all nodes of a federation (the initial model, the order of a round)."""
     return RandomStreams(seed, "")
 

@@ -173,7 +173,7 @@ class Task(Protocol):
     def initial(self, seed: int) -> Parameters:
         """Return the common initial model of all nodes."""
 
-    def learner(self, draws: RandomStreams, device: str) -> Learner:
+    def learner(self, streams: RandomStreams, device: str) -> Learner:
         """Return the learner of this task on a device."""
 
 

@@ -109,13 +109,13 @@ class InMemoryNode(Me):
         self._cast = cast
         self.coordinator = coordinator
         self.task = task
-        self._draws = RandomStreams(seed, id)
-        self.learner = task.learner(self._draws, "cpu")
+        self._streams = RandomStreams(seed, id)
+        self.learner = task.learner(self._streams, "cpu")
 
     # Me
 
     def rng(self, purpose: str) -> np.random.Generator:
-        return self._draws.generator(self.round, purpose)
+        return self._streams.generator(self.round, purpose)
 
     def compute(self, query: Query[R]) -> Awaitable[R]:
         return _at_once(
@@ -133,7 +133,7 @@ class InMemoryNode(Me):
         return {**task.public_info, "n_samples": task.n_samples}
 
     def round_order(self, round: int) -> Mapping[str, int]:
-        return common_order(self._draws.seed, round, tuple(sorted(self._cast)))
+        return common_order(self._streams.seed, round, tuple(sorted(self._cast)))
 
     async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
         size = params.nbytes + sum(array.nbytes for array in (extras or {}).values())

@@ -73,16 +73,16 @@ class CoordinationClient:
 
     def __init__(
         self,
-        contacts: PeerManager,
-        electing: ElectionRunner,
+        peering: PeerManager,
+        election: ElectionRunner,
         coordinator: Coordinator,
         *,
         size: int,
         deadline: float,
         check: CheckModel,
     ) -> None:
-        self._contacts = contacts
-        self._electing = electing
+        self._peering = peering
+        self._election = election
         self._coordinator = coordinator
         self._size = size
         self._deadline = deadline
@@ -99,8 +99,8 @@ class CoordinationClient:
         known, self._assigned_in = self._assigned_in, None
         try:
             while (left := expires - loop.time()) > 0:
-                seconds = min(left, self._electing.patience)
-                if not await self._contacts.until(self._can_submit, seconds) and seconds < left:
+                seconds = min(left, self._election.patience)
+                if not await self._peering.until(self._can_submit, seconds) and seconds < left:
                     return None  # no coordinator is elected: the round continues alone
                 if self._can_submit():
                     pending = self._submit_once(submission, known)
@@ -121,32 +121,32 @@ class CoordinationClient:
 
     def _can_submit(self) -> bool:
         """Return whether there is a reachable coordinator."""
-        name = self._electing.coordinator
-        return name == self._contacts.name or (name in self._contacts.peers and self._contacts.peers[name].introduced)
+        name = self._election.coordinator
+        return name == self._peering.name or (name in self._peering.peers and self._peering.peers[name].introduced)
 
     def _submit_once(self, submission: Submission, known: Term | None) -> UnansweredSubmission:
-        name, term = self._electing.coordinator, self._electing.term
+        name, term = self._election.coordinator, self._election.term
         assert name is not None
         submission = without_known_start(submission, known, term)
-        number, loop = next(self._contacts.numbers), asyncio.get_running_loop()
+        number, loop = next(self._peering.numbers), asyncio.get_running_loop()
         pending = self.pending = UnansweredSubmission(number, submission.round, name, term, loop.create_future())
-        if name == self._contacts.name:
+        if name == self._peering.name:
             self._coordinator.take(term, PendingSubmission(submission, partial(self._take_own, pending)))
         else:
-            self._send(self._contacts.peers[name], pending, submission)
+            self._send(self._peering.peers[name], pending, submission)
         return pending
 
     async def _wait_for_answer(self, pending: UnansweredSubmission, seconds: float) -> bool:
         """Wait until a submission is answered. Return False if that will not happen, or may not happen."""
-        contacts, name = self._contacts, pending.coordinator
-        link = None if name == contacts.name else contacts.peers[name].link
+        peering, name = self._peering, pending.coordinator
+        link = None if name == peering.name else peering.peers[name].link
 
         def over() -> bool:
-            there = self._electing.coordinator == name and self._electing.term == pending.term
-            lost = name != contacts.name and (name not in contacts.peers or contacts.peers[name].link is not link)
+            there = self._election.coordinator == name and self._election.term == pending.term
+            lost = name != peering.name and (name not in peering.peers or peering.peers[name].link is not link)
             return pending.answer.done() or not there or lost
 
-        await contacts.until(over, seconds)
+        await peering.until(over, seconds)
         return pending.answer.done()
 
     def _send(self, peer: Peer, pending: UnansweredSubmission, submission: Submission) -> None:
@@ -163,22 +163,22 @@ class CoordinationClient:
         except ValueError:  # the last coordinator may have assigned more than fits
             payload = submission_payload(replace(submission, previous={}))
         try:
-            self._contacts.send(peer, message, payload)
+            self._peering.send(peer, message, payload)
         except TransportError:
-            self._contacts.rejected["link lost"] += 1
+            self._peering.rejected["link lost"] += 1
             return
-        self._contacts.traffic.sent_models += 1
-        self._contacts.traffic.sent_submit += OVERHEAD + payload.size
+        self._peering.traffic.sent_models += 1
+        self._peering.traffic.sent_submit += OVERHEAD + payload.size
 
     def _take_own(self, pending: UnansweredSubmission, assignment: Assignment | None) -> None:
         """Adopt an assignment that this node has made for itself."""
-        if self._electing.leads(pending.term):
+        if self._election.leads(pending.term):
             self._resolve(pending, assignment)
 
     def _resolve(self, pending: UnansweredSubmission, assignment: Assignment | None) -> None:
         if not pending.answer.done():
             pending.answer.set_result(assignment)
-            self._contacts.notify()
+            self._peering.notify()
 
     def take_assigned(self, peer: Peer, opened: Opened, message: m.Assigned) -> None:
         """Handle the coordinator's answer.
@@ -186,16 +186,16 @@ class CoordinationClient:
         Raises:
             ProtocolError: the sender is not the coordinator, there was no submission to it, or its answer is malformed.
         """
-        traffic = self._contacts.traffic
+        traffic = self._peering.traffic
         traffic.received_assigned += OVERHEAD + len(opened.payload)
         traffic.received_models += message.given
         term, pending = Term(message.membership_version, message.term), self.pending
-        if term < self._electing.term:
+        if term < self._election.term:
             raise ProtocolError("lower term", f"an assignment of the ended term {term}")
         if pending is None or message.request != pending.number:
             return  # the answer came too late
         asked = (pending.coordinator, pending.term, pending.round) == (peer.name, term, message.round)
-        if not asked or not self._electing.obeys(peer.name, term):
+        if not asked or not self._election.obeys(peer.name, term):
             raise ProtocolError("not asked for", f"an assignment for round {message.round} of term {term}")
         if not message.given:
             self._resolve(pending, None)
@@ -203,7 +203,7 @@ class CoordinationClient:
                 raise ProtocolError("wrong length", "a payload after an assignment without a model")
             return
         try:
-            assignment = read_assignment(opened, self._size, self._check, self._electing.votes)
+            assignment = read_assignment(opened, self._size, self._check, self._election.votes)
         except ProtocolError:
             self._resolve(pending, None)
             raise
@@ -280,10 +280,10 @@ class CoordinationServer:
     """
 
     def __init__(
-        self, contacts: PeerManager, electing: ElectionRunner, coordinator: Coordinator, *, size: int, check: CheckModel
+        self, peering: PeerManager, election: ElectionRunner, coordinator: Coordinator, *, size: int, check: CheckModel
     ) -> None:
-        self._contacts = contacts
-        self._electing = electing
+        self._peering = peering
+        self._election = election
         self._coordinator = coordinator
         self._size = size
         self._check = check
@@ -294,15 +294,15 @@ class CoordinationServer:
         Raises:
             ProtocolError: the submission is for another coordinator, or unusable for a step.
         """
-        traffic = self._contacts.traffic
+        traffic = self._peering.traffic
         traffic.received_submit += OVERHEAD + len(opened.payload)
         traffic.received_models += 1
         term = Term(message.membership_version, message.term)
-        if term < self._electing.term:
+        if term < self._election.term:
             raise ProtocolError("lower term", f"a submission in the ended term {term}")
-        if not self._electing.coordinates(term):
+        if not self._election.coordinates(term):
             raise ProtocolError("not the coordinator", f"a submission in term {term}")
-        if not self._electing.votes(peer.name):  # the model of an observer counts for no node
+        if not self._election.votes(peer.name):  # the model of an observer counts for no node
             self._reply(peer, message, None)
             return
         try:
@@ -321,18 +321,18 @@ class CoordinationServer:
 
     def _reply(self, peer: Peer, submit: m.Submit, assignment: Assignment | None) -> None:
         """Send an assignment, or, for None, the message that there will be none."""
-        if not self._electing.leads(Term(submit.membership_version, submit.term)):
+        if not self._election.leads(Term(submit.membership_version, submit.term)):
             return  # the participant submits again to the successor
         given = assignment is not None
         message = m.Assigned(submit.request, submit.round, submit.membership_version, submit.term, given)
         payload = EMPTY if assignment is None else assignment_payload(assignment)
         try:
-            self._contacts.send(peer, message, payload)
+            self._peering.send(peer, message, payload)
         except TransportError:
-            self._contacts.rejected["link lost"] += 1
+            self._peering.rejected["link lost"] += 1
             return
-        self._contacts.traffic.sent_models += given
-        self._contacts.traffic.sent_assigned += OVERHEAD + payload.size
+        self._peering.traffic.sent_models += given
+        self._peering.traffic.sent_assigned += OVERHEAD + payload.size
 
 
 class MessageCoordinatorBackend:
@@ -346,16 +346,16 @@ class MessageCoordinatorBackend:
 
     def __init__(
         self,
-        contacts: PeerManager,
-        electing: ElectionRunner,
+        peering: PeerManager,
+        election: ElectionRunner,
         layout: Layout,
         *,
         newest: Callable[[], int],
         step: Step,
         robust: Robust,
     ) -> None:
-        self._contacts = contacts
-        self._electing = electing
+        self._peering = peering
+        self._election = election
         self._layout = layout
         self._newest = newest
         self._step = step
@@ -366,47 +366,47 @@ class MessageCoordinatorBackend:
             asyncio.get_running_loop().call_later(seconds, callback)
 
     def known_participants(self) -> AbstractSet[str]:
-        contacts = self._contacts
+        peering = self._peering
         there = {
             peer.name
-            for peer in contacts.introduced_peers()
-            if not peer.stopped and peer.name not in contacts.roster.suspected and self._electing.votes(peer.name)
+            for peer in peering.introduced_peers()
+            if not peer.stopped and peer.name not in peering.view.suspected and self._election.votes(peer.name)
         }
-        return there if contacts.final else there | {contacts.name}
+        return there if peering.final else there | {peering.name}
 
     def credible_round(self) -> int:
-        return max(self._contacts.round, self._newest())
+        return max(self._peering.round, self._newest())
 
     def coordinates(self, term: Term) -> bool:
-        return self._electing.coordinates(term)
+        return self._election.coordinates(term)
 
     def leads(self, term: Term) -> bool:
-        return self._electing.leads(term)
+        return self._election.leads(term)
 
     def compute(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], then: Callable[[StepResult], None]
     ) -> None:
-        own = self._contacts.name
+        own = self._peering.name
         run = partial(run_protected_step, self._step, submissions, state, self._layout, coordinator=own, robust=self._robust)
 
         async def work() -> None:
             result: StepResult = await asyncio.get_running_loop().run_in_executor(None, run)
             if result.dropped:
-                self._contacts.rejected["submission"] += len(result.dropped)
+                self._peering.rejected["submission"] += len(result.dropped)
             then(result)
 
-        self._contacts.begin(work(), f"{own}: step of round {submissions[0].round}")
+        self._peering.begin(work(), f"{own}: step of round {submissions[0].round}")
 
 
 class Coordination(NamedTuple):
     """Node's part in a coordinated policy.
 
     Attributes:
-        electing: its part in the election of a coordinator.
+        election: its part in the election of a coordinator.
         step: step of the policy, which runs while this node is the coordinator.
     """
 
-    electing: ElectionRunner
+    election: ElectionRunner
     step: Step
 
 
@@ -425,7 +425,7 @@ class CoordinationRoles(NamedTuple):
 
 
 def make_coordination_roles(
-    contacts: PeerManager,
+    peering: PeerManager,
     coordination: Coordination,
     layout: Layout,
     *,
@@ -438,11 +438,11 @@ def make_coordination_roles(
     Args:
         newest: returns the latest credible round, which enough of the other nodes have reached.
     """
-    electing, deadline = coordination.electing, settings.deadline
+    election, deadline = coordination.election, settings.deadline
     backend = MessageCoordinatorBackend(
-        contacts, electing, layout, newest=newest, step=coordination.step, robust=settings.robust
+        peering, election, layout, newest=newest, step=coordination.step, robust=settings.robust
     )
     coordinator = Coordinator(backend, deadline)
-    client = CoordinationClient(contacts, electing, coordinator, size=layout.size, deadline=deadline, check=check)
-    server = CoordinationServer(contacts, electing, coordinator, size=layout.size, check=check)
+    client = CoordinationClient(peering, election, coordinator, size=layout.size, deadline=deadline, check=check)
+    server = CoordinationServer(peering, election, coordinator, size=layout.size, check=check)
     return CoordinationRoles(client, server, coordinator)

@@ -65,7 +65,7 @@ class Exchange(Protocol):
     """
 
     outbox: Outbox
-    coding: ModelEncoder
+    encoder: ModelEncoder
     conduct: Conduct
 
     @property
@@ -73,7 +73,7 @@ class Exchange(Protocol):
         """Number of missed deadlines."""
 
     @property
-    def roster(self) -> PeerView: ...
+    def view(self) -> PeerView: ...
 
     @property
     def traffic(self) -> Traffic: ...

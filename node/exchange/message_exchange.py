@@ -51,13 +51,13 @@ class MessageExchange:
     """Exchange of models and losses by messages.
 
     Args:
-        coding: encoder of models.
+        encoder: encoder of models.
         loss: computes the mean loss of a whole model on this node's training data for peers that ask for it. None if
             the policy does not ask for losses; then no peer is answered.
         coordination: the node's part in a coordinated policy, if it has one.
 
     Attributes:
-        contacts: links with the peers.
+        peering: links with the peers.
         requests: requests to peers for models and losses.
         models: server of this node's models.
         losses: server of losses.
@@ -70,71 +70,71 @@ class MessageExchange:
     def __init__(
         self,
         config: ExchangeConfig,
-        coding: ModelEncoder,
+        encoder: ModelEncoder,
         loss: LossFunction | None = None,
         coordination: Coordination | None = None,
     ) -> None:
         settings = config.settings
         self.name = config.peering.name
-        self.coding = coding
+        self.encoder = encoder
         self.outbox = Outbox(settings.mode == "synchronous")
-        self.contacts = PeerManager(config.peering, self)
-        self.roster, self.traffic, self.rejected = self.contacts.roster, self.contacts.traffic, self.contacts.rejected
+        self.peering = PeerManager(config.peering, self)
+        self.view, self.traffic, self.rejected = self.peering.view, self.peering.traffic, self.peering.rejected
         self.conduct = Conduct(settings.distrust, detects(settings))
-        self.equivocation = EquivocationWatch(config.peering, self.contacts, self.conduct)
-        self.electing: ElectionRunner | None = None if coordination is None else coordination.electing
-        self.deadlines = AdaptiveTimeout(settings.deadline, settings.adaptive)
+        self.equivocation = EquivocationWatch(config.peering, self.peering, self.conduct)
+        self.election: ElectionRunner | None = None if coordination is None else coordination.election
+        self.timeouts = AdaptiveTimeout(settings.deadline, settings.adaptive)
         self.limit = NormLimit()
         self._settings = settings
         self._host: ExchangeHost = Detached()
         self._probation = Probation(config.strict)
-        self._publisher = Publisher(self.name, config.n_samples, coding, lambda: asyncio.get_running_loop().time())
-        self._participants = participants = Participants(self.contacts, config.askers, self.electing)
+        self._publisher = Publisher(self.name, config.n_samples, encoder, lambda: asyncio.get_running_loop().time())
+        self._participants = participants = Participants(self.peering, config.askers, self.election)
         self._pacing = pacing = Pacing(settings.rounds, not config.observer, config.sparse)
         self.pacer = pacer = Pacer(
-            self.contacts,
+            self.peering,
             participants=participants,
             pacing=pacing,
             probation=self._probation,
             outbox=self.outbox,
             deadline=settings.deadline,
         )
-        self.start_wait = StartWait(self.contacts, lambda: pacer.leaving)
-        self.requests = PeerRequests(self.contacts, self.deadlines, self._probation)
+        self.start_wait = StartWait(self.peering, lambda: pacer.leaving)
+        self.requests = PeerRequests(self.peering, self.timeouts, self._probation)
         self._model_client = ModelClient(
-            self.contacts,
+            self.peering,
             self.requests,
-            coding=coding,
+            encoder=encoder,
             settings=settings,
             limit=self.limit,
             pacing=pacing,
             probation=self._probation,
             equivocation=self.equivocation,
         )
-        self._loss_client = LossClient(self.contacts, self.requests)
-        self.models = ModelServer(self.contacts, participants, self.outbox, coding, self.conduct)
+        self._loss_client = LossClient(self.peering, self.requests)
+        self.models = ModelServer(self.peering, participants, self.outbox, encoder, self.conduct)
         self.losses = LossServer(
-            self.contacts,
+            self.peering,
             participants,
             settings=settings,
-            size=coding.layout.size,
+            size=encoder.layout.size,
             loss=None if loss is None else lambda params: loss(self._host.complete(params)),
         )
         self.coordination: CoordinationRoles | None = None
         if coordination is not None:
-            coordination.electing.connect(partial(_send_in_election, self.contacts), self._elected)
+            coordination.election.connect(partial(_send_in_election, self.peering), self._elected)
             newest, check = participants.common_round, self.limit.check
             self.coordination = make_coordination_roles(
-                self.contacts, coordination, coding.layout, settings=settings, newest=newest, check=check
+                self.peering, coordination, encoder.layout, settings=settings, newest=newest, check=check
             )
 
     @property
     def peers(self) -> Mapping[str, Peer]:
-        return self.contacts.peers
+        return self.peering.peers
 
     @property
     def round(self) -> int:
-        return self.contacts.round
+        return self.peering.round
 
     @property
     def expired(self) -> int:
@@ -150,18 +150,18 @@ class MessageExchange:
         Raises:
             ConfigurationError: every peer is excluded because its settings differ.
         """
-        contacts = self.contacts
+        peering = self.peering
         self._host = host
-        contacts.round = max(self.outbox.round, contacts.round)
-        contacts.final = self.outbox.final
-        await contacts.start(tasks)
-        if self.electing is not None:
-            contacts.begin(self.electing.run(), f"{self.name}: elections")
+        peering.round = max(self.outbox.round, peering.round)
+        peering.final = self.outbox.final
+        await peering.start(tasks)
+        if self.election is not None:
+            peering.begin(self.election.run(), f"{self.name}: elections")
         await self.start_wait.run(self._settings.members, self._settings.deadline, extended)
         for peer in self.peers.values():
             if not (peer.introduced or self.pacer.leaving):
-                reason = peer.problem or self.roster.suspected.get(peer.name) or peer.dial_problem
-                contacts.suspect(peer, reason or "not connected at the start")
+                reason = peer.problem or self.view.suspected.get(peer.name) or peer.dial_problem
+                peering.suspect(peer, reason or "not connected at the start")
         if all_incompatible(self.peers):
             problems = "; ".join(f"{name}: {peer.problem}" for name, peer in self.peers.items())
             raise ConfigurationError(f"the settings of every peer differ from this node's: {problems}")
@@ -176,42 +176,42 @@ class MessageExchange:
             resume: whether this node publishes again if its model was final.
         """
         self._pacing.extend(rounds)
-        if resume and self.contacts.final:
-            self.outbox.final = self.contacts.final = False
-            self.contacts.introducer.greet_again()
-            self.contacts.notify()
+        if resume and self.peering.final:
+            self.outbox.final = self.peering.final = False
+            self.peering.introducer.greet_again()
+            self.peering.notify()
 
     def finish(self) -> None:
-        self.outbox.final = self.contacts.final = True
+        self.outbox.final = self.peering.final = True
         self.models.serve_waiting()
-        for peer in self.contacts.introduced_peers():
-            self.contacts.tell(peer, m.Bye(self.round, leaving=False))
+        for peer in self.peering.introduced_peers():
+            self.peering.tell(peer, m.Bye(self.round, leaving=False))
 
     def leave(self) -> None:
         self.pacer.leave()
 
     async def others_done(self) -> None:
         """Wait until no connected neighbour needs this node, or until the node has more rounds to do."""
-        contacts = self.contacts
+        peering = self.peering
 
         def done(peer: Peer) -> bool:
-            gone = peer.name in self.roster.suspected and (not peer.introduced or peer.unanswered >= GONE_AFTER)
-            return gone or peer.name in self.roster.left_out or (peer.stopped and not contacts.gossip.lacks_entries(peer))
+            gone = peer.name in self.view.suspected and (not peer.introduced or peer.unanswered >= GONE_AFTER)
+            return gone or peer.name in self.view.left_out or (peer.stopped and not peering.gossip.lacks_entries(peer))
 
-        await contacts.until(lambda: not contacts.final or all(done(peer) for peer in self.peers.values()), inf)
+        await peering.until(lambda: not peering.final or all(done(peer) for peer in self.peers.values()), inf)
 
     async def close(self) -> None:
-        await self.contacts.close()
+        await self.peering.close()
 
     # Interface for the node
 
     def public_info(self, id: str) -> Mapping[str, Any]:
-        return self.contacts.public_info if id == self.name else self.peers[id].public_info
+        return self.peering.public_info if id == self.name else self.peers[id].public_info
 
     async def next_round(self, finished: int) -> int:
         round = await self.pacer.next_round(finished)
         if round <= finished:
-            self.contacts.signer.go_back()
+            self.peering.signer.go_back()
             if self.coordination is not None:
                 self.coordination.coordinator.rewind(round)
         return round
@@ -233,7 +233,7 @@ class MessageExchange:
         return await self._model_client.fetch(ids, round, stages)
 
     def expected_bytes(self, id: str, round: int) -> int:
-        return self.coding.expected_bytes(id, round)
+        return self.encoder.expected_bytes(id, round)
 
     async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
         return await self._loss_client.score(ids, round, params)
@@ -243,7 +243,7 @@ class MessageExchange:
     def resume(self, round: int, params: Parameters) -> None:
         if self.coordination is None:
             raise ConfigurationError("this policy needs a coordinator, but this node takes no part in elections")
-        self.contacts.round = round
+        self.peering.round = round
         self.limit.note(params)
 
     async def submit(self, submission: Submission) -> Assignment | None:
@@ -261,7 +261,7 @@ class MessageExchange:
 
     def _elected(self, elected: Elected) -> None:
         self._host.elected(elected)
-        self.contacts.notify()
+        self.peering.notify()
 
     # Events of peers (see p2pfl.node.peering.peer_table.PeerEvents)
 
@@ -286,14 +286,14 @@ class MessageExchange:
                 self._loss_client.take(peer, message)
             case m.Receipts() | m.Equivocation():
                 self.equivocation.receive(peer, opened)
-            case _ if self.electing is None or self.coordination is None:
+            case _ if self.election is None or self.coordination is None:
                 raise ProtocolError("election", "this node's policy has no coordinator")
             case m.Submit():
                 self.coordination.server.take_submit(peer, opened, message)
             case m.Assigned():
                 self.coordination.client.take_assigned(peer, opened, message)
             case m.Vote() | m.Voted() | m.Leading() | m.Following():
-                self.electing.receive(peer.name, message)
+                self.election.receive(peer.name, message)
 
     def drained(self, peer: Peer) -> None:
         self.models.drained(peer)
@@ -303,7 +303,7 @@ class MessageExchange:
 
     def late(self, peer: Peer) -> None:
         self._probation.record_answer(peer.name)
-        if not self.roster.ids:  # waiting for it costs less than learning alone
+        if not self.view.ids:  # waiting for it costs less than learning alone
             self._probation.forgive(peer.name)
 
     def peers_changed(self) -> None:
@@ -312,10 +312,10 @@ class MessageExchange:
             self.coordination.coordinator.review()
 
 
-def _send_in_election(contacts: PeerManager, name: str, message: m.ElectionMessage) -> None:
-    peer = contacts.peers.get(name)
+def _send_in_election(peering: PeerManager, name: str, message: m.ElectionMessage) -> None:
+    peer = peering.peers.get(name)
     if peer is not None and peer.introduced:
-        contacts.tell(peer, message)
+        peering.tell(peer, message)
 
 
 def payload_limit(size: int, coordinated: bool = False) -> int:
@@ -351,7 +351,7 @@ def message_exchange(
     settings: Settings,
     agreed: Mapping[str, str],
     initial: str = "made by the task from the seed",
-    coding: ModelEncoder | None = None,
+    encoder: ModelEncoder | None = None,
     edges: Edges = "all",
     options: PeeringOptions = PeeringOptions(),  # noqa: B008 (it is frozen)
     coordination: Coordination | None = None,
@@ -365,11 +365,11 @@ def message_exchange(
         federation: 16 bytes; see `federation_id` if there is no signed file.
         agreed: settings that must be equal on all nodes, in addition to `p2pfl.node.federation.agreement.terms`.
         initial: the hash of the initial model.
-        coding: encoder of models, if it exists already.
+        encoder: encoder of models, if it exists already.
         edges: pairs of nodes that may exchange models.
         scores: whether the policy asks for losses.
     """
-    layout, electing = task.layout.shared, None if coordination is None else coordination.electing
+    layout, election = task.layout.shared, None if coordination is None else coordination.election
     keys = {id: member.key for id, member in roles.members.items()}
     peering = PeeringConfig(
         name=name,
@@ -377,8 +377,8 @@ def message_exchange(
         neighbours=roles.members,
         transport=transport,
         signer=FrameSigner(identity, federation, layout.fingerprint, incarnation, generation=generation),
-        verifier=FrameVerifier(keys, identity.public, federation, payload_limit(layout.size, electing is not None)),
-        agreed={**terms(layout, settings, initial, edges, None if electing is None else electing.timing), **agreed},
+        verifier=FrameVerifier(keys, identity.public, federation, payload_limit(layout.size, election is not None)),
+        agreed={**terms(layout, settings, initial, edges, None if election is None else election.timing), **agreed},
         public_info=dict(task.public_info) | {"n_samples": task.n_samples},
         seed=settings.seed,
         asynchronous=settings.mode == "asynchronous",
@@ -394,10 +394,10 @@ def message_exchange(
         sparse=roles.sparse,
     )
     loss = _loss(task, trainer) if scores else None
-    return MessageExchange(config, coding or coding_of(task, settings), loss, coordination)
+    return MessageExchange(config, encoder or encoder_of(task, settings), loss, coordination)
 
 
-def coding_of(task: Task, settings: Settings) -> ModelEncoder:
+def encoder_of(task: Task, settings: Settings) -> ModelEncoder:
     """Return the model encoder that the settings select."""
     codec = make_codec(*split_name("codec", settings.codec))
     initial = task.layout.shared_of(task.initial(settings.seed)) if isinstance(codec, Differential) else None

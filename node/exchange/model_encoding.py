@@ -234,12 +234,12 @@ class Publisher:
         clock: returns the time in seconds.
     """
 
-    def __init__(self, name: str, n_samples: int, coding: ModelEncoder, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, n_samples: int, encoder: ModelEncoder, clock: Callable[[], float]) -> None:
         self._name = name
         self._n_samples = n_samples
-        self._coding = coding
+        self._encoder = encoder
         self._clock = clock
-        self._size = OVERHEAD + coding.whole
+        self._size = OVERHEAD + encoder.whole
 
     def make(self, round: int, stage: Stage, params: Parameters, extras: Extras) -> Published:
         """Return a model, float32 [P], as peers receive it, with the bytes of its whole frame and the current time.
@@ -247,7 +247,7 @@ class Publisher:
         Raises:
             RunError: the codec cannot encode the model, because some of its values are not finite.
         """
-        public, tag = self._coding.publish(params)
+        public, tag = self._encoder.publish(params)
         size = self._size + (len(encode_extras(extras)) if extras else 0)
         update = Update(self._name, round, stage, public, self._n_samples, extras, False, 0.0, size)
         return Published(update, self._clock(), tag)

@@ -52,19 +52,19 @@ class ModelClient:
 
     def __init__(
         self,
-        contacts: PeerManager,
+        peering: PeerManager,
         requests: PeerRequests,
         *,
-        coding: ModelEncoder,
+        encoder: ModelEncoder,
         settings: Settings,
         limit: NormLimit,
         pacing: Pacing,
         probation: Probation,
         equivocation: EquivocationWatch,
     ) -> None:
-        self._contacts = contacts
+        self._peering = peering
         self._requests = requests
-        self._coding = coding
+        self._encoder = encoder
         self._settings = settings
         self._limit = limit
         self._pacing = pacing
@@ -74,13 +74,13 @@ class ModelClient:
 
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
         """Return the models of (round, stage) from the peers `ids`, sorted by id."""
-        copies, traffic = self._coding.ask(sorted(ids)), self._contacts.traffic
+        copies, traffic = self._encoder.ask(sorted(ids)), self._peering.traffic
 
         def ask(peer: Peer, number: int) -> None:
             stage = stages if isinstance(stages, str) else stages[peer.name]
             copy = copies.get(peer.name)
             peer.asked[number] = Asked(round, stage, copy)
-            self._contacts.send(peer, m.Get(number, round, stage, WHOLE if copy is None else copy.tag))
+            self._peering.send(peer, m.Get(number, round, stage, WHOLE if copy is None else copy.tag))
             traffic.sent_get += OVERHEAD
             traffic.sent_preparation += 0 if round else OVERHEAD
 
@@ -91,14 +91,14 @@ class ModelClient:
 
     def _ask_in_background(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> None:
         """Request a model from the peers on probation without waiting for their answers."""
-        contacts = self._contacts
-        for peer in contacts.introduced_peers():
-            if self._probation.owes(peer.name) and peer.name in contacts.roster.neighbours and peer.name not in ids:
-                number = next(contacts.numbers)
+        peering = self._peering
+        for peer in peering.introduced_peers():
+            if self._probation.owes(peer.name) and peer.name in peering.view.neighbours and peer.name not in ids:
+                number = next(peering.numbers)
                 peer.note_overdue(number)
                 stage = stages if isinstance(stages, str) else "trained"
-                contacts.tell(peer, m.Get(number, round, stage, WHOLE))
-                contacts.traffic.sent_get += OVERHEAD
+                peering.tell(peer, m.Get(number, round, stage, WHOLE))
+                peering.traffic.sent_get += OVERHEAD
 
     def take(self, peer: Peer, opened: Opened, answer: m.ModelUpdate) -> None:
         """Accept a model from a peer.
@@ -109,7 +109,7 @@ class ModelClient:
         if answer.request not in peer.requests:  # the answer came too late, or nothing was requested
             if answer.request in peer.overdue:
                 self._conduct.record_answer(peer.name)
-            self._contacts.resolve(peer, answer.request, None)
+            self._peering.resolve(peer, answer.request, None)
             return
         try:
             self._equivocation.take(opened)
@@ -119,9 +119,9 @@ class ModelClient:
             if error.cause != "replay":  # a frame that was still in transit at a restart
                 self._conduct.penalise(peer.name, "refused models", f"{error.cause}: {error}")
             raise
-        self._coding.keep(peer.name, answer.round, update.params)
+        self._encoder.keep(peer.name, answer.round, update.params)
         peer.published = asyncio.get_running_loop().time() - answer.age
-        if answer.round == self._contacts.round:
+        if answer.round == self._peering.round:
             self._pacing.record_exchange()
         if answer.final:
             peer.stopped = True
@@ -133,7 +133,7 @@ class ModelClient:
         if asked is None:
             raise ProtocolError("not asked for", "a model instead of a loss")
         self._check(peer, asked, answer)
-        (params, norm), rest = self._coding.decode(payload, answer.base, asked.known)
+        (params, norm), rest = self._encoder.decode(payload, answer.base, asked.known)
         extras = decode_extras(rest)
         self._limit.check_norm(norm)
         return Update(
@@ -170,26 +170,26 @@ class ModelServer:
 
     def __init__(
         self,
-        contacts: PeerManager,
+        peering: PeerManager,
         participants: Participants,
         outbox: Outbox,
-        coding: ModelEncoder,
+        encoder: ModelEncoder,
         conduct: Conduct,
     ) -> None:
         self._conduct = conduct
         self.payloads: dict[tuple[int, Stage, bytes], tuple[Published, Payload]] = {}
-        self._contacts = contacts
+        self._peering = peering
         self._participants = participants
         self._outbox = outbox
-        self._coding = coding
+        self._encoder = encoder
 
     async def prepare(self, model: Published) -> None:
         """Encode and hash a model that is about to be published, so that no request waits for it.
 
         If peers receive differences, nothing is prepared, because requests name the models that they differ from.
         """
-        if not self._coding.differences:
-            large = self._coding.whole >= LARGE
+        if not self._encoder.differences:
+            large = self._encoder.whole >= LARGE
             loop = asyncio.get_running_loop()
             payload = await loop.run_in_executor(None, self._encode, model, WHOLE) if large else self._encode(model, WHOLE)
             self._keep(model, WHOLE, payload)
@@ -213,7 +213,7 @@ class ModelServer:
 
     def serve_waiting(self) -> None:
         """Answer the requests that waited for the newly published model."""
-        for peer in self._contacts.introduced_peers():
+        for peer in self._peering.introduced_peers():
             for key in list(peer.waiting):
                 found = self._outbox.find(*key)
                 if found != "wait" and (get := peer.waiting.pop(key, None)) is not None:  # a lost link clears the rest
@@ -229,7 +229,7 @@ class ModelServer:
         try:
             self._answer(peer, get, found)
         except TransportError:
-            self._contacts.rejected["link lost"] += 1
+            self._peering.rejected["link lost"] += 1
 
     def _answer(self, peer: Peer, get: m.Get, found: Published | Absence) -> None:
         """Send a model. If the peer has not read the previous ones, queue it in place of an older queued model."""
@@ -242,19 +242,19 @@ class ModelServer:
             if superseded is not None:
                 self._refuse(peer, superseded[0], "busy")
             return
-        base = self._coding.base(found, get.known)
+        base = self._encoder.base(found, get.known)
         payload = self._payload(found, base)
         sent = self._outbox.as_sent(update, found.age(asyncio.get_running_loop().time()))
         answer = m.ModelUpdate(get.request, sent.round, sent.stage, sent.n_samples, sent.final, sent.age, base)
-        self._contacts.send(peer, answer, payload)
+        self._peering.send(peer, answer, payload)
         self._conduct.record_gift(peer.name)
-        traffic, size = self._contacts.traffic, OVERHEAD + payload.size
+        traffic, size = self._peering.traffic, OVERHEAD + payload.size
         traffic.sent_models += 1
         traffic.sent_update += size
         traffic.sent_preparation += 0 if update.round else size
 
     def _refuse(self, peer: Peer, get: m.Get, reason: Refusal) -> None:
-        self._contacts.send(peer, m.NotAvailable(get.request, self._contacts.round, reason))
+        self._peering.send(peer, m.NotAvailable(get.request, self._peering.round, reason))
 
     def _payload(self, model: Published, base: bytes) -> Payload:
         """Return the payload for all peers that know the model `base`. It is encoded only once.
@@ -267,7 +267,7 @@ class ModelServer:
         return self._keep(model, base, self._encode(model, base))
 
     def _encode(self, model: Published, base: bytes) -> Payload:
-        return Payload.of(self._coding.encode(model, base), encode_extras(model.update.extras))
+        return Payload.of(self._encoder.encode(model, base), encode_extras(model.update.extras))
 
     def _keep(self, model: Published, base: bytes, payload: Payload) -> Payload:
         """Keep a payload in place of those of models that are no longer published."""
@@ -284,10 +284,10 @@ class PeerRequests:
         expired: number of missed deadlines.
     """
 
-    def __init__(self, contacts: PeerManager, deadlines: AdaptiveTimeout, probation: Probation) -> None:
+    def __init__(self, peering: PeerManager, timeouts: AdaptiveTimeout, probation: Probation) -> None:
         self.expired = 0
-        self._contacts = contacts
-        self._deadlines = deadlines
+        self._peering = peering
+        self._timeouts = timeouts
         self._probation = probation
 
     async def ask(self, ids: Sequence[str], round: int, send: Callable[[Peer, int], None]) -> list[Any]:
@@ -300,22 +300,22 @@ class PeerRequests:
         begun = loop.time()
         asked: list[tuple[Peer, int, Future[Any]]] = []
         for id in sorted(ids):
-            peer = self._contacts.peers.get(id)
+            peer = self._peering.peers.get(id)
             if peer is None:  # it is no longer a member
                 continue
-            number, answer = next(self._contacts.numbers), loop.create_future()
+            number, answer = next(self._peering.numbers), loop.create_future()
             asked.append((peer, number, answer))
             peer.requests[number] = answer
             try:
                 send(peer, number)
             except TransportError as error:
                 answer.set_result(None)
-                self._contacts.suspect(peer, str(error))
+                self._peering.suspect(peer, str(error))
             else:
                 answer.add_done_callback(partial(self._measure, id, begun))
         if not asked:
             return []
-        seconds = self._deadlines.wait([peer.name for peer, *_ in asked])
+        seconds = self._timeouts.wait([peer.name for peer, *_ in asked])
         _, late = await asyncio.wait([answer for *_, answer in asked], timeout=seconds)
         self.expired += bool(late)
         for peer, number, answer in asked:
@@ -328,22 +328,22 @@ class PeerRequests:
 
     def _miss(self, peer: Peer, number: int, round: int) -> None:
         """Suspect a peer that has not answered in time."""
-        self._deadlines.record_timeout(peer.name)
+        self._timeouts.record_timeout(peer.name)
         peer.note_overdue(number)
-        self._probation.record_timeout(peer.name, len(self._contacts.peers))
-        self._contacts.suspect(peer, late_answer(round))
+        self._probation.record_timeout(peer.name, len(self._peering.peers))
+        self._peering.suspect(peer, late_answer(round))
 
     def _measure(self, name: str, begun: float, answer: Future[Any]) -> None:
         if not answer.cancelled() and answer.result() is not None:
             self._probation.record_answer(name)
-            self._deadlines.record_answer(name, asyncio.get_running_loop().time() - begun)
+            self._timeouts.record_answer(name, asyncio.get_running_loop().time() - begun)
 
 
 class LossClient:
     """Client that requests the losses of this node's models from peers."""
 
-    def __init__(self, contacts: PeerManager, requests: PeerRequests) -> None:
-        self._contacts = contacts
+    def __init__(self, peering: PeerManager, requests: PeerRequests) -> None:
+        self._peering = peering
         self._requests = requests
 
     async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
@@ -351,8 +351,8 @@ class LossClient:
         payload = Payload.of(params.data.cast("B"))
 
         def ask(peer: Peer, number: int) -> None:
-            self._contacts.send(peer, m.Score(number, round), payload)
-            self._contacts.traffic.sent_score += OVERHEAD + payload.size
+            self._peering.send(peer, m.Score(number, round), payload)
+            self._peering.traffic.sent_score += OVERHEAD + payload.size
 
         return dict(await self._requests.ask(ids, round, ask))
 
@@ -366,7 +366,7 @@ class LossClient:
             peer.resolve(scored.request, None)
             raise ProtocolError("not asked for", "a loss instead of a model")
         loss = scored.loss
-        self._contacts.resolve(peer, scored.request, (peer.name, loss) if isfinite(loss) else None)
+        self._peering.resolve(peer, scored.request, (peer.name, loss) if isfinite(loss) else None)
 
 
 class LossServer:
@@ -381,10 +381,10 @@ class LossServer:
     """
 
     def __init__(
-        self, contacts: PeerManager, participants: Participants, *, settings: Settings, size: int, loss: LossFunction | None
+        self, peering: PeerManager, participants: Participants, *, settings: Settings, size: int, loss: LossFunction | None
     ) -> None:
         self.given: Counter[str] = Counter()
-        self._contacts = contacts
+        self._peering = peering
         self._participants = participants
         self._settings = settings
         self._size = size
@@ -409,23 +409,23 @@ class LossServer:
         if self._settings.robust != "none":
             peer.scored.add(self._round_of(score))
         self.given[peer.name] += 1
-        name = f"{self._contacts.name}: loss for {peer.name}"
-        self._contacts.serve(peer.link, self._reply(loss, peer, score, params), name)
+        name = f"{self._peering.name}: loss for {peer.name}"
+        self._peering.serve(peer.link, self._reply(loss, peer, score, params), name)
 
     async def _reply(self, loss: LossFunction, peer: Peer, score: m.Score, params: Parameters) -> None:
         try:
             value = await loss(params)
         finally:
             peer.scoring -= 1
-        self._contacts.send(peer, m.Scored(score.request, disclosed_loss(value, self._settings.robust)))
-        self._contacts.traffic.sent_scored += OVERHEAD
+        self._peering.send(peer, m.Scored(score.request, disclosed_loss(value, self._settings.robust)))
+        self._peering.traffic.sent_scored += OVERHEAD
 
     def _refuse(self, peer: Peer, score: m.Score, reason: Literal["not allowed", "busy"]) -> None:
-        self._contacts.send(peer, m.NotAvailable(score.request, self._contacts.round, reason))
+        self._peering.send(peer, m.NotAvailable(score.request, self._peering.round, reason))
 
     def _round_of(self, score: m.Score) -> int:
         """Return the round to which a request counts."""
-        return score.round if self._settings.mode == "synchronous" else self._contacts.round
+        return score.round if self._settings.mode == "synchronous" else self._peering.round
 
     def _is_fresh(self, peer: Peer, score: m.Score) -> bool:
         """Return whether a member may ask for a loss now.
@@ -434,7 +434,7 @@ class LossServer:
         """
         if self._settings.robust == "none":
             return True
-        own, round = self._contacts.round, self._round_of(score)
+        own, round = self._peering.round, self._round_of(score)
         peer.scored = {known for known in peer.scored if known >= own - 1}
         near = abs(round - own) <= 1
         return near and round not in peer.scored and self._participants.counts(peer)

@@ -54,7 +54,7 @@ class Pacer:
 
     def __init__(
         self,
-        contacts: PeerManager,
+        peering: PeerManager,
         *,
         participants: Participants,
         pacing: Pacing,
@@ -65,7 +65,7 @@ class Pacer:
         self.expired = 0
         self.far_ahead: Counter[str] = Counter()
         self.leaving = False
-        self._contacts = contacts
+        self._peering = peering
         self._participants = participants
         self._pacing = pacing
         self._probation = probation
@@ -75,7 +75,7 @@ class Pacer:
     def leave(self) -> None:
         """Stop waiting for peers."""
         self.leaving = True
-        self._contacts.notify()
+        self._peering.notify()
 
     # The next round
 
@@ -83,20 +83,20 @@ class Pacer:
         """Return the round that follows `finished`; see p2pfl.node.exchange.base.Exchange."""
 
         def following() -> int:
-            return self._pacing.following(finished, self._contacts.round, self._participants.rounds())
+            return self._pacing.following(finished, self._peering.round, self._participants.rounds())
 
         def enough() -> bool:
             return self.leaving or following() > finished
 
-        self._note_far_rounds(max(finished, self._contacts.round))
+        self._note_far_rounds(max(finished, self._peering.round))
         if following() == finished - 1:  # the others catch up soon if they were slow only once
-            await self._contacts.until(enough, self._deadline)
+            await self._peering.until(enough, self._deadline)
         if self._probation.strict and following() <= finished:
             await self._check_rounds(enough)
         round = following()
         if self.leaving:
             return finished + 1
-        announced = self._pacing.enter(round, finished, self._contacts.round, self._outbox)
+        announced = self._pacing.enter(round, finished, self._peering.round, self._outbox)
         if announced is not None:
             self._announce(announced)
         return round
@@ -106,33 +106,33 @@ class Pacer:
 
         The known rounds may be from before an outage.
         """
-        contacts, participants = self._contacts, self._participants
+        peering, participants = self._peering, self._participants
         asked: set[str] = set()
         while not enough() and (unasked := [peer for peer in participants.present() if peer.name not in asked]):
             asked.update(peer.name for peer in unasked)
             for peer in unasked:
-                contacts.check(peer)
-            await contacts.until(
+                peering.check(peer)
+            await peering.until(
                 lambda: enough() or not any(peer.checking for peer in participants.present()), self._deadline
             )
 
     def _note_far_rounds(self, own: int) -> None:
         """Count the peers whose round is far ahead of both this node and most participants."""
         furthest = max(own, self._participants.common_round()) + FAR_AHEAD
-        ahead = [peer for peer in self._contacts.introduced_peers() if not peer.stopped and peer.round > furthest]
+        ahead = [peer for peer in self._peering.introduced_peers() if not peer.stopped and peer.round > furthest]
         self.far_ahead.update(peer.name for peer in ahead)
 
     # Announcements
 
     def reach(self, round: int) -> None:
         """Announce a round if it is a new one."""
-        if round > self._contacts.round:
+        if round > self._peering.round:
             self._announce(round)
 
     def _announce(self, round: int) -> None:
-        self._contacts.round = round
-        for peer in self._contacts.introduced_peers():
-            self._contacts.tell(peer, m.RoundReached(round))
+        self._peering.round = round
+        for peer in self._peering.introduced_peers():
+            self._peering.tell(peer, m.RoundReached(round))
 
     # Slower peers
 
@@ -143,16 +143,14 @@ class Pacer:
         """
 
         def behind() -> list[Peer]:
-            live = [
-                p for p in self._contacts.introduced_peers() if not (p.stopped or p.name in self._contacts.roster.suspected)
-            ]
+            live = [p for p in self._peering.introduced_peers() if not (p.stopped or p.name in self._peering.view.suspected)]
             return [p for p in live if self._participants.is_waited_for(p) and is_awaited(p.round, round)]
 
-        if not await self._contacts.until(lambda: not behind(), self._deadline * PACING_SHARE):
+        if not await self._peering.until(lambda: not behind(), self._deadline * PACING_SHARE):
             self.expired += 1
             for peer in behind():
-                self._probation.record_timeout(peer.name, len(self._contacts.peers))
-                self._contacts.suspect(peer, late_round(round - 1))
+                self._probation.record_timeout(peer.name, len(self._peering.peers))
+                self._peering.suspect(peer, late_round(round - 1))
 
 
 def common_round(rounds: Sequence[int]) -> int:
@@ -259,24 +257,24 @@ class Participants:
 
     Args:
         askers: names of the peers that may fetch from this node; None: all.
-        electing: elections of a coordinator, if the policy is coordinated. Every peer with a vote then counts.
+        election: elections of a coordinator, if the policy is coordinated. Every peer with a vote then counts.
             Otherwise the peers from which this node may fetch count.
     """
 
-    def __init__(self, contacts: PeerManager, askers: Collection[str] | None, electing: ElectionRunner | None) -> None:
-        self._contacts = contacts
+    def __init__(self, peering: PeerManager, askers: Collection[str] | None, election: ElectionRunner | None) -> None:
+        self._peering = peering
         self._askers = None if askers is None else frozenset(askers)
-        self._electing = electing
+        self._election = election
 
     def counts(self, peer: Peer) -> bool:
         """Return whether a peer is a participant, whose round counts."""
-        if self._electing is not None:
-            return self._electing.votes(peer.name)
-        return peer.name in self._contacts.roster.neighbours
+        if self._election is not None:
+            return self._election.votes(peer.name)
+        return peer.name in self._peering.view.neighbours
 
     def may_ask(self, peer: Peer) -> bool:
         """Return whether a peer may request a model from this node."""
-        if peer.name in self._contacts.roster.left_out:
+        if peer.name in self._peering.view.left_out:
             return False
         return self._askers is None or peer.name in self._askers
 
@@ -286,8 +284,8 @@ class Participants:
 
     def present(self) -> list[Peer]:
         """Return the participants that are connected and have not stopped, however slow they are."""
-        suspected = self._contacts.roster.suspected
-        there = [peer for peer in self._contacts.introduced_peers() if not peer.stopped and self.counts(peer)]
+        suspected = self._peering.view.suspected
+        there = [peer for peer in self._peering.introduced_peers() if not peer.stopped and self.counts(peer)]
         return [peer for peer in there if peer.name not in suspected or peer.unanswered < SILENT_AFTER]
 
     def rounds(self) -> list[int]:
@@ -299,7 +297,7 @@ class Participants:
 
         See p2pfl.node.exchange.rounds.
         """
-        return common_round([self._contacts.round, *self.rounds()])
+        return common_round([self._peering.round, *self.rounds()])
 
 
 class _Record:
@@ -392,11 +390,11 @@ class StartWait:
         on_change: called after every change of `waiting` and `over`.
     """
 
-    def __init__(self, contacts: PeerManager, leaving: Callable[[], bool]) -> None:
+    def __init__(self, peering: PeerManager, leaving: Callable[[], bool]) -> None:
         self.waiting: Waiting | None = None
         self.over = False
         self.on_change: list[Callable[[], None]] = []
-        self._contacts = contacts
+        self._peering = peering
         self._leaving = leaving
 
     async def run(self, members: int, deadline: float, extended: bool = False) -> None:
@@ -409,12 +407,12 @@ class StartWait:
             deadline: seconds to wait for the other neighbours.
             extended: whether the next round is the first additional one.
         """
-        contacts = self._contacts
+        peering = self._peering
         if extended:
-            await contacts.until(lambda: self._is_enough_again(members), inf)
-        elif contacts.round == 0:
-            await contacts.until(lambda: self._is_enough(members, inf), inf)
-        await contacts.until(lambda: self._is_enough(self._possible(), deadline), deadline)
+            await peering.until(lambda: self._is_enough_again(members), inf)
+        elif peering.round == 0:
+            await peering.until(lambda: self._is_enough(members, inf), inf)
+        await peering.until(lambda: self._is_enough(self._possible(), deadline), deadline)
         self._report(None, over=True)
 
     async def run_again(self, members: int) -> None:
@@ -425,20 +423,20 @@ class StartWait:
         Args:
             members: see `run`.
         """
-        await self._contacts.until(lambda: self._is_enough_again(members), inf)
+        await self._peering.until(lambda: self._is_enough_again(members), inf)
         self._report(None, over=True)
 
     def _is_enough_again(self, members: int) -> bool:
-        contacts = self._contacts
-        ahead = any(peer.round > contacts.round and not peer.stopped for peer in contacts.introduced_peers())
+        peering = self._peering
+        ahead = any(peer.round > peering.round and not peer.stopped for peer in peering.introduced_peers())
         return ahead or self._is_enough(min(members, self._possible()), inf)
 
     def _possible(self) -> int:
         """Return the number of members that can be connected: those with other settings than this node's cannot."""
-        return 1 + sum(peer.introduced or not peer.problem for peer in self._contacts.peers.values())
+        return 1 + sum(peer.introduced or not peer.problem for peer in self._peering.peers.values())
 
     def _is_enough(self, needed: int, seconds: float) -> bool:
-        present, peers = 1 + len(self._contacts.introduced_peers()), self._contacts.peers
+        present, peers = 1 + len(self._peering.introduced_peers()), self._peering.peers
         if self._leaving() or present >= needed or all_incompatible(peers):
             return True
         self._report(Waiting(present, needed, seconds))

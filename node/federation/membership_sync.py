@@ -30,8 +30,8 @@ class MembershipSync:
     Args:
         key: this node's public key.
         neighbourhood: derives the peers and the voters from the log.
-        contacts: the peers.
-        electing: this node's part in elections, if its policy is coordinated.
+        peering: the peers.
+        election: this node's part in elections, if its policy is coordinated.
         file: file of the log; by default the one in the node's folder.
         log: receives an event about each member that is added or removed.
     """
@@ -41,8 +41,8 @@ class MembershipSync:
         ready: LoadedNode,
         key: bytes,
         neighbourhood: Neighbourhood,
-        contacts: PeerManager,
-        electing: ElectionRunner | None = None,
+        peering: PeerManager,
+        election: ElectionRunner | None = None,
         *,
         file: MembershipFile | None = None,
         log: EventLogger = LOG,
@@ -51,8 +51,8 @@ class MembershipSync:
         self._key = key
         self._membership = ready.membership
         self._neighbourhood = neighbourhood
-        self._contacts = contacts
-        self._electing = electing
+        self._peering = peering
+        self._election = election
         self._folder = ready.folder
         self._file = file or MembershipFile(ready.folder)
         self._tries = DiskErrorReporter(ready.folder / MEMBERSHIP, "the membership log", log)
@@ -92,12 +92,12 @@ class MembershipSync:
 
     def _process_entries(self) -> None:
         """Apply new entries of the log, pass them on to the peers, and schedule their writing."""
-        contacts, membership_version = self._contacts, self._membership.membership_version
+        peering, membership_version = self._peering, self._membership.membership_version
         self._grown.set()
         now = self._neighbourhood.members()
-        for name, peer in list(contacts.peers.items()):
+        for name, peer in list(peering.peers.items()):
             if name not in now or now[name].key != peer.key:
-                contacts.remove(name, "revoked")
+                peering.remove(name, "revoked")
                 self._log.info(
                     f"{name} is no longer a member (membership version {membership_version})",
                     kind="member-removed",
@@ -105,17 +105,17 @@ class MembershipSync:
                     membership_version=membership_version,
                 )
         for name, member in now.items():
-            if name not in contacts.peers:
+            if name not in peering.peers:
                 self._log.info(
                     f"{name} is a new member (membership version {membership_version})",
                     kind="member-added",
                     peer=name,
                     membership_version=membership_version,
                 )
-                contacts.add(name, member, self._neighbourhood.may_learn_from(name))
-        if self._electing is not None:
-            self._electing.change(self._neighbourhood.electorate())
-        contacts.gossip_membership()
+                peering.add(name, member, self._neighbourhood.may_learn_from(name))
+        if self._election is not None:
+            self._election.change(self._neighbourhood.electorate())
+        peering.gossip_membership()
 
 
 class Neighbourhood:

@@ -40,7 +40,7 @@ class Dialler:
         self._messenger = messenger
         self._introducer = introducer
         self._tasks = tasks
-        self._draws = RandomStreams(config.seed, config.name)
+        self._streams = RandomStreams(config.seed, config.name)
         self._directly = config.transport.address != "mqtt:"
         self._hints = TokenBucket(HINT_RATE, HINT_BURST)
         self._keeping: dict[str, Task[None]] = {}
@@ -83,7 +83,7 @@ class Dialler:
                 table.changes.notify()
             else:
                 await self._dial(peer)
-            await table.changes.until(lambda: self._is_urgent(peer), pause * jitter(self._draws, peer.name, attempt))
+            await table.changes.until(lambda: self._is_urgent(peer), pause * jitter(self._streams, peer.name, attempt))
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _is_urgent(self, peer: Peer) -> bool:
@@ -195,7 +195,7 @@ class Dialler:
         elif not peer.revoked:
             self._note(peer, "refuses this node, because its membership was revoked")
             peer.revoked = True
-            self._table.roster.notify()
+            self._table.view.notify()
 
     def _note(self, peer: Peer, reason: str) -> None:
         """Record why a peer could not be dialled, also as the reason for its suspicion."""
@@ -206,9 +206,9 @@ class Dialler:
             self._table.suspect(peer, reason)
 
 
-def jitter(draws: RandomStreams, name: str, attempt: int) -> float:
+def jitter(streams: RandomStreams, name: str, attempt: int) -> float:
     """Return the random factor of the pause after an attempt to reach a peer."""
-    return float(draws.generator(attempt, f"probe {name}").uniform(0.75, 1.25))
+    return float(streams.generator(attempt, f"probe {name}").uniform(0.75, 1.25))
 
 
 def is_direct(address: str) -> bool:

@@ -374,11 +374,11 @@ class Messenger:
         rejected: counts refused or lost frames by cause.
     """
 
-    def __init__(self, signer: FrameSigner, roster: PeerView, traffic: Traffic) -> None:
+    def __init__(self, signer: FrameSigner, view: PeerView, traffic: Traffic) -> None:
         self.numbers = count(1)
         self.rejected: Counter[str] = Counter()
         self._signer = signer
-        self._roster = roster
+        self._view = view
         self._traffic = traffic
 
     def send(self, peer: Peer, message: m.Message, payload: Payload = EMPTY) -> None:
@@ -388,7 +388,7 @@ class Messenger:
             TransportError: the peer is not connected.
         """
         if peer.link is None:
-            raise TransportError(self._roster.suspected.get(peer.name, "not connected"))
+            raise TransportError(self._view.suspected.get(peer.name, "not connected"))
         self.send_over(peer.link, peer, message, payload)
 
     def send_over(self, link: Link, peer: Peer, message: m.Message, payload: Payload = EMPTY) -> None:

@@ -33,7 +33,7 @@ class PeerManager:
 
     Attributes:
         public_info: public information about this node.
-        roster: the peers with which it may learn.
+        view: the peers with which it may learn.
         traffic: counts sent and received frames and bytes.
         rejected: counts refused or lost frames by cause.
         numbers: generates the numbers of requests.
@@ -55,7 +55,7 @@ class PeerManager:
         self._local = local = LocalState(config.name, config.public_info)
         self._table = table = PeerTable(config, local, events)
         self._tasks = tasks = BackgroundTasks()
-        self._messenger = messenger = Messenger(config.signer, table.roster, self.traffic)
+        self._messenger = messenger = Messenger(config.signer, table.view, self.traffic)
         self.gossip = gossip = MembershipGossip(config.options.access, messenger)
         self._prober = prober = Prober(local, table, messenger)
         self.introducer = introducer = Introducer(config, local, table, messenger, gossip)
@@ -79,7 +79,7 @@ class PeerManager:
             incarnations=incarnations,
             router=router,
         )
-        self.public_info, self.roster = local.public_info, table.roster
+        self.public_info, self.view = local.public_info, table.view
         self.rejected, self.numbers = messenger.rejected, messenger.numbers
         self._probes = config.options.period < inf
         if config.options.discovery is not None:
@@ -193,7 +193,7 @@ class PeerManager:
     def broker_changed(self, problem: str) -> None:
         """Record the current problem of the broker, and update the status."""
         self.broker = problem
-        self.roster.notify()
+        self.view.notify()
 
     # Suspicion
 

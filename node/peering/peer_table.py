@@ -72,7 +72,7 @@ class PeerTable:
     Attributes:
         peers: neighbours by name, sorted. The mapping is replaced when one is added, so that others can iterate over
             it.
-        roster: the peers with which this node may learn.
+        view: the peers with which this node may learn.
         detector: judges which peers are alive.
         changes: is notified of every change.
     """
@@ -80,7 +80,7 @@ class PeerTable:
     def __init__(self, config: PeeringConfig, local: LocalState, events: PeerEvents) -> None:
         neighbours, period = config.neighbours, config.options.period
         self.peers = {id: Peer(id, neighbours[id]) for id in sorted(neighbours)}
-        self.roster = PeerView(neighbours if config.sources is None else config.sources)
+        self.view = PeerView(neighbours if config.sources is None else config.sources)
         self.detector = FailureDetector(
             RandomStreams(config.seed, config.name).generator(0, "probing"), period if period < inf else 1.0
         )
@@ -115,15 +115,15 @@ class PeerTable:
         self.peers = dict(sorted([*self.peers.items(), (name, peer)]))
         self._names[member.key] = name
         if source:
-            self.roster.add(name)
-        self.roster.suspect(name, NEW)
+            self.view.add(name)
+        self.view.suspect(name, NEW)
         return peer
 
     def remove(self, name: str) -> Peer:
         """Remove a neighbour."""
         peer = self.peers.pop(name)
         self._names.pop(peer.key, None)
-        self.roster.remove(name)
+        self.view.remove(name)
         self.detector.unwatch(name)
         return peer
 
@@ -131,11 +131,11 @@ class PeerTable:
 
     def is_suspected(self, peer: Peer) -> bool:
         """Return whether a peer is suspected, so that this node does not wait for it."""
-        return peer.name in self.roster.suspected
+        return peer.name in self.view.suspected
 
     def suspect(self, peer: Peer, reason: str) -> None:
         """Stop waiting for a peer until its next message."""
-        self.roster.suspect(peer.name, printable(reason))
+        self.view.suspect(peer.name, printable(reason))
         peer.trouble.set()
         self.changes.notify()
 
@@ -160,11 +160,11 @@ class PeerTable:
             return
         if not (peer.stopped or self._asynchronous or peer.round >= self._local.round - 1):
             reason = f"{_BEHIND}, in round {peer.round}"
-            if self.roster.suspected[peer.name] != reason:
-                self.roster.suspect(peer.name, reason)
-                self.roster.notify()  # it is connected now, if it was not before
+            if self.view.suspected[peer.name] != reason:
+                self.view.suspect(peer.name, reason)
+                self.view.notify()  # it is connected now, if it was not before
         elif self._events.may_return(peer):
-            self.roster.heard(peer.name)
+            self.view.heard(peer.name)
             self.changes.notify()
 
     def set_round(self, peer: Peer, round: int) -> None:

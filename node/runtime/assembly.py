@@ -164,7 +164,7 @@ class Assembly:
     def _alone(self, incarnation: int) -> _Connected:
         """Return the exchange of a node without a federation, which does not listen."""
         name = self._config.name
-        electing = ElectionRunner(
+        election = ElectionRunner(
             name, Electorate(0, frozenset([name]), (name,)), MemoryVotes(), incarnation=1, seed=self._config.seed
         )
         exchange = message_exchange(
@@ -173,7 +173,7 @@ class Assembly:
             transport=InProcessNetwork().transport(name),
             federation=federation_id(name),
             agreed={},
-            coordination=self._coordination(electing),
+            coordination=self._coordination(election),
             **self._learning(incarnation),
         )
         return _Connected(exchange)
@@ -209,18 +209,18 @@ class Assembly:
             neighbourhood,
             transport=connectivity.transport,
             options=options,
-            coordination=self._coordination(self._electing(neighbourhood.electorate(), incarnation)),
+            coordination=self._coordination(self._election(neighbourhood.electorate(), incarnation)),
             **self._learning(incarnation),
         )
-        electing, key = exchange.electing, self._identity.public
+        election, key = exchange.election, self._identity.public
         return _Connected(
             exchange,
             connectivity,
-            MembershipSync(ready, key, neighbourhood, exchange.contacts, electing, log=self._log),
+            MembershipSync(ready, key, neighbourhood, exchange.peering, election, log=self._log),
             unanswered,
         )
 
-    def _electing(self, electorate: Electorate, incarnation: int) -> ElectionRunner:
+    def _election(self, electorate: Electorate, incarnation: int) -> ElectionRunner:
         config = self._config
         return ElectionRunner(
             config.name,
@@ -232,8 +232,8 @@ class Assembly:
             timing=timing_of(self._task.layout.shared.size, config.deadline),
         )
 
-    def _coordination(self, electing: ElectionRunner) -> Coordination | None:
-        return Coordination(electing, self._policy.step) if isinstance(self._policy, Coordinated) else None
+    def _coordination(self, election: ElectionRunner) -> Coordination | None:
+        return Coordination(election, self._policy.step) if isinstance(self._policy, Coordinated) else None
 
     def _learning(self, incarnation: int) -> dict[str, Any]:
         """Return the arguments that every exchange of this node needs."""

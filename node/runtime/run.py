@@ -125,7 +125,7 @@ async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> i
             raise
         node, status_observer = parts.node, parts.status_observer
         if (connectivity := parts.connectivity) is not None:
-            parts.exchange.contacts.on_listening.append(lambda: status_observer.listening(connectivity.describe()))
+            parts.exchange.peering.on_listening.append(lambda: status_observer.listening(connectivity.describe()))
         status_observer.begin(node, parts.about)
         leave = _on_signals(node, status_observer, log)
         try:
@@ -186,12 +186,12 @@ def _beside(parts: Parts, page: PageServer | None, folder: Path, supervisor: Sup
 
     Only an error in following the membership may end the node, because it decides whether the node is a member.
     """
-    run, contacts = supervisor.run, parts.exchange.contacts
+    run, peering = supervisor.run, parts.exchange.peering
     works = [_keep_fresh(parts.status_observer), run("status socket", lambda: parts.status_observer.answer(folder))]
     if page is not None:
         works.append(run("page", _page_again(page, supervisor)))
     if parts.connectivity is not None:
-        works.append(run("mdns", partial(parts.connectivity.search, contacts)))
+        works.append(run("mdns", partial(parts.connectivity.search, peering)))
     if parts.members is not None:
         works.append(parts.members.run())
     return works
@@ -224,7 +224,7 @@ async def _serve(parts: Parts, leave: asyncio.Event, until_done: bool) -> None:
     exchange = parts.exchange
     if not until_done:
         parts.status_observer.serving()
-    ends = exchange.others_done() if until_done else exchange.contacts.until(lambda: not exchange.contacts.final, inf)
+    ends = exchange.others_done() if until_done else exchange.peering.until(lambda: not exchange.peering.final, inf)
     waits = [asyncio.ensure_future(ends), asyncio.create_task(leave.wait())]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

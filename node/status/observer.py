@@ -91,7 +91,7 @@ class StatusObserver:
         self._node: Node | None = None
         self._ended = clock()  # end of the last round
         self.state: dict[str, Any] = {"state": "starting", "pid": os.getpid(), "history": []}
-        exchange.roster.on_change.append(self._peers_changed)
+        exchange.view.on_change.append(self._peers_changed)
         exchange.start_wait.on_change.append(self._start_changed)
         exchange.conduct.on_penalty.append(partial(log_penalty, log, exchange.conduct))
 
@@ -315,7 +315,7 @@ class StatusObserver:
             present, needed = wait.waiting.present, wait.waiting.needed
             self._log.info(describe_wait(wait.waiting), kind="waiting", present=present, needed=needed)
         elif self._exchange.peers and node is not None and not (node.done or self._exchange.pacer.leaving):
-            peers = self._exchange.contacts.introduced_peers()
+            peers = self._exchange.peering.introduced_peers()
             text = f"connected members: {1 + len(peers)} of {1 + len(self._exchange.peers)}"
             if all(peer.stopped or peer.round in (node.round, node.round + 1) for peer in peers):
                 text += f"; starting round {describe_progress(node.round + 1, node.settings.rounds)}"
@@ -328,9 +328,7 @@ class StatusObserver:
         """
         peers = self._exchange.peers
         gone = {
-            name: reason
-            for name, reason in self._exchange.roster.suspected.items()
-            if not is_only_behind(peers[name], reason)
+            name: reason for name, reason in self._exchange.view.suspected.items() if not is_only_behind(peers[name], reason)
         }
         missing = {name: reason for name, reason in gone.items() if not peers[name].stopped}
         for name in missing.keys() - self._missing.keys():

@@ -35,7 +35,7 @@ def exchange_state(exchange: MessageExchange) -> dict[str, Any]:
     """Return the state of a node's peers, and counts of the data exchanged with them."""
     state: dict[str, Any] = {
         "peers": [
-            peer_state(peer, exchange.roster.suspected.get(name, ""), exchange.roster.left_out.get(name, ""))
+            peer_state(peer, exchange.view.suspected.get(name, ""), exchange.view.left_out.get(name, ""))
             | {"staleness": _staleness(peer)}
             | exchange.conduct.score_state(name)
             for name, peer in exchange.peers.items()
@@ -45,12 +45,12 @@ def exchange_state(exchange: MessageExchange) -> dict[str, Any]:
         "traffic": exchange.traffic.as_dict(),
         "rejected": dict(exchange.rejected),
         "revoked_by": [name for name, peer in exchange.peers.items() if peer.revoked],
-        "broker": exchange.contacts.broker,
+        "broker": exchange.peering.broker,
         "deadlines_expired": exchange.expired,
         "waiting": wait_state(exchange.start_wait.waiting),
     }
-    if exchange.electing is not None:
-        seen = exchange.electing.seen
+    if exchange.election is not None:
+        seen = exchange.election.seen
         state["election"] = {"coordinator": seen.coordinator, "term": str(seen.term), "problem": seen.problem}
     return state
 

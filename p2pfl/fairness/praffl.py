@@ -36,7 +36,7 @@ from p2pfl.multiobjective.scalarisation import Scalarise, SmoothTchebycheff
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.pareto_metrics import Solutions, hypervolume, non_dominated
 from p2pfl.queries import Evaluate, Loss, Split, Train
-from p2pfl.random_streams import RandomStreams, federation_draws
+from p2pfl.random_streams import RandomStreams, federation_streams
 
 REFERENCE = (1.0, 1.0)  # of the hypervolume: the greatest error, and the greatest disparity
 CHUNK = 2**22  # decisions in memory at the same time
@@ -114,7 +114,7 @@ class PrafflProblem:
 
     def initial(self, seed: int) -> Parameters:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(federation_draws(seed).torch_seed(0, "initial model"))
+            torch.manual_seed(federation_streams(seed).torch_seed(0, "initial model"))
             tensors = dict(PrafflModel(self.features).named_parameters())
         return self.layout.flatten({name: tensor.detach().numpy() for name, tensor in tensors.items()})
 
@@ -123,8 +123,8 @@ class PrafflProblem:
 class PrafflTask(PrafflProblem):
     """One node of PraFFL; for its attributes see PrafflProblem."""
 
-    def learner(self, draws: RandomStreams, device: str = "cpu") -> PrafflLearner:
-        return PrafflLearner(self, draws, device)
+    def learner(self, streams: RandomStreams, device: str = "cpu") -> PrafflLearner:
+        return PrafflLearner(self, streams, device)
 
     def model_for(self, params: Parameters, preference: Sequence[float]) -> nn.Sequential:
         """Return the model for a preference; see `answer`."""
@@ -148,9 +148,9 @@ class PrafflLearner(Learner):
     The loss of a model is 1 minus its hypervolume, so that the model with the best hypervolume is kept.
     """
 
-    def __init__(self, task: PrafflProblem, draws: RandomStreams, device: str = "cpu") -> None:
+    def __init__(self, task: PrafflProblem, streams: RandomStreams, device: str = "cpu") -> None:
         self.task = task
-        self.draws = draws
+        self.streams = streams
         self.device = choose_device(device)
         self.data = {split: GroupedSamples(*(t.to(self.device) for t in samples)) for split, samples in task.data.items()}
         self._measured = spread(task.training.measured).to(self.device)
@@ -170,7 +170,7 @@ class PrafflLearner(Learner):
             self._train_body(vector, round, f"{query.purpose}/{k}/communicated", query.proximal)
             self._train_hypernetwork(vector, round, f"{query.purpose}/{k}/personal")
         if not vector.sum().isfinite():
-            raise DivergenceError(self.draws.name, round)
+            raise DivergenceError(self.streams.name, round)
         return vector.cpu().numpy()
 
     def _train_body(self, vector: Tensor, round: int, purpose: str, proximal: tuple[float, Parameters] | None) -> None:
@@ -181,7 +181,7 @@ class PrafflLearner(Learner):
         anchor = None if proximal is None else torch.tensor(proximal[1], device=self.device)[: len(part.vector)]
         optimizer = at_round(how.optimizer, round)
         state = optimizer.start(part.vector, how.communicated * -(-len(x) // how.batch_size))
-        order = orders(self.draws, round, purpose, n=len(x), batch_size=how.batch_size, epochs=how.communicated)
+        order = orders(self.streams, round, purpose, n=len(x), batch_size=how.batch_size, epochs=how.communicated)
         for index in batches(order, how.batch_size):
             logits = features(part.leaves, x[index]) @ weight + bias
             gradient = part.gradient(functional.binary_cross_entropy_with_logits(logits, y[index]))
@@ -195,11 +195,11 @@ class PrafflLearner(Learner):
         with torch.no_grad():
             inputs = features(self._views(vector, self._body), x)
         members = functional.one_hot(groups, self.task.groups).to(inputs.dtype)
-        rng = self.draws.generator(round, f"{purpose} preferences")
+        rng = self.streams.generator(round, f"{purpose} preferences")
         part = _Part(vector, self._hypernetwork)
         optimizer = at_round(how.optimizer, round)
         state = optimizer.start(part.vector, how.personal * -(-len(x) // how.batch_size))
-        order = orders(self.draws, round, purpose, n=len(x), batch_size=how.batch_size, epochs=how.personal)
+        order = orders(self.streams, round, purpose, n=len(x), batch_size=how.batch_size, epochs=how.personal)
         for index in batches(order, how.batch_size):
             drawn = rng.dirichlet([1.0] * OBJECTIVES, how.preferences).astype(np.float32)
             preferences = torch.from_numpy(drawn).to(self.device)

@@ -80,11 +80,11 @@ class BatchedLearner:
         self._lenient = lenient
         self._task = _common_task(learners)
         self._learners = learners
-        self._draws = [learner.draws for learner in learners]
+        self._streams = [learner.streams for learner in learners]
         self._device = learners[0].device
         own = [learner.task.weights(self._device) for learner in learners]
         self._weights = None if self._task.objectives is None else torch.stack([w for w in own if w is not None])
-        self.kernel = kernel_for(self._task, self._device, by_hand, self._draws[0].seed)
+        self.kernel = kernel_for(self._task, self._device, by_hand, self._streams[0].seed)
         self._shared = shared_values(self._task.layout, self._device)
         splits = dict.fromkeys(split for learner in learners for split in learner.data)
         self._data = {split: StackedData([learner.data.get(split) for learner in learners]) for split in splits}
@@ -166,7 +166,7 @@ class BatchedLearner:
         full, last = batch_sizes(counts, batch_size, least)  # full batches are in descending order
         if least > 1:
             fewest = int(counts.argmin())
-            check_batches(task, self._draws[nodes[fewest]].name, int(counts[fewest]), batch_size, least)
+            check_batches(task, self._streams[nodes[fewest]].name, int(counts[fewest]), batch_size, least)
         training = StackedTraining(
             queries,
             start,
@@ -182,7 +182,7 @@ class BatchedLearner:
             other_state=self._lasting.start(optimizer, queries[0].purpose, nodes) if mixed else None,
         )
         permutations = [
-            orders(self._draws[node], query.round, query.purpose, n=count, batch_size=batch_size, epochs=epochs)
+            orders(self._streams[node], query.round, query.purpose, n=count, batch_size=batch_size, epochs=epochs)
             for node, query, count in zip(nodes, queries, counts.tolist(), strict=True)
         ]
         for epoch in range(epochs):
@@ -206,7 +206,7 @@ class BatchedLearner:
         finite = new.sum(1).isfinite()
         if not (self._lenient or finite.all()):
             first = int((~finite).nonzero()[0])
-            raise DivergenceError(self._draws[nodes[first]].name, queries[first].round)
+            raise DivergenceError(self._streams[nodes[first]].name, queries[first].round)
 
     def _full_batches(self, counts: np.ndarray, query: Train) -> np.ndarray:
         """Return the number of full batches of each node in a training."""
@@ -228,7 +228,7 @@ class BatchedLearner:
     def _generators_of(self, nodes: Sequence[int], queries: Sequence[Train]) -> RowGenerators:
         """Return generators that draw the numbers of single trainings."""
         pairs = zip(nodes, queries, strict=True)
-        return RowGenerators([module_seed(self._draws[node], query) for node, query in pairs], self._device)
+        return RowGenerators([module_seed(self._streams[node], query) for node, query in pairs], self._device)
 
     def _mean(self, nodes: list[int], queries: list[Mean]) -> Sequence[Parameters]:
         """Return the means; they are rows of one array if the models are small enough to be stacked."""
@@ -351,7 +351,7 @@ class BatchedLearner:
         """Return the outputs of models [K, P] of these nodes for inputs [K, n, ...]."""
         if not isinstance(self.kernel, VmapKernel) or not self.kernel.random_outputs:
             return self.kernel.outputs(flat, x)
-        with self.kernel.drawing([evaluation_seed(self._draws[node]) for node in nodes], self._device):
+        with self.kernel.drawing([evaluation_seed(self._streams[node]) for node in nodes], self._device):
             return self.kernel.outputs(flat, x)
 
     def _figures_of(self, nodes: Sequence[int], outputs: Tensor, y: Tensor) -> dict[str, Tensor]:

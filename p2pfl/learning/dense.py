@@ -35,7 +35,7 @@ from p2pfl.multiobjective.scalarisation import DifferentiateObjectives
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.prediction_mixing import PredictionMixer
 from p2pfl.queries import Evaluate, Loss, Query, Split, Train
-from p2pfl.random_streams import RandomStreams, federation_draws
+from p2pfl.random_streams import RandomStreams, federation_streams
 from p2pfl.update_rules import Descent, Mixture, Rule, Steps, TrainSubset
 
 KNOWN_RULES = (Descent, Steps, TrainSubset)
@@ -50,11 +50,11 @@ class DenseLearner(Learner):
         MissingRequirementError: the device is not the CPU.
     """
 
-    def __init__(self, task: DenseProblem, draws: RandomStreams, device: str = "cpu") -> None:
+    def __init__(self, task: DenseProblem, streams: RandomStreams, device: str = "cpu") -> None:
         if device not in ("cpu", "auto"):
             raise MissingRequirementError(f"device {device!r} needs PyTorch: pip install 'p2pfl-node[torch]'")
         self.task = task
-        self.draws = draws
+        self.streams = streams
         self._velocities: dict[str, np.ndarray] = {}  # of a lasting optimiser, by the occasion of the training
 
     @answers(Train, Rule)
@@ -72,7 +72,7 @@ class DenseLearner(Learner):
         params = query.params.copy()
         moves = self._moved_by(rule)
         velocity = self._first_velocity(optimizer, occasion(query))
-        order = orders(self.draws, query.round, query.purpose, n=len(x), batch_size=batch_size, epochs=epochs)
+        order = orders(self.streams, query.round, query.purpose, n=len(x), batch_size=batch_size, epochs=epochs)
         for index in islice(_batches(order, batch_size), rule.steps if isinstance(rule, Steps) else None):
             step = self.task.network.gradient(params, x[index], y[index], self.task.loss)
             if query.proximal is not None:
@@ -86,7 +86,7 @@ class DenseLearner(Learner):
                 step = velocity
             params -= np.float32(optimizer.lr) * step * moves
         if not np.isfinite(params.sum()):
-            raise DivergenceError(self.draws.name, query.round)
+            raise DivergenceError(self.streams.name, query.round)
         if optimizer.lasting and velocity is not None and np.isfinite(velocity.sum()):
             self._velocities[occasion(query)] = velocity
         return params
@@ -258,8 +258,8 @@ class DenseProblem:
 class DenseTask(DenseProblem):
     """A task of a linear model or MLP that NumPy trains; for its attributes see DenseProblem."""
 
-    def learner(self, draws: RandomStreams, device: str = "cpu") -> DenseLearner:
-        return DenseLearner(self, draws, device)
+    def learner(self, streams: RandomStreams, device: str = "cpu") -> DenseLearner:
+        return DenseLearner(self, streams, device)
 
 
 """(outputs [n, k], targets [n, ...]) -> the loss of each sample [n], and its gradient by the outputs [n, k]."""
@@ -293,7 +293,7 @@ class DenseNetwork:
 
     def initial(self, seed: int) -> Parameters:
         """Return the common initial model of a federation: the same bits as torch's."""
-        draws = TorchGenerator(federation_draws(seed).torch_seed(0, "initial model"))
+        draws = TorchGenerator(federation_streams(seed).torch_seed(0, "initial model"))
         tensors = [tensor for before, after in pairwise(self.sizes) for tensor in draws.linear(before, after)]
         return self.layout.flatten(dict(zip([name for name, _ in self.layout.shapes], tensors, strict=True)))
 
@@ -364,7 +364,7 @@ class TorchGenerator:
 
 
 def orders(
-    draws: RandomStreams, round: int, purpose: str, *, n: int, batch_size: int, epochs: int
+    streams: RandomStreams, round: int, purpose: str, *, n: int, batch_size: int, epochs: int
 ) -> list[np.ndarray] | list[None]:
     """Return a permutation of n samples for each epoch, or None for each if all samples fit into one batch.
 
@@ -372,7 +372,7 @@ def orders(
     """
     if n <= batch_size:
         return [None] * epochs
-    rng = draws.generator(round, purpose)
+    rng = streams.generator(round, purpose)
     return [rng.permutation(n) for _ in range(epochs)]
 
 

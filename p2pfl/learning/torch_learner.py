@@ -49,9 +49,9 @@ class TorchLearner(Learner):
         ConfigurationError: the device is not available, or the node has too few samples for its module.
     """
 
-    def __init__(self, task: TorchProblem, draws: RandomStreams, device: str = "cpu") -> None:
+    def __init__(self, task: TorchProblem, streams: RandomStreams, device: str = "cpu") -> None:
         self.task = task
-        self.draws = draws
+        self.streams = streams
         self.device = choose_device(device)
         self.data = {split: (x.to(self.device), y.to(self.device)) for split, (x, y) in task.data.items()}
         self._weights = task.weights(self.device)
@@ -59,13 +59,13 @@ class TorchLearner(Learner):
         self._kernel = convolution_kernel(task, self.device) if cpu else None  # faster than torch's convolutions
         self._lasting = LastingState(1, task.layout.n_trained, self.device)
         self._size = task.layout.size
-        check_sizes(task, draws.name)
+        check_sizes(task, streams.name)
 
     # Made at the first training, because a learner in a stack (see BatchedLearner) computes almost nothing itself.
 
     @cached_property
     def _module(self) -> nn.Module:
-        return self.task.make(self.draws.seed).to(self.device)
+        return self.task.make(self.streams.seed).to(self.device)
 
     @cached_property
     def _plain(self) -> bool:
@@ -106,12 +106,12 @@ class TorchLearner(Learner):
         still = resting(rule, self._shared)
         rest = None if still is None else weights[still]
         least = least_batch(self.task, rule)
-        check_batches(self.task, self.draws.name, len(x), batch_size, least)
+        check_batches(self.task, self.streams.name, len(x), batch_size, least)
         state_of, module = self.task.conduct.state, self._module
         state_of.put(module, query.params[self._size - state_of.size :])
         module.train()
-        with seeded(module_seed(self.draws, query), self.device, beyond_torch=bool(self.task.conduct.others)):
-            order = orders(self.draws, query.round, query.purpose, n=len(x), batch_size=batch_size, epochs=epochs)
+        with seeded(module_seed(self.streams, query), self.device, beyond_torch=bool(self.task.conduct.others)):
+            order = orders(self.streams, query.round, query.purpose, n=len(x), batch_size=batch_size, epochs=epochs)
             for index in islice(batches(order, batch_size, least), steps):
                 grad = gradient(x[index], y[index])
                 if proximal is not None and anchor is not None:
@@ -121,7 +121,7 @@ class TorchLearner(Learner):
                 if still is not None and rest is not None:
                     weights[still] = rest
         if not vector.sum().isfinite():
-            raise DivergenceError(self.draws.name, query.round)
+            raise DivergenceError(self.streams.name, query.round)
         self._lasting.keep(occasion(query), [0], optimizer, {name: tensor[None] for name, tensor in state.items()})
         trained: Parameters = vector.cpu().numpy()
         if state_of.size:
@@ -362,7 +362,7 @@ class TorchLearner(Learner):
         if self._plain:
             yield module
             return
-        with seeded(evaluation_seed(self.draws), self.device, beyond_torch=bool(conduct.others)):
+        with seeded(evaluation_seed(self.streams), self.device, beyond_torch=bool(conduct.others)):
             yield module
 
     @staticmethod
@@ -370,14 +370,14 @@ class TorchLearner(Learner):
         return {name: vector[start:stop].view(shape) for name, start, stop, shape in places}
 
 
-def module_seed(draws: RandomStreams, query: Train) -> int:
+def module_seed(streams: RandomStreams, query: Train) -> int:
     """Return the seed of the numbers that a module's random layers draw in a training."""
-    return draws.torch_seed(query.round, f"{query.purpose} module")
+    return streams.torch_seed(query.round, f"{query.purpose} module")
 
 
-def evaluation_seed(draws: RandomStreams) -> int:
+def evaluation_seed(streams: RandomStreams) -> int:
     """Return the seed of the numbers that a module draws in an evaluation."""
-    return draws.torch_seed(0, "evaluation module")
+    return streams.torch_seed(0, "evaluation module")
 
 
 def _return(tensors: dict[str, Tensor], name: str, home: Tensor) -> None:

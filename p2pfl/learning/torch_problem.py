@@ -24,7 +24,7 @@ from p2pfl.multiobjective.preferences import Preference, validate_preference
 from p2pfl.multiobjective.scalarisation import Objectives
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.queries import Split
-from p2pfl.random_streams import federation_draws
+from p2pfl.random_streams import federation_streams
 
 
 class Samples(NamedTuple):
@@ -213,7 +213,7 @@ class TorchProblem:
 
         It shares no state that a training changes with another module.
         """
-        module = new_module(self.module, federation_draws(seed).torch_seed(0, "initial model"))
+        module = new_module(self.module, federation_streams(seed).torch_seed(0, "initial model"))
         return self._unshared(module) if self.conduct.changed else module
 
     def _unshared(self, module: nn.Module) -> nn.Module:

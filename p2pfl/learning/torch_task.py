@@ -31,8 +31,8 @@ from p2pfl.task import Part
 class TorchTask(TorchProblem):
     """A task from a torch module and arrays; for its attributes see TorchProblem."""
 
-    def learner(self, draws: RandomStreams, device: str = "cpu") -> TorchLearner:
-        return TorchLearner(self, draws, device)
+    def learner(self, streams: RandomStreams, device: str = "cpu") -> TorchLearner:
+        return TorchLearner(self, streams, device)
 
 
 def classification(

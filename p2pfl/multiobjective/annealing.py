@@ -77,7 +77,7 @@ class Annealing:
         self.values: Points = np.zeros((0, objectives))
         self.weights: Points = np.zeros((0, objectives))
         self._schedule = schedule
-        self._draws = RandomStreams(seed, "search for preferences")
+        self._streams = RandomStreams(seed, "search for preferences")
         self._front: Points = np.zeros((0, objectives))
         self._shape = schedule.samples, objectives
 
@@ -90,8 +90,8 @@ class Annealing:
         """Return the preferences of the next iteration, [n, m]: the start, or a neighbour of each solution."""
         samples, objectives = self._shape
         if not self.iteration:
-            return self._draws.generator(0, "start").dirichlet([1.0] * objectives, samples)
-        steps = self._draws.generator(self.iteration, "step").normal(0, self._schedule.step, self._shape)
+            return self._streams.generator(0, "start").dirichlet([1.0] * objectives, samples)
+        steps = self._streams.generator(self.iteration, "step").normal(0, self._schedule.step, self._shape)
         return np.array([nearest(point) for point in self.preferences + steps])
 
     def tell(self, proposed: Points, values: Points) -> list[bool]:
@@ -106,8 +106,8 @@ class Annealing:
             self.iteration = 1
             return [True] * len(values)
         samples, objectives = self._shape
-        drawn = self._draws.generator(self.iteration, "weights").dirichlet([1.0] * objectives, samples)
-        chance = self._draws.generator(self.iteration, "accept").random(samples)
+        drawn = self._streams.generator(self.iteration, "weights").dirichlet([1.0] * objectives, samples)
+        chance = self._streams.generator(self.iteration, "accept").random(samples)
         scale = ranges(self._front)
         taken = []
         for k, value in enumerate(values):

@@ -115,7 +115,8 @@ class _Training:
         self._optimizer = torch.optim.Adam(self.online, lr=settings.learning_rate, fused=device.type == "cpu")
         self._load_moments()
         seeds = [
-            each.draws.torch_seed(query.round, query.purpose) % 2**32 for each, query in zip(learners, queries, strict=True)
+            each.streams.torch_seed(query.round, query.purpose) % 2**32
+            for each, query in zip(learners, queries, strict=True)
         ]
         self._draws = [np.random.RandomState(seed) for seed in seeds]  # the same numbers as np.random, seeded globally
         for learner, seed in zip(learners, seeds, strict=True):
@@ -226,7 +227,7 @@ class _Training:
         trained, targets = _stack(self._layout, self.online), _stack(self._layout, self.target)
         for row, (learner, query) in enumerate(zip(self._learners, self._queries, strict=True)):
             if not np.isfinite(trained[row]).all():
-                raise DivergenceError(learner.draws.name, query.round)
+                raise DivergenceError(learner.streams.name, query.round)
             moments = [
                 {
                     name: value.clone() if name == "step" else value[row].clone()

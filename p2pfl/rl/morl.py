@@ -51,10 +51,10 @@ class MorlTask(MorlProblem):
 
         return initial(self.environment.id, self.settings, seed)
 
-    def learner(self, draws: RandomStreams, device: str = "cpu") -> MorlLearner:
+    def learner(self, streams: RandomStreams, device: str = "cpu") -> MorlLearner:
         from p2pfl.rl.morl_learner import MorlLearner
 
-        return MorlLearner(self, draws, device)
+        return MorlLearner(self, streams, device)
 
     @staticmethod
     def stacked(learners: Sequence[MorlLearner]) -> BatchedDqn:

@@ -34,7 +34,7 @@ from p2pfl.learning.modules import layout_of
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.queries import Train
-from p2pfl.random_streams import RandomStreams, federation_draws
+from p2pfl.random_streams import RandomStreams, federation_streams
 from p2pfl.rl.evaluation import JudgedByReturns
 from p2pfl.rl.morl_settings import DDPG, DQN, MorlProblem
 
@@ -56,10 +56,10 @@ class MorlLearner(JudgedByReturns):
         layout: that of the networks which are trained by gradients.
     """
 
-    def __init__(self, task: MorlProblem, draws: RandomStreams, device: str = "cpu") -> None:
+    def __init__(self, task: MorlProblem, streams: RandomStreams, device: str = "cpu") -> None:
         super().__init__(task.environment.names, task.preference, task.metric)
         self.task = task
-        self.draws = draws
+        self.streams = streams
         self.environment = LinearReward(make_environment(task.environment.id), task.preference)
         with own_randomness():
             self._algorithm = make_algorithm(self.environment, task.settings, str(choose_device(device)))
@@ -86,20 +86,20 @@ class MorlLearner(JudgedByReturns):
             env = algorithm.get_env()
             assert env is not None
             algorithm.set_env(env)  # discards the unfinished episode: the next one is seeded
-            algorithm.set_random_seed(self.draws.torch_seed(query.round, query.purpose) % 2**32)
+            algorithm.set_random_seed(self.streams.torch_seed(query.round, query.purpose) % 2**32)
             if isinstance(algorithm, stable_baselines3.DQN):
                 algorithm.exploration_schedule = self._exploration(query.round, steps)
                 algorithm.exploration_rate = algorithm.exploration_schedule(1.0)
             algorithm.learn(steps, reset_num_timesteps=False)
         trained = flatten_tensors(self._tensors, self.layout)
         if not np.isfinite(trained).all():
-            raise DivergenceError(self.draws.name, query.round)
+            raise DivergenceError(self.streams.name, query.round)
         return trained
 
     def returns(self, params: Parameters) -> NDArray[np.float64]:
         """Return the undiscounted sums of the rewards of the greedy policy, [m]: a mean of seeded episodes."""
         total = np.zeros(len(self.task.environment.names))
-        seeds = self.draws.generator(0, "evaluation").integers(2**31, size=self.task.episodes).tolist()
+        seeds = self.streams.generator(0, "evaluation").integers(2**31, size=self.task.episodes).tolist()
         with own_randomness():
             self._load(params)
             greedy = self._greedy()
@@ -277,7 +277,7 @@ def layout(id: str, settings: DQN | DDPG) -> Layout:
 
 def initial(id: str, settings: DQN | DDPG, seed: int) -> Parameters:
     """Return the initial networks of a federation with this seed."""
-    online = online_networks(_fresh(id, settings, federation_draws(seed).torch_seed(0, "initial model")))
+    online = online_networks(_fresh(id, settings, federation_streams(seed).torch_seed(0, "initial model")))
     return flatten_tensors(dict(online.named_parameters()), layout(id, settings))
 
 

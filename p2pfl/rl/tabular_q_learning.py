@@ -84,8 +84,8 @@ class TabularTask:
         """Return a table of zeros, for any seed."""
         return np.zeros(self.layout.size, np.float32)
 
-    def learner(self, draws: RandomStreams, device: str = "cpu") -> QLearner:
-        return QLearner(self, draws)
+    def learner(self, streams: RandomStreams, device: str = "cpu") -> QLearner:
+        return QLearner(self, streams)
 
 
 class QLearner(JudgedByReturns):
@@ -94,11 +94,11 @@ class QLearner(JudgedByReturns):
     The tables are lists, which Python reads faster than arrays: a step takes about 1 us.
     """
 
-    def __init__(self, task: TabularTask, draws: RandomStreams) -> None:
+    def __init__(self, task: TabularTask, streams: RandomStreams) -> None:
         environment = task.environment
         super().__init__(task.environment.names, task.preference, task.metric)
         self.task = task
-        self.draws = draws
+        self.streams = streams
         self._next = environment.next.tolist()
         self._ends = environment.ends.tolist()
         self._rewards = environment.rewards.tolist()
@@ -115,7 +115,7 @@ class QLearner(JudgedByReturns):
         task, n, proximal = self.task, query.epochs * self.task.steps, query.proximal
         q: list[list[float]] = self._table(query.params)
         mu, anchor = (0.0, q) if proximal is None else (proximal[0], self._table(proximal[1]))
-        random = random_actions(task, self.draws.generator(query.round, query.purpose), query.round, n)
+        random = random_actions(task, self.streams.generator(query.round, query.purpose), query.round, n)
         state, length = task.environment.start, 0
         for wanted in random:
             row = q[state]
@@ -136,7 +136,7 @@ class QLearner(JudgedByReturns):
         with np.errstate(over="ignore"):  # overflow gives a value that is not finite
             trained = np.array(q, np.float32).reshape(-1)
         if not np.isfinite(trained).all():
-            raise DivergenceError(self.draws.name, query.round)
+            raise DivergenceError(self.streams.name, query.round)
         return trained
 
     def returns(self, params: Parameters) -> NDArray[np.float64]:

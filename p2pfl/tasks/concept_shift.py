@@ -78,9 +78,9 @@ def concept_shift(
 @lru_cache(maxsize=64)
 def _draw_held_out(seed: int, cluster: int, split: str, n: int, *, dimensions: int, noise: float) -> Arrays:
     """Return the validation or test set of a cluster as one pair of tensors, which all of its nodes share."""
-    draws = RandomStreams(seed, f"concept-shift/{cluster}")
-    theta = draws.generator(0, "theta").uniform(-10, 10, dimensions)
-    return _draw(draws.generator(0, split), theta, n, noise)
+    streams = RandomStreams(seed, f"concept-shift/{cluster}")
+    theta = streams.generator(0, "theta").uniform(-10, 10, dimensions)
+    return _draw(streams.generator(0, split), theta, n, noise)
 
 
 def _draw(rng: np.random.Generator, theta: np.ndarray, n: int, noise: float) -> Arrays:

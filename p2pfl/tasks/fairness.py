@@ -31,7 +31,7 @@ from p2pfl.learning.torch_task import TorchTask
 from p2pfl.multiobjective.preferences import preference_of
 from p2pfl.multiobjective.scalarisation import Objectives, scalarisation
 from p2pfl.queries import Split
-from p2pfl.random_streams import federation_draws
+from p2pfl.random_streams import federation_streams
 from p2pfl.task import Part
 
 Table = Mapping[str, Any]
@@ -304,5 +304,5 @@ def _normalise(pool: Pool, losses: FairLosses, widths: tuple[int, ...], seed: in
 def _initial(features: int, widths: Sequence[int], output: Output, seed: int) -> nn.Module:
     """Return the module with the common initial weights; see TorchTask.initial."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(federation_draws(seed).torch_seed(0, "initial model"))
+        torch.manual_seed(federation_streams(seed).torch_seed(0, "initial model"))
         return make_module(partial(network, features, widths, output))

@@ -138,13 +138,16 @@ def images(
     module = partial(build, "task.model", make, options, shape=source.train.x.shape[1:], classes=share.labels)
     make_module(module)  # reports an invalid module early
     steps, how = choose("task.optimizer", optimizer, OPTIMIZERS)
-    draws = RandomStreams(seed, f"images/{part.index}")
+    streams = RandomStreams(seed, f"images/{part.index}")
     splits: dict[Split, np.ndarray] = {"train": share.train, "validation": share.validation, "test": share.test}
     if not validation:
         del splits["validation"]
     task = ImageTask(
         module,
-        {split: _samples(source, split, index, share=share, harder=augment, draws=draws) for split, index in splits.items()},
+        {
+            split: _samples(source, split, index, share=share, harder=augment, streams=streams)
+            for split, index in splits.items()
+        },
         optimizer=build("task.optimizer", steps, how),
         batch_size=batch_size,
         public_info={} if share.group is None else {"group": share.group},
@@ -167,7 +170,7 @@ def _plan(loaded: tuple[ImageSet, ...], division: str, count: int, seed: int) ->
 
 
 def _samples(
-    source: ImageSet, split: Split, index: np.ndarray, *, share: Share, harder: Table, draws: RandomStreams
+    source: ImageSet, split: Split, index: np.ndarray, *, share: Share, harder: Table, streams: RandomStreams
 ) -> Samples:
     """Return a node's samples as tensors; nodes with identical samples share the same tensors."""
     images = source.test if split == "test" else source.train
@@ -176,7 +179,7 @@ def _samples(
     targets = (*which, share.names.tobytes())
     x, y = _common.get(inputs), _common.get(targets)
     if x is None:
-        rng = draws.generator(0, f"augment {split}")
+        rng = streams.generator(0, f"augment {split}")
         x = torch.from_numpy(_pixels(source, images.x[index], share.angle, harder, rng))
     if y is None:
         y = torch.from_numpy(share.names[images.y[index]])

@@ -250,7 +250,7 @@ class Process:
         neighbourhood = Neighbourhood(ready, (), isinstance(policy, Coordinated))
         coordination = None
         if isinstance(policy, Coordinated):
-            electing = ElectionRunner(
+            election = ElectionRunner(
                 config.name,
                 neighbourhood.electorate(),
                 FileVotes(FOLDER / folders.VOTE, log, mount),
@@ -260,7 +260,7 @@ class Process:
                 log=log,
                 timing=timing_of(plan.run.tasks[0].layout.shared.size, config.deadline),
             )
-            coordination = Coordination(electing, policy.step)
+            coordination = Coordination(election, policy.step)
         self.transport = machine.network.transport(host, guard)
         self._exchange = exchange = member_exchange(
             ready,
@@ -278,7 +278,7 @@ class Process:
             scores=asks_scores(policy),
         )
         self._members = MembershipSync(
-            ready, identity.public, neighbourhood, exchange.contacts, exchange.electing, file=self.file, log=log
+            ready, identity.public, neighbourhood, exchange.peering, exchange.election, file=self.file, log=log
         )
         self.node = Node(
             config.name,
@@ -309,14 +309,14 @@ class Process:
 
     async def _serve(self) -> None:
         """Answer peers until the federation is extended."""
-        contacts = self._exchange.contacts
-        await contacts.until(lambda: not contacts.final, inf)
+        peering = self._exchange.peering
+        await peering.until(lambda: not peering.final, inf)
 
     @property
     def votes(self) -> bool:
         """Return whether the node takes part in elections."""
-        electing = self._exchange.electing
-        return electing is not None and electing.election is not None
+        election = self._exchange.election
+        return election is not None and election.election is not None
 
 
 # The machine

@@ -74,11 +74,11 @@ def _learners(network: Callable[[], nn.Module], shape: tuple[int, ...], count: i
     """Return learners of nodes with noise for samples."""
     learners = []
     for k in range(count):
-        draws = RandomStreams(0, f"probe {k}")
-        rng = draws.generator(0, "samples")
+        streams = RandomStreams(0, f"probe {k}")
+        rng = streams.generator(0, "samples")
         samples = rng.standard_normal((_SAMPLES, *shape), "f4"), rng.integers(0, _CLASSES, _SAMPLES)
         task = classification(network, samples, optimizer=SGD(0.05, 0.9), batch_size=16)
-        learners.append(task.learner(draws, device))
+        learners.append(task.learner(streams, device))
     return learners
 
 

@@ -74,7 +74,7 @@ from p2pfl.attacks.registry import make_attack
 from p2pfl.errors import ConfigurationError, about, must_be, name_source, unknown
 from p2pfl.multiobjective.annealing import Schedule
 from p2pfl.node.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
-from p2pfl.random_streams import federation_draws
+from p2pfl.random_streams import federation_streams
 from p2pfl.sim.formatting import setting, some
 from p2pfl.sim.scenario.claims import MEAN, Claim, among, check_claims
 from p2pfl.sim.scenario.names import KINDS, given_names, module_folders, with_tables
@@ -176,7 +176,7 @@ def _plan(table: bytes, nodes: int, seed: int) -> AttackPlan:
     else:
         if not 0 <= share < 1:
             raise must_be("attack.share", "at least 0 and less than 1", share)
-        order = federation_draws(seed).generator(0, "attackers").permutation(nodes)
+        order = federation_streams(seed).generator(0, "attackers").permutation(nodes)
         picked = np.sort(order[: int(share * nodes + 0.5)]).tolist()
     if len(picked) >= nodes:
         raise ConfigurationError(f"attack: at least one of the {nodes} nodes must be honest", "attack", "nodes")

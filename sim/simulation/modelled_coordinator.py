@@ -51,14 +51,14 @@ def refuse(scenario: Scenario, policy: Policy) -> None:
         )
 
 
-def election_notes(scenario: Scenario, names: Sequence[str], coding: ModelEncoder) -> list[str]:
+def election_notes(scenario: Scenario, names: Sequence[str], encoder: ModelEncoder) -> list[str]:
     """Return a note if messages would show a coordinator that cannot hold its lease on its line.
 
     Heartbeats, and the answers to them, wait behind the models that all other nodes send to the coordinator, or receive
     from it, in one round.
 
     Args:
-        coding: encoder of a model.
+        encoder: encoder of a model.
     """
     network = scenario.network
     if scenario.fidelity == "wire" or not network.bandwidth:
@@ -66,9 +66,9 @@ def election_notes(scenario: Scenario, names: Sequence[str], coding: ModelEncode
     if not isinstance(make_policy(*split_name("policy", scenario.policy)), Coordinated):
         return []
     bandwidth = draw(network.bandwidth, scenario.seed, min(names), "bandwidth")
-    timing = timing_of(coding.layout.size, scenario.deadline)
+    timing = timing_of(encoder.layout.size, scenario.deadline)
     most = timing.lease - timing.beat
-    amount = (len(names) - 1) * (OVERHEAD + coding.whole)
+    amount = (len(names) - 1) * (OVERHEAD + encoder.whole)
     if not bandwidth or amount <= most * bandwidth:
         return []
     return [
@@ -156,7 +156,7 @@ class ModelledParticipant:
         peer = self._peer
         if coordinator is peer:
             return peer.network.loop.now
-        size = size_of(submission, peer.coding.whole)
+        size = size_of(submission, peer.encoder.whole)
         peer.traffic.sent_models += 1
         peer.traffic.sent_submit += size
         arrives = peer.arrival(coordinator, size)
@@ -223,7 +223,7 @@ class ModelledCoordinatorBackend:
         self, submissions: Sequence[Submission], state: Mapping[str, Any], then: Callable[[StepResult], None]
     ) -> None:
         owner = self._owner
-        layout, robust = owner.coding.layout, owner.network.settings.robust
+        layout, robust = owner.encoder.layout, owner.network.settings.robust
         then(run_protected_step(self._step, submissions, state, layout, coordinator=owner.name, robust=robust, trusted=True))
 
     def _send(self, participant: ModelledPeer, answer: Gather, assignment: Assignment | None) -> None:
@@ -237,7 +237,7 @@ class ModelledCoordinatorBackend:
             participant.traffic.received_assigned += OVERHEAD
             answer.add(owner.name, None, owner.arrival(participant, OVERHEAD))
             return
-        size = OVERHEAD + owner.coding.whole + len(encode_assignment(assignment.weights, assignment.extras))
+        size = OVERHEAD + owner.encoder.whole + len(encode_assignment(assignment.weights, assignment.extras))
         owner.traffic.sent_models += 1
         owner.traffic.sent_assigned += size
         arrives = owner.arrival(participant, size)

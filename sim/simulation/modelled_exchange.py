@@ -58,17 +58,17 @@ class ModelledExchange:
         self.network = network
         self.name = config.name
         self.peer = ModelledPeer(network, config, self._loss_of)
-        self.roster = self.peer.roster
+        self.view = self.peer.view
         self.outbox = self.peer.outbox
         self._traffic = self.peer.traffic
         self._near = None if len(config.neighbours) > NEAR else frozenset(config.neighbours)
-        self.coding = config.coding
+        self.encoder = config.encoder
         self.conduct = self.peer.conduct
         self._host: ExchangeHost = Detached()
         self._compute = loss
         self._expired = 0
         self._pacing = Pacing(network.settings.rounds, sparse=config.sparse)
-        self._publisher = Publisher(self.name, config.n_samples, self.coding, network.loop.time)
+        self._publisher = Publisher(self.name, config.n_samples, self.encoder, network.loop.time)
         self.participant = None if coordination is None else coordination[0].join(self.peer, coordination[1])
 
     @property
@@ -125,8 +125,8 @@ class ModelledExchange:
     def _known_rounds(self) -> list[int]:
         """Return the rounds of the neighbours that have not stopped and are not silent, as far as this node knows them."""
         peers, now, unanswered = self.network.peers, self.network.loop.now, self.peer.unanswered
-        silent = {id for id in self.roster.suspected if unanswered.get(id, 0) >= SILENT_AFTER} if unanswered else ()
-        rounds = [peers[id].known_round(self.peer, now) for id in self.roster.neighbours if id not in silent]
+        silent = {id for id in self.view.suspected if unanswered.get(id, 0) >= SILENT_AFTER} if unanswered else ()
+        rounds = [peers[id].known_round(self.peer, now) for id in self.view.neighbours if id not in silent]
         return [int(round) for round in rounds if round < inf]
 
     # Publishing
@@ -184,7 +184,7 @@ class ModelledExchange:
     def _behind(self, round: int) -> list[ModelledPeer]:
         """Return the nodes for which this one waits before it publishes in a round, as far as it knows their rounds."""
         peer, peers = self.peer, self.network.peers
-        now, suspected, left_out = self.network.loop.now, self.roster.suspected, self.roster.left_out
+        now, suspected, left_out = self.network.loop.now, self.view.suspected, self.view.left_out
         return [
             other
             for other in map(peers.__getitem__, peer.requesters)
@@ -208,7 +208,7 @@ class ModelledExchange:
         traffic.sent_get += OVERHEAD * len(ids)
         if not round:
             traffic.sent_preparation += OVERHEAD * len(ids)
-        known = self.coding.ask(ids)
+        known = self.encoder.ask(ids)
         if board is not None:
             # nodes with the same training time have then published too, so there is usually nothing to wait for
             await yield_once()
@@ -240,11 +240,11 @@ class ModelledExchange:
 
     def _reachable(self, ids: Sequence[str]) -> Sequence[str]:
         """Return the ids of neighbours: a policy may request any node, but others do not answer."""
-        if ids is self.roster.ids:
+        if ids is self.view.ids:
             return ids
-        if not self.roster.left_out and self._are_near(ids):
+        if not self.view.left_out and self._are_near(ids):
             return ids
-        around = self.roster.neighbours
+        around = self.view.neighbours
         places = [(id, bisect_left(around, id)) for id in ids]
         return [id for id, place in places if place < len(around) and around[place] == id]
 
@@ -253,10 +253,10 @@ class ModelledExchange:
         if self._near is not None:
             return self._near.issuperset(ids)
         peers = self.network.peers
-        return len(self.roster.neighbours) == len(peers) - 1 and self.name not in ids and all(map(peers.__contains__, ids))
+        return len(self.view.neighbours) == len(peers) - 1 and self.name not in ids and all(map(peers.__contains__, ids))
 
     def expected_bytes(self, id: str, round: int) -> int:
-        return self.coding.expected_bytes(id, round)
+        return self.encoder.expected_bytes(id, round)
 
     # Losses
 
@@ -405,12 +405,12 @@ class Fetch(Gather):
     def take(self, peer: ModelledPeer, found: Published | Missing, asked: float) -> None:
         """Have `peer` answer a request that arrived at `asked`."""
         asker = self.asker
-        if not isinstance(found, Published) or asker.name in peer.roster.left_out:
+        if not isinstance(found, Published) or asker.name in peer.view.left_out:
             self._refuse(peer, max(asked, self.loop.now))
             return
         update = found.update
         if peer.name in self.known:
-            saved = peer.coding.whole - peer.coding.size(found, self.known[peer.name].tag)
+            saved = peer.encoder.whole - peer.encoder.size(found, self.known[peer.name].tag)
             update = replace(update, size=update.size - saved)
         when = asked if asked > found.time else found.time
         arrives = self._carry(peer, update.size, when)
@@ -424,7 +424,7 @@ class Fetch(Gather):
         if not self.add(peer.name, update, arrives):  # too late to be used, but it shows that the peer is alive
             self.loop.call_at(arrives, asker.heard, peer, peer.round if asker.network.steady else 0)
         elif peer.name in self.known:
-            asker.coding.keep(peer.name, update.round, update.params, found.tag)
+            asker.encoder.keep(peer.name, update.round, update.params, found.tag)
 
     def _count(self, peer: ModelledPeer) -> None:
         """Count a request that `peer` receives."""
@@ -467,7 +467,7 @@ def fetch_at_once(
     found: list[tuple[ModelledPeer, Published]] = []
     for id in ids:
         peer = peers[id]
-        if asker.name in peer.roster.left_out:
+        if asker.name in peer.view.left_out:
             return None
         model = peer.outbox.models.get((round, stages if isinstance(stages, str) else stages[id]))
         if model is None:
@@ -483,7 +483,7 @@ def fetch_at_once(
         if not round:
             sent.received_preparation += OVERHEAD
             sent.sent_preparation += update.size
-        if peer.roster.suspected:
+        if peer.view.suspected:
             peer.heard(asker, asker.round)
         if model.time < now or peer.outbox.final:
             update = peer.outbox.as_sent(update, model.age(now))

@@ -145,7 +145,7 @@ class ModelledConfig:
         neighbours: names of the nodes that it may fetch from; the nodes that may fetch from it are the reverse over all
             nodes.
         public_info: public facts.
-        coding: encoding of models.
+        encoder: encoding of models.
         private: the node answers nan to peers that request the losses of their models.
         sparse: the topology is not complete; see p2pfl.node.exchange.rounds.
         detects: whether nodes compare the models that they have received; see ModelledReceipts.
@@ -155,7 +155,7 @@ class ModelledConfig:
     neighbours: tuple[str, ...]
     n_samples: int
     public_info: Mapping[str, Any]
-    coding: ModelEncoder
+    encoder: ModelEncoder
     private: bool = False
     sparse: bool = False
     detects: bool = False
@@ -171,7 +171,7 @@ class ModelledReceipts:
         self._peer = peer
         self._book = ReceiptBook()
         self._fresh: list[SignedModel] = []
-        self._draws = RandomStreams(peer.network.settings.seed, peer.name)
+        self._streams = RandomStreams(peer.network.settings.seed, peer.name)
 
     def take(self, sender: ModelledPeer, update: Update) -> None:
         """Note a model that a peer has sent."""
@@ -188,7 +188,7 @@ class ModelledReceipts:
         around = [peer for peer in self._peer.around() if peer.receipts is not None]
         if not (models and around):
             return
-        rng = self._draws.generator(round, "receipts")
+        rng = self._streams.generator(round, "receipts")
         receipts = around[int(rng.integers(len(around)))].receipts
         assert receipts is not None
         for k in rng.permutation(len(models))[: Receipts.MOST]:
@@ -250,12 +250,12 @@ class ModelledPeer:
         self.network = network
         self.name = config.name
         self.public_info = {**config.public_info, "n_samples": config.n_samples}
-        self.coding = config.coding
-        self.roster = PeerView(config.neighbours)
+        self.encoder = config.encoder
+        self.view = PeerView(config.neighbours)
         self.neighbours = config.neighbours
         self.generation = 0
         self.conduct = Conduct(network.settings.distrust, config.detects)
-        self.conduct.leave_out = self.roster.leave_out
+        self.conduct.leave_out = self.view.leave_out
         self.receipts = ModelledReceipts(self) if config.detects else None
         self.outbox = Outbox(network.synchronous)
         self.traffic = Traffic()
@@ -275,7 +275,7 @@ class ModelledPeer:
         self._changed: Future[None] = network.loop.create_future()
         self._probing: dict[str, Handle] = {}  # the next probe of each suspected peer, unless links are steady
         self._probes: dict[str, int] = {}  # number of probes of each peer
-        self._draws = RandomStreams(network.settings.seed, config.name)
+        self._streams = RandomStreams(network.settings.seed, config.name)
         network.join(self)
 
     def arrival(self, to: ModelledPeer, size: int) -> float | None:
@@ -375,7 +375,7 @@ class ModelledPeer:
     @property
     def score_size(self) -> int:
         """Return the bytes of a request for a loss: the model is sent as float32 with every codec."""
-        return OVERHEAD + 4 * self.coding.layout.size
+        return OVERHEAD + 4 * self.encoder.layout.size
 
     def score(self, asker: ModelledPeer, gather: Gather, params: Parameters) -> None:
         """Compute a loss for a peer, and send it."""
@@ -406,8 +406,8 @@ class ModelledPeer:
             self._rounds[peer.name] = round
             self.unanswered.pop(peer.name, None)
             self.wake()
-        if peer.name in self.roster.suspected and keeps_up(round, self.round, self.network.synchronous):
-            self.roster.heard(peer.name)
+        if peer.name in self.view.suspected and keeps_up(round, self.round, self.network.synchronous):
+            self.view.heard(peer.name)
             peer.suspected_by.pop(self.name, None)
             if (probing := self._probing.pop(peer.name, None)) is not None:
                 probing.cancel()
@@ -415,7 +415,7 @@ class ModelledPeer:
     def suspect(self, peer: ModelledPeer, reason: str) -> None:
         """Suspect a peer, and probe it."""
         self.network.close_board()
-        self.roster.suspect(peer.name, reason)
+        self.view.suspect(peer.name, reason)
         peer.suspected_by[self.name] = self
         if self.network.steady:
             self._probe(peer)
@@ -427,7 +427,7 @@ class ModelledPeer:
         name = peer.name
         self.unanswered[name] = self.unanswered.get(name, 0) + 1
         self._probes[name] = number = self._probes.get(name, 0) + 1
-        seconds = pause * jitter(self._draws, name, number)
+        seconds = pause * jitter(self._streams, name, number)
         self._probe(peer)
         self.wake()
         next_pause = min(2 * pause, LONGEST_PAUSE)

@@ -117,8 +117,8 @@ def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters 
     check_starts(tasks, known_as, start, scenario.seed)
     codec = make_codec(*split_name("codec", scenario.codec))
     positions, notes = locate_nodes(around.places, known_as) if scenario.network.latency == "geography" else ({}, [])
-    coding = ModelEncoder(codec, tasks[0].layout.shared, tasks[0].layout.shared_of(start))
-    notes += election_notes(scenario, known_as, coding)
+    encoder = ModelEncoder(codec, tasks[0].layout.shared, tasks[0].layout.shared_of(start))
+    notes += election_notes(scenario, known_as, encoder)
     return RunPlan(scenario, known_as, around, tasks, start, codec, positions, (*around.notes, *scarcity, *notes))
 
 

@@ -326,7 +326,7 @@ def modelled_exchanges(parts: Parts) -> Sequence[Exchange]:
             neighbours=plan.topology.neighbours[k],
             n_samples=task.n_samples,
             public_info=task.public_info,
-            coding=plan.encoder(k),
+            encoder=plan.encoder(k),
             private=bool(goals_of(task)),
             sparse=plan.sparse(k),
             detects=detects,
@@ -347,7 +347,7 @@ def message_exchanges(parts: Parts) -> Sequence[Exchange]:
     scores = any(map(asks_scores, parts.policies))
     exchanges: list[Exchange] = []
     for k, (name, sources, step) in enumerate(zip(names, plan.topology.neighbours, parts.steps, strict=True)):
-        coordination = None if step is None else Coordination(_electing(plan, parts.loop, name), step)
+        coordination = None if step is None else Coordination(_election(plan, parts.loop, name), step)
         known = {*sources, *askers[name]} if coordination is None else {*names} - {name}
         roles = NeighbourRoles(
             members={id: Member(keys[id].public, (f"memory:{id}",)) for id in known},
@@ -366,7 +366,7 @@ def message_exchanges(parts: Parts) -> Sequence[Exchange]:
             trainer=parts.trainers[k],
             settings=scenario,
             agreed={},
-            coding=plan.encoder(k),
+            encoder=plan.encoder(k),
             coordination=coordination,
             scores=scores,
         )
@@ -409,7 +409,7 @@ def _askers(plan: RunPlan) -> dict[str, list[str]]:
     return askers
 
 
-def _electing(plan: RunPlan, loop: VirtualLoop, name: str) -> ElectionRunner:
+def _election(plan: RunPlan, loop: VirtualLoop, name: str) -> ElectionRunner:
     """Return a node's election runner: all nodes vote, and any node may be elected."""
     return ElectionRunner(
         name,

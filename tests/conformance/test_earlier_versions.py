@@ -41,7 +41,7 @@ def test_node_names_versions_of_earlier_peer_and_serves_others(tmp_path):
                 link.send([bytes.fromhex(FRAMES["hello"])])
                 await until(lambda: alice.rejected)
                 assert alice.rejected == {"version": 1}
-                reason = alice.exchange.roster.suspected["carol"]
+                reason = alice.exchange.view.suspected["carol"]
                 assert reason == f"the peer has wire version {VERSION - 1}, this node {VERSION}"
                 (update,) = await bob.exchange.fetch(["alice"], 1, "trained")
                 assert update.params.tobytes() == alice.model.tobytes()

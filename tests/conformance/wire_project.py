@@ -411,16 +411,16 @@ def check_encode(given):
     return {"bytes": bytes(codec_of(given).encode(vector(given["values"]), layout_of(given))).hex()}
 
 
-def coding_of(given, known):
+def encoder_of(given, known):
     layout = layout_of(given)
     initial = np.zeros(layout.size, np.float32) if known is None else vector(known)
     return ModelEncoder(make_codec(given["codec"], {}), layout, initial), initial
 
 
 def check_model(given):
-    coding, initial = coding_of(given, given["known"])
+    encoder, initial = encoder_of(given, given["known"])
     copy = None if given["known"] is None else Copy(tag(initial), initial, 0)
-    (params, _), rest = coding.decode(memoryview(unhex(given["bytes"])), unhex(given["base"]), copy)
+    (params, _), rest = encoder.decode(memoryview(unhex(given["bytes"])), unhex(given["base"]), copy)
     extras = decode_extras(rest)
     dtypes = {np.dtype("<f4"): "f4", np.dtype("<f8"): "f8", np.dtype("<i8"): "i8", np.dtype("<u8"): "u8"}
     more = {name: [dtypes[a.dtype], list(a.shape), a.reshape(-1).tolist()] for name, a in extras.items()}
@@ -434,7 +434,7 @@ def check_update(given):
 
 async def _update(given):
     asked, said = given["asked"], given["message"]
-    coding, initial = coding_of(given, asked["known"])
+    encoder, initial = encoder_of(given, asked["known"])
     copy = None if asked["known"] is None else Copy(tag(initial), initial, 0)
     alice, bob = KEYS["alice"], KEYS["bob"]
     config = ExchangeConfig(
@@ -452,7 +452,7 @@ async def _update(given):
         settings=Settings(mode="asynchronous" if given["asynchronous"] else "synchronous"),
         n_samples=1,
     )
-    exchange = MessageExchange(config, coding)
+    exchange = MessageExchange(config, encoder)
     exchange.limit.own = given["norm"]
     peer = exchange.peers["alice"]
     peer.public_info = given["public_info"]

@@ -71,7 +71,7 @@ def exchange_of(given):
     alice, bob = KEYS["alice"], KEYS["bob"]
     term = Term(*given["term"])
     voters = Electorate(term.membership_version, frozenset(given["voters"]), ("bob",))
-    electing = ElectionRunner("bob", voters, MemoryVotes(), incarnation=1, seed=0)
+    election = ElectionRunner("bob", voters, MemoryVotes(), incarnation=1, seed=0)
     config = ExchangeConfig(
         peering=PeeringConfig(
             name="bob",
@@ -86,13 +86,13 @@ def exchange_of(given):
         settings=Settings(),
         n_samples=1,
     )
-    coordination = Coordination(electing, CoordinatedFedAvg().step)
+    coordination = Coordination(election, CoordinatedFedAvg().step)
     exchange = MessageExchange(config, ModelEncoder(Float32(), layout), coordination=coordination)
     exchange.limit.own = given["norm"]
     names = ("alice", "bob", "carol")
     everyone = Electorate(term.membership_version, frozenset(names), names)
-    electing.election = Election("bob", everyone, Ballot(term), lambda: 0.0, 0.0)
-    return exchange, electing.election
+    election.election = Election("bob", everyone, Ballot(term), lambda: 0.0, 0.0)
+    return exchange, election.election
 
 
 def check_submit(given):

@@ -33,8 +33,8 @@ def serve(federation, *names):
     """Start nodes that serve after their last round until they are stopped."""
     for name in names or federation.names:
         federation.nodes[name] = node = federation.make(name)
-        contacts = node.exchange.contacts
-        linger = lambda contacts=contacts: contacts.until(lambda: not contacts.final, inf)  # noqa: E731
+        peering = node.exchange.peering
+        linger = lambda peering=peering: peering.until(lambda: not peering.final, inf)  # noqa: E731
         federation.running[name] = asyncio.create_task(node.run(linger), name=name)
 
 
@@ -208,7 +208,7 @@ def test_node_started_again_does_not_wait_if_others_are_ahead(tmp_path):
         serve(federation, "a", "b")
         await asyncio.sleep(20)
         extend(federation, 9, "b")  # it waits for c, too, but not for long
-        federation.nodes["b"].exchange.contacts.round = 4
+        federation.nodes["b"].exchange.peering.round = 4
         extend(federation, 9, "a")
         await federation.round("a", 9)
         await end(federation)
@@ -226,7 +226,7 @@ def test_revoked_member_is_not_waited_for(tmp_path):
         federation.start("a", "b")
         await asyncio.sleep(50)
         for name in "ab":
-            federation.nodes[name].exchange.contacts.remove("c", "revoked")
+            federation.nodes[name].exchange.peering.remove("c", "revoked")
         await federation.done("a", "b")
 
     federation = play(test, NAMES, settings(members=3), policy=everyone, folder=tmp_path)
@@ -250,14 +250,14 @@ def test_node_does_not_end_while_peer_has_entries_for_it():
         serve(federation, "b", "c")
         federation.start("a")
         node = federation.nodes["a"]
-        gossip = node.exchange.contacts.gossip
+        gossip = node.exchange.peering.gossip
         lacking = {"b"}
         gossip.lacks_entries = lambda peer: peer.name in lacking
         await finished(federation, 3)
         await asyncio.sleep(5)
         assert not federation.running["a"].done()
         lacking.clear()
-        node.exchange.contacts.notify()
+        node.exchange.peering.notify()
         await federation.done("a")
         await end(federation)
 

@@ -119,7 +119,7 @@ def test_silent_peer_costs_one_deadline():
         federation.cable.cut.add("d")
         await federation.round("a", 29)
         for name in ("a", "b", "c"):
-            reason = federation.nodes[name].exchange.roster.suspected["d"]
+            reason = federation.nodes[name].exchange.view.suspected["d"]
             assert "deadline" in reason or "in time" in reason
         await federation.done("a", "b", "c")
         federation.running["d"].cancel()
@@ -161,7 +161,7 @@ def test_returning_peer_takes_part_again():
 
     federation = play(test, NAMES, settings(rounds=40))
     assert all("d" in federation.partners(name, 40) for name in ("a", "b", "c"))
-    assert all(node.exchange.roster.suspected.get("d", "has left") == "has left" for node in federation.nodes.values())
+    assert all(node.exchange.view.suspected.get("d", "has left") == "has left" for node in federation.nodes.values())
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_silent_peer_does_not_separate_others():
     federation = play(test, (*NAMES, "e"), settings(rounds=12), edges=edges)
     for name in ("a", "b", "d", "e"):
         exchange = federation.nodes[name].exchange
-        assert {id for id in exchange.roster.suspected if not exchange.peers[id].stopped} <= {"c"}
+        assert {id for id in exchange.view.suspected if not exchange.peers[id].stopped} <= {"c"}
         assert federation.partners(name, 12) == set(federation.neighbours(name)) - {"c"}
 
 
@@ -560,7 +560,7 @@ def test_killed_third_of_federation_reconnects_within_seconds(tmp_path):
 
     async def test(federation):
         def whole():
-            return all(len(node.exchange.roster.ids) == len(names) - 1 for node in federation.nodes.values())
+            return all(len(node.exchange.view.ids) == len(names) - 1 for node in federation.nodes.values())
 
         federation.start()
         await federation.round("n00", 3)
@@ -583,8 +583,8 @@ def test_observers_do_not_set_pace_of_participants():
     async def test(federation):
         federation.start(*"ab")
         for name in "ab":
-            federation.nodes[name].exchange.roster.remove("d")
-            federation.nodes[name].exchange.roster.remove("c")
+            federation.nodes[name].exchange.view.remove("d")
+            federation.nodes[name].exchange.view.remove("c")
         federation.start(*"cd")
         await federation.done()
 
@@ -597,7 +597,7 @@ def test_participants_do_not_wait_for_slow_observer():
     async def test(federation):
         federation.start(*"ab")
         for name in "ab":
-            federation.nodes[name].exchange.roster.remove("c")
+            federation.nodes[name].exchange.view.remove("c")
         federation.start("c")
         await federation.round("a", 30)
         federation.seconds = asyncio.get_running_loop().time()
@@ -631,15 +631,15 @@ def test_admitted_member_takes_part_and_revoked_one_does_not(schedule):
     async def test(federation):
         federation.start("a", "b", "c")
         for name in "abc":
-            federation.nodes[name].exchange.contacts.remove("d", "revoked")
+            federation.nodes[name].exchange.peering.remove("d", "revoked")
         await federation.round("a", 5)
         for name in "abc":
             member = Member(federation.keys["d"].public, ("memory:d",))
-            federation.nodes[name].exchange.contacts.add("d", member)
+            federation.nodes[name].exchange.peering.add("d", member)
         federation.start("d")
         await federation.round("a", 15)
         for name in "abc":
-            federation.nodes[name].exchange.contacts.remove("d", "revoked")
+            federation.nodes[name].exchange.peering.remove("d", "revoked")
         await federation.done("a", "b", "c")
         await federation.kill("d")
 
@@ -678,15 +678,15 @@ def test_node_sends_two_models_at_once_and_then_the_newest():
         peer = a.peers["b"]
         peer.link = pipe = Pipe()
         for round in (1, 2):
-            params = np.full(a.coding.layout.size, round, np.float32)
-            update = Update("a", round, "trained", params, 50, {}, size=OVERHEAD + 4 * a.coding.layout.size)
+            params = np.full(a.encoder.layout.size, round, np.float32)
+            update = Update("a", round, "trained", params, 50, {}, size=OVERHEAD + 4 * a.encoder.layout.size)
             a.outbox.add(Published(update, 0.0))
         for number, round in ((11, 1), (12, 2), (13, 1), (14, 2)):
             a.models.serve(peer, m.Get(number, round, "trained"))
         pipe.backlog = 0
-        a.contacts.links.drained(pipe)
-        federation.said = [b.contacts.verifier.open(frame).message for frame in pipe.said]
-        a.contacts.links.drained(pipe)  # no request is left
+        a.peering.links.drained(pipe)
+        federation.said = [b.peering.verifier.open(frame).message for frame in pipe.said]
+        a.peering.links.drained(pipe)  # no request is left
 
     said = play(test, ("a", "b"), settings()).said
     answers = [(type(message).__name__, message.request) for message in said]
@@ -743,7 +743,7 @@ def test_node_with_other_settings_is_left_out():
 
     federation = play(test, ("a", "b", "c"), settings())
     exchange = federation.nodes["a"].exchange
-    assert exchange.roster.suspected == {"c": "policy.tau differs: this node has not set, the peer has 3.0"}
+    assert exchange.view.suspected == {"c": "policy.tau differs: this node has not set, the peer has 3.0"}
     assert federation.partners("a", 5) == {"b"}
     assert exchange.rejected["differs"] >= 1
 
@@ -756,7 +756,7 @@ def hostile(script, policy=Random, **options):
 
     async def test(federation):
         federation.start("a", "c")
-        peer = federation.make("b").exchange.contacts
+        peer = federation.make("b").exchange.peering
         transport = federation.network.transport("b")
         key = federation.keys["a"].public
 
@@ -959,7 +959,7 @@ def test_stopped_node_is_not_treated_as_finished():
         await federation.done("b")
         await asyncio.sleep(0.1)
         assert not federation.nodes["a"].exchange.peers["b"].stopped
-        assert federation.nodes["a"].exchange.roster.ids == ("c", "d")
+        assert federation.nodes["a"].exchange.view.ids == ("c", "d")
         await federation.done("a", "c", "d")
 
     play(test, NAMES, settings())

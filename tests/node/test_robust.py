@@ -523,12 +523,12 @@ def ask_losses(policy, robust="median-clip", role="participant"):
         federation.start("a")
         node = federation.nodes["a"]
         if role == "observer":
-            node.exchange.roster.remove("b")
+            node.exchange.view.remove("b")
         async with Liar(federation, "b", on) as liar:
             peer = liar.exchange.peers["a"]
             for number in range(3):
                 liar.send(peer, m.Score(number, node.round), node.me.params.tobytes())
-                await liar.contacts.until(lambda number=number: len(answers) > number, 5.0)
+                await liar.peering.until(lambda number=number: len(answers) > number, 5.0)
             federation.answers = list(answers)
             await federation.kill("a")
 
@@ -560,7 +560,7 @@ def test_requests_for_losses_of_many_rounds_use_no_memory():
         async with Liar(federation, "b", on) as liar:
             for number in range(10):
                 liar.send(liar.exchange.peers["a"], m.Score(number, 100 + number), node.me.params.tobytes())
-                await liar.contacts.until(lambda number=number: len(answers) > number, 5.0)
+                await liar.peering.until(lambda number=number: len(answers) > number, 5.0)
             assert len(answers) == 10
             assert not node.exchange.peers["b"].scored
             await federation.kill("a")

@@ -54,8 +54,8 @@ class ProbingLearner(TorchLearner):
 
 @dataclass
 class ProbingTask(TorchTask):
-    def learner(self, draws, device="cpu"):
-        return ProbingLearner(self, draws, device)
+    def learner(self, streams, device="cpu"):
+        return ProbingLearner(self, streams, device)
 
 
 def plain(part, seed, kind=TorchTask, private=()):

@@ -1,22 +1,22 @@
 import numpy as np
 
-from p2pfl.random_streams import RandomStreams, common_order, federation_draws
+from p2pfl.random_streams import RandomStreams, common_order, federation_streams
 
 
-def first(draws, round, purpose):
-    return draws.generator(round, purpose).random()
+def first(streams, round, purpose):
+    return streams.generator(round, purpose).random()
 
 
 def test_draw_depends_on_seed_name_round_and_purpose_only():
-    draws = RandomStreams(1, "a")
-    one = first(draws, 3, "peers")
-    first(draws, 4, "other")  # earlier draws have no effect
-    assert first(draws, 3, "peers") == one == first(RandomStreams(1, "a"), 3, "peers")
+    streams = RandomStreams(1, "a")
+    one = first(streams, 3, "peers")
+    first(streams, 4, "other")  # earlier draws have no effect
+    assert first(streams, 3, "peers") == one == first(RandomStreams(1, "a"), 3, "peers")
     others = [
         (RandomStreams(2, "a"), 3, "peers"),
         (RandomStreams(1, "b"), 3, "peers"),
-        (draws, 4, "peers"),
-        (draws, 3, "order"),
+        (streams, 4, "peers"),
+        (streams, 3, "order"),
     ]
     assert len({one, *(first(*other) for other in others)}) == 5
 
@@ -32,7 +32,7 @@ def test_draws_are_the_same_on_every_machine():
         2390723505,
         647381073,
     ]
-    assert federation_draws(0).torch_seed(0, "initial model") == 4893943522404294236
+    assert federation_streams(0).torch_seed(0, "initial model") == 4893943522404294236
 
 
 def test_generators_are_uniform():
@@ -43,7 +43,7 @@ def test_generators_are_uniform():
 
 
 def test_torch_seed_is_within_range():
-    assert 0 <= federation_draws(5).torch_seed(7, "x") < 2**63
+    assert 0 <= federation_streams(5).torch_seed(7, "x") < 2**63
 
 
 def test_common_order_ignores_other_known_nodes():

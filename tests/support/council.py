@@ -73,10 +73,10 @@ class Council:
             settings=Settings(deadline=DEADLINE),
             n_samples=SAMPLES[name],
         )
-        electing = ElectionRunner(
+        election = ElectionRunner(
             name, self.electorate, votes, incarnation=1, seed=0, clock=lambda: asyncio.get_running_loop().time()
         )
-        exchange = MessageExchange(config, ModelEncoder(Float32(), LAYOUT), coordination=Coordination(electing, policy.step))
+        exchange = MessageExchange(config, ModelEncoder(Float32(), LAYOUT), coordination=Coordination(election, policy.step))
         exchange.resume(0, own(name, 0))
         return exchange
 
@@ -88,12 +88,12 @@ class Council:
 
     def leader(self):
         """Return the coordinator if all honest nodes see the same one, else None."""
-        seen = {node.electing.coordinator for node in self.nodes.values()}
+        seen = {node.election.coordinator for node in self.nodes.values()}
         return seen.pop() if len(seen) == 1 else None
 
     @property
     def term(self):
-        return self.nodes[self.leader()].electing.term
+        return self.nodes[self.leader()].election.term
 
     async def round(self, round, previous=None):
         """Let every honest node submit its trained model; keep its assignment, or None."""

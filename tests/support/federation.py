@@ -169,7 +169,7 @@ class Federation:
         """Return the storage of a node's ballot."""
         return FileVotes(self.folder / f"{name}.vote", log_to(self.said[name])) if self.folder else self.votes[name]
 
-    def electing(self, name):
+    def election(self, name):
         clock = asyncio.get_running_loop().time
         incarnation, seed = self.incarnations[name], self.settings.seed
         votes = self.ballots(name)
@@ -198,7 +198,7 @@ class Federation:
             settings=self.settings,
             agreed=agreed or {},
             options=PeeringOptions(period=self.period, on_fault=self.on_fault),
-            coordination=Coordination(self.electing(name), policy.step) if self.coordinated else None,
+            coordination=Coordination(self.election(name), policy.step) if self.coordinated else None,
             scores=asks_scores(policy),
         )
 

@@ -17,11 +17,11 @@ class Liar:
     def __init__(self, federation, name, on=lambda liar, peer, message, payload: None, n_samples=None):
         self.name, self.federation, self._on = name, federation, on
         self.exchange = federation.make(name).exchange
-        self.contacts = self.exchange.contacts
+        self.peering = self.exchange.peering
         self.exchange.handle = self._handle
         self.exchange.may_return = lambda peer: True
         self.n_samples = federation.tasks[name].n_samples if n_samples is None else n_samples
-        self.contacts.public_info["n_samples"] = self.n_samples
+        self.peering.public_info["n_samples"] = self.n_samples
         self.follows = True
 
     def _handle(self, peer, opened):
@@ -29,13 +29,13 @@ class Liar:
 
     async def __aenter__(self):
         self._tasks = await asyncio.TaskGroup().__aenter__()
-        await self.contacts.start(self._tasks)
-        await self.contacts.until(self._introduced, 30.0)
-        self.contacts.begin(self._follow(), "follows")
+        await self.peering.start(self._tasks)
+        await self.peering.until(self._introduced, 30.0)
+        self.peering.begin(self._follow(), "follows")
         return self
 
     async def __aexit__(self, *exc):
-        await self.contacts.close()
+        await self.peering.close()
         await self._tasks.__aexit__(None, None, None)
 
     def _introduced(self):
@@ -43,28 +43,28 @@ class Liar:
 
     async def _follow(self):
         def newest():
-            return max((peer.round for peer in self.contacts.introduced_peers()), default=0)
+            return max((peer.round for peer in self.peering.introduced_peers()), default=0)
 
         while True:
-            await self.contacts.until(lambda: self.follows and newest() > self.contacts.round, 1e9)
+            await self.peering.until(lambda: self.follows and newest() > self.peering.round, 1e9)
             self.claim(newest())
 
     def send(self, peer, message, *payload):
         if peer.introduced:
-            self.contacts.send(peer, message, Payload.of(*payload))
+            self.peering.send(peer, message, Payload.of(*payload))
 
     def claim(self, round):
         """Claim to be in a round."""
-        self.contacts.round = round
+        self.peering.round = round
         for peer in self.exchange.peers.values():
-            self.contacts.tell(peer, m.RoundReached(round))
+            self.peering.tell(peer, m.RoundReached(round))
 
     async def come_back(self, round):
         """Drop all links, and introduce itself again in another round."""
         self.follows = False
-        self.contacts.round = round
+        self.peering.round = round
         for peer in self.exchange.peers.values():
             if peer.link is not None:
                 peer.link.close()
-                self.contacts.links.lost(peer.link, "dropped")
-        await self.contacts.until(self._introduced, 30.0)
+                self.peering.links.lost(peer.link, "dropped")
+        await self.peering.until(self._introduced, 30.0)

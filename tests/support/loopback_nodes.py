@@ -99,10 +99,10 @@ class Honest:
             settings=own,
             n_samples=50,
         )
-        coding = ModelEncoder(Float32(), Layout((("model", (size,)),), size))
-        self.exchange = MessageExchange(exchange_config, coding, self._loss)
-        self.contacts = self.exchange.contacts
-        self.members = MembershipSync(ready, self.key, neighbourhood, self.contacts)
+        encoder = ModelEncoder(Float32(), Layout((("model", (size,)),), size))
+        self.exchange = MessageExchange(exchange_config, encoder, self._loss)
+        self.peering = self.exchange.peering
+        self.members = MembershipSync(ready, self.key, neighbourhood, self.peering)
 
     async def _answer(self, *question):
         return await self.service.answer(*question)
@@ -119,7 +119,7 @@ class Honest:
         exchange = self.exchange
         return {
             "round": exchange.round,
-            "ids": exchange.roster.ids,
+            "ids": exchange.view.ids,
             "peers": {name: (peer.round, peer.stopped, peer.problem) for name, peer in exchange.peers.items()},
             "models": {key: model.update.params.tobytes() for key, model in exchange.outbox.models.items()},
             "norm": exchange.limit.own,
@@ -135,7 +135,7 @@ async def honest(folder, **options):
     """Run a node; an error in any of its tasks ends the test."""
     node = Honest(folder, **options)
     async with asyncio.TaskGroup() as tasks:
-        await node.contacts.start(tasks)
+        await node.peering.start(tasks)
         await node.exchange.publish(1, "trained", node.model, {})
         keeping = tasks.create_task(node.members.run())
         try:
@@ -204,7 +204,7 @@ class Intruder:
         """Become a regular peer; return the link."""
         link = await self.dial(node)
         terms = m.HelloParameters(
-            {"size": str(node.exchange.coding.layout.size)}, {"n_samples": 50}, 1, False, self.access.membership_version
+            {"size": str(node.exchange.encoder.layout.size)}, {"n_samples": 50}, 1, False, self.access.membership_version
         )
         self.send(link, m.Hello(), terms.encode())
         await until(lambda: link in self.heard)

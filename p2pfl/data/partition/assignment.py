@@ -81,10 +81,10 @@ def plan(
     """
     check_sizes(samples, validation, test)
     _check_labels(sets if test_classes == "own" else ())
-    draws = RandomStreams(seed, "images")
+    streams = RandomStreams(seed, "images")
     classes = max(data.classes for data in sets)
-    kind = _shift(sets, n_nodes, classes, draws, shift)
-    shares = _partition(sets, kind, n_nodes, draws, partition)
+    kind = _shift(sets, n_nodes, classes, streams, shift)
+    shares = _partition(sets, kind, n_nodes, streams, partition)
     groups = kind.groups.tolist()
     labels = max((int(names.max()) + 1 for names in kind.names or ()), default=classes)
     sources = [kind.sources[group] if kind.sources else 0 for group in groups]
@@ -114,9 +114,9 @@ def plan(
     return _ensure_validation(result, sets, seed) if validation else result
 
 
-def _shift(sets: Sequence[ImageSet], n_nodes: int, classes: int, draws: RandomStreams, table: Mapping[str, Any]) -> Shift:
+def _shift(sets: Sequence[ImageSet], n_nodes: int, classes: int, streams: RandomStreams, table: Mapping[str, Any]) -> Shift:
     factory, options = choose("task.shift", table, SHIFTS)
-    given: dict[str, Any] = {"n_nodes": n_nodes, "n_classes": classes, "rng": draws.generator(0, "shift")}
+    given: dict[str, Any] = {"n_nodes": n_nodes, "n_classes": classes, "rng": streams.generator(0, "shift")}
     if factory is SHIFTS["domain"]:
         if len(sets) < 2:
             raise ConfigurationError("the shift domain needs several data sets, such as data = ['mnist', 'fashion-mnist']")
@@ -133,7 +133,7 @@ def _shift(sets: Sequence[ImageSet], n_nodes: int, classes: int, draws: RandomSt
 
 
 def _partition(
-    sets: Sequence[ImageSet], shift: Shift, n_nodes: int, draws: RandomStreams, table: Mapping[str, Any]
+    sets: Sequence[ImageSet], shift: Shift, n_nodes: int, streams: RandomStreams, table: Mapping[str, Any]
 ) -> list[np.ndarray]:
     """Return each node's indices into the training part of its data set."""
     factory, options = choose("task.partition", table, PARTITIONS)
@@ -141,7 +141,7 @@ def _partition(
     pools: list[tuple[ImageSet, np.ndarray, int]] = []
     if shift.classes is not None:
         labels = sets[0].train.y
-        found = class_pools(labels, shift.classes, counts, draws.generator(0, "pools"))
+        found = class_pools(labels, shift.classes, counts, streams.generator(0, "pools"))
         pools = [(sets[0], pool, count) for pool, count in zip(found, shift.counts, strict=True)]
     elif shift.sources is not None:
         pools = [(data, np.arange(len(data.train.y)), count) for data, count in zip(sets, shift.counts, strict=True)]
@@ -151,7 +151,7 @@ def _partition(
     for k, (data, pool, count) in enumerate(pools):
         if not count:
             continue
-        given = {"labels": data.train.y[pool], "n_nodes": count, "rng": draws.generator(0, f"partition/{k}")}
+        given = {"labels": data.train.y[pool], "n_nodes": count, "rng": streams.generator(0, f"partition/{k}")}
         if factory is PARTITIONS["writer"]:
             given["writers"] = None if data.train.writers is None else data.train.writers[pool]
         shares += [pool[share] for share in build("task.partition", factory, options, **given)]

@@ -49,13 +49,13 @@ def divide(
     """
     if not (0 <= validation < 1 and 0 <= test < 1):
         raise ConfigurationError(f"task.validation and task.test must be from 0 to below 1, got {validation} and {test}")
-    draws = RandomStreams(seed, "fair rows")
+    streams = RandomStreams(seed, "fair rows")
     make, options = choose("task.partition", partition, PARTITIONS)
-    given = {"data": data, "n_nodes": n_nodes, "rng": draws.generator(0, "partition")}
+    given = {"data": data, "n_nodes": n_nodes, "rng": streams.generator(0, "partition")}
     rule: Rule = build("task.partition", make, options, **given, **({"sensitive": sensitive} if make is stratified else {}))
-    rest, tested = _parts(data, draws, test, official)
-    shares = divide_rows(rest, rule, n_nodes, draws.generator(0, "rows"))
-    tests = divide_rows(tested, rule, n_nodes, draws.generator(0, "test rows"))
+    rest, tested = _parts(data, streams, test, official)
+    shares = divide_rows(rest, rule, n_nodes, streams.generator(0, "rows"))
+    tests = divide_rows(tested, rule, n_nodes, streams.generator(0, "test rows"))
     result = []
     for node, (own, tested) in enumerate(zip(shares, tests, strict=True)):
         if not len(own):
@@ -65,13 +65,13 @@ def divide(
     return result
 
 
-def _parts(data: FairSet, draws: RandomStreams, test: float, official: bool) -> tuple[np.ndarray, np.ndarray]:
+def _parts(data: FairSet, streams: RandomStreams, test: float, official: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows for training and validation, and the rows for testing."""
     n = len(data.labels)
     if official and data.test is not None:
         tested = data.test
     else:
-        tested = np.sort(draws.generator(0, "test part").permutation(n)[: round(test * n)])
+        tested = np.sort(streams.generator(0, "test part").permutation(n)[: round(test * n)])
     return np.setdiff1d(np.arange(n), tested, assume_unique=True), tested
 
 

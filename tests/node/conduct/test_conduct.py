@@ -157,14 +157,14 @@ class Thief(Liar):
 
     async def __aenter__(self):
         await super().__aenter__()
-        self.contacts.begin(self._fetch(), "fetches")
+        self.peering.begin(self._fetch(), "fetches")
         return self
 
     async def _fetch(self):
         while True:
             author = self.exchange.peers[self._author]
             for ahead in (0, 1):
-                self.send(author, m.Get(next(self.contacts.numbers), author.round + ahead, "trained"))
+                self.send(author, m.Get(next(self.peering.numbers), author.round + ahead, "trained"))
             await asyncio.sleep(0.1)
 
     def _act(self, liar, peer, message, payload):
@@ -213,7 +213,7 @@ def test_author_of_copied_models_gives_the_copier_points(mode):
             newest["a"] = message.round, bytes(payload)
         elif isinstance(message, m.Get):
             author = liar.exchange.peers["a"]
-            liar.send(author, m.Get(next(liar.contacts.numbers), author.round, "trained"))
+            liar.send(author, m.Get(next(liar.peering.numbers), author.round, "trained"))
             if newest:
                 round = message.round if mode == "synchronous" else newest["a"][0]
                 answer = m.ModelUpdate(message.request, round, message.stage, liar.n_samples, False, 0.0)
@@ -253,7 +253,7 @@ def test_models_that_nobody_requested_hide_no_free_rider():
         if isinstance(message, m.Get):
             liar.send(peer, m.NotAvailable(message.request, message.round, "gone"))
             liar.send(peer, m.ModelUpdate(0, message.round, "trained", 1, False, 0.0))
-            liar.send(peer, m.Get(next(liar.contacts.numbers), message.round, "trained"))
+            liar.send(peer, m.Get(next(liar.peering.numbers), message.round, "trained"))
 
     async def test(federation):
         federation.start("a", "b")

@@ -70,7 +70,7 @@ def test_distrusting_nodes_leave_the_equivocator_out():
     federation = run_with_liar(distrust=3)
     for name in NAMES[:-1]:
         assert "e" not in federation.partners(name, 6)
-        assert federation.nodes[name].exchange.roster.left_out == {"e": "distrusted: equivocation"}
+        assert federation.nodes[name].exchange.view.left_out == {"e": "distrusted: equivocation"}
     assert not federation.partners("e", 6)
 
 
@@ -87,7 +87,7 @@ def test_proof_and_exclusion_last_over_restart(tmp_path):
 
     federation = play(test, NAMES, settings(rounds=8, distrust=1), folder=tmp_path, period=1.0)
     exchange = federation.nodes["a"].exchange
-    assert exchange.roster.left_out == {"e": "distrusted: equivocation"}
+    assert exchange.view.left_out == {"e": "distrusted: equivocation"}
     assert list(exchange.conduct.proofs) == [federation.keys["e"].public]
 
 
@@ -100,7 +100,7 @@ def test_honest_federation_holds_no_proof():
     federation = play(test, NAMES, settings(distrust=1))
     for node in federation.nodes.values():
         conduct = node.exchange.conduct
-        assert (conduct.proofs, conduct.penalties, node.exchange.roster.left_out) == ({}, {}, {})
+        assert (conduct.proofs, conduct.penalties, node.exchange.view.left_out) == ({}, {}, {})
 
 
 # Reports
@@ -124,11 +124,11 @@ def receive_of_alice(message, payload, verifier=None):
         name="bob", key=BOB.public, seed=0, asynchronous=True, verifier=verifier, options=PeeringOptions()
     )
     peer = SimpleNamespace(name="alice", key=ALICE.public)
-    contacts = SimpleNamespace(peers={"alice": peer}, round=7, roster=SimpleNamespace(leave_out=None))
+    peering = SimpleNamespace(peers={"alice": peer}, round=7, view=SimpleNamespace(leave_out=None))
     conduct = Conduct(enabled=True)
 
     async def main():
-        watch = EquivocationWatch(config, contacts, conduct)
+        watch = EquivocationWatch(config, peering, conduct)
         watch.receive(peer, Opened("alice", message, memoryview(payload), 1, memoryview(b"")))
 
     run(main())

@@ -24,7 +24,7 @@ class Signed:
         self.models = defaultdict(set)  # by sender, start, round and stage: their contents
 
     def record(self, exchange):
-        signer = exchange.contacts.signer
+        signer = exchange.peering.signer
         honest = signer.seal
 
         def seal(message, *args, **options):
@@ -139,6 +139,6 @@ def test_bad_luck_convicts_no_honest_node():
         assert not double, (seed, double)
         for node in federation.nodes.values():
             assert not node.exchange.conduct.proofs, seed
-            assert not node.exchange.roster.left_out, (seed, node.exchange.roster.left_out)
+            assert not node.exchange.view.left_out, (seed, node.exchange.view.left_out)
         resumed += len(unlucky.resumed)
     assert resumed > 4  # folders were restored, and their nodes noticed

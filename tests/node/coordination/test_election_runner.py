@@ -54,7 +54,7 @@ def settings(**changes):
 
 def known_coordinators(federation, *names):
     """Return the coordinators that the given nodes know."""
-    return {federation.nodes[name].exchange.electing.coordinator for name in names or federation.names}
+    return {federation.nodes[name].exchange.election.coordinator for name in names or federation.names}
 
 
 async def wait_for_coordinator(federation, *names, but=None):
@@ -116,7 +116,7 @@ def test_half_of_members_without_coordinator_learn_alone(count):
             await asyncio.sleep(0.05)
         lost = federation.nodes["a"].round
         await federation.round("a", lost + 3)
-        problem = federation.nodes["a"].exchange.electing.seen.problem
+        problem = federation.nodes["a"].exchange.election.seen.problem
         assert problem == f"no coordinator: {alone} of {count} members reachable, {count // 2 + 1} needed"
         if count % 2:
             await wait_for_coordinator(federation, *set(names) - set(few))
@@ -171,14 +171,14 @@ def test_coordinated_node_contacts_all_members_and_follows_log(tmp_path):
     assert [name for name in around if neighbourhood.may_learn_from(name)] == ["b"]
     assert neighbourhood.askers() == {"b"}
     assert set(Neighbourhood(ready, ()).members()) == {"b"}  # without a coordinator
-    electing = ElectionRunner("a", neighbourhood.electorate(), MemoryVotes(), incarnation=1, seed=0)
-    contacts = RecordingPeerManager(around)
-    MembershipSync(ready, key, neighbourhood, contacts, electing)
-    assert electing.votes("c")
+    election = ElectionRunner("a", neighbourhood.electorate(), MemoryVotes(), incarnation=1, seed=0)
+    peering = RecordingPeerManager(around)
+    MembershipSync(ready, key, neighbourhood, peering, election)
+    assert election.votes("c")
     admission.revoke(tmp_path / "a", "c")
     MembershipFile(tmp_path / "a").merge(ready.membership)
-    assert contacts.gone == ["c"]
-    assert not electing.votes("c")
+    assert peering.gone == ["c"]
+    assert not election.votes("c")
     assert neighbourhood.electorate() == Electorate(4, frozenset("ab"), ("a", "b"))
 
 
@@ -194,7 +194,7 @@ def test_only_eligible_member_coordinates_without_observer():
     for name in "abcd":
         assert all(set(weights) == set("abcd") for weights in federation.watch[name].weights.values())
     assert joint_rounds(federation, "e") == []
-    assert "this node has no vote" in federation.nodes["e"].exchange.electing.seen.problem
+    assert "this node has no vote" in federation.nodes["e"].exchange.election.seen.problem
 
 
 @pytest.mark.slow
@@ -272,8 +272,8 @@ def test_federation_without_coordinator_has_no_elections():
     async def test(federation):
         federation.start()
         await federation.round("a", 1)
-        contacts = federation.nodes["b"].exchange.contacts
-        contacts.tell(contacts.peers["a"], m.Vote(1, 1, False))
+        peering = federation.nodes["b"].exchange.peering
+        peering.tell(peering.peers["a"], m.Vote(1, 1, False))
         await federation.done()
 
     federation = play(test, ("a", "b"), settings())
@@ -322,7 +322,7 @@ def test_successor_rebuilds_policy_state_bit_for_bit():
             leaders.append(await wait_for_coordinator(federation))
             may = tuple(name for name in NAMES if name not in leaders)
             for node in federation.nodes.values():
-                node.exchange.electing.change(Electorate(membership_version, frozenset(NAMES), may))
+                node.exchange.election.change(Electorate(membership_version, frozenset(NAMES), may))
         await federation.done()
         federation.leaders = [*leaders, known_coordinators(federation, "a").pop()]
 
@@ -373,15 +373,15 @@ def test_messages_of_lower_term_are_rejected_and_counted():
         federation.start()
         await federation.round("a", 1)
         for node in federation.nodes.values():
-            node.exchange.electing.change(Electorate(2, frozenset(NAMES), ("b",)))
+            node.exchange.election.change(Electorate(2, frozenset(NAMES), ("b",)))
         while known_coordinators(federation) != {"b"}:
             await asyncio.sleep(0.05)
         size = federation.tasks["a"].layout.size
         model = Payload.of(np.zeros(size, np.float32).data.cast("B"))
-        contacts = federation.nodes["c"].exchange.contacts
-        contacts.send(contacts.peers["b"], m.Submit(1, 2, 1, 1, 50, start=False), model)
-        contacts.send(contacts.peers["a"], m.Assigned(1, 2, 1, 1, given=False))
-        contacts.send(contacts.peers["a"], m.Submit(1, 2, 2, 1, 50, start=False), model)
+        peering = federation.nodes["c"].exchange.peering
+        peering.send(peering.peers["b"], m.Submit(1, 2, 1, 1, 50, start=False), model)
+        peering.send(peering.peers["a"], m.Assigned(1, 2, 1, 1, given=False))
+        peering.send(peering.peers["a"], m.Submit(1, 2, 2, 1, 50, start=False), model)
         await federation.done()
 
     federation = play(test, NAMES, settings(), policy=CoordinatedFedAvg)
@@ -399,9 +399,9 @@ def test_unsolicited_assignment_is_rejected():
         exchange = federation.nodes[one].exchange
         while exchange.coordination.client.pending is None:
             await asyncio.sleep(LATENCY / 4)
-        contacts = federation.nodes[other].exchange.contacts
+        peering = federation.nodes[other].exchange.peering
         asked = exchange.coordination.client.pending
-        contacts.send(contacts.peers[one], m.Assigned(asked.number, asked.round, *asked.term, given=False))
+        peering.send(peering.peers[one], m.Assigned(asked.number, asked.round, *asked.term, given=False))
         await federation.done()
         federation.one = one
 
@@ -515,7 +515,7 @@ def test_vote_is_saved_and_survives_restart(tmp_path):
         await federation.kill(voter)
         federation.start(voter)
         await federation.round(voter, 2)
-        assert federation.nodes[voter].exchange.electing.term == Term(1, 1)  # it did not start a new term
+        assert federation.nodes[voter].exchange.election.term == Term(1, 1)  # it did not start a new term
         assert federation.ballots(voter).load(1) == kept[voter]
         for task in federation.running.values():
             task.cancel()
@@ -533,19 +533,19 @@ def test_vote_is_saved_before_dependent_messages_are_sent():
 
     async def main():
         clock = asyncio.get_running_loop().time
-        electing = ElectionRunner(
+        election = ElectionRunner(
             "a", Electorate(1, frozenset("abc"), ("a", "b", "c")), Written(), incarnation=1, seed=0, clock=clock
         )
-        electing.connect(lambda name, message: log.append((name, message)), lambda elected: None)
-        task = asyncio.create_task(electing.run())
+        election.connect(lambda name, message: log.append((name, message)), lambda elected: None)
+        task = asyncio.create_task(election.run())
         while not log:
             await asyncio.sleep(0.1)
         assert log[:2] == [("b", m.Vote(1, 1, True)), ("c", m.Vote(1, 1, True))]  # a pre-vote is not binding
         log.clear()
-        electing.receive("b", m.Voted(1, 1, True, True))
+        election.receive("b", m.Voted(1, 1, True, True))
         assert log == [Ballot(Term(1, 1), "a"), ("b", m.Vote(1, 1, False)), ("c", m.Vote(1, 1, False))]
         log.clear()
-        electing.receive("c", m.Vote(1, 7, False))
+        election.receive("c", m.Vote(1, 7, False))
         assert log == [Ballot(Term(1, 7), "c"), ("c", m.Voted(1, 7, False, True))]
         task.cancel()
 
@@ -563,20 +563,20 @@ def test_member_that_claims_later_terms_too_often_is_refused():
     async def main():
         clock = asyncio.get_running_loop().time
         electorate = Electorate(1, frozenset("abc"), ("a", "b", "c"))
-        electing = ElectionRunner("a", electorate, Written(), incarnation=1, seed=0, clock=clock)
-        electing.connect(lambda name, message: None, lambda elected: None)
-        electing.begin()
+        election = ElectionRunner("a", electorate, Written(), incarnation=1, seed=0, clock=clock)
+        election.connect(lambda name, message: None, lambda elected: None)
+        election.begin()
         refused = 0
         for term in range(1, 101):
             try:
-                electing.receive("b", m.Leading(1, term, 1))
+                election.receive("b", m.Leading(1, term, 1))
             except ProtocolError:
                 refused += 1
         assert len(written) + refused == 100
         assert refused >= 85
-        electing.receive("c", m.Leading(1, electing.term.number + 1, 1))
-        assert electing.obeys("c", electing.term)
-        electing.receive("c", m.Leading(1, electing.term.number, 2))  # of the same term
+        election.receive("c", m.Leading(1, election.term.number + 1, 1))
+        assert election.obeys("c", election.term)
+        election.receive("c", m.Leading(1, election.term.number, 2))  # of the same term
 
     clock_run(main())
 
@@ -609,7 +609,7 @@ def test_node_with_damaged_vote_returns_in_next_version(tmp_path):
         await federation.round("b", 2)
         assert known_coordinators(federation, "a") == {None}
         for node in federation.nodes.values():
-            node.exchange.electing.change(Electorate(2, frozenset("abc"), ("a",)))
+            node.exchange.election.change(Electorate(2, frozenset("abc"), ("a",)))
         while known_coordinators(federation) != {"a"}:
             await asyncio.sleep(0.05)
         back = max(node.round for node in federation.nodes.values()) + 2
@@ -641,4 +641,4 @@ def test_vote_that_cannot_be_saved_is_not_given(tmp_path):
     assert "cannot write this node's vote: No space left on device" in federation.said["b"][0]
     assert not (tmp_path / "b.vote").exists()
     assert federation.watch["a"].elected_at == []
-    assert federation.nodes["a"].exchange.electing.seen.problem == UNKNOWN
+    assert federation.nodes["a"].exchange.election.seen.problem == UNKNOWN

@@ -387,14 +387,14 @@ def test_claimed_far_term_is_rejected_by_all(number):
 def test_node_with_damaged_vote_is_silent_and_others_elect():
     async def main():
         async with council(CoordinatedFedAvg(), damaged=("dave",)) as (here, _):
-            *others, dave = (node.electing for node in here.nodes.values())
+            *others, dave = (node.election for node in here.nodes.values())
             await here.until(lambda: len({node.coordinator for node in others} - {None}) == 1)
             await asyncio.sleep(60)
             assert {node.coordinator for node in others} < set(HONEST)
             assert max(node.term for node in others) < Term(1, 10)
             assert (dave.coordinator, "vote file was damaged" in dave.seen.problem) == (None, True)
-            for electing in (*others, dave):
-                electing.change(Electorate(2, frozenset(NAMES), NAMES))
+            for election in (*others, dave):
+                election.change(Electorate(2, frozenset(NAMES), NAMES))
             await here.until(lambda: here.leader() is not None)
 
     clock.run(main())

@@ -82,9 +82,9 @@ def test_peers_receive_encoded_model_and_node_keeps_its_own(table):
     layout, start = federation.tasks["a"].layout, federation.tasks["a"].initial(0)
     witness = {name: node.policy for name, node in federation.nodes.items()}
     for name in NAMES:
-        coding = ModelEncoder(make_codec(table["name"], {k: v for k, v in table.items() if k != "name"}), layout, start)
+        encoder = ModelEncoder(make_codec(table["name"], {k: v for k, v in table.items() if k != "name"}), layout, start)
         for round in range(6):
-            public, _ = coding.publish(witness[name].own[round])
+            public, _ = encoder.publish(witness[name].own[round])
             for other in set(NAMES) - {name}:
                 assert witness[other].given[round][name].tobytes() == public.tobytes()
         assert federation.nodes[name].exchange.rejected == {}
@@ -123,9 +123,9 @@ def test_stopped_and_resumed_run_equals_uninterrupted_run(tmp_path):
 @pytest.mark.parametrize("table", CODEC_TABLES, ids=lambda table: table["name"])
 def test_node_serves_same_bytes_after_crash(tmp_path, table):
     def served(node, known):
-        coding, outbox = node.exchange.coding, node.exchange.outbox
+        encoder, outbox = node.exchange.encoder, node.exchange.outbox
         return {
-            (key, base): bytes(coding.encode(model, coding.base(model, base)))
+            (key, base): bytes(encoder.encode(model, encoder.base(model, base)))
             for key, model in outbox.models.items()
             for base in known
         }
@@ -136,7 +136,7 @@ def test_node_serves_same_bytes_after_crash(tmp_path, table):
         d = federation.nodes["d"]
         while (4, "trained") not in d.exchange.outbox.models:
             await asyncio.sleep(0.01)
-        known = [WHOLE, b"12345678", *(step.tag for step in d.exchange.coding.state())]
+        known = [WHOLE, b"12345678", *(step.tag for step in d.exchange.encoder.state())]
         before = served(d, known)
         assert (len(set(map(len, before.values()))) > 1) == (table in DIFFERENTIAL)
         await federation.kill("d")
@@ -192,7 +192,7 @@ def hostile(answer, table=TOP_K):
 
     async def test(federation):
         federation.start("a", "c")
-        peer, key = federation.make("b").exchange.contacts, federation.keys["a"].public
+        peer, key = federation.make("b").exchange.peering, federation.keys["a"].public
         transport = federation.network.transport("b")
 
         class Listener:
@@ -297,20 +297,20 @@ LAYOUT = Layout((("model", (100,)),), 100)
 START = np.zeros(100, np.float32)
 
 
-def published(coding, params):
-    public, name = coding.publish(params)
+def published(encoder, params):
+    public, name = encoder.publish(params)
     return Published(Update("me", 1, "trained", public, 10), 0.0, name)
 
 
 def test_expected_bytes_follow_codec_and_missed_rounds():
     dense = {name: ModelEncoder(make_codec(name, {}), LAYOUT).expected_bytes("x", 7) - OVERHEAD for name in DENSE}
     assert dense == {"float32": 400, "float16": 200, "bfloat16": 200, "int8": 104}
-    coding = ModelEncoder(TopK(0.1), LAYOUT, START)
+    encoder = ModelEncoder(TopK(0.1), LAYOUT, START)
     # The count, then per round 13 bytes of bitmap and 4 for each of 10 values; the whole model after 8 rounds.
-    assert [coding.expected_bytes("x", round) - OVERHEAD for round in (1, 2, 8, 9)] == [57, 97, 337, 400]
-    coding.ask(["x"])
-    coding.keep("x", 9, START, b"12345678")
-    assert [coding.expected_bytes("x", round) - OVERHEAD for round in (9, 10, 12)] == [57, 57, 137]
+    assert [encoder.expected_bytes("x", round) - OVERHEAD for round in (1, 2, 8, 9)] == [57, 97, 337, 400]
+    encoder.ask(["x"])
+    encoder.keep("x", 9, START, b"12345678")
+    assert [encoder.expected_bytes("x", round) - OVERHEAD for round in (9, 10, 12)] == [57, 57, 137]
     assert ModelEncoder(TopK(1.0), LAYOUT, START).expected_bytes("x", 1) - OVERHEAD == 400
 
 
@@ -352,25 +352,25 @@ def test_peer_with_unknown_model_receives_whole_model(codec):
 
 @pytest.mark.parametrize("codec", [TopK(0.1), Sparse(0.1)], ids=str)
 def test_decode_rejects_difference_from_unknown_model(codec):
-    coding = ModelEncoder(codec, LAYOUT, START)
+    encoder = ModelEncoder(codec, LAYOUT, START)
     for copy in (None, Copy(b"87654321", START, 0)):
         with pytest.raises(ProtocolError, match="a difference from an unknown model"):
-            coding.decode(memoryview(bytes(4)), b"12345678", copy)
+            encoder.decode(memoryview(bytes(4)), b"12345678", copy)
 
 
 def test_restore_ignores_steps_without_their_model():
-    coding = ModelEncoder(TopK(0.1), LAYOUT, START)
-    before = coding.state()
-    coding.restore([Step(b"12345678", b"")], [])
-    assert coding.state() == before
-    assert published(coding, START + 1).tag == tag(np.repeat(np.float32([1, 0]), [10, 90]))
+    encoder = ModelEncoder(TopK(0.1), LAYOUT, START)
+    before = encoder.state()
+    encoder.restore([Step(b"12345678", b"")], [])
+    assert encoder.state() == before
+    assert published(encoder, START + 1).tag == tag(np.repeat(np.float32([1, 0]), [10, 90]))
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "top-k", "sparse"])
 def test_publish_refuses_model_that_is_not_finite(name):
-    coding = ModelEncoder(make_codec(name, {}), LAYOUT, START)
+    encoder = ModelEncoder(make_codec(name, {}), LAYOUT, START)
     with pytest.raises(RunError, match="values are not finite"):
-        coding.publish(START * np.nan)
+        encoder.publish(START * np.nan)
 
 
 def test_top_k_requires_common_initial_model():

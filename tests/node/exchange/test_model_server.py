@@ -34,9 +34,9 @@ class RecordingCodec(Float32):
 def prepare(codec, size):
     """Return a model with `size` parameters, and the payloads of its server after its preparation."""
     params = np.arange(size, dtype=np.float32)
-    coding = ModelEncoder(codec, Layout((("model", (size,)),), size), np.zeros(size, np.float32))
-    model = Publisher("a", 1, coding, lambda: 0.0).make(1, "trained", params, {})
-    server = ModelServer(None, None, Outbox(True), coding, None)
+    encoder = ModelEncoder(codec, Layout((("model", (size,)),), size), np.zeros(size, np.float32))
+    model = Publisher("a", 1, encoder, lambda: 0.0).make(1, "trained", params, {})
+    server = ModelServer(None, None, Outbox(True), encoder, None)
     asyncio.run(server.prepare(model))
     return params, server.payloads
 
@@ -64,7 +64,7 @@ def test_model_of_repeated_round_replaces_the_encoded_one():
         async with asyncio.TaskGroup() as tasks:
             a, b = federation.exchange("a"), federation.exchange("b")
             await asyncio.gather(a.start(tasks, Detached()), b.start(tasks, Detached()))
-            size = a.coding.layout.size
+            size = a.encoder.layout.size
             for round in (1, 2, 3):
                 await a.publish(round, "trained", np.full(size, round, np.float32), {})
                 received.extend(await b.fetch(["a"], round, "trained"))

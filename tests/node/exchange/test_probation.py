@@ -110,10 +110,10 @@ def test_member_that_answers_again_is_asked_again():
 def test_member_that_lags_a_round_costs_little():
     class Lagging(Liar):
         def claim(self, round):
-            self.contacts.round = round
+            self.peering.round = round
             for peer in self.exchange.peers.values():
                 for said in (round - 2, round - 1):
-                    self.contacts.tell(peer, m.RoundReached(max(0, said)))
+                    self.peering.tell(peer, m.RoundReached(max(0, said)))
 
     assert duration(play_with(Lagging, answer)) < SLOWEST
 
@@ -134,8 +134,8 @@ def test_node_without_other_peers_forgives_one_that_answers(monkeypatch):
         await federation.round("a", 3)
         for _ in range(4):
             made[0].record_timeout("b", 1)  # 15 answers
-        contacts = federation.nodes["a"].exchange.contacts
-        contacts.suspect(contacts.peers["b"], "missed deadlines")
+        peering = federation.nodes["a"].exchange.peering
+        peering.suspect(peering.peers["b"], "missed deadlines")
         await federation.done()
         assert federation.partners("a", 4) == set()
         assert federation.partners("a", 10) == {"b"}

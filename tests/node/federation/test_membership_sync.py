@@ -42,9 +42,9 @@ class Node:
         ready = loading.load(self.folder)
         self.log, key = ready.membership, Identity.load(self.folder / "key.pem").public
         neighbourhood = Neighbourhood(ready, ())
-        self.contacts = Peers(neighbourhood.members())
+        self.peering = Peers(neighbourhood.members())
         self.file = MembershipFile(self.folder, **options)
-        self.members = MembershipSync(ready, key, neighbourhood, self.contacts, file=self.file, log=log_to(self.said))
+        self.members = MembershipSync(ready, key, neighbourhood, self.peering, file=self.file, log=log_to(self.said))
 
     def revoke(self, name):
         """Revoke a member at alice; return the log that a peer would send."""
@@ -76,11 +76,11 @@ def test_membership_sync_saves_entries_of_peers(bob):
 
     async def test():
         bob.log.extend(news)
-        assert list(bob.contacts.peers) == ["alice"]  # the change takes effect at once
+        assert list(bob.peering.peers) == ["alice"]  # the change takes effect at once
         await until(lambda: bob.on_disk() == ["alice", "bob"])
 
     bob.run(test)
-    assert bob.contacts.told == 1
+    assert bob.peering.told == 1
 
 
 def test_membership_sync_saves_after_disk_was_full(bob):
@@ -90,7 +90,7 @@ def test_membership_sync_saves_after_disk_was_full(bob):
         with limited(100):
             bob.log.extend(news)
             await until(lambda: f"cannot write {path}: File too large; continuing in memory" in bob.said)
-            assert list(bob.contacts.peers) == ["alice"]
+            assert list(bob.peering.peers) == ["alice"]
             assert bob.on_disk() == ["alice", "bob", "carol"]
         await until(lambda: bob.on_disk() == ["alice", "bob"])
         await until(lambda: "can write the membership log again" in bob.said)
@@ -109,7 +109,7 @@ def test_membership_sync_waits_for_lock_without_blocking_node(tmp_path, monkeypa
             bob.log.extend(news)
             held = f"cannot write {path}: another process has locked it for 0.02 s; continuing in memory"
             await until(lambda: held in bob.said)
-            assert list(bob.contacts.peers) == ["alice"]
+            assert list(bob.peering.peers) == ["alice"]
         await until(lambda: bob.on_disk() == ["alice", "bob"])
 
     bob.run(test)
@@ -122,7 +122,7 @@ def test_membership_sync_reads_entries_of_commands(bob):
         other = load_federation(bob.folder)
         other.extend(news)
         MembershipFile(bob.folder).save(other)
-        await until(lambda: list(bob.contacts.peers) == ["alice"])
+        await until(lambda: list(bob.peering.peers) == ["alice"])
         assert bob.log.membership_version == other.membership_version
 
     bob.run(test)

@@ -99,9 +99,9 @@ def test_member_that_sends_garbage_is_reported_and_excluded(tmp_path):
                 peer = alice.exchange.peers["mallory"]
                 await until(lambda: not peer.introduced)
                 assert peer.offences.total() > TOLERATED
-                assert "excluded for 60 s" in alice.exchange.roster.suspected["mallory"]
+                assert "excluded for 60 s" in alice.exchange.view.suspected["mallory"]
                 await until(lambda: link in mallory.lost_links)
-                assert "bob" in alice.exchange.roster.ids
+                assert "bob" in alice.exchange.view.ids
                 again = await mallory.dial(alice) if alice.transport.credentials.access.refusal(mallory.key) == "" else None
                 assert again is None
 

@@ -70,7 +70,7 @@ def test_half_open_connections_do_not_block_peers(tmp_path, monkeypatch):
                 await until(lambda: carol.exchange.peers["alice"].introduced)
                 await assert_served(carol, alice)
                 assert alice.exchange.peers["bob"].link is link
-                assert "bob" in alice.exchange.roster.ids
+                assert "bob" in alice.exchange.view.ids
                 assert set(alice.rejected) <= {"not proven", "no TLS"}
             for task in flood:
                 task.cancel()
@@ -100,8 +100,8 @@ def test_member_that_never_reads_uses_bounded_memory(tmp_path, monkeypatch):
                 while deaf.introduced:
                     await assert_served(bob, alice)
                     assert deaf.link is None or deaf.link.backlog < 3 * 4 * size
-                assert "mallory" not in alice.exchange.roster.ids
-                assert "bob" in alice.exchange.roster.ids
+                assert "mallory" not in alice.exchange.view.ids
+                assert "bob" in alice.exchange.view.ids
                 assert alice.rejected == {}
 
     asyncio.run(main())
@@ -123,7 +123,7 @@ def test_truncated_frame_closes_only_its_link(tmp_path):
                 await until(lambda: not alice.exchange.peers["mallory"].introduced)
                 await assert_served(bob, alice)
             assert alice.exchange.traffic.received_score == 0
-            assert "bob" in alice.exchange.roster.ids
+            assert "bob" in alice.exchange.view.ids
 
     asyncio.run(main())
 

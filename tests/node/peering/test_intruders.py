@@ -185,7 +185,7 @@ class Scene:
 
     def signed_by_carol(self, message, to=None):
         """Return a frame that carol has signed for the session of mallory's link to alice."""
-        parts = self.carol.contacts.signer.seal(message, to or self.alice.key, session=self.to_alice.session)
+        parts = self.carol.peering.signer.seal(message, to or self.alice.key, session=self.to_alice.session)
         return b"".join(parts)
 
     def own_frame(self, message=None, **options):
@@ -380,7 +380,7 @@ def test_member_revoked_during_transfer_never_receives_rest(members):
                 await mallory.dial(alice)
             assert alice.rejected == {"revoked": 2}
             assert alice.exchange.traffic.sent_models == 1
-            assert alice.exchange.roster.ids == ("carol",)
+            assert alice.exchange.view.ids == ("carol",)
             await until(lambda: "mallory" not in carol.exchange.peers)  # alice has sent her the entry
             with pytest.raises(TransportError, match="refuses this node: revoked"):
                 await mallory.dial(carol)

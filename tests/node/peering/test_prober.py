@@ -65,7 +65,7 @@ class Alice:
         )
         self.local = LocalState("alice", {})
         self.table = PeerTable(config, self.local, IdleExchange())
-        self.prober = Prober(self.local, self.table, Messenger(PlainSigner(), self.table.roster, Traffic()))
+        self.prober = Prober(self.local, self.table, Messenger(PlainSigner(), self.table.view, Traffic()))
         for peer in self.table.peers.values():
             peer.link = RecordingLink()
             self.table.watch(peer)
@@ -172,7 +172,7 @@ async def suspect_carol(alice):
         for step in steps:
             alice.prober.take(step)
         if any(isinstance(step, Suspect) for step in steps):
-            assert set(alice.table.roster.suspected) == {"carol"}
+            assert set(alice.table.view.suspected) == {"carol"}
             return [message for message in alice.sent("bob") if isinstance(message, m.PingRequest)][-1]
     raise AssertionError("nobody is suspected")
 
@@ -197,7 +197,7 @@ def test_prober_closes_link_after_unanswered_pings():
         alice.prober.take(Ping("carol"))
         assert link.closed
         assert not peer.introduced
-        assert alice.table.roster.suspected == {"carol": "does not answer"}
+        assert alice.table.view.suspected == {"carol": "does not answer"}
 
     play(test)
 

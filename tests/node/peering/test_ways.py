@@ -38,7 +38,7 @@ class Pair:
     """Peer b in the table of node a; b can send to a over any link."""
 
     def __init__(self, federation):
-        self.a, self.b = (federation.make(name).exchange.contacts for name in "ab")
+        self.a, self.b = (federation.make(name).exchange.peering for name in "ab")
         self.peer = self.a.peers["b"]
 
     def make_link(self, direct):
@@ -103,44 +103,44 @@ def test_hello_through_broker_triggers_new_direct_dial():
 def test_repeated_broker_presence_triggers_immediate_dial(address):
     async def test(federation):
         node = federation.make("a")
-        contacts, dialled = node.exchange.contacts, []
-        dial = contacts.transport.dial
+        peering, dialled = node.exchange.peering, []
+        dial = peering.transport.dial
 
         async def counted(address, key, joining=False):
             dialled.append(address)
             return await dial(address, key, joining)
 
-        contacts.transport.dial = counted
+        peering.transport.dial = counted
         async with asyncio.TaskGroup() as tasks:
-            await contacts.start(tasks)
+            await peering.start(tasks)
             await asyncio.sleep(100)
-            contacts.found(federation.keys["b"].public, "mqtt:", "broker")
+            peering.found(federation.keys["b"].public, "mqtt:", "broker")
             await asyncio.sleep(1)
             dialled.clear()
-            contacts.found(federation.keys["b"].public, address, "broker")
+            peering.found(federation.keys["b"].public, address, "broker")
             await asyncio.sleep(0.01)
             assert dialled == ([] if address == "memory:b" else ["memory:b", "mqtt:"])
-            await contacts.close()
+            await peering.close()
 
     play(test)
 
 
 async def dials_in_a_flood_of_hints(federation, seconds):
     """Return the addresses that are dialled while twenty hints arrive per second."""
-    contacts, dialled = federation.make("a").exchange.contacts, []
-    dial = contacts.transport.dial
+    peering, dialled = federation.make("a").exchange.peering, []
+    dial = peering.transport.dial
 
     async def counted(address, key, joining=False):
         dialled.append(address)
         return await dial(address, key, joining)
 
-    contacts.transport.dial = counted
+    peering.transport.dial = counted
     async with asyncio.TaskGroup() as tasks:
-        await contacts.start(tasks)
+        await peering.start(tasks)
         for k in range(20 * seconds):
-            contacts.found(federation.keys["b"].public, f"memory:nobody-{k}", "mdns")
+            peering.found(federation.keys["b"].public, f"memory:nobody-{k}", "mdns")
             await asyncio.sleep(0.05)
-        await contacts.close()
+        await peering.close()
     return dialled
 
 
@@ -179,15 +179,15 @@ def test_proven_addresses_leave_room_for_others():
 def test_slow_frame_with_progress_is_not_silence(moving):
     async def test(federation):
         federation.start("a", "b")
-        contacts = federation.nodes["a"].exchange.contacts
+        peering = federation.nodes["a"].exchange.peering
         await federation.round("a", 3)
-        link = contacts.peers["b"].link
+        link = peering.peers["b"].link
         federation.cable.cut.add("b")
         for second in range(30):
             await asyncio.sleep(1)
             if moving:
                 link.progress = second
-        assert ("b" in contacts.roster.suspected) is not moving
+        assert ("b" in peering.view.suspected) is not moving
         for task in federation.running.values():
             task.cancel()
         await asyncio.gather(*federation.running.values(), return_exceptions=True)

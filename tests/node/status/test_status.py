@@ -161,10 +161,10 @@ def test_flapping_peer_costs_few_lines_and_writes(tmp_path):
         federation.start("b")
         start_watched(federation, "a", path, said)
         await federation.done()
-        roster, last = federation.nodes["a"].exchange.roster, version()
+        view, last = federation.nodes["a"].exchange.view, version()
         for _ in range(1000):  # ten seconds
-            roster.suspect("b", "closed by the other side")
-            roster.heard("b")
+            view.suspect("b", "closed by the other side")
+            view.heard("b")
             await asyncio.sleep(0.01)
             if last != version():
                 last = version()
@@ -183,11 +183,11 @@ def test_member_removed_while_missing_is_not_logged_as_back(tmp_path):
         start_watched(federation, "a", tmp_path / "status.json", said)
         await asyncio.sleep(0.1)
         exchange = federation.nodes["a"].exchange
-        roster = exchange.roster
-        roster.suspect("c", "no answer")
+        view = exchange.view
+        view.suspect("c", "no answer")
         await asyncio.sleep(5)
-        exchange.contacts.peers.pop("c")
-        roster.remove("c")
+        exchange.peering.peers.pop("c")
+        view.remove("c")
         await asyncio.sleep(5)
         federation.running.pop("a").cancel()
 
@@ -334,12 +334,12 @@ def test_new_member_is_not_logged_as_missing(tmp_path):
         federation.start("b")
         start_watched(federation, "a", tmp_path / "status.json", said)
         await federation.done()
-        contacts = federation.nodes["a"].exchange.contacts
-        contacts.roster.add("d")
-        contacts.peers["d"] = Peer("d", Member(bytes(32)))
-        contacts.roster.suspect("d", "not connected yet")
-        contacts.peers["d"].known = True
-        contacts.roster.heard("d")
+        peering = federation.nodes["a"].exchange.peering
+        peering.view.add("d")
+        peering.peers["d"] = Peer("d", Member(bytes(32)))
+        peering.view.suspect("d", "not connected yet")
+        peering.peers["d"].known = True
+        peering.view.heard("d")
 
     play(test, ("a", "b"), Settings(rounds=1, deadline=10.0))
     assert [line for line in said if line.startswith("d ")] == ["d is connected"]
@@ -354,16 +354,16 @@ def test_serving_node_logs_peer_once_its_link_is_up(tmp_path, known):
         observer = StatusObserver(tmp_path / "status.json", exchange, log_to(lines))
         federation.nodes["a"] = node = federation.make("a", exchange=exchange, observer=observer)
         observer.begin(node)
-        contacts = exchange.contacts
-        served = contacts.until(lambda: not contacts.final, inf)
+        peering = exchange.peering
+        served = peering.until(lambda: not peering.final, inf)
         federation.running["a"] = asyncio.create_task(node.run(lambda: served))
         while not exchange.outbox.final:
             await asyncio.sleep(0.05)  # virtual seconds
         if known:
-            contacts.roster.suspect("b", "connection lost")
+            peering.view.suspect("b", "connection lost")
         else:
-            contacts.remove("b", "not a member yet")
-            contacts.add("b", Member(federation.keys["b"].public, ("memory:b",)))
+            peering.remove("b", "not a member yet")
+            peering.add("b", Member(federation.keys["b"].public, ("memory:b",)))
         lines.clear()
         federation.start("b")
         await asyncio.sleep(1)
@@ -417,7 +417,7 @@ def test_status_file_holds_final_state(tmp_path):
         status_observer = start_watched(federation, "a", tmp_path / "status.json", [])
         federation.start("b", "c")
         await federation.done()
-        federation.nodes["a"].exchange.roster.suspect("b", "gone")
+        federation.nodes["a"].exchange.view.suspect("b", "gone")
         status_observer.ended("finished")
 
     play(test, NAMES, SETTINGS)

@@ -269,7 +269,7 @@ def test_frames_contain_no_hypernetwork_or_preference(policy, monkeypatch):
         private = np.concatenate([parts_of(learner.task, model)[1] for model in (learner.task.initial(0), params)])
         for pair in pairwise(private):
             assert np.array(pair).tobytes() not in wire
-        rng = learner.draws.generator(round, "train/0/personal preferences")
+        rng = learner.streams.generator(round, "train/0/personal preferences")
         drawn = rng.dirichlet([1.0, 1.0], (2 * 2, SMALL["preferences"])).reshape(-1, 2)  # passes, batches
         for preference in drawn:
             assert preference.tobytes() not in wire

@@ -353,13 +353,13 @@ class Blind:
     def __getattr__(self, name):
         return getattr(self.reported_stage, name)
 
-    def learner(self, draws, device="cpu"):
-        reported, trained = self.reported_stage.learner(draws, device), self.trained.learner(draws, device)
+    def learner(self, streams, device="cpu"):
+        reported, trained = self.reported_stage.learner(streams, device), self.trained.learner(streams, device)
 
         def compute(query):
             return (trained if isinstance(query, Train) else reported).compute(query)
 
-        return SimpleNamespace(compute=compute, draws=draws)
+        return SimpleNamespace(compute=compute, streams=streams)
 
 
 def blind(part, seed, *, base, preferences, **options):

@@ -248,7 +248,7 @@ class FrameFuzzer:
         others = {"bob": Member(BOB.public), "carol": Member(CAROL.public)}
         keys = {name: member.key for name, member in others.items()}
         everyone = ("alice", "bob", "carol")
-        electing = ElectionRunner(
+        election = ElectionRunner(
             *("alice", Electorate(LOG.membership_version, frozenset(everyone), everyone), self.votes),
             incarnation=1,
             seed=0,
@@ -269,11 +269,11 @@ class FrameFuzzer:
             settings=Settings(),
             n_samples=50,
         )
-        coordination = Coordination(electing, CoordinatedFedAvg().step)
+        coordination = Coordination(election, CoordinatedFedAvg().step)
         self.exchange = MessageExchange(config, ModelEncoder(TopK(0.5), SHAPES, START), self._loss, coordination)
-        self.contacts = self.exchange.contacts
-        await self.contacts.start(tasks)
-        electing.begin()
+        self.peering = self.exchange.peering
+        await self.peering.start(tasks)
+        election.begin()
         await self.exchange.publish(1, "trained", np.ones(P, np.float32), {})
         self.wire = CountingLink()
         self.sequence = 1000
@@ -286,7 +286,7 @@ class FrameFuzzer:
         """Introduce bob, regardless of earlier frames; return whether that is still possible."""
         self.sequence += 1
         signer = FrameSigner(BOB, FILE.id, bytes(16), 1, sequence=self.sequence - 1)
-        self.contacts.links.received(self.wire, memoryview(b"".join(signer.seal(m.Hello(), ALICE.public, TERMS, SESSION))))
+        self.peering.links.received(self.wire, memoryview(b"".join(signer.seal(m.Hello(), ALICE.public, TERMS, SESSION))))
         # Pending requests to him, so that his answers are processed.
         peer = self.exchange.peers["bob"]
         peer.requests = {k: asyncio.get_running_loop().create_future() for k in (1, 2)}
@@ -297,10 +297,10 @@ class FrameFuzzer:
     def coordinate(self):
         """Make alice the coordinator, or let her wait for an assignment of bob."""
         exchange, rng = self.exchange, self.mutator.rng
-        exchange.contacts.final = True  # so that a submission of bob completes a round
+        exchange.peering.final = True  # so that a submission of bob completes a round
         self.votes.ballot = Ballot(Term(LOG.membership_version, 0))
-        exchange.electing.begin()
-        election = exchange.electing.election
+        exchange.election.begin()
+        election = exchange.election.election
         if rng.random() < 0.5:
             election.tick(LATER)
             for said in (
@@ -345,7 +345,7 @@ class FrameFuzzer:
         frame = self.frame()
         self.recent.append(frame)
         before = self.exchange.rejected.total()
-        self.contacts.links.received(self.wire, memoryview(frame))
+        self.peering.links.received(self.wire, memoryview(frame))
         self.seen["frames" if self.exchange.rejected.total() > before else "frames that were taken"] += 1
 
 
@@ -539,7 +539,7 @@ def fuzz(seed, most, seconds):
                     await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert frames.exchange.outbox.round == 1
-            assert set(frames.contacts.peers) == {"bob", "carol"}
+            assert set(frames.peering.peers) == {"bob", "carol"}
             await frames.exchange.close()
 
     while (done := frames.seen.total() + inputs.seen.total()) < most and time.monotonic() < until:

@@ -271,7 +271,7 @@ def test_runs_of_an_edited_module_are_computed_again(capsys, changed):
         'name = "first"\npolicy = { name = "random"', 'name = "first"\npolicy = { name = "stopping:Stopped"'
     )
     Path("study.toml").write_text(scenario)
-    Path("stopping.py").write_text("import helper\n" + POLICY.replace("me.round == 2", "me.draws.seed == 1"))
+    Path("stopping.py").write_text("import helper\n" + POLICY.replace("me.round == 2", "me.streams.seed == 1"))
     Path("helper.py").write_text("")
     stopped(capsys)
     Path("helper.py").write_text("VALUE = 1" if changed else "")
@@ -313,7 +313,7 @@ def test_nothing_is_written_when_every_row_diverges(capsys):
 def test_row_that_has_diverged_can_be_resumed(capsys):
     broken = POLICY.replace("import RunError", "import DivergenceError, RunError").replace(
         "        if me",
-        "        if me.draws.seed == 1:\n            raise DivergenceError(me.id, me.round)\n        if me",
+        "        if me.streams.seed == 1:\n            raise DivergenceError(me.id, me.round)\n        if me",
     )
     Path("stopping.py").write_text(broken)
     code, _, err = sim(capsys, "study.toml", "--out", "here", "--engine", "local", "--no-report")

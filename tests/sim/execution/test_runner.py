@@ -169,7 +169,7 @@ def test_every_query_in_processes_equals_one_process():
     simulation = Simulation(job, workers=3)
     assert simulation.processes == 3
     nodes = zip(simulation.plan.tasks, simulation.nodes.values(), strict=True)
-    one = SequentialLearner([task.learner(node.me.draws, "cpu") for task, node in nodes])
+    one = SequentialLearner([task.learner(node.me.streams, "cpu") for task, node in nodes])
     model = simulation.plan.initial
     models = [model, model + np.float32(0.01)]
     try:

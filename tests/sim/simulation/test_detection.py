@@ -35,7 +35,7 @@ def test_distrusting_nodes_leave_equivocators_out(network):
     for name, node in nodes.items():
         if name != liar:
             assert node.exchange.conduct.left_out == {liar}
-            assert liar not in node.exchange.roster.neighbours
+            assert liar not in node.exchange.view.neighbours
             assert liar not in node.peers.senders
 
 

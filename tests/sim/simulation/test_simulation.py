@@ -245,7 +245,7 @@ def test_topology_limits_models_that_a_policy_receives(fidelity):
     assert {*zip(edges["src"].tolist(), edges["dst"].tolist(), strict=True)} == {
         ((k + step) % 12, k) for k in range(12) for step in (-1, 1)
     }
-    assert all(tuple(node.policy.losses) == node.exchange.roster.neighbours for node in result.nodes.values())
+    assert all(tuple(node.policy.losses) == node.exchange.view.neighbours for node in result.nodes.values())
     assert all(node.exchange.expired == 0 for node in result.nodes.values())
 
 
@@ -259,7 +259,7 @@ def test_directed_topology_modelled_equals_wire():
     assert params(modelled) == params(wire)
     assert bytes_by_kind(modelled) == bytes_by_kind(wire)
     assert wire.expired == 0
-    assert wire.nodes["node-0"].exchange.roster.ids == ("node-2", "node-3")
+    assert wire.nodes["node-0"].exchange.view.ids == ("node-2", "node-3")
 
 
 # Determinism
