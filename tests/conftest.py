@@ -1,5 +1,6 @@
 """Shared fixtures and options of all tests."""
 
+import gc
 import os
 import signal
 
@@ -63,6 +64,12 @@ def pytest_terminal_summary(terminalreporter, config):
 def pytest_collection_modifyitems(items):
     """Sort tests that must run alone to the end, so that workers rarely wait for each other."""
     items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
+
+
+def pytest_collection_finish():
+    """Keep modules and tests out of later searches for garbage: nothing in them is ever released."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

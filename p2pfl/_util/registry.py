@@ -303,7 +303,7 @@ def _imported(path: Path) -> Iterator[str]:
 
 @lru_cache(maxsize=1024)  # a sweep or a notebook asks for the same modules again and again
 def _imported_by(content: bytes, file: Path) -> frozenset[str]:
-    names = set()
+    names: set[str] = set()
     for each in ast.walk(ast.parse(content, file)):
         if isinstance(each, ast.Import):
             names.update(alias.name.partition(".")[0] for alias in each.names)
