@@ -167,8 +167,7 @@ class CoordinationClient:
         except TransportError:
             self._peering.rejected["link lost"] += 1
             return
-        self._peering.traffic.sent_models += 1
-        self._peering.traffic.sent_submit += OVERHEAD + payload.size
+        self._peering.traffic.count("sent", "submit", OVERHEAD + payload.size, models=1)
 
     def _take_own(self, pending: UnansweredSubmission, assignment: Assignment | None) -> None:
         """Adopt an assignment that this node has made for itself."""
@@ -186,9 +185,7 @@ class CoordinationClient:
         Raises:
             ProtocolError: the sender is not the coordinator, there was no submission to it, or its answer is malformed.
         """
-        traffic = self._peering.traffic
-        traffic.received_assigned += OVERHEAD + len(opened.payload)
-        traffic.received_models += message.given
+        self._peering.traffic.count("received", "assigned", OVERHEAD + len(opened.payload), models=message.given)
         term, pending = Term(message.membership_version, message.term), self.pending
         if term < self._election.term:
             raise ProtocolError("lower term", f"an assignment of the ended term {term}")
@@ -294,9 +291,7 @@ class CoordinationServer:
         Raises:
             ProtocolError: the submission is for another coordinator, or unusable for a step.
         """
-        traffic = self._peering.traffic
-        traffic.received_submit += OVERHEAD + len(opened.payload)
-        traffic.received_models += 1
+        self._peering.traffic.count("received", "submit", OVERHEAD + len(opened.payload), models=1)
         term = Term(message.membership_version, message.term)
         if term < self._election.term:
             raise ProtocolError("lower term", f"a submission in the ended term {term}")
@@ -331,8 +326,7 @@ class CoordinationServer:
         except TransportError:
             self._peering.rejected["link lost"] += 1
             return
-        self._peering.traffic.sent_models += given
-        self._peering.traffic.sent_assigned += OVERHEAD + payload.size
+        self._peering.traffic.count("sent", "assigned", OVERHEAD + payload.size, models=given)
 
 
 class MessageCoordinatorBackend:

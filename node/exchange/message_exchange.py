@@ -270,19 +270,16 @@ class MessageExchange:
         size, traffic = OVERHEAD + len(payload), self.traffic
         match message:
             case m.Get():
-                traffic.received_get += size
-                traffic.received_preparation += 0 if message.round else size
+                traffic.count("received", "get", size, preparation=not message.round)
                 self.models.serve(peer, message)
             case m.ModelUpdate():
-                traffic.received_update += size
-                traffic.received_models += 1
-                traffic.received_preparation += 0 if message.round else size
+                traffic.count("received", "update", size, models=1, preparation=not message.round)
                 self._model_client.take(peer, opened, message)
             case m.Score():
-                traffic.received_score += size
+                traffic.count("received", "score", size)
                 self.losses.serve(peer, message, payload)
             case m.Scored():
-                traffic.received_scored += size
+                traffic.count("received", "scored", size)
                 self._loss_client.take(peer, message)
             case m.Receipts() | m.Equivocation():
                 self.equivocation.receive(peer, opened)

@@ -81,8 +81,7 @@ class ModelClient:
             copy = copies.get(peer.name)
             peer.asked[number] = Asked(round, stage, copy)
             self._peering.send(peer, m.Get(number, round, stage, WHOLE if copy is None else copy.tag))
-            traffic.sent_get += OVERHEAD
-            traffic.sent_preparation += 0 if round else OVERHEAD
+            traffic.count("sent", "get", OVERHEAD, preparation=not round)
 
         self._ask_in_background(ids, round, stages)
         updates: list[Update] = await self._requests.ask(ids, round, ask)
@@ -98,7 +97,7 @@ class ModelClient:
                 peer.note_overdue(number)
                 stage = stages if isinstance(stages, str) else "trained"
                 peering.tell(peer, m.Get(number, round, stage, WHOLE))
-                peering.traffic.sent_get += OVERHEAD
+                peering.traffic.count("sent", "get", OVERHEAD)
 
     def take(self, peer: Peer, opened: Opened, answer: m.ModelUpdate) -> None:
         """Accept a model from a peer.
@@ -248,10 +247,8 @@ class ModelServer:
         answer = m.ModelUpdate(get.request, sent.round, sent.stage, sent.n_samples, sent.final, sent.age, base)
         self._peering.send(peer, answer, payload)
         self._conduct.record_gift(peer.name)
-        traffic, size = self._peering.traffic, OVERHEAD + payload.size
-        traffic.sent_models += 1
-        traffic.sent_update += size
-        traffic.sent_preparation += 0 if update.round else size
+        size = OVERHEAD + payload.size
+        self._peering.traffic.count("sent", "update", size, models=1, preparation=not update.round)
 
     def _refuse(self, peer: Peer, get: m.Get, reason: Refusal) -> None:
         self._peering.send(peer, m.NotAvailable(get.request, self._peering.round, reason))
@@ -352,7 +349,7 @@ class LossClient:
 
         def ask(peer: Peer, number: int) -> None:
             self._peering.send(peer, m.Score(number, round), payload)
-            self._peering.traffic.sent_score += OVERHEAD + payload.size
+            self._peering.traffic.count("sent", "score", OVERHEAD + payload.size)
 
         return dict(await self._requests.ask(ids, round, ask))
 
@@ -418,7 +415,7 @@ class LossServer:
         finally:
             peer.scoring -= 1
         self._peering.send(peer, m.Scored(score.request, disclosed_loss(value, self._settings.robust)))
-        self._peering.traffic.sent_scored += OVERHEAD
+        self._peering.traffic.count("sent", "scored", OVERHEAD)
 
     def _refuse(self, peer: Peer, score: m.Score, reason: Literal["not allowed", "busy"]) -> None:
         self._peering.send(peer, m.NotAvailable(score.request, self._peering.round, reason))

@@ -200,7 +200,7 @@ class MessageRouter:
             self._note_round(peer, message)
             self._table.heard(peer)
         if not isinstance(message, m.Learning):
-            self._traffic.received_control += OVERHEAD + len(opened.payload)
+            self._traffic.count("received", "control", OVERHEAD + len(opened.payload))
         match message:
             case m.Hello() | m.Welcome():
                 self._introducer.receive(peer, link, opened)

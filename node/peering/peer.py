@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from itertools import count
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -35,6 +35,9 @@ MOST_ADDRESSES = 8  # addresses reported by one source
 MOST_PROVEN = 4  # addresses that have worked before
 MOST_OVERDUE = 4  # expired requests to one peer that may still be answered
 KINDS = ("get", "update", "score", "scored", "submit", "assigned")  # the kinds that carry learning
+COUNTS = (*KINDS, "control", "models", "preparation")
+
+Way = Literal["sent", "received"]
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -268,70 +271,54 @@ class PeerView:
 
 
 class Traffic:
-    """Frames and bytes of one node, by kind and direction.
+    """Frames and bytes of one node, by direction and kind.
+
+    Every frame is counted by `count`: by a live node as it sends or receives the frame, by a simulated one as it models it.
 
     Attributes:
-        sent_models, received_models: number of frames that are updates, submissions or assignments.
-        sent_get, ..., received_assigned: bytes of the kinds that carry learning.
-        sent_control, received_control: bytes of all other kinds.
-        sent_preparation, received_preparation: bytes of requests and models that belong to the preparation instead of a
-            round; the counts of their kinds include them.
+        sent, received: counts of each direction: the bytes of each of the kinds that carry learning, and of all other
+            kinds as `control`; `models`, the number of frames that hold a model; `preparation`, the bytes of requests
+            and models that belong to the preparation instead of a round, which their kinds include.
     """
 
-    __slots__ = (
-        "received_assigned",
-        "received_control",
-        "received_get",
-        "received_models",
-        "received_preparation",
-        "received_score",
-        "received_scored",
-        "received_submit",
-        "received_update",
-        "sent_assigned",
-        "sent_control",
-        "sent_get",
-        "sent_models",
-        "sent_preparation",
-        "sent_score",
-        "sent_scored",
-        "sent_submit",
-        "sent_update",
-    )
+    __slots__ = ("received", "sent")
 
     def __init__(self) -> None:
-        self.sent_models = self.sent_get = self.sent_update = self.sent_score = self.sent_scored = self.sent_control = 0
-        self.received_models = self.received_get = self.received_update = 0
-        self.received_score = self.received_scored = self.received_control = 0
-        self.sent_submit = self.sent_assigned = self.received_submit = self.received_assigned = 0
-        self.sent_preparation = self.received_preparation = 0
+        self.sent = dict.fromkeys(COUNTS, 0)
+        self.received = dict.fromkeys(COUNTS, 0)
 
-    @property
-    def sent(self) -> int:
-        """Bytes sent of the kinds that carry learning."""
-        sent = self.sent_get + self.sent_update + self.sent_score + self.sent_scored
-        return sent + self.sent_submit + self.sent_assigned
+    def count(self, way: Way, kind: str, size: int, *, models: int = 0, preparation: bool = False) -> None:
+        """Count frames of one kind.
 
-    @property
-    def received(self) -> int:
-        """Bytes received of the kinds that carry learning."""
-        received = self.received_get + self.received_update + self.received_score + self.received_scored
-        return received + self.received_submit + self.received_assigned
+        Args:
+            size: bytes of all of them.
+            models: how many of them hold a model.
+            preparation: whether they belong to the preparation.
+        """
+        counts = self.sent if way == "sent" else self.received
+        counts[kind] += size
+        counts["models"] += models
+        if preparation:
+            counts["preparation"] += size
 
     @property
     def sent_in_rounds(self) -> int:
         """Bytes sent of the kinds that carry learning, without the preparation."""
-        return self.sent - self.sent_preparation
+        return _in_rounds(self.sent)
 
     @property
     def received_in_rounds(self) -> int:
         """Bytes received of the kinds that carry learning, without the preparation."""
-        return self.received - self.received_preparation
+        return _in_rounds(self.received)
 
     def as_dict(self) -> dict[str, dict[str, int]]:
-        """Return all counts, by direction."""
+        """Return the counts of all kinds and of models, by direction."""
         names = ("models", *KINDS, "control")
-        return {way: {name: getattr(self, f"{way}_{name}") for name in names} for way in ("sent", "received")}
+        return {"sent": {name: self.sent[name] for name in names}, "received": {name: self.received[name] for name in names}}
+
+
+def _in_rounds(counts: Mapping[str, int]) -> int:
+    return sum(map(counts.__getitem__, KINDS)) - counts["preparation"]
 
 
 class BackgroundTasks:
@@ -400,7 +387,7 @@ class Messenger:
         link.send(self._signer.seal(message, peer.key, payload, link.session))
         peer.bytes_out += OVERHEAD + payload.size
         if not isinstance(message, m.Learning):
-            self._traffic.sent_control += OVERHEAD + payload.size
+            self._traffic.count("sent", "control", OVERHEAD + payload.size)
 
     def try_send(self, peer: Peer, message: m.Message) -> None:
         """Send a message; ignore its loss."""

@@ -33,11 +33,11 @@ def traffic(run: Run) -> dict[str, Any]:
     prepared = sum(node.peers.budget_tracker.preparation_models for node in nodes)
     figures: dict[str, Any] = {
         "bytes": sum(t.sent_in_rounds for t in counts),
-        "models": sum(t.received_models for t in counts) - prepared,
+        "models": sum(t.received["models"] for t in counts) - prepared,
         "max_models_in_round": run.recorder.most_models,
         "max_models_held": _most_held(run),
-        "control_bytes": sum(t.sent_control for t in counts),
-        "preparation": {"models": prepared, "bytes": sum(t.sent_preparation for t in counts)},
+        "control_bytes": sum(t.sent["control"] for t in counts),
+        "preparation": {"models": prepared, "bytes": sum(t.sent["preparation"] for t in counts)},
     }
     budget = _budget(nodes)
     if budget:

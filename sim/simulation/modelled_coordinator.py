@@ -157,12 +157,10 @@ class ModelledParticipant:
         if coordinator is peer:
             return peer.network.loop.now
         size = size_of(submission, peer.encoder.whole)
-        peer.traffic.sent_models += 1
-        peer.traffic.sent_submit += size
+        peer.traffic.count("sent", "submit", size, models=1)
         arrives = peer.arrival(coordinator, size)
         if arrives is not None:
-            coordinator.traffic.received_models += 1
-            coordinator.traffic.received_submit += size
+            coordinator.traffic.count("received", "submit", size, models=1)
         return arrives
 
     def leave(self) -> None:
@@ -233,17 +231,15 @@ class ModelledCoordinatorBackend:
             answer.add(owner.name, assignment, owner.network.loop.now)
             return
         if assignment is None:
-            owner.traffic.sent_assigned += OVERHEAD
-            participant.traffic.received_assigned += OVERHEAD
+            owner.traffic.count("sent", "assigned", OVERHEAD)
+            participant.traffic.count("received", "assigned", OVERHEAD)
             answer.add(owner.name, None, owner.arrival(participant, OVERHEAD))
             return
         size = OVERHEAD + owner.encoder.whole + len(encode_assignment(assignment.weights, assignment.extras))
-        owner.traffic.sent_models += 1
-        owner.traffic.sent_assigned += size
+        owner.traffic.count("sent", "assigned", size, models=1)
         arrives = owner.arrival(participant, size)
         if arrives is not None:
-            participant.traffic.received_models += 1
-            participant.traffic.received_assigned += size
+            participant.traffic.count("received", "assigned", size, models=1)
             answer.add(owner.name, replace(assignment, size=size), arrives)
 
 

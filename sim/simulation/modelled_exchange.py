@@ -205,9 +205,7 @@ class ModelledExchange:
         if not ids:
             return []
         traffic, board = self._traffic, network.board
-        traffic.sent_get += OVERHEAD * len(ids)
-        if not round:
-            traffic.sent_preparation += OVERHEAD * len(ids)
+        traffic.count("sent", "get", OVERHEAD * len(ids), preparation=not round)
         known = self.encoder.ask(ids)
         if board is not None:
             # nodes with the same training time have then published too, so there is usually nothing to wait for
@@ -215,8 +213,7 @@ class ModelledExchange:
             if round and not known and isinstance(stages, str):
                 updates = board.find(ids, round, stages, network.loop.now)
                 if updates is not None:
-                    traffic.received_models += len(updates)
-                    traffic.received_update += sum(update.size for update in updates)
+                    traffic.count("received", "update", sum(update.size for update in updates), models=len(updates))
                     return updates
             at_once = None if known else fetch_at_once(self.peer, ids, round, stages)
             if at_once is not None:
@@ -268,7 +265,7 @@ class ModelledExchange:
         gather = Gather(network.loop, len(ids), network.settings.deadline)
         for id in ids:
             other = network.peers[id]
-            self._traffic.sent_score += peer.score_size
+            self._traffic.count("sent", "score", peer.score_size)
             arrives = peer.arrival(other, peer.score_size)
             if arrives is not None:
                 network.loop.call_at(arrives, other.score, peer, gather, params)
@@ -368,10 +365,8 @@ class Fetch(Gather):
         pending = self.pending
         while pending:
             peer, asked = pending[-1]
-            stage = self.stage_of(peer)
-            found = peer.outbox.find(self.round, stage)
-            if found == "wait":
-                peer.waiting.append(Waiting(self.asker.name, self.round, stage, self.advance))
+            found = self._find(peer, self.advance)
+            if found is None:
                 return
             pending.pop()
             self._count(peer)
@@ -391,16 +386,18 @@ class Fetch(Gather):
 
     def serve(self, peer: ModelledPeer, asked: float) -> None:
         """Serve one request, now or when its model is published."""
-        stage = self.stage_of(peer)
-        found = peer.outbox.find(self.round, stage)
-        if found == "wait":
-            peer.waiting.append(Waiting(self.asker.name, self.round, stage, partial(self.serve, peer, asked)))
-        else:
+        found = self._find(peer, partial(self.serve, peer, asked))
+        if found is not None:
             self.take(peer, found, asked)
 
-    def stage_of(self, peer: ModelledPeer) -> Stage:
-        """Return the stage of the model that is requested from a peer."""
-        return self.stages if isinstance(self.stages, str) else self.stages[peer.name]
+    def _find(self, peer: ModelledPeer, again: Callable[[], None]) -> Published | Missing | None:
+        """Return what a peer answers; None if its model is still to be published, after which it calls `again`."""
+        stage = self.stages if isinstance(self.stages, str) else self.stages[peer.name]
+        found = peer.outbox.find(self.round, stage)
+        if found == "wait":
+            peer.waiting.append(Waiting(self.asker.name, self.round, stage, again))
+            return None
+        return found
 
     def take(self, peer: ModelledPeer, found: Published | Missing, asked: float) -> None:
         """Have `peer` answer a request that arrived at `asked`."""
@@ -413,14 +410,12 @@ class Fetch(Gather):
             saved = peer.encoder.whole - peer.encoder.size(found, self.known[peer.name].tag)
             update = replace(update, size=update.size - saved)
         when = asked if asked > found.time else found.time
-        arrives = self._carry(peer, update.size, when)
+        arrives = when if self.links.instant else self.links.arrival(peer.name, asker.name, update.size, when)
+        peer.traffic.count("sent", "update", update.size, models=1, preparation=not self.round)
         if arrives is None:
             return
-        update = peer.outbox.as_sent(update, found.age(when))
-        if peer.forge is not None:
-            update = peer.forge(asker.name, update)
-        if asker.receipts is not None:
-            asker.receipts.take(peer, update)
+        asker.traffic.count("received", "update", update.size, models=1, preparation=not self.round)
+        update = peer.as_received(update, found.age(when), asker)
         if not self.add(peer.name, update, arrives):  # too late to be used, but it shows that the peer is alive
             self.loop.call_at(arrives, asker.heard, peer, peer.round if asker.network.steady else 0)
         elif peer.name in self.known:
@@ -428,35 +423,18 @@ class Fetch(Gather):
 
     def _count(self, peer: ModelledPeer) -> None:
         """Count a request that `peer` receives."""
-        peer.traffic.received_get += OVERHEAD
-        if not self.round:
-            peer.traffic.received_preparation += OVERHEAD
+        peer.traffic.count("received", "get", OVERHEAD, preparation=not self.round)
         peer.heard(self.asker, self.round)
 
     def _refuse(self, peer: ModelledPeer, when: float) -> None:
         """Count the answer of a peer that it has no model; it names the peer's round."""
         asker = self.asker
-        peer.traffic.sent_control += OVERHEAD
-        asker.traffic.received_control += OVERHEAD
+        peer.traffic.count("sent", "control", OVERHEAD)
+        asker.traffic.count("received", "control", OVERHEAD)
         arrives = self.links.arrival(peer.name, asker.name, OVERHEAD, when)
         self.add(peer.name, None, arrives)
         if arrives is not None and not asker.network.steady:
             self.loop.call_at(arrives, asker.heard, peer, peer.round)
-
-    def _carry(self, peer: ModelledPeer, size: int, when: float) -> float | None:
-        """Count a model that `peer` sends at `when`; return its time of arrival, or None if it is lost."""
-        sent, received = peer.traffic, self.asker.traffic
-        sent.sent_models += 1
-        sent.sent_update += size
-        if not self.round:
-            sent.sent_preparation += size
-        arrives = when if self.links.instant else self.links.arrival(peer.name, self.asker.name, size, when)
-        if arrives is not None:
-            received.received_models += 1
-            received.received_update += size
-            if not self.round:
-                received.received_preparation += size
-        return arrives
 
 
 def fetch_at_once(
@@ -473,28 +451,13 @@ def fetch_at_once(
         if model is None:
             return None
         found.append((peer, model))
-    updates, size = [], 0
+    updates, preparation = [], not round
     for peer, model in found:
-        update, sent = model.update, peer.traffic
-        sent.received_get += OVERHEAD
-        sent.sent_models += 1
-        sent.sent_update += update.size
-        size += update.size
-        if not round:
-            sent.received_preparation += OVERHEAD
-            sent.sent_preparation += update.size
+        peer.traffic.count("received", "get", OVERHEAD, preparation=preparation)
+        peer.traffic.count("sent", "update", model.update.size, models=1, preparation=preparation)
         if peer.view.suspected:
             peer.heard(asker, asker.round)
-        if model.time < now or peer.outbox.final:
-            update = peer.outbox.as_sent(update, model.age(now))
-        if peer.forge is not None:
-            update = peer.forge(asker.name, update)
-        if asker.receipts is not None:
-            asker.receipts.take(peer, update)
-        updates.append(update)
-    received = asker.traffic
-    received.received_models += len(updates)
-    received.received_update += size
-    if not round:
-        received.received_preparation += size
+        updates.append(peer.as_received(model.update, model.age(now), asker))
+    size = sum(model.update.size for _, model in found)
+    asker.traffic.count("received", "update", size, models=len(updates), preparation=preparation)
     return updates

@@ -372,6 +372,15 @@ class ModelledPeer:
             else:
                 request.serve()
 
+    def as_received(self, update: Update, age: float, asker: ModelledPeer) -> Update:
+        """Return a model of this node as `asker` receives it, `age` seconds after its publication."""
+        update = self.outbox.as_sent(update, age)
+        if self.forge is not None:
+            update = self.forge(asker.name, update)
+        if asker.receipts is not None:
+            asker.receipts.take(self, update)
+        return update
+
     @property
     def score_size(self) -> int:
         """Return the bytes of a request for a loss: the model is sent as float32 with every codec."""
@@ -379,13 +388,13 @@ class ModelledPeer:
 
     def score(self, asker: ModelledPeer, gather: Gather, params: Parameters) -> None:
         """Compute a loss for a peer, and send it."""
-        self.traffic.received_score += self.score_size
+        self.traffic.count("received", "score", self.score_size)
 
         def reply(done: Future[np.ndarray]) -> None:
-            self.traffic.sent_scored += OVERHEAD
+            self.traffic.count("sent", "scored", OVERHEAD)
             when = self.arrival(asker, OVERHEAD)
             if when is not None:
-                asker.traffic.received_scored += OVERHEAD
+                asker.traffic.count("received", "scored", OVERHEAD)
                 loss = nan if self._private else float(done.result()[0])
                 gather.add(self.name, disclosed_loss(loss, self.network.settings.robust), when)
 
@@ -560,8 +569,7 @@ class Board:
         for key, senders in self._served.items():
             models = self._models[key]
             for id, times in Counter(senders).items():
-                sent = self._traffic_of(id)
-                sent.received_get += OVERHEAD * times
-                sent.sent_models += times
-                sent.sent_update += models[id].size * times
+                traffic = self._traffic_of(id)
+                traffic.count("received", "get", OVERHEAD * times)
+                traffic.count("sent", "update", models[id].size * times, models=times)
         self._served.clear()

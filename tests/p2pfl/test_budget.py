@@ -372,7 +372,7 @@ def test_real_node_receives_models_within_budget():
     for node in federation.nodes.values():
         assert node.round == 3
         assert node.peers.budget_tracker.refused == 3
-        assert node.exchange.traffic.received_models == 6
+        assert node.exchange.traffic.received["models"] == 6
 
 
 def test_real_node_logs_models_refused_by_budget(tmp_path):

@@ -259,7 +259,7 @@ def test_model_on_the_wire_has_size_of_shared_values(fidelity):
     assert set(edges["bytes"].tolist()) == {OVERHEAD + 4 * SHARED}
     for node in done.nodes.values():
         traffic = node.exchange.traffic
-        assert traffic.received_update == traffic.received_models * (OVERHEAD + 4 * SHARED)
+        assert traffic.received["update"] == traffic.received["models"] * (OVERHEAD + 4 * SHARED)
 
 
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])

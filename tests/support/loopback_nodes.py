@@ -125,8 +125,8 @@ class Honest:
             "norm": exchange.limit.own,
             "log": self.log.encode(),
             "file": (self.folder / "membership").read_bytes(),
-            "sent": (exchange.traffic.sent_models, exchange.traffic.sent_update, exchange.traffic.sent_score),
-            "received": (exchange.traffic.received_models, exchange.traffic.received_update),
+            "sent": (exchange.traffic.sent["models"], exchange.traffic.sent["update"], exchange.traffic.sent["score"]),
+            "received": (exchange.traffic.received["models"], exchange.traffic.received["update"]),
         }
 
 

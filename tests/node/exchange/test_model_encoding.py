@@ -95,9 +95,9 @@ def test_peers_receive_encoded_model_and_node_keeps_its_own(table):
 def test_traffic_of_differences_and_whole_models_is_exact():
     exchange = play(to_the_end, NAMES, settings(TOP_K)).nodes["a"].exchange
     # Each of 3 peers sends 3 entries 6 times: the count, a bit for each of 11 values, and the values.
-    assert exchange.traffic.received_update == 3 * 6 * (OVERHEAD + 4 + 2 + 4 * 3)
+    assert exchange.traffic.received["update"] == 3 * 6 * (OVERHEAD + 4 + 2 + 4 * 3)
     whole = play(to_the_end, NAMES, settings(TOP_K | {"share": 1.0})).nodes["a"].exchange
-    assert whole.traffic.received_update == 3 * 6 * (OVERHEAD + 4 * P)
+    assert whole.traffic.received["update"] == 3 * 6 * (OVERHEAD + 4 * P)
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ def test_member_that_never_reads_uses_bounded_memory(tmp_path, monkeypatch):
                 link.connection.pause_reading()
                 for number in range(200):
                     mallory.send(link, m.Get(number, 1, "trained"))
-                await until(lambda: alice.exchange.traffic.received_get)
+                await until(lambda: alice.exchange.traffic.received["get"])
                 deaf = alice.exchange.peers["mallory"]
                 while deaf.introduced:
                     await assert_served(bob, alice)
@@ -122,7 +122,7 @@ def test_truncated_frame_closes_only_its_link(tmp_path):
                     link.close()
                 await until(lambda: not alice.exchange.peers["mallory"].introduced)
                 await assert_served(bob, alice)
-            assert alice.exchange.traffic.received_score == 0
+            assert alice.exchange.traffic.received["score"] == 0
             assert "bob" in alice.exchange.view.ids
 
     asyncio.run(main())

@@ -367,7 +367,7 @@ def test_member_revoked_during_transfer_never_receives_rest(members):
             link = await mallory.introduce(alice)
             link.connection.pause_reading()
             mallory.send(link, ask())
-            await until(lambda: alice.exchange.traffic.sent_models == 1)
+            await until(lambda: alice.exchange.traffic.sent["models"] == 1)
             assert alice.exchange.peers["mallory"].link.backlog > 1_000_000  # the model is in transit
             alice.log.append(Identity.load(members["alice"] / "admission.pem"), "remove", "mallory", mallory.key)
             assert alice.rejected == {"revoked": 1}
@@ -379,7 +379,7 @@ def test_member_revoked_during_transfer_never_receives_rest(members):
             with pytest.raises(TransportError, match="refuses this node: revoked"):
                 await mallory.dial(alice)
             assert alice.rejected == {"revoked": 2}
-            assert alice.exchange.traffic.sent_models == 1
+            assert alice.exchange.traffic.sent["models"] == 1
             assert alice.exchange.view.ids == ("carol",)
             await until(lambda: "mallory" not in carol.exchange.peers)  # alice has sent her the entry
             with pytest.raises(TransportError, match="refuses this node: revoked"):

@@ -65,21 +65,22 @@ def figures(result):
     traffic = [node.exchange.traffic for node in result.nodes.values()]
     rounds = result.recorder.rounds_table()
     return {
-        "requests": sum(each.sent_get for each in traffic) // OVERHEAD,
-        "served": sum(each.sent_models for each in traffic),
-        "received": sum(each.received_models for each in traffic),
+        "requests": sum(each.sent["get"] for each in traffic) // OVERHEAD,
+        "served": sum(each.sent["models"] for each in traffic),
+        "received": sum(each.received["models"] for each in traffic),
         "in time": int(rounds["models_in"].sum()),
-        "bytes": sum(each.sent for each in traffic),
+        "bytes": sum(each.sent_in_rounds + each.sent["preparation"] for each in traffic),
         "deadlines": result.expired,
     }
 
 
 def bits(result):
-    """Return the parameters of each node, and the bytes that it has sent and received for learning."""
-    traffic = {name: node.exchange.traffic for name, node in result.nodes.items()}
-    return {
-        name: (node.me.params.tobytes(), traffic[name].sent, traffic[name].received) for name, node in result.nodes.items()
-    }
+    """Return the parameters of each node, and the models and bytes by kind that it has sent and received for learning."""
+
+    def without_control(node):
+        return {way: counts | {"control": 0} for way, counts in node.exchange.traffic.as_dict().items()}
+
+    return {name: (node.me.params.tobytes(), without_control(node)) for name, node in result.nodes.items()}
 
 
 def times(result):

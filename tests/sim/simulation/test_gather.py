@@ -42,7 +42,8 @@ def test_board_lacks_missing_models_and_those_of_other_times():
     assert board.find(["b"], 1, "trained", 2.0) is None
 
     board.count()
-    assert traffic["a"].sent == traffic["b"].sent == 0
+    assert not any(traffic["a"].sent.values())
+    assert not any(traffic["b"].sent.values())
 
 
 def test_board_counts_every_fetched_model_once():
@@ -53,8 +54,8 @@ def test_board_counts_every_fetched_model_once():
     board.count()
     board.count()
 
-    assert (traffic["a"].sent_models, traffic["a"].sent_update, traffic["a"].received_get) == (2, 200, 2 * OVERHEAD)
-    assert (traffic["b"].sent_models, traffic["b"].sent_update, traffic["b"].received_get) == (1, 100, OVERHEAD)
+    assert (traffic["a"].sent["models"], traffic["a"].sent["update"], traffic["a"].received["get"]) == (2, 200, 2 * OVERHEAD)
+    assert (traffic["b"].sent["models"], traffic["b"].sent["update"], traffic["b"].received["get"]) == (1, 100, OVERHEAD)
 
 
 def test_board_counts_the_size_of_a_model_that_is_replaced_later():
@@ -65,4 +66,4 @@ def test_board_counts_the_size_of_a_model_that_is_replaced_later():
     board.find(["a"], 1, "trained", 1.0)
     board.add(update("a", round=2), 2.0)
 
-    assert traffic["a"].sent_update == 107
+    assert traffic["a"].sent["update"] == 107

@@ -127,10 +127,10 @@ def test_submissions_and_assignments_count_as_models():
     for name, node in result.nodes.items():
         traffic = node.exchange.traffic
         to_and_from = (0, 5 * 6) if name == "node-0" else (6, 0)  # submissions: sent, received
-        assert (traffic.sent_submit, traffic.received_submit) == tuple(n * size for n in to_and_from)
-        assert (traffic.received_assigned, traffic.sent_assigned) == tuple(n * (size + weights) for n in to_and_from)
-        assert traffic.sent_models == traffic.received_models == sum(to_and_from)
-        assert traffic.sent == traffic.sent_in_rounds == traffic.sent_submit + traffic.sent_assigned
+        assert (traffic.sent["submit"], traffic.received["submit"]) == tuple(n * size for n in to_and_from)
+        assert (traffic.received["assigned"], traffic.sent["assigned"]) == tuple(n * (size + weights) for n in to_and_from)
+        assert traffic.sent["models"] == traffic.received["models"] == sum(to_and_from)
+        assert traffic.sent_in_rounds == traffic.sent["submit"] + traffic.sent["assigned"]
         assert node.peers.budget_tracker.round_models == to_and_from[0]
     table = result.recorder.rounds_table()
     assert table["bytes_in"].sum() == table["bytes_out"].sum() == 5 * 6 * (2 * size + weights)
@@ -144,7 +144,7 @@ def test_submission_contains_start_once_and_previous_extras():
     sent = [OVERHEAD + 2 * model]  # the first submission, with its start model
     extras = {"cluster": np.zeros(0, np.int64), "figures": np.zeros(4)}
     least = OVERHEAD + model + len(encode_submission({}, extras))
-    splits = (node.exchange.traffic.sent_submit - sum(sent) - 5 * least) / 8  # 8 bytes for each part of a cluster's name
+    splits = (node.exchange.traffic.sent["submit"] - sum(sent) - 5 * least) / 8  # 8 bytes for each part of a cluster's name
     assert splits == int(splits) > 0
 
 
@@ -310,7 +310,7 @@ def test_note_names_lines_that_are_too_slow_for_elections(bandwidth, enough):
     notes = [note for note in plan(slow).notes if "coordinator's line" in note]
     assert len(notes) == (0 if enough else 1)
     modelled, messages = (
-        sum(node.exchange.traffic.sent_models for node in run(replace(slow, fidelity=how)).nodes.values())
+        sum(node.exchange.traffic.sent["models"] for node in run(replace(slow, fidelity=how)).nodes.values())
         for how in ("modelled", "wire")
     )
     assert modelled == 2 * 4 * 3

@@ -47,7 +47,7 @@ def bytes_by_kind(result):
         traffic = result.nodes[name].exchange.traffic
         for way in ways.values():
             way.pop("control")
-        ways["preparation"] = {"sent": traffic.sent_preparation, "received": traffic.received_preparation}
+        ways["preparation"] = {"sent": traffic.sent["preparation"], "received": traffic.received["preparation"]}
     return counts
 
 
@@ -381,7 +381,7 @@ def test_no_request_is_served_again_after_its_deadline(links, mode):
     result = run(scenario(**options))  # conftest.py asserts that no more models are served than requested
     traffic = [node.exchange.traffic for node in result.nodes.values()]
     assert result.virtual_s > 4 * 1.5
-    assert 0 < sum(each.received_models for each in traffic) <= sum(each.sent_get for each in traffic) / OVERHEAD
+    assert 0 < sum(each.received["models"] for each in traffic) <= sum(each.sent["get"] for each in traffic) / OVERHEAD
 
 
 @pytest.mark.slow
