@@ -1,7 +1,7 @@
 """Life of a node. The same code runs on machines, through a broker, and by the hundred in the simulator.
 
 All differences are injected: the way to peers (`exchange`), the place of training (`trainer`), storage (`store`), and
-the `observer`.
+the `observers`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -50,8 +49,12 @@ from p2pfl.task import Task
 SPLITS: tuple[Split, ...] = ("validation", "test")
 
 
-class Observer(policy_api.Observer, Protocol):
-    """Observer of a node. Its methods must not affect the node."""
+class Observer(policy_api.Observer):
+    """Observer of a node, which is told of its events while they happen.
+
+    Each method does nothing; a subclass overrides those of the events that it needs. An observer must not affect the
+    node: it returns at once and raises nothing.
+    """
 
     def restored(self, node: Node) -> None:
         """Report that the node continues from its stored checkpoint."""
@@ -96,7 +99,7 @@ class Node:
         exchange: Exchange,
         settings: Settings,
         store: Store | None = None,
-        observer: Observer | None = None,
+        observers: Sequence[Observer] = (),
         budget: Budget | None = None,
         lenient: bool = False,
         initial: Parameters | None = None,
@@ -111,7 +114,7 @@ class Node:
         self.exchange = exchange
         self.settings = settings
         self.early_stopping = EarlyStopping(settings.patience, settings.best_by)
-        self._store, self._observer = store, observer
+        self._store, self._observers = store, observers
         self._resume_after = min(resume_after, settings.rounds)
         self._stopping = self._prepared = False
         self._ended = False  # whether the checkpoint is from the end of all rounds so far
@@ -120,7 +123,7 @@ class Node:
             policy.reported_stage,
             task=task,
             measure=self._metrics,
-            report=(lambda *seen: None) if observer is None else partial(observer.evaluated, self),
+            report=self._report_evaluated,
         )
         self.me = Me(
             name,
@@ -143,7 +146,7 @@ class Node:
             asks_scores=asks_scores(policy),
             oldest=inf if settings.mode == "synchronous" else settings.max_staleness,
         )
-        self.me.observer = self.peers.observer = observer
+        self.me.observers = self.peers.observers = observers
         self._saved: Checkpoint | None = None
 
     @property
@@ -239,8 +242,9 @@ class Node:
             following = min(await self.exchange.next_round(me.round), settings.rounds)
             if self._stopping:
                 return
-            if following != me.round + 1 and self._observer is not None:
-                self._observer.skipped(self, me.round, following)
+            if following != me.round + 1:
+                for observer in self._observers:
+                    observer.skipped(self, me.round, following)
         finished, me.round = me.round, following
         self.peers.begin_round()
         try:
@@ -254,8 +258,8 @@ class Node:
         if self._store is not None:  # first, because an observer of the round may rely on it
             await self._save()
             failpoint("round-saved")
-        if self._observer is not None:
-            self._observer.merged(self, merge)
+        for observer in self._observers:
+            observer.merged(self, merge)
 
     def _take(self, merge: Merge) -> Merge:
         """Adopt and return the result of a round; keep the own model if the result has values that are not finite."""
@@ -266,13 +270,16 @@ class Node:
             reason = problem(params, self.me.layout.size)
             raise ConfigurationError(f"the policy {type(self.policy).__name__} returned an invalid model: {reason}")
         if self.me.lenient and not np.isfinite(params).all():
-            if self._observer is not None:
-                senders = sorted(id for id, weight in merge.weights.items() if weight and id != self.name)
-                reason = f"the average with the models of {', '.join(senders) or 'no peer'} has values that are not finite"
-                self._observer.discarded(self.name, self.me.round, reason, senders)
+            senders = sorted(id for id, weight in merge.weights.items() if weight and id != self.name)
+            reason = f"the average with the models of {', '.join(senders) or 'no peer'} has values that are not finite"
+            self._report_discarded(reason, senders)
             merge = Merge(self.peers.own, {self.name: 1.0})
         self.me.params = merge.params
         return merge
+
+    def _report_discarded(self, reason: str, senders: Sequence[str]) -> None:
+        for observer in self._observers:
+            observer.discarded(self.name, self.me.round, reason, senders)
 
     # Evaluation
 
@@ -280,12 +287,16 @@ class Node:
         published: dict[Stage, Parameters] = {s: p for s, p in self.peers.published.items() if s != "prepared"}
         await self._evaluations.begin(self.me.round, published | {"merged": self.me.whole})
 
+    def _report_evaluated(self, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
+        for observer in self._observers:
+            observer.evaluated(self, round, stages)
+
     async def _finish(self) -> None:
         """Evaluate the model that was best on validation, which is the node's result."""
         await self._evaluations.finish()
         (result,) = await self._metrics([self.result])
-        if self._observer is not None:
-            self._observer.finished(self, result)
+        for observer in self._observers:
+            observer.finished(self, result)
 
     @property
     def result(self) -> Parameters:
@@ -312,8 +323,8 @@ class Node:
             await self._save_outbox(model)
 
     def elected(self, elected: Elected) -> None:
-        if self._observer is not None:
-            self._observer.elected(self, elected)
+        for observer in self._observers:
+            observer.elected(self, elected)
 
     # Checkpoints
 
@@ -357,8 +368,8 @@ class Node:
         params = unpack(checkpoint.params)
         if np.isfinite(params).all():
             self.me.restore(params)
-        elif self._observer is not None:
-            self._observer.discarded(self.name, checkpoint.round, "the checkpoint has values that are not finite", ())
+        else:
+            self._report_discarded("the checkpoint has values that are not finite", ())
         self._prepared = checkpoint.prepared or checkpoint.round > 0
         self.early_stopping.restore(checkpoint.early_stopping)
         self.trainer.restore(unpack_arrays(checkpoint.learner))
@@ -373,8 +384,8 @@ class Node:
         self.exchange.encoder.restore(steps, outbox.models.values())
         self._ended = checkpoint.final
         outbox.final = checkpoint.final and self.done  # unless there are more rounds to do now
-        if self._observer is not None:
-            self._observer.restored(self)
+        for observer in self._observers:
+            observer.restored(self)
 
 
 def _check_origin(node: Node, checkpoint: Checkpoint) -> None:

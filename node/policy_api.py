@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from math import inf, isfinite
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -30,14 +30,17 @@ from p2pfl.robust.selection import ClipLoss
 DIVERGED_IN_A_ROW = 3  # failed trainings in a row after which the node ends
 
 
-class Observer(Protocol):
-    """Observer of a node's exchanges with its peers."""
+class Observer:
+    """Observer of a node's exchanges with its peers; see p2pfl.node.node.Observer."""
 
-    def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None: ...
+    def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None:
+        """Report that the node has published a model."""
 
-    def received(self, id: str, round: int, updates: Sequence[Update]) -> None: ...
+    def received(self, id: str, round: int, updates: Sequence[Update]) -> None:
+        """Report the models that the node may use, of all that one request asked for."""
 
-    def assigned(self, id: str, round: int, assignment: Assignment) -> None: ...
+    def assigned(self, id: str, round: int, assignment: Assignment) -> None:
+        """Report the coordinator's assignment that the node continues from."""
 
     def discarded(self, id: str, round: int, reason: str, senders: Sequence[str]) -> None:
         """Report that the node keeps its model, because the next one has values that are not finite.
@@ -69,7 +72,7 @@ class Me(policy.Me):
         "lenient",
         "most_diverged",
         "n_samples",
-        "observer",
+        "observers",
         "params",
         "private_parameters",
         "robust",
@@ -95,7 +98,7 @@ class Me(policy.Me):
         lenient: bool = False,
     ) -> None:
         self.id = id
-        self.observer: Observer | None = None
+        self.observers: Sequence[Observer] = ()
         self.lenient = lenient
         self.diverged = 0  # number of diverged trainings in a row
         self.most_diverged: float = DIVERGED_IN_A_ROW  # after more, the node ends
@@ -139,8 +142,8 @@ class Me(policy.Me):
             self.diverged += 1
             if self.diverged > self.most_diverged:
                 raise
-            if self.observer is not None:
-                self.observer.discarded(self.id, self.round, str(error), ())
+            for observer in self.observers:
+                observer.discarded(self.id, self.round, str(error), ())
             return query.params
         self.diverged = 0
         return trained
@@ -210,7 +213,7 @@ class NodePeers:
         self._oldest = oldest
         self._names = tuple(names)
         self._neighbours: tuple[str, ...] = exchange.view.neighbours
-        self.observer: Observer | None = None
+        self.observers: Sequence[Observer] = ()
         self.budget_tracker = BudgetTracker(me.budget, refuse)
         self._extras = 0  # bytes of the extras that were published last
         self._beyond: dict[str, int] = {}  # by peer: bytes by which its last model exceeded the expected size
@@ -282,8 +285,8 @@ class NodePeers:
         if self._me.budget.bytes:
             self._extras = len(encode_extras(extras)) if extras else 0
         await self._exchange.publish(self._me.round, stage, params, extras or {})
-        if self.observer is not None:
-            self.observer.published(self._me.id, self._me.round, stage, params)
+        for observer in self.observers:
+            observer.published(self._me.id, self._me.round, stage, params)
 
     async def models(self, ids: Sequence[str], stage: Stage | Mapping[str, Stage] = "trained") -> list[Update]:
         places = self.budget_tracker.reserve(ids, self._expected_bytes)
@@ -307,8 +310,8 @@ class NodePeers:
         if self.budget_tracker.refuses and self._me.budget.bytes:
             self._note_sizes(updates)
         updates = self.budget_tracker.take(updates)
-        if self.observer is not None:
-            self.observer.received(self._me.id, self._me.round, updates)
+        for observer in self.observers:
+            observer.received(self._me.id, self._me.round, updates)
         return updates
 
     def _cap_samples(self, updates: Sequence[Update]) -> list[Update]:
@@ -348,8 +351,8 @@ class NodePeers:
     ) -> Assignment | None:
         me = self._me
         self.published["trained"] = me.private_parameters.whole(params)
-        if self.observer is not None:
-            self.observer.published(me.id, me.round, "trained", params)
+        for observer in self.observers:
+            observer.published(me.id, me.round, "trained", params)
         if not self.budget_tracker.admits(
             self._expected_bytes(me.id)
         ):  # the node learns alone, because the budget does not allow the assignment
@@ -367,8 +370,8 @@ class NodePeers:
                     self.refused[coordinator] += 1
                     return None
                 assignment = replace(assignment, params=kept)
-        if self.observer is not None:
-            self.observer.assigned(me.id, me.round, assignment)
+        for observer in self.observers:
+            observer.assigned(me.id, me.round, assignment)
         return assignment
 
     async def _protect(self, own: Parameters, assigned: Parameters, free: bool) -> Parameters | None:

@@ -28,7 +28,7 @@ from p2pfl.node.folder import config as folders
 from p2pfl.node.folder.incarnation import last_published
 from p2pfl.node.node import Node
 from p2pfl.node.peering.peering_config import Discovery, Guard, PeeringOptions
-from p2pfl.node.status.observer import StatusObserver, TrackedObserver
+from p2pfl.node.status.observer import StatusObserver, TrackingObserver
 from p2pfl.node.trainer import ThreadTrainer
 from p2pfl.policy import Coordinated, asks_scores
 from p2pfl.protocols.election import Electorate
@@ -48,13 +48,15 @@ class Parts(NamedTuple):
     """Parts of a running node.
 
     Attributes:
-        reach, members: None for a node that belongs to no federation.
+        tracking_observer: None without trackers.
+        connectivity, members: None for a node that belongs to no federation.
         about: facts that the status shows.
     """
 
     node: Node
     exchange: MessageExchange
     status_observer: StatusObserver
+    tracking_observer: TrackingObserver | None
     connectivity: Connectivity | None
     members: MembershipSync | None
     about: dict[str, Any]
@@ -103,7 +105,7 @@ class Assembly:
         with name_source(ready.source(("device", *loading.TASK_KEYS))):
             self._trainer = ThreadTrainer(self._task.learner(RandomStreams(config.seed, config.name), config.device))
         close.callback(self._trainer.close)
-        self._tracking = self._open_trackers(close)
+        self._tracking_observer = self._open_trackers(close)
 
     def parts(self) -> Parts:
         """Return the parts of the node. Call this only once, because it counts a start."""
@@ -114,7 +116,8 @@ class Assembly:
         else:
             connected = self._connect(ready.membership, ready.agreement, incarnation)
         exchange, connectivity, members, tokens_unanswered = connected
-        status_observer = self._observer(exchange)
+        status_observer = StatusObserver(ready.folder / folders.STATUS, exchange, log, faults=self._supervisor.faults)
+        tracking_observer = self._tracking_observer
         node = Node(
             config.name,
             [config.name] if ready.membership is None else list(ready.membership.members),
@@ -124,7 +127,7 @@ class Assembly:
             exchange=exchange,
             settings=config,
             store=FileStore(ready.folder / folders.CHECKPOINT, log),
-            observer=status_observer,
+            observers=[status_observer] if tracking_observer is None else [status_observer, tracking_observer],
             budget=config.budget,
             lenient=True,
             initial=self._initial,
@@ -141,10 +144,10 @@ class Assembly:
             about["tokens_unanswered"] = tokens_unanswered
         if connectivity is not None:
             about["configured_network"] = connectivity.describe()
-        return Parts(node, exchange, status_observer, connectivity, members, about)
+        return Parts(node, exchange, status_observer, tracking_observer, connectivity, members, about)
 
-    def _open_trackers(self, close: ExitStack) -> Tracking | None:
-        """Return the trackers that the configuration names; None if it names none."""
+    def _open_trackers(self, close: ExitStack) -> TrackingObserver | None:
+        """Return the observer that feeds the trackers of the configuration; None if it names none."""
         config, log = self._config, self._log
         with name_source(self._ready.source(("track",))):
             found = factories(config.track.tools)
@@ -153,13 +156,9 @@ class Assembly:
         folder = Path(config.track.folder).expanduser() if config.track.folder else self._ready.folder / TRACK
         tracking = Tracking(found, folder, lambda text: log.warning(text, kind="tracker-failed"))
         close.callback(tracking.close)
-        return tracking
-
-    def _observer(self, exchange: MessageExchange) -> StatusObserver:
-        path, log, faults = self._ready.folder / folders.STATUS, self._log, self._supervisor.faults
-        if self._tracking is None:
-            return StatusObserver(path, exchange, log, faults=faults)
-        return TrackedObserver(path, exchange, log, faults=faults, tracking=self._tracking, config=self._config)
+        tracking_observer = TrackingObserver(tracking, config)
+        close.callback(tracking_observer.end)  # before the trackers are closed: the result ends the run
+        return tracking_observer
 
     def _alone(self, incarnation: int) -> _Connected:
         """Return the exchange of a node without a federation, which does not listen."""

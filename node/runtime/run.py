@@ -127,6 +127,8 @@ async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> i
         if (connectivity := parts.connectivity) is not None:
             parts.exchange.peering.on_listening.append(lambda: status_observer.listening(connectivity.describe()))
         status_observer.begin(node, parts.about)
+        if parts.tracking_observer is not None:
+            parts.tracking_observer.begin(node, parts.about.get("federation", ""))
         leave = _on_signals(node, status_observer, log)
         try:
             async with asyncio.TaskGroup() as beside:

@@ -33,7 +33,7 @@ from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.exchange.rounds import Waiting
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.log import LOG
-from p2pfl.node.node import Node
+from p2pfl.node.node import Node, Observer
 from p2pfl.node.peering.peer_table import NEW, is_only_behind
 from p2pfl.node.status import reader, snapshot
 from p2pfl.node.status.reader import RUNNING, StatusFile, encode, read_earlier
@@ -48,11 +48,10 @@ ROUNDS_APART, PEERS_APART = 0.1, 1.0  # seconds between two writes of the file a
 MOST_ROUNDS = 1000  # maximum number of rounds that are kept
 PAUSE, LONGEST = 1.0, 60.0  # seconds between two lines about a peer: at first, and at most if it keeps changing
 SHARED = ("part", "seed", "mode", "deadline", "robust", "task", "policy", "codec", "budget")  # settings that are no secrets
-COUNTS = {"seconds": "time/round_s", "models": "traffic/models", "bytes_in": "traffic/bytes_in"}
 
 
-class StatusObserver:
-    """Observer of a node (see p2pfl.node.node.Observer).
+class StatusObserver(Observer):
+    """Logs each round, and keeps the status of a node in its file.
 
     Args:
         path: path of the file to keep up to date.
@@ -79,7 +78,6 @@ class StatusObserver:
         self._changes = PeerChanges(log)
         self._exchange = exchange
         self._log = log
-        self._before = (0, 0)
         self._start_lines = 0
         self._refused = 0
         self._assignments: Counter[str] = Counter()  # refused ones that are logged, by coordinator
@@ -89,7 +87,7 @@ class StatusObserver:
         self._revoked_by: set[str] = set()
         self._earlier = read_earlier(path)
         self._node: Node | None = None
-        self._ended = clock()  # end of the last round
+        self._meter = snapshot.RoundMeter(clock)
         self.state: dict[str, Any] = {"state": "starting", "pid": os.getpid(), "history": []}
         exchange.view.on_change.append(self._peers_changed)
         exchange.start_wait.on_change.append(self._start_changed)
@@ -103,7 +101,7 @@ class StatusObserver:
                 which is how it will be reached.
         """
         self._node = node
-        self._ended = self._clock()
+        self._meter.start()
         self.state |= {
             **about,
             **snapshot.node_facts(node),
@@ -179,17 +177,7 @@ class StatusObserver:
     def merged(self, node: Node, merge: Merge) -> None:
         if node.me.rule is not None:
             node.exchange.conduct.record_weights(node.peers.senders, merge.weights)
-        traffic, begun = node.exchange.traffic, self._ended
-        before, self._before = self._before, (traffic.received_in_rounds, traffic.sent_in_rounds)
-        self._ended = self._clock()
-        row = snapshot.round_row(
-            node,
-            merge,
-            at=self._wall(),
-            seconds=self._ended - begun,
-            bytes_in=self._before[0] - before[0],
-            bytes_out=self._before[1] - before[1],
-        )
+        row = snapshot.round_row(node, merge, at=self._wall(), cost=self._meter.measure(node.exchange.traffic))
         weights = ", ".join(f"{id} {weight:.3f}" for id, weight in merge.weights.items())
         self._log.debug(f"merged models with the weights {weights}", kind="merged", round=node.round, weights=weights)
         self._log_refused(node)
@@ -466,53 +454,54 @@ def log_penalty(log: EventLogger, conduct: Conduct, name: str, kind: str, detail
         log.warning(f"{name} is left out: its score is {conduct.score(name)}", kind="left-out", peer=name)
 
 
-COUNTS |= {"bytes_out": "traffic/bytes_out"}
-
-
-class TrackedObserver(StatusObserver):
-    """StatusObserver that also gives the figures of each round to trackers.
+class TrackingObserver(Observer):
+    """Gives the figures of each round to trackers.
 
     Args:
         tracking: the trackers. The owner of the observer closes them.
         config: the node's configuration. Neither its files nor its preference are given to a tracker.
+        clock: returns seconds of a monotonic clock.
     """
 
-    def __init__(self, *args: Any, tracking: Tracking, config: NodeConfig, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, tracking: Tracking, config: NodeConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._tracking = tracking
         self._config = config
-        self._tracked: RunLog | None = None
+        self._meter = snapshot.RoundMeter(clock)
+        self._run: RunLog | None = None
         self._result: dict[str, float] = {}
 
-    def begin(self, node: Node, about: Mapping[str, str] = MappingProxyType({})) -> None:
-        super().begin(node, about)
+    def begin(self, node: Node, federation: str = "") -> None:
+        """Begin a run of the trackers, in the group of the node's federation, or in one of its own."""
+        self._meter.start()
         settings = {key: getattr(self._config, key) for key in SHARED} | {"rounds": node.settings.rounds}
-        group = about.get("federation", "") or node.name
-        run = TrackedRun(node.name, group, self._config.track.project, plain_settings(msgspec.to_builtins(settings)))
-        self._tracked = self._tracking.begin(run)
+        plain = plain_settings(msgspec.to_builtins(settings))
+        self._run = self._tracking.begin(TrackedRun(node.name, federation or node.name, self._config.track.project, plain))
 
     def merged(self, node: Node, merge: Merge) -> None:
-        super().merged(node, merge)
-        if self._tracked is not None:
-            row = self.state["history"][-1]
-            self._tracked.log(node.round, {name: row[key] for key, name in COUNTS.items()})
+        cost = self._meter.measure(node.exchange.traffic)
+        figures = {
+            "time/round_s": cost.seconds,
+            "traffic/models": node.peers.models_in,
+            "traffic/bytes_in": cost.bytes_in,
+            "traffic/bytes_out": cost.bytes_out,
+        }
+        self._log(node.round, figures)
 
     def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
-        super().evaluated(node, round, stages)
-        if self._tracked is not None:
-            figures = {f"{stage}/{name}": value for stage, found in stages.items() for name, value in found.items()}
-            self._tracked.log(round, figures)
+        self._log(round, {f"{stage}/{name}": value for stage, found in stages.items() for name, value in found.items()})
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
-        super().finished(node, result)
-        if self._tracked is not None:
-            self._result = {f"result/{name}": value for name, value in result.items()}
-            self._tracked.log(node.round, self._result)  # the run ends with the node, which may get more rounds
+        self._result = {f"result/{name}": value for name, value in result.items()}
+        self._log(node.round, self._result)  # the run ends with the node, which may get more rounds
 
-    def ended(self, state: str, reason: str = "") -> None:
-        super().ended(state, reason)
-        if self._tracked is not None:
-            self._tracked.finish(self._result)
+    def _log(self, round: int, figures: Mapping[str, float]) -> None:
+        if self._run is not None:
+            self._run.log(round, figures)
+
+    def end(self) -> None:
+        """End the run with the figures of the last result."""
+        if self._run is not None:
+            self._run.finish(self._result)
 
 
 def describe_start(name: str, folder: Path, federation: str, broker: str = "") -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from p2pfl._version import __version__
 from p2pfl.budget import BudgetTracker
@@ -13,7 +13,7 @@ from p2pfl.node.evaluations import counted_stage
 from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.exchange.rounds import Waiting
 from p2pfl.node.node import SPLITS, Node
-from p2pfl.node.peering.peer import Peer
+from p2pfl.node.peering.peer import Peer, Traffic
 from p2pfl.node.peering.peer_table import is_only_behind
 from p2pfl.node.policy_api import NodePeers
 from p2pfl.policy import Merge, Stage
@@ -154,21 +154,55 @@ def suspicious_state(exchange: MessageExchange, peers: NodePeers, discarded: Map
     return {"suspicious": {what: dict(by_name) for what, by_name in counts.items() if by_name}}
 
 
-def round_row(node: Node, merge: Merge, *, at: float, seconds: float, bytes_in: int, bytes_out: int) -> dict[str, Any]:
+class RoundCost(NamedTuple):
+    """Cost of a round.
+
+    Attributes:
+        seconds: seconds since the end of the previous round, to a millisecond.
+        bytes_in, bytes_out: bytes that carried learning.
+    """
+
+    seconds: float
+    bytes_in: int
+    bytes_out: int
+
+
+class RoundMeter:
+    """Measures the cost of each round of a node from its clock and its traffic.
+
+    Args:
+        clock: returns seconds of a monotonic clock.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._in = self._out = 0  # totals at the end of the last round
+        self.start()
+
+    def start(self) -> None:
+        """Begin the first round."""
+        self._ended = self._clock()
+
+    def measure(self, traffic: Traffic) -> RoundCost:
+        """Return the cost of the round that ends now."""
+        begun, bytes_in, bytes_out = self._ended, self._in, self._out
+        self._ended, self._in, self._out = self._clock(), traffic.received_in_rounds, traffic.sent_in_rounds
+        return RoundCost(round(self._ended - begun, 3), self._in - bytes_in, self._out - bytes_out)
+
+
+def round_row(node: Node, merge: Merge, *, at: float, cost: RoundCost) -> dict[str, Any]:
     """Return the row of a finished round.
 
     Args:
         at: seconds since 1970.
-        seconds: seconds since the end of the previous round.
-        bytes_in, bytes_out: bytes that carried learning in this round.
     """
     row: dict[str, Any] = {
         "round": node.round,
         "at": round(at, 3),
-        "seconds": round(seconds, 3),
+        "seconds": cost.seconds,
         "models": node.peers.models_in,
-        "bytes_in": bytes_in,
-        "bytes_out": bytes_out,
+        "bytes_in": cost.bytes_in,
+        "bytes_out": cost.bytes_out,
         "weights": {id: round(weight, 4) for id, weight in merge.weights.items()},
     }
     if node.me.budget.bytes:

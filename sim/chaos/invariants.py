@@ -27,9 +27,8 @@ import numpy as np
 
 from p2pfl.node.checkpoint import Checkpoint
 from p2pfl.node.coordination.election_runner import Elected
-from p2pfl.node.node import Node
-from p2pfl.parameters import Parameters
-from p2pfl.policy import Assignment, Budget, Merge, Stage, Update
+from p2pfl.node.node import Node, Observer
+from p2pfl.policy import Assignment, Budget, Merge, Update
 from p2pfl.protocols.election import Term
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.wire import messages as m
@@ -194,8 +193,8 @@ class Merged(NamedTuple):
     others: int
 
 
-class ProcessWatch:
-    """Observer of one process: of its node (see p2pfl.node.node.Observer), of its checkpoints, and of errors in its parts.
+class ProcessWatch(Observer):
+    """Observer of one process: of its node, of its checkpoints, and of errors in its parts.
 
     Attributes:
         merges: the rounds that it has finished.
@@ -257,12 +256,8 @@ class ProcessWatch:
         self.merges.append(Merged(self._invariants.now(), node.round, others))
         self._note(f"round {node.round} with {others} others")
 
-    def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None: ...
-
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
         self._note("has finished all rounds")
-
-    def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None: ...
 
     def received(self, id: str, round: int, updates: Sequence[Update]) -> None:
         self._models += len(updates)

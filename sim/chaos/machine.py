@@ -289,7 +289,7 @@ class Process:
             exchange=exchange,
             settings=config,
             store=WatchedStore(machine, mount, watch),
-            observer=watch,
+            observers=[watch],
             budget=config.budget,
             lenient=True,
             initial=plan.run.initial,

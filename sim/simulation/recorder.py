@@ -19,7 +19,7 @@ import xxhash
 
 from p2pfl.attacks.attack import HonestView
 from p2pfl.node.coordination.election_runner import Elected
-from p2pfl.node.node import Node
+from p2pfl.node.node import Node, Observer
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.clusters import read
 from p2pfl.policy import Assignment, Coordinated, Merge, Stage, Step, Submission, SupportsSimilarities, Update
@@ -36,8 +36,8 @@ MOST_PAIRS = 2**20  # maximum pairs of nodes in all recorded matrices of a run
 SAME = 0.95  # the adjusted Rand index from which clusters count as equal to the true groups
 
 
-class Recorder:
-    """Observer of all nodes of a run (see p2pfl.node.node.Observer).
+class Recorder(Observer):
+    """Observer of all nodes of a run.
 
     Attributes:
         results: the metrics of each node's result, by name.
@@ -71,15 +71,11 @@ class Recorder:
         self._figures: dict[tuple[Stage, str], int] = {}  # number of each stage's metric
         self._elections: list[tuple[float, int, int, int, int, str]] = []
 
-    def restored(self, node: Node) -> None: ...
-
     def skipped(self, node: Node, finished: int, following: int) -> None:
         """Remove the rounds that a node repeats after it went back."""
         place = self._place[node.name]
         if following <= finished:
             self._repeated.append((len(self._rounds), place, following))
-
-    def discarded(self, id: str, round: int, reason: str, senders: Sequence[str]) -> None: ...
 
     def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None:
         self.trace.published(self._loop.now, id, stage, round, params)

@@ -230,7 +230,7 @@ class Simulation:
             trainer=self.trainers[k],
             exchange=exchange,
             settings=scenario,
-            observer=self.recorder,
+            observers=[self.recorder],
             budget=scenario.budget.of(scenario.seed, name, scenario.nodes),
             initial=plan.initial if plan.tasks[k].layout == plan.tasks[0].layout else None,  # private parts may differ
             lenient=scenario.attack is not None,  # as on machines: one harmful model does not end the run

@@ -215,7 +215,7 @@ class Federation:
             exchange=exchange,
             settings=self.settings,
             store=store,
-            observer=observer or self.watch[name],
+            observers=[observer or self.watch[name]],
             resume_after=resume_after,
             **self.node_options,
         )

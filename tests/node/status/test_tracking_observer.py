@@ -7,9 +7,8 @@ import pytest
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
 from p2pfl.node.folder import config
-from p2pfl.node.log import LOG
 from p2pfl.node.settings import Settings
-from p2pfl.node.status.observer import TrackedObserver
+from p2pfl.node.status.observer import TrackingObserver
 from p2pfl.node.status.reader import current
 from p2pfl.tracking.tracker import Tracking, factories
 from tests.support.federation import play
@@ -56,9 +55,8 @@ def test_tracker_gets_rounds_of_an_extension(tmp_path, trackers):
     tracking = Tracking(factories(MemoryTracker), tmp_path, pytest.fail)
 
     async def test(federation):
-        exchange = federation.exchange("a")
-        observer = TrackedObserver(tmp_path / "status.json", exchange, LOG, tracking=tracking, config=own)
-        node = federation.make("a", exchange=exchange, observer=observer)
+        observer = TrackingObserver(tracking, own)
+        node = federation.make("a", observer=observer)
         observer.begin(node)
         ends = [lambda: node.extend(4), lambda: None]
 
@@ -67,7 +65,7 @@ def test_tracker_gets_rounds_of_an_extension(tmp_path, trackers):
 
         federation.running["a"] = asyncio.create_task(node.run(linger))
         await federation.done("a")
-        observer.ended("finished")
+        observer.end()
 
     play(test, ("a",), Settings(rounds=2))
     tracking.close()
