@@ -31,7 +31,7 @@ from p2pfl.node.log import LOG
 from p2pfl.node.policy_api import PeersState
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Stage, Update
-from p2pfl.task import Task, data_facts_of, derived_options_of
+from p2pfl.task import Task
 
 AFRESH = "move the checkpoints (checkpoint, checkpoint.1, checkpoint.2) away to start from round 0"
 _MAGIC = b"p2pfl checkpoint 1\n"
@@ -289,11 +289,11 @@ def same_task(checkpoint: Checkpoint, layout: bytes, facts: TaskFacts) -> None:
 
 def facts_of(task: Task) -> TaskFacts:
     """Return the facts of a task."""
-    columns = [column for facts in data_facts_of(task) for column in facts.columns]
+    columns = [column for facts in task.data_facts for column in facts.columns]
     features = [column.name for column in columns if column.role in ("feature", "sensitive")]
     return TaskFacts(
         features[:MOST_FEATURES] if all(features) else [],
-        dict(derived_options_of(task)),
+        dict(task.derived_options),
         [(name, list(shape)) for name, shape in task.layout.shapes],
     )
 

@@ -439,6 +439,14 @@ def inputs_of(
     return found + [Input(next(_found(path, home), path)) for path in _attribute(what, factory, options)]
 
 
+def found_paths(find: Callable[[str, str], list[Path]], name: str, root: str) -> list[Path]:
+    """Return the files of a data set that `find` looks up in a folder; [] if there is none, which its task reports."""
+    try:
+        return find(name, root)
+    except (ConfigurationError, OSError):
+        return []
+
+
 def _attribute(what: str, factory: object, options: Mapping[str, Any]) -> list[Path]:
     own = getattr(factory, ATTRIBUTE, ())
     try:

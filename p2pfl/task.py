@@ -6,10 +6,10 @@ A user's own task is named "package.module:factory" in the configuration. The fa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,21 +21,7 @@ from p2pfl.learner import Learner
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.pareto_metrics import Solutions, to_maximisation
 from p2pfl.random_streams import RandomStreams
-
-TASKS = {
-    "classification": "p2pfl.tasks.table:table",
-    "concept-shift": "p2pfl.tasks.concept_shift:concept_shift",
-    "deep-sea-treasure": "p2pfl.tasks.deep_sea_treasure:deep_sea_treasure",
-    "digits": "p2pfl.tasks.digits:digits",
-    "fairness": "p2pfl.tasks.fairness:fairness",
-    "images": "p2pfl.tasks.images:images",
-    "morl": "p2pfl.tasks.morl:morl",
-    "praffl": "p2pfl.tasks.praffl:praffl",
-    "teachers": "p2pfl.tasks.teachers:teachers",
-}
-
-DERIVED_OPTIONS: Mapping[str, Collection[str]] = {"classification": ("classes", "features", "columns")}
-"""By task, the options that it takes from the node's data if they are not set; a federation sets them for all."""
+from p2pfl.task_specs import FACTORIES
 
 POINT = {
     "smallest_error",
@@ -45,6 +31,29 @@ POINT = {
 # Limits of the public facts that a node sends to a peer. They match p2pfl.protocols.wire.messages.HelloParameters,
 # which adds n_samples.
 MOST_FACTS, LONGEST_KEY, LONGEST_TEXT, GREATEST_INT = 31, 64, 256, 2**53
+
+
+if TYPE_CHECKING:
+    from builtins import property as member
+else:
+
+    class member:  # noqa: N801
+        """Member of Task that a subclass replaces: by an attribute, a field of a dataclass or a property.
+
+        Unlike a property, it lets instances have an attribute of its name, and classes have no value under its name,
+        which a dataclass would take for the default of a field.
+        """
+
+        def __init__(self, value):
+            self._value, self.__doc__ = value, value.__doc__
+
+        def __set_name__(self, owner, name):
+            self._name = name
+
+        def __get__(self, task, owner=None):
+            if task is None:
+                raise AttributeError(f"{self._name} belongs to the tasks, not to their class")
+            return self._value(task)
 
 
 @dataclass(frozen=True)
@@ -106,96 +115,203 @@ class PreferenceConditioned(Protocol):
         """
 
 
-class Task(Protocol):
-    """Data and model of one node.
+class Task:
+    """Data and model of one node: the base class of tasks.
 
-    Attributes:
-        layout: the names and shapes of a model's tensors, and which of them are private. The learner and `initial` have
-            all values; peers and policies see only the shared ones.
-        n_samples: number of training samples.
-        metric: the name of the reported metric, for example "accuracy".
-        higher_is_better: whether a higher metric is better.
-        public_info: public facts that are sent to peers (`group` for the oracle); never preferences. At most 31 plain
-            numbers, bools and short strings.
+    A task must have `layout`, `n_samples`, `metric`, `initial` and `learner`; all other members have a default. A subclass
+    replaces a member that is not a method by an attribute, a field of a dataclass or a property.
 
-    A task with several objectives also has `goals`, which maps each objective's name to whether higher is better. Its
-    learner trains a combination of the objectives that follows the node's preference. `evaluate` reports that
-    combination as loss and metric, and each objective as "<split>_<name>". Optional members of a task with several
-    objectives:
-
-    - `reference`: the worst value of interest of each objective, for the hypervolume of a run.
-    - `front`: all optimal values, for the distance to them (IGD).
-    - `counts_for_front`: a function that selects the rows of float64 [n, m] (higher is better) that count in measures
-      of the front.
-    - `constant`: the objectives, on the test data, of the model that gives all samples the more frequent answer. The
-      table of a run shows its hypervolume next to that of the models.
-
-    A node with several objectives does not send peers the loss of their models, because they could infer its
-    preference.
-
-    A task whose parameters contain several solutions may have a method `solutions(params)`. It returns
-    p2pfl.pareto_metrics.Solutions of the test data, or None; the report shows them.
-
-    Any task may have `extra_metrics`, names of further figures that `evaluate` reports and the table of a run shows. It
-    may have `module_notes`, texts for the user before the first round. A method `tensors(params, seed)` returns the
-    arrays for a file of a model by name, in place of the layout's tensors.
-
-    A task whose learners the simulator can compute together, and that is not a TorchTask, has a static method
-    `stacked(learners)`. It returns an object like p2pfl.learning.batched_learner.BatchedLearner, or raises
-    ConfigurationError if these learners cannot be stacked.
-
-    A task may take options from the node's data if they are not set, for example the number of classes. It then has
-    `derived_options`, their values by name. A new federation sets these options for all of its members.
-
-    A task that reads files or objects of the user has `data_facts`, a sequence of p2pfl.data_facts.DataFacts: what its
-    readers understood, one entry for each source. Nodes that share a source share the object, so that it is made once.
-    A run shows the entries of all nodes, and their notes; a node logs its own when it starts. Notes on the node's own
-    samples, such as a test set that is smaller than requested, are in `data_notes`. `held_out` names the splits that were
-    drawn from the training samples.
+    A task with several objectives has `goals`. Its learner trains a combination of the objectives that follows the node's
+    preference. `evaluate` reports that combination as loss and metric, and each objective as "<split>_<name>". Its node
+    does not send peers the loss of their models, because they could infer its preference.
     """
 
-    # Read-only, so that a task may compute them.
-    @property
-    def layout(self) -> Layout: ...
+    @member
+    def layout(self) -> Layout:
+        """Return the names and shapes of a model's tensors, and which of them are private.
 
-    @property
-    def n_samples(self) -> int: ...
+        The learner and `initial` have all values; peers and policies see only the shared ones.
+        """
+        raise AttributeError("layout")
 
-    @property
-    def metric(self) -> str: ...
+    @member
+    def n_samples(self) -> int:
+        """Return the number of training samples."""
+        raise AttributeError("n_samples")
 
-    @property
-    def higher_is_better(self) -> bool: ...
+    @member
+    def metric(self) -> str:
+        """Return the name of the reported metric, for example "accuracy"."""
+        raise AttributeError("metric")
 
-    @property
-    def public_info(self) -> Mapping[str, Any]: ...  # see check_public_info
+    @member
+    def higher_is_better(self) -> bool:
+        """Return whether a higher metric is better."""
+        return True
+
+    @member
+    def public_info(self) -> Mapping[str, Any]:
+        """Return public facts that are sent to peers (`group` for the oracle); never preferences.
+
+        At most 31 plain numbers, bools and short strings; see `check_public_info`.
+        """
+        return {}
 
     def initial(self, seed: int) -> Parameters:
-        """Return the common initial model of all nodes."""
+        """Return the common initial model of all nodes, [P]."""
+        raise NotImplementedError
 
     def learner(self, streams: RandomStreams, device: str) -> Learner:
         """Return the learner of this task on a device."""
+        raise NotImplementedError
+
+    @member
+    def data(self) -> Mapping[Any, Any]:
+        """Return samples by split, (inputs [n, ...], targets [n, ...]); empty if there are none, as in an environment."""
+        return {}
+
+    @member
+    def optimizer(self) -> Any:
+        """Return the optimiser, whose schedule must fit the rounds of a run; None without one."""
+        return None
+
+    @member
+    def extra_metrics(self) -> Sequence[str]:
+        """Return the names of further figures that `evaluate` reports and the table of a run shows."""
+        return ()
+
+    @member
+    def module_notes(self) -> Sequence[str]:
+        """Return what the user should know of the module before the first round."""
+        return ()
+
+    @member
+    def derived_options(self) -> Mapping[str, Any]:
+        """Return the options that the task has taken from the node's data, such as the number of classes, by name.
+
+        All nodes of a federation must share them: a new federation sets them for all of its members.
+        """
+        return {}
+
+    @member
+    def data_facts(self) -> Sequence[DataFacts]:
+        """Return what the readers of files or objects of the user understood, one entry for each source.
+
+        Nodes that share a source share the object, so that it is made once. A run shows the entries of all nodes, and
+        their notes; a node logs its own when it starts.
+        """
+        return ()
+
+    @member
+    def data_notes(self) -> Sequence[str]:
+        """Return notes on the node's own samples, such as a test set that is smaller than requested."""
+        return ()
+
+    @member
+    def held_out(self) -> Sequence[str]:
+        """Return the splits that were drawn from the training samples."""
+        return ()
+
+    @member
+    def group(self) -> Any:
+        """Return the group of the node if it must stay private, for reports; otherwise it is in `public_info`."""
+        return None
+
+    @member
+    def goals(self) -> Mapping[str, bool]:
+        """Return whether higher is better, for each of several objectives by name; empty for a single one."""
+        return {}
+
+    @member
+    def reference(self) -> Sequence[float]:
+        """Return the worst value of interest of each objective, [m], for the hypervolume of a run; empty if unknown."""
+        return ()
+
+    @member
+    def front(self) -> Sequence[Sequence[float]]:
+        """Return all optimal values of the objectives, [n, m], for the distance to them (IGD); empty if unknown."""
+        return ()
+
+    @member
+    def constant(self) -> Sequence[float]:
+        """Return the objectives on the test data, [m], of the model that gives all samples the more frequent answer.
+
+        The table of a run shows its hypervolume next to that of the models; empty if there is none.
+        """
+        return ()
+
+    def counts_for_front(self, points: np.ndarray) -> np.ndarray:
+        """Return which rows of float64 [n, m] (higher is better) count in measures of the front, bool [n]."""
+        return np.ones(len(points), np.bool_)
+
+    def solutions(self, params: Parameters) -> Solutions | None:
+        """Evaluate on the test data the solutions that a model contains; None if it contains only one."""
+        return None
+
+    def tensors(self, params: Parameters, seed: int) -> dict[str, np.ndarray]:
+        """Return copies of a model's tensors by name, as files of models have them.
+
+        Args:
+            params: all values of the model, [P].
+            seed: the federation's.
+        """
+        return {name: tensor.copy() for name, tensor in self.layout.unflatten(params).items()}
+
+    @staticmethod
+    def stacked(learners: Sequence[Any]) -> Any:
+        """Return an object that computes the learners of this task together; None if only a TorchTask's can be.
+
+        The object is like p2pfl.learning.batched_learner.BatchedLearner.
+
+        Raises:
+            ConfigurationError: these learners cannot be computed together.
+        """
+        return None
+
+
+REQUIRED = "layout", "n_samples", "metric", "initial", "learner"
+
+
+def check_task(what: str, task: Any) -> Task:
+    """Return a task after checking that it has the members of Task.
+
+    Args:
+        what: what it is, for the error, such as "task 'mine:task'".
+
+    Raises:
+        ConfigurationError: it is not a Task, or lacks a required member.
+    """
+    if task is None:
+        raise ConfigurationError(f"{what} returned None; return a task, such as that of p2pfl.classification")
+    if missing := [name for name in REQUIRED if not _has(task, name)]:
+        raise ConfigurationError(f"{what} is not a valid task: it lacks {', '.join(missing)}")
+    if not isinstance(task, Task):
+        raise ConfigurationError(f"{what} is not a valid task: make {type(task).__name__} a subclass of p2pfl.Task")
+    if hasattr(type(task), "__getattr__"):  # the members of Task would hide those of the other task
+        raise ConfigurationError(
+            f"{what} is not a valid task: {type(task).__name__} has __getattr__; to change members of another task, return a"
+            " copy.copy of it with these members set"
+        )
+    return task
+
+
+def _has(task: Any, name: str) -> bool:
+    return hasattr(task, name) and getattr(getattr(task, name), "__func__", None) is not vars(Task)[name]
 
 
 def make_task(name: str, options: Mapping[str, Any], part: Part, seed: int) -> Task:
-    """Make the task called `name`: one of TASKS, an entry point of `p2pfl.tasks`, or "package.module:factory".
+    """Make the task called `name`: built in, an entry point of `p2pfl.tasks`, or "package.module:factory".
 
     Raises:
         ConfigurationError: the name is unknown, the task does not take an option, or the object is not a task.
         MissingRequirementError: the task needs a library that is not installed, such as PyTorch.
     """
-    factory = resolve("task", name, TASKS, "p2pfl.tasks", ("learner",))
+    factory = resolve("task", name, FACTORIES, "p2pfl.tasks", ("learner",))
     with suppress(ValueError):  # without a signature; `build` reports it
         if not (takes(factory, "part") and takes(factory, "seed")):  # check before the call: it may be any object
             raise ConfigurationError(f"task {name!r} is not a valid task: it does not take `part` and `seed`")
     with needs_extra(f"task {name!r}"):
-        task: Task = build("task", factory, options, part=part, seed=seed)
-    needed = ("layout", "n_samples", "metric", "higher_is_better", "public_info", "initial", "learner")
-    missing = [m for m in needed if not hasattr(task, m)]
-    if task is None:
-        raise ConfigurationError(f"task {name!r} returned None; return a task, such as that of p2pfl.classification")
-    if missing:
-        raise ConfigurationError(f"task {name!r} is not a valid task: it lacks {', '.join(missing)}")
+        task = check_task(f"task {name!r}", build("task", factory, options, part=part, seed=seed))
     try:
         check_public_info(task.public_info)
     except ConfigurationError as error:
@@ -203,85 +319,10 @@ def make_task(name: str, options: Mapping[str, Any], part: Part, seed: int) -> T
     return task
 
 
-def goals_of(task: Task) -> Mapping[str, bool]:
-    """Return for each objective of a task, by name, whether higher is better; empty for a single objective."""
-    goals: Mapping[str, bool] = getattr(task, "goals", {})
-    return goals
-
-
-def reference_of(task: Task) -> Sequence[float]:
-    """Return the reference point of a task with m objectives, [m]; empty if it defines none."""
-    reference: Sequence[float] = getattr(task, "reference", ())
-    return reference
-
-
-def constant_of(task: Task) -> Sequence[float]:
-    """Return the objectives of a constant model on the test data of a task, [m]; empty if it defines none."""
-    constant: Sequence[float] = getattr(task, "constant", ())
-    return constant
-
-
-def front_of(task: Task) -> Sequence[Sequence[float]]:
-    """Return the attainable front of a task with m objectives, [n, m]; empty if it is unknown."""
-    front: Sequence[Sequence[float]] = getattr(task, "front", ())
-    return front
-
-
-def extra_metrics_of(task: Task) -> Sequence[str]:
-    """Return the names of the figures shown next to a task's metric; empty if it defines none."""
-    also: Sequence[str] = getattr(task, "extra_metrics", ())
-    return also
-
-
-def derived_options_of(task: Task) -> Mapping[str, Any]:
-    """Return the options that a task has, or has taken from its data, and that all nodes must share; see Task."""
-    found: Mapping[str, Any] = getattr(task, "derived_options", {})
-    return found
-
-
-def data_facts_of(task: Task) -> Sequence[DataFacts]:
-    """Return what the readers of a task's data understood; empty if the task does not say."""
-    found: Sequence[DataFacts] = getattr(task, "data_facts", ())
-    return found
-
-
-def data_notes_of(task: Task) -> Sequence[str]:
-    """Return what the user should know of the samples of a task's node."""
-    found: Sequence[str] = getattr(task, "data_notes", ())
-    return found
-
-
-def tensors_of(task: Task, params: Parameters, seed: int) -> dict[str, np.ndarray]:
-    """Return copies of a model's tensors by name, as files of models have them.
-
-    Args:
-        params: all values of the model, [P].
-        seed: the federation's.
-    """
-    tensors = getattr(task, "tensors", None)
-    if tensors is not None:
-        found: dict[str, np.ndarray] = tensors(params, seed)
-        return found
-    return {name: tensor.copy() for name, tensor in task.layout.unflatten(params).items()}
-
-
-def module_notes_of(task: Task) -> Sequence[str]:
-    """Return what the user should know of the module of a task before the first round."""
-    found: Sequence[str] = getattr(task, "module_notes", ())
-    return found
-
-
-def solutions_of(task: Task, params: Parameters) -> Solutions | None:
-    """Evaluate the solutions that a model contains; None if the task's models contain only one."""
-    solutions = getattr(task, "solutions", None)
-    found: Solutions | None = None if solutions is None else solutions(params)
-    return found
-
-
 def excluded_solutions(task: Task, points: np.ndarray) -> list[int]:
     """Return the indices of the solutions [n, m] (higher is better) that do not count in measures of the front."""
-    which = getattr(task, "counts_for_front", None)
-    return [] if which is None else np.flatnonzero(~which(points)).tolist()
+    left_out: list[int] = np.flatnonzero(~task.counts_for_front(points)).tolist()
+    return left_out
 
 
 def does_not_count(task: Task, figures: Mapping[str, float]) -> bool:
@@ -289,7 +330,7 @@ def does_not_count(task: Task, figures: Mapping[str, float]) -> bool:
 
     It is one that the task leaves out of measures of the front, or a dead one of PraFFL.
     """
-    goals = goals_of(task)
+    goals = task.goals
     if not goals or any(f"test_{name}" not in figures for name in goals):
         return figures.get("test_dead", 0.0) > 0
     return bool(excluded_solutions(task, to_maximisation([figures], goals)))
@@ -297,8 +338,7 @@ def does_not_count(task: Task, figures: Mapping[str, float]) -> bool:
 
 def group_of(task: Task) -> Any:
     """Return the group of the task's node, for reports: a private one if there is one, otherwise the public one."""
-    own = getattr(task, "group", None)
-    return task.public_info.get("group") if own is None else own
+    return task.public_info.get("group") if task.group is None else task.group
 
 
 def check_public_info(public_info: Mapping[str, Any]) -> None:

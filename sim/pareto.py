@@ -48,7 +48,7 @@ from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.simulation.sharding import task_of
 from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, prepare_process
-from p2pfl.task import excluded_solutions, goals_of, reference_of, tensors_of
+from p2pfl.task import excluded_solutions
 
 _MAGIC = b"p2pfl-sim candidate 2\n"
 
@@ -270,7 +270,7 @@ def objectives_of(scenario: Scenario) -> Mapping[str, bool]:
     """
     if scenario.search is None:
         raise ConfigurationError(f"run {scenario.name!r} has no [search] table; use p2pfl-sim run instead")
-    goals = goals_of(task_of(scenario, 0))
+    goals = task_of(scenario, 0).goals
     if len(goals) < 2:
         raise ConfigurationError(
             f"run {scenario.name!r}: a search needs a task with several objectives, such as deep-sea-treasure, but"
@@ -311,7 +311,7 @@ def solve(job: Job, progress: Callable[[int], None] = lambda node_rounds: None) 
         )
     asked = [NodeQuery(k, Evaluate([model], ["test"])) for k in range(job.scenario.nodes)]
     figures = [row for (row,) in simulation.backend.compute(asked)]
-    values = to_maximisation(figures, goals_of(simulation.plan.tasks[0])).mean(0)
+    values = to_maximisation(figures, simulation.plan.tasks[0].goals).mean(0)
     return Solved(values, model.copy(), time.perf_counter() - begun)
 
 
@@ -455,7 +455,7 @@ def _preference_label(number: int, preference: np.ndarray) -> str:
 def hypervolume_of(search: FrontSearch, iterations: int) -> float | None:
     """Return the hypervolume of a search after some iterations; None if there is no reference point."""
     task = task_of(search.scenario, 0)
-    reference = reference_of(task)
+    reference = task.reference
     if not len(reference):
         return None
     points = search.points()[: iterations * search.settings.samples]
@@ -517,6 +517,6 @@ def _write_models(folder: Path, search: FrontSearch, run: Mapping[str, Any]) -> 
             "test": dict(zip(search.goals, run["objectives"]["nodes"][k], strict=True)),
             "fingerprint": task.layout.fingerprint.hex(),
         }
-        tensors = tensors_of(task, search.candidates[k].params, search.scenario.seed)
+        tensors = task.tensors(search.candidates[k].params, search.scenario.seed)
         content = save(tensors, {"p2pfl": json.dumps(about)})
         replace_file(folder / f"candidate-{k}.safetensors", [content])

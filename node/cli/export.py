@@ -14,7 +14,7 @@ from p2pfl.node.checkpoint import Checkpoint, FileStore, unpack
 from p2pfl.node.federation import loading
 from p2pfl.node.folder import config as folders
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.task import PreferenceConditioned, Task, tensors_of
+from p2pfl.task import PreferenceConditioned, Task
 
 FORMATS = {".safetensors": "safetensors", ".onnx": "onnx", "": "safetensors"}  # by extension
 Encode = Callable[[Parameters, Mapping[str, str]], bytes]
@@ -112,7 +112,7 @@ def _state_dict(task: Task, seed: int, params: Parameters, about: Mapping[str, s
     """Return the tensors of a model as a file: those of its module's `state_dict` if the task has a torch module."""
     from safetensors.numpy import save
 
-    return save(tensors_of(task, params, seed), dict(about))
+    return save(task.tensors(params, seed), dict(about))
 
 
 def _answer(

@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 from p2pfl._util import table_changes, toml_reader
 from p2pfl._util.binding import split_name
 from p2pfl._util.console import add_command, add_output, print_answer
-from p2pfl._util.local_options import LOCAL_OPTIONS, check_shared
 from p2pfl._util.registry import find_module, module_files, root_of
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.node.cli.options import PORT, add_listen, add_policy, listen_of
 from p2pfl.node.settings import Settings
 from p2pfl.robust.registry import CLIP_LOSS
-from p2pfl.task import TASKS
+from p2pfl.task_specs import TASKS, check_shared
 
 SCENARIO = "scenario.toml"
 KINDS = ("task", "policy")
@@ -207,7 +206,7 @@ class Project(NamedTuple):
         """
         task = dict(self.settings["task"])
         data = str(task.get("data", ""))
-        if task["name"] not in LOCAL_OPTIONS or not _is_file_of_machine(task["name"], given or data):
+        if task["name"] not in TASKS or not _is_file_of_machine(task["name"], given or data):
             return self, given
         removed = [key for key in ("data", "partition") if task.pop(key, None)]
         unused = [f"task.{key}" for key in removed if given or key != "data"]

@@ -31,7 +31,7 @@ from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.options import add_folder, add_listen, add_policy, default_folder, listen_of
 from p2pfl.policies import POLICIES
-from p2pfl.task import TASKS
+from p2pfl.task_specs import TASKS
 from p2pfl.tracking.tracker import TRACKERS
 
 

@@ -41,7 +41,7 @@ from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, FrameSigner, FrameVerifier, Opened
 from p2pfl.protocols.wire.payload import EXTRAS_LIMIT
 from p2pfl.queries import Loss
-from p2pfl.task import Task, goals_of
+from p2pfl.task import Task
 
 LARGEST_FRAME = 2**32 - 1  # bytes; a frame's length and its payload's have 4 bytes
 GONE_AFTER = 3  # unanswered probes after which a node that has finished no longer waits for a peer
@@ -406,7 +406,7 @@ def _loss(task: Task, trainer: Trainer) -> LossFunction:
 
     The function returns NaN for a task with a preference, because the losses would reveal the preference.
     """
-    private = bool(goals_of(task))
+    private = bool(task.goals)
 
     async def loss(params: Parameters) -> float:
         if private:

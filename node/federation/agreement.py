@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from p2pfl._util.binding import bind, split_name
-from p2pfl._util.local_options import check_shared
 from p2pfl.compression.codecs import make_codec
 from p2pfl.errors import ConfigurationError, must_be, name_source
 from p2pfl.node.folder.config import NodeConfig, check_name
@@ -18,7 +17,8 @@ from p2pfl.node.settings import Settings, SharedSettings
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.protocols.election import Timing
 from p2pfl.robust.registry import describe_robust
-from p2pfl.task import Task, derived_options_of
+from p2pfl.task import Task
+from p2pfl.task_specs import check_shared
 
 if TYPE_CHECKING:
     from p2pfl.protocols.membership.federation_file import Federation
@@ -80,7 +80,7 @@ def draft(name: str, config: NodeConfig, task: Task, edges: Edges = "all") -> di
         "name": name,
         **settings,
         "edges": pairs,
-        "task": {**config.task, **derived_options_of(task)},
+        "task": {**config.task, **task.derived_options},
         "policy": config.policy,
         "model": msgspec.to_builtins(model),
     }

@@ -47,7 +47,7 @@ from p2pfl.protocols.membership.invitation import (
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.transports.tls import TlsTransport
 from p2pfl.protocols.transports.tls_link import ANSWER
-from p2pfl.task import DERIVED_OPTIONS, TASKS
+from p2pfl.task_specs import FACTORIES, TASKS
 
 ANSWERING = 20.0  # seconds for the answer
 PAUSE = 2.0  # seconds until a busy node is asked again
@@ -55,7 +55,7 @@ PAUSES = 1.0, 1.0, 2.0, 2.0, *6 * [4.0]  # seconds between attempts: a small mac
 NOT_CLOSED = socket.gaierror, ssl.SSLError  # a name that does not exist, and a port of another program
 NOTHING = "nothing"
 _KINDS: Mapping[str, tuple[Mapping[str, str], str]] = {
-    "task": (TASKS, "p2pfl.tasks"),
+    "task": (FACTORIES, "p2pfl.tasks"),
     "policy": (POLICIES, "p2pfl.policies"),
 }
 
@@ -394,7 +394,7 @@ def differences(own: NodeConfig, agreement: Agreement, folder: Path) -> list[Dif
 
     A missing option counts with the default of the task or policy, which is imported to find it. The node's owner has
     named it too (see p2pfl.node.federation.agreement.apply_agreement). An option that the task would take from the
-    node's data (p2pfl.task.DERIVED_OPTIONS) differs only if the owner has set it.
+    node's data (p2pfl.task_specs.TaskSpec.derived) differs only if the owner has set it.
     """
     found = []
     for kind in _KINDS:
@@ -404,7 +404,7 @@ def differences(own: NodeConfig, agreement: Agreement, folder: Path) -> list[Dif
             continue
         find_own_modules(folder, own)
         default = _defaults(kind, name)
-        unset = {*DERIVED_OPTIONS.get(name, ())} - {*ours} if kind == "task" else set()
+        unset = {*TASKS[name].derived} - {*ours} if kind == "task" and name in TASKS else set()
         for key in sorted({*theirs, *ours} - unset):
             here, there = (options.get(key, default.get(key, Parameter.empty)) for options in (ours, theirs))
             if here != there:
@@ -420,7 +420,8 @@ def check_data(own: NodeConfig, agreement: Agreement, folder: Path) -> None:
     Raises:
         ConfigurationError: the data does not fit the federation.
     """
-    if agreement.task["name"] in DERIVED_OPTIONS and Path(own.data).expanduser().is_file():
+    spec = TASKS.get(agreement.task["name"])
+    if spec is not None and spec.derived and Path(own.data).expanduser().is_file():
         task_of(LoadedNode(folder, apply_agreement(own, agreement), None, agreement))
 
 

@@ -108,7 +108,7 @@ def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING
         try:
             task = make_task(own.task["name"], own.task_options(), Part.parse(own.part), own.seed)
             task.layout  # noqa: B018  made here, where its size is looked at first
-            check_schedule(getattr(task, "optimizer", None), own.rounds)
+            check_schedule(task.optimizer, own.rounds)
         except MemoryError as error:
             raise ConfigurationError("not enough memory for the task") from error
     return task

@@ -41,7 +41,8 @@ from p2pfl.protocols.addresses import BrokerAddress, split_address
 from p2pfl.protocols.errors import AddressError, IdentityError
 from p2pfl.protocols.identity import Identity
 from p2pfl.robust.registry import CLIP_LOSS, Robust
-from p2pfl.task import TASKS, Part
+from p2pfl.task import Part
+from p2pfl.task_specs import FACTORIES
 from p2pfl.tracking.tracker import GROUP, TRACKERS
 
 PUBLISHED = "published"
@@ -192,7 +193,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         with about("part"):
             Part.parse(self.part)
         with about("task"):
-            locate("task", split_name("task", self.task)[0], TASKS, "p2pfl.tasks")
+            locate("task", split_name("task", self.task)[0], FACTORIES, "p2pfl.tasks")
             if "preference" in self.task:
                 raise ConfigurationError(
                     "task.preference would be sent to the other members, like all options of the task; write"

@@ -37,7 +37,7 @@ from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transport import Transport
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.random_streams import RandomStreams
-from p2pfl.task import Task, data_facts_of, data_notes_of, module_notes_of
+from p2pfl.task import Task
 from p2pfl.tracking.tracker import Tracking, factories
 
 TRACK = "track"  # folder of the trackers' files
@@ -89,13 +89,13 @@ class Assembly:
         self._supervisor = supervisor
         self._identity = Identity.load(ready.folder / folders.KEY)
         self._task: Task = loading.task_of(ready)
-        for facts in data_facts_of(self._task):
+        for facts in self._task.data_facts:
             log.info(f"data: {facts.line}", kind="data", source=facts.source, samples=facts.samples)
             for note in facts.notes:
                 log.warning(f"data: {note}", kind="data-note")
-        for note in data_notes_of(self._task):
+        for note in self._task.data_notes:
             log.warning(f"data: {note}", kind="data-note")
-        for note in module_notes_of(self._task):
+        for note in self._task.module_notes:
             log.warning(note, kind="module-note")
         self._initial = self._task.initial(config.seed)
         if ready.agreement is not None:

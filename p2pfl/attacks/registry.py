@@ -81,7 +81,7 @@ def flip_labels(task: Any) -> Any:
     Raises:
         ConfigurationError: the task has no labelled data.
     """
-    if "train" not in getattr(task, "data", {}) or not hasattr(task, "template"):
+    if "train" not in task.data or not hasattr(task, "template"):
         raise ConfigurationError("the attack label-flip needs a task with labelled data, such as a TorchTask")
     samples = task.data["train"]
     if samples.y.is_floating_point():

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ from p2pfl.parameters import Layout, Parameters
 from p2pfl.pareto_metrics import Solutions, hypervolume, non_dominated
 from p2pfl.queries import Evaluate, Loss, Split, Train
 from p2pfl.random_streams import RandomStreams, federation_streams
+from p2pfl.task import Task
 
 REFERENCE = (1.0, 1.0)  # of the hypervolume: the greatest error, and the greatest disparity
 CHUNK = 2**22  # decisions in memory at the same time
@@ -78,7 +80,7 @@ class Training:
 
 
 @dataclass
-class PrafflProblem:
+class PrafflProblem(Task):
     """Data and training of a node: a PrafflTask without its learner.
 
     The metric of a model is the hypervolume that its models for many preferences dominate.
@@ -102,7 +104,10 @@ class PrafflProblem:
     def __post_init__(self) -> None:
         if "train" not in self.data or not len(self.data["train"].x):
             raise ConfigurationError("the task has no training samples")
-        self.layout = layout_of(self.features)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return layout_of(self.features)
 
     @property
     def features(self) -> int:

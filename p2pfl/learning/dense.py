@@ -36,6 +36,7 @@ from p2pfl.parameters import Layout, Parameters
 from p2pfl.prediction_mixing import PredictionMixer
 from p2pfl.queries import Evaluate, Loss, Query, Split, Train
 from p2pfl.random_streams import RandomStreams, federation_streams
+from p2pfl.task import Task
 from p2pfl.update_rules import Descent, Mixture, Rule, Steps, TrainSubset
 
 KNOWN_RULES = (Descent, Steps, TrainSubset)
@@ -186,7 +187,7 @@ def cross_entropy(outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray,
 
 
 @dataclass
-class DenseProblem:
+class DenseProblem(Task):
     """A dense network, its data and its training settings: a DenseTask without its learner.
 
     A TorchTask with the same network, loss and options has the same initial model and the same batches; both can be in

@@ -25,6 +25,7 @@ from p2pfl.multiobjective.scalarisation import Objectives
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.queries import Split
 from p2pfl.random_streams import federation_streams
+from p2pfl.task import Task
 
 
 class Samples(NamedTuple):
@@ -35,7 +36,7 @@ class Samples(NamedTuple):
 
 
 @dataclass
-class TorchProblem:
+class TorchProblem(Task):
     """A torch module, its data and its training settings: a TorchTask without its learner.
 
     Attributes:

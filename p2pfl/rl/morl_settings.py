@@ -9,6 +9,7 @@ from typing import Any
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.multiobjective.preferences import Preference
+from p2pfl.task import Task
 
 LARGEST_BUFFER = 10_000_000  # transitions
 WIDEST = 4096  # units of a hidden layer
@@ -122,7 +123,7 @@ class Environment:
 
 
 @dataclass
-class MorlProblem:
+class MorlProblem(Task):
     """DQN or DDPG on the linearly scalarised reward: a MorlTask without its learner.
 
     The model consists of the networks that act and are trained by gradients: the Q-network of DQN, the `actor` and the

@@ -16,6 +16,7 @@ from p2pfl.parameters import Layout, Parameters
 from p2pfl.queries import Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.rl.evaluation import JudgedByReturns
+from p2pfl.task import Task
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Environment:
 
 
 @dataclass
-class TabularTask:
+class TabularTask(Task):
     """Q-learning (Watkins and Dayan 1992) on the linearly scalarised reward; the model is the table Q [S, A].
 
     Attributes:

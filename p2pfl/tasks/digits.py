@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from p2pfl.data.image_sets import read
+from p2pfl.data.image_sets import file, read
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.dense import DenseNetwork, DenseTask
 from p2pfl.learning.optimizers import SGD
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 CLASSES = 10
+
+
+def inputs(options: Mapping[str, Any]) -> list[Path]:
+    """Return the file that the task reads."""
+    return [] if (path := file()) is None else [path]
 
 
 def digits(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from math import inf
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,11 +17,12 @@ from torch import nn
 
 from p2pfl._util.binding import build, choose
 from p2pfl._util.shared_work import once
+from p2pfl.content import found_paths
 from p2pfl.data.image_sets import data_root
 from p2pfl.data.partition import group_partition
 from p2pfl.data.tabular import fairness_datasets
 from p2pfl.data.tabular.table import Kind as ColumnKind
-from p2pfl.data.tabular.table import names
+from p2pfl.data.tabular.table import files_of, names
 from p2pfl.errors import ConfigurationError
 from p2pfl.fairness.fair_task import FairLosses, FairTask, Kind, Measure, Output
 from p2pfl.fairness.metrics import Against
@@ -36,6 +38,12 @@ from p2pfl.task import Part
 
 Table = Mapping[str, Any]
 IID, DIRICHLET, LINEAR, ADAM = {"name": "iid"}, {"name": "dirichlet"}, {"name": "linear"}, {"name": "adam"}
+
+
+def inputs(options: Mapping[str, Any]) -> list[Path]:
+    """Return the files that the tasks `fairness` and `praffl` read."""
+    data = options.get("data", "")
+    return [] if data == fairness_datasets.SYNTHETIC else found_paths(files_of, data, options.get("root", ""))
 
 
 def fairness(

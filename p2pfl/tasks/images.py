@@ -6,10 +6,11 @@ Rotation, translation and noise for images. The area outside of an image is blac
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import isfinite
+from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from p2pfl._util.binding import build, choose
+from p2pfl.content import found_paths
 from p2pfl.data import image_sets as sets
 from p2pfl.data.image_sets import ImageSet
 from p2pfl.data.partition.assignment import Share, plan
@@ -64,6 +66,18 @@ class ImageTask(TorchTask):
             return params
         tensors = self.layout.unflatten(self.start) | {name: self.layout.unflatten(params)[name] for name in drawn}
         return self.layout.flatten(tensors)
+
+
+def inputs(options: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the files and folders that the task reads."""
+    data = options.get("data", "digits")
+    for name in [data] if isinstance(data, str) else data:
+        if name != "digits":
+            yield from found_paths(sets.folders_of, name, options.get("root", ""))
+        elif (path := sets.file()) is not None:
+            yield path
+    if initial := options.get("initial"):
+        yield Path(initial)
 
 
 def images(

@@ -28,6 +28,11 @@ Table = Mapping[str, Any]
 MOST_CLASSES = 1000  # that are taken from a file; more are usually a column of numbers, or of identifiers
 
 
+def inputs(options: Mapping[str, Any]) -> list[Path]:
+    """Return the file that the task reads."""
+    return [Path(data)] if (data := options.get("data")) else []
+
+
 def table(
     part: Part,
     seed: int,

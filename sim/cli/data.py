@@ -92,7 +92,6 @@ def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
     from p2pfl.sim.execution.memory_estimate import check_runs
     from p2pfl.sim.simulation.plan import names
     from p2pfl.sim.simulation.workers import prepare_process
-    from p2pfl.task import data_facts_of
 
     prepare_process(file.path)
     check_runs(file.runs, 1, 1)
@@ -104,7 +103,7 @@ def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
         first = alike[0]
         tasks = _tasks(first)
         nodes = [_node(name, task) for name, task in zip(names(first.nodes), tasks, strict=True)]
-        facts = [each.to_json() for each in distinct(each for task in tasks for each in data_facts_of(task))]
+        facts = [each.to_json() for each in distinct(each for task in tasks for each in task.data_facts)]
         note = same_rows_note(first)
         notes = [each for each in _notes(first, tasks) if each != note]
         division = {"task": first.task, "seed": first.seed, "data": facts, "nodes": nodes, "note": note, "notes": notes}
@@ -152,8 +151,8 @@ def _splits(task: Task) -> dict[str, Any]:
 
     For a task that is not a TorchTask, return only the number of training samples.
     """
-    data = getattr(task, "data", None)
-    if not isinstance(data, dict):
+    data = task.data
+    if not data:
         return {"train": {"samples": task.n_samples}}
     splits: dict[str, Any] = {}
     for split in SPLITS:

@@ -13,6 +13,7 @@ Files count by their content. Their places and times do not matter.
 from __future__ import annotations
 
 import contextlib
+import pkgutil
 import platform
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from p2pfl.sim.execution.probe import probe
 from p2pfl.sim.scenario.names import KINDS
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.scenario.topology import COMPLETE, FILE
-from p2pfl.tasks.inputs import LIBRARIES, TASK_INPUTS
+from p2pfl.task_specs import TASKS
 
 MISSING = "missing"  # in place of the digest of a file that does not exist
 MOST_NAMED = 5  # changes in one line
@@ -192,7 +193,8 @@ class RunInputs:
 
     def _versions_of(self, job: Scenario) -> dict[str, str]:
         """Return the versions that can change the last bits of a job's figures."""
-        libraries = ["numpy", "torch", *LIBRARIES.get(job.task["name"], ())]
+        spec = TASKS.get(job.task["name"])
+        libraries = ["numpy", "torch", *(spec.libraries if spec else ())]
         if job.topology.get("name") != COMPLETE:
             libraries.append("networkx")
         if job.task.get("metrics"):
@@ -226,7 +228,10 @@ def _declared(what: str, name: str) -> Declared | None:
     """Return the function that lists the inputs of a built-in task or policy; None for one of a user's own."""
     if name not in KINDS[what][0]:
         return None
-    return TASK_INPUTS[name] if what == "task" else lambda options: ()
+    if what != "task" or not TASKS[name].inputs:
+        return lambda options: ()
+    declared: Declared = pkgutil.resolve_name(TASKS[name].inputs)
+    return declared
 
 
 def _with_names(inputs: Iterator[tuple[str, Input]]) -> dict[str, Input]:

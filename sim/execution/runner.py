@@ -28,7 +28,6 @@ from p2pfl.sim.results.results import Result
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
 from p2pfl.sim.simulation.plan import check
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, prepare_process
-from p2pfl.task import goals_of
 
 Engine = Literal["local", "process", "ray"]
 
@@ -52,7 +51,7 @@ def check_all(file: ScenarioFile, processes: int = 1, memory: bool = True) -> No
             task = check(scenario, file.graph)
         if memory:
             check_model(scenario, task)
-        goals = list(goals_of(task))
+        goals = list(task.goals)
         if scenario.pool is not None and pools.setdefault(scenario.row, goals) != goals:
             raise ConfigurationError(
                 f"run {scenario.name!r}: all runs of the pool {scenario.row!r} must have the same objectives"

@@ -24,7 +24,7 @@ from p2pfl.pareto_metrics import (
     to_maximisation,
 )
 from p2pfl.sim.simulation.simulation import Run
-from p2pfl.task import POINT, Task, constant_of, excluded_solutions, front_of, reference_of, solutions_of
+from p2pfl.task import POINT, Task, excluded_solutions
 
 MOST_NODES = 15  # nodes in the summary
 
@@ -45,7 +45,7 @@ def objective_measures(run: Run, goals: Mapping[str, bool]) -> dict[str, Any]:
     figures = of_points(task, points, goals) | {"mean": (mean * _signs(goals))[0].tolist()}
     if len(honest) < len(found):
         figures["of_nodes"] = [place for place, *_ in honest]
-    constants = [list(constant_of(node.task)) for _, node, _ in honest]
+    constants = [list(node.task.constant) for _, node, _ in honest]
     if "reference" in figures and all(constants):
         figures |= {"constants": constants} | _of_constants(constants, figures["reference"], _signs(goals))
     return figures | ({"mean_left_out": True} if excluded_solutions(task, mean) else {})
@@ -63,7 +63,7 @@ def of_points(task: Task, points: Points, goals: Mapping[str, bool]) -> dict[str
     if left_out := excluded_solutions(task, points):
         figures["left_out"] = left_out
     counted = np.delete(points, left_out, axis=0)
-    return figures | _measure(counted, signs, reference_of(task), front_of(task))
+    return figures | _measure(counted, signs, task.reference, task.front)
 
 
 def _measure(points: Points, signs: np.ndarray, reference: Sequence[float], front: Any) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def solution_measures(run: Run) -> dict[str, Any] | None:
     nodes: of each, preferences and points [k, m]; a node without test data has none.
     dead: number of all nodes whose solutions are all the same, or all constant; left out if there are none.
     """
-    found = [solutions_of(node.task, node.result) for node in [*run.nodes.values()][:MOST_NODES]]
+    found = [node.task.solutions(node.result) for node in [*run.nodes.values()][:MOST_NODES]]
     there = [each for each in found if each is not None]
     if not there:
         return None

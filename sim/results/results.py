@@ -57,7 +57,7 @@ from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.scenario.topology import GRAPH
 from p2pfl.sim.simulation import recorder
 from p2pfl.sim.simulation.simulation import Run
-from p2pfl.task import data_facts_of, extra_metrics_of, goals_of, group_of, tensors_of
+from p2pfl.task import group_of
 from p2pfl.topologies.graphml import to_graphml
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         },
         "trace": run.recorder.trace.digest(),
     }
-    also = {name: _over_nodes(run, name) for name in extra_metrics_of(nodes[0].task)}
+    also = {name: _over_nodes(run, name) for name in nodes[0].task.extra_metrics}
     also |= of_mean_model(run, metric) if scenario.mean_model else {}
     also |= late_figures(rounds, metric, scenario.late_rounds) if scenario.late_rounds else {}
     if also:
@@ -361,7 +361,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         summary["chosen_before"] = chosen
     if any(group is not None for group in groups):
         summary["groups"] = [None if group is None else str(group) for group in groups]
-    if goals := goals_of(nodes[0].task):
+    if goals := nodes[0].task.goals:
         summary["objectives"] = objectives.objective_measures(run, goals)
     more = run.recorder.clusters.tables() | run.recorder.elections()
     if "clusters" in more:
@@ -372,7 +372,7 @@ def result_of(run: Run, models: bool = False) -> Result:
 
 def _facts(run: Run) -> dict[str, Any]:
     """Return what the readers of graphs and of data understood."""
-    data = distinct(each for node in run.nodes.values() for each in data_facts_of(node.task))
+    data = distinct(each for node in run.nodes.values() for each in node.task.data_facts)
     return {kind: [each.to_json() for each in facts] for kind, facts in (("graph", run.graphs), ("data", data)) if facts}
 
 
@@ -388,7 +388,7 @@ def _missing(summary: Mapping[str, Any]) -> list[str]:
 
 def _tensors(node: Node) -> dict[str, np.ndarray]:
     """Return a copy of the tensors of a node's resulting model."""
-    return tensors_of(node.task, node.result, node.settings.seed)
+    return node.task.tensors(node.result, node.settings.seed)
 
 
 def _reported_stage(run: Run, rounds: Table, metric: str) -> ReportedStage:

@@ -229,7 +229,7 @@ def _metric(run: Run, nodes: Sequence[Node], metric: str) -> float:
 
 def _test_data(node: Node) -> int:
     """Return a key of a node's test data; with private parts, each node has its own key."""
-    data = getattr(node.task, "data", {}).get("test")
+    data = node.task.data.get("test")
     return id(node) if data is None or node.task.layout.unshared else hash((id(data.x), id(data.y)))
 
 

@@ -27,9 +27,10 @@ from p2pfl._util.registry import ObjectName, find_module, locate, root_of
 from p2pfl.errors import ConfigurationError, about
 from p2pfl.policies import METHODS, POLICIES
 from p2pfl.policy import Policy
-from p2pfl.task import TASKS, Part, Task
+from p2pfl.task import Part, Task
+from p2pfl.task_specs import FACTORIES
 
-KINDS = {"task": (TASKS, "p2pfl.tasks"), "policy": (POLICIES, "p2pfl.policies")}
+KINDS = {"task": (FACTORIES, "p2pfl.tasks"), "policy": (POLICIES, "p2pfl.policies")}
 NAMED = ("task", "policy", "topology", "codec")
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 

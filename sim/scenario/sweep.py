@@ -27,7 +27,7 @@ from p2pfl.policies import POLICIES
 from p2pfl.sim.formatting import setting
 from p2pfl.sim.scenario.scenario import FILE_KEYS, LABELS, Scenario, ScenarioFile, Table, parse_run, settings_of
 from p2pfl.sim.scenario.topology import FILE, full_changes
-from p2pfl.task import TASKS
+from p2pfl.task_specs import FACTORIES
 from p2pfl.topologies import BUILDERS, read
 
 NOT_VARIED = dict.fromkeys((*FILE_KEYS, *LABELS, "each"), "")  # and the option that changes the key instead
@@ -199,7 +199,7 @@ def _same(value: Any) -> str:
 # arguments that are not options.
 OPTIONS: dict[str, tuple[Callable[[str], Callable[..., Any]], tuple[str, ...]]] = {
     "policy": (lambda name: resolve("policy", name, POLICIES, "p2pfl.policies"), ()),
-    "task": (lambda name: resolve("task", name, TASKS, "p2pfl.tasks"), ("part", "seed")),
+    "task": (lambda name: resolve("task", name, FACTORIES, "p2pfl.tasks"), ("part", "seed")),
     "topology": (lambda name: read if name == FILE else BUILDERS[name], ("n", "seed")),
     "codec": (lambda name: CODECS[name], ()),
 }

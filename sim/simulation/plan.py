@@ -23,7 +23,8 @@ from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.scenario.topology import COMPLETE, locate_nodes, measure, placement_graph, topology
 from p2pfl.sim.simulation.modelled_coordinator import election_notes, refuse
 from p2pfl.sim.simulation.sharding import task_of
-from p2pfl.task import POINT, TASKS, Part, Task, data_notes_of, extra_metrics_of, goals_of, make_task
+from p2pfl.task import POINT, Part, Task, make_task
+from p2pfl.task_specs import TASKS
 from p2pfl.topologies import complete_properties, labels, neighbours
 from p2pfl.topologies.geography import Point
 from p2pfl.topologies.properties import GraphFacts, facts_of
@@ -172,7 +173,7 @@ def data_notes(scenario: Scenario, tasks: Sequence[Task], known_as: Sequence[str
     """
     nodes_of: dict[str, list[str]] = {}
     for name, task in zip(known_as, tasks, strict=True):
-        for note in data_notes_of(task):
+        for note in task.data_notes:
             nodes_of.setdefault(note, []).append(name)
     notes = [f"{_describe(nodes, len(tasks))}: {note}" for note, nodes in [*nodes_of.items()][:MOST_NOTES]]
     if more := len({name for nodes in [*nodes_of.values()][MOST_NOTES:] for name in nodes}):
@@ -181,7 +182,7 @@ def data_notes(scenario: Scenario, tasks: Sequence[Task], known_as: Sequence[str
     parts = [part for task in tasks if (part := parts_of(task)) is not None]
     if (name in TASKS and name not in READS_ROWS) or len(parts) < len(tasks):
         return notes
-    held_out = ["test" in getattr(task, "held_out", ()) for task in tasks]
+    held_out = ["test" in task.held_out for task in tasks]
     return [*notes, *check_separation(parts, held_out, known_as)]
 
 
@@ -247,7 +248,7 @@ def check(scenario: Scenario, graph: nx.Graph | None = None) -> Task:
         for group in (None, *scenario.policy_by_group):
             refuse(scenario, make_policy(*split_name("policy", scenario.policy_of(group))))
         task = make_task(*split_name("task", scenario.task), Part(0, scenario.nodes), scenario.seed)
-        check_schedule(getattr(task, "optimizer", None), scenario.rounds)
+        check_schedule(task.optimizer, scenario.rounds)
         _check_pool(scenario, task)
         choose_device(scenario.device)
     except ConfigurationError as error:
@@ -259,7 +260,7 @@ def _check_pool(scenario: Scenario, task: Task) -> None:
     if scenario.pool is None:
         return
     if scenario.pool.of == "fronts":
-        if not {*extra_metrics_of(task)} >= POINT:
+        if not {*task.extra_metrics} >= POINT:
             raise ConfigurationError("pool of fronts: the task must report error and disparity, such as `praffl`")
-    elif not goals_of(task):
+    elif not task.goals:
         raise ConfigurationError("pool: the task must have several objectives")

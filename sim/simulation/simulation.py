@@ -49,7 +49,6 @@ from p2pfl.sim.simulation.modelled_network import ModelledConfig, ModelledNetwor
 from p2pfl.sim.simulation.plan import RunPlan, plan
 from p2pfl.sim.simulation.recorder import Recorder
 from p2pfl.sim.simulation.sharding import LocalShards, ShardedBackend, ShardSource
-from p2pfl.task import goals_of, module_notes_of
 from p2pfl.topologies.properties import GraphFacts
 
 Progress = Callable[[int], None]
@@ -128,7 +127,7 @@ class Simulation:
         links: Links | None = None,
     ) -> None:
         self.plan = plan(scenario, graph, initial)
-        self.notes = [*self.plan.notes, *dict.fromkeys(note for task in self.plan.tasks for note in module_notes_of(task))]
+        self.notes = [*self.plan.notes, *dict.fromkeys(note for task in self.plan.tasks for note in task.module_notes)]
         self.loop = virtual_loop()
         self.links = links or Links(scenario.network, scenario.seed, self.plan.positions)
         self.recorder = Recorder(self.loop, self.plan.names, scenario.rounds)
@@ -248,13 +247,13 @@ class Simulation:
         plan, scenario = self.plan, self.plan.scenario
         learners = make_learners(plan)
         torch_learners = [learner for learner in learners if isinstance(learner, TorchLearner)]
-        stacked: Callable[[Sequence[Learner]], ComputeBackend] | None = getattr(plan.tasks[0], "stacked", None)
         if scenario.trainer != "one-by-one" and len(learners) > 1:
             try:
                 if len(torch_learners) == len(learners):
                     return BatchedLearner(torch_learners, lenient=scenario.attack is not None)
-                if stacked is not None:
-                    return stacked(learners)
+                together: ComputeBackend | None = plan.tasks[0].stacked(learners)
+                if together is not None:
+                    return together
             except ConfigurationError as error:
                 self.notes.append(f"trained one by one: {error}")
         most = min(workers, len(learners))
@@ -327,7 +326,7 @@ def modelled_exchanges(parts: Parts) -> Sequence[Exchange]:
             n_samples=task.n_samples,
             public_info=task.public_info,
             encoder=plan.encoder(k),
-            private=bool(goals_of(task)),
+            private=bool(task.goals),
             sparse=plan.sparse(k),
             detects=detects,
         )

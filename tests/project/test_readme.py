@@ -11,7 +11,7 @@ import pytest
 from p2pfl.compression.codecs import CODECS
 from p2pfl.policies import POLICIES
 from p2pfl.sim import reproduction
-from p2pfl.task import TASKS
+from p2pfl.task_specs import TASKS
 from p2pfl.topologies.builders import BUILDERS
 from tests.support.browser import needs_chromium
 from tests.support.pages import DOCS

@@ -189,7 +189,7 @@ def _hashes(values: np.ndarray) -> Keys:
 
 def parts_of(task: Any) -> Parts | None:
     """Return a node's samples; None if its task has none that can be compared, such as an environment."""
-    data = getattr(task, "data", None)
+    data = task.data
     if not isinstance(data, Mapping) or "train" not in data:
         return None
     try:

@@ -27,7 +27,7 @@ from p2pfl.protocols.errors import ProtocolError
 from p2pfl.sim.cli import main as sim_cli
 from p2pfl.sim.scenario.scenario import shipped_scenarios
 from p2pfl.sim.simulation.workers import WorkerLostError
-from p2pfl.task import TASKS
+from p2pfl.task_specs import TASKS
 from tests.support import forked
 from tests.support.logs import messages
 from tests.support.processes import PATIENCE

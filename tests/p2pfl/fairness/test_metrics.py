@@ -32,7 +32,7 @@ from p2pfl.sim.api import simulate
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.results.objectives import with_distances
 from p2pfl.sim.scenario.scenario import load
-from p2pfl.task import Part, does_not_count, excluded_solutions, goals_of, make_task
+from p2pfl.task import Part, does_not_count, excluded_solutions, make_task
 
 REAL = os.environ.get("P2PFL_DATA", "")
 ADULT = pytest.mark.skipif(not REAL or not (Path(REAL) / "adult").is_dir(), reason="P2PFL_DATA has no adult")
@@ -187,7 +187,7 @@ def difference(some, others):
 
 def test_fairness_task_has_own_rows_and_goals():
     tasks = [node(k) for k in range(NODES)]
-    assert goals_of(tasks[0]) == {"accuracy": True, "parity_z": True}
+    assert tasks[0].goals == {"accuracy": True, "parity_z": True}
     assert [len(task.data["test"].x) for task in tasks] == [45] * 4
     assert sum(task.n_samples + len(task.data["validation"].x) for task in tasks) == 420
     x, y = tasks[0].data["train"]
@@ -326,8 +326,8 @@ def test_constant_model_does_not_count():
 
 
 def test_goal_names_contain_the_measure():
-    assert list(goals_of(node(measure="equalised-odds"))) == ["accuracy", "odds_z"]
-    assert list(goals_of(node(measure="equal-opportunity"))) == ["accuracy", "opportunity_z"]
+    assert list(node(measure="equalised-odds").goals) == ["accuracy", "odds_z"]
+    assert list(node(measure="equal-opportunity").goals) == ["accuracy", "opportunity_z"]
 
 
 @pytest.mark.slow
@@ -385,7 +385,7 @@ def test_fairness_default_finds_front_of_unequal_groups(tmp_path):
         task = make_task("fairness", options, Part(0, 1), 0)
         learner = task.learner(RandomStreams(0, "a"))
         found = learner.evaluate([learner.train(task.initial(0), round=1, epochs=20)], ("test",))
-        points.append(to_maximisation(found, goals_of(task))[0])
+        points.append(to_maximisation(found, task.goals)[0])
     front = non_dominated(np.delete(points, excluded_solutions(task, np.array(points)), axis=0))
     constant = 1 - task.data["test"].y[:, 0].mean().item()
     assert len(front) == 3
@@ -540,7 +540,7 @@ def test_real_tables_are_divided_as_in_praffl(data, sensitive, by, shares, rows)
     sizes = [{split: len(samples.x) for split, samples in task.data.items()} for task in tasks]
     assert sum(sum(each.values()) for each in sizes) == rows
     assert sum(each["test"] for each in sizes) == round(0.3 * rows)
-    assert list(goals_of(tasks[0])) == ["accuracy", f"parity_{sensitive}"]
+    assert list(tasks[0].goals) == ["accuracy", f"parity_{sensitive}"]
     groups = {int(number) for task in tasks for number in task.data["train"].y[:, 1].unique()}
     assert groups == set(range({"sex": 2, "quintile": 5, "sex+race": 4}[sensitive]))
 
@@ -550,7 +550,7 @@ def test_real_tables_are_divided_as_in_praffl(data, sensitive, by, shares, rows)
 def test_real_adult_with_two_attributes_is_learned():
     options = {"data": "adult", "preference": [0.6, 0.2, 0.2], "normalise": True}
     tasks = [make_task("fairness", options, Part(k, 10), 0) for k in (0, 9)]
-    assert goals_of(tasks[0]) == {"accuracy": True, "parity_sex": True, "parity_race": True}
+    assert tasks[0].goals == {"accuracy": True, "parity_sex": True, "parity_race": True}
     assert sum(len(split.x) for split in tasks[0].data.values()) == 3257 + 1629  # tenths of 32,561 and of 16,281
     assert tasks[0].data["train"].x.isfinite().all()
     learner = tasks[0].learner(RandomStreams(0, "a"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+from copy import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,6 @@ from p2pfl.learning.kernels.kernel import VmapKernel
 from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_task import TorchTask, classification, multi_objective
 from p2pfl.multiobjective.scalarisation import Objectives, SmoothTchebycheff, linear, scalarisation
-from p2pfl.node.exchange import message_exchange
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.settings import Settings
 from p2pfl.node.status import endpoints as metrics
@@ -28,7 +28,7 @@ from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.api import simulate
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import Simulation
-from p2pfl.task import Part, goals_of, group_of, make_task
+from p2pfl.task import Part, group_of, make_task
 from p2pfl.tasks.teachers import favourites, squared_errors
 from tests.support.federation import play
 from tests.support.logs import log_to
@@ -181,13 +181,13 @@ def test_metrics_contain_objectives_and_weighted_reward(kind):
         assert row["test_reward"] == -row["test_loss"]
         assert -row["test_reward"] == pytest.approx(task.preference @ [row[f"test_{name}"] for name in names])
     assert (
-        to_maximisation(found, goals_of(tasks[0])) == -np.array([[row[f"test_{name}"] for name in names] for row in found])
+        to_maximisation(found, tasks[0].goals) == -np.array([[row[f"test_{name}"] for name in names] for row in found])
     ).all()
 
 
 def test_single_objective_task_has_no_goals_and_weights():
     task = classification(lambda: nn.Linear(2, 2), (np.ones((4, 2)), np.zeros(4)))
-    assert goals_of(task) == {}
+    assert task.goals == {}
     assert task.weights(torch.device("cpu")) is None
 
 
@@ -344,26 +344,27 @@ def test_messages_contain_no_preference(monkeypatch, task, policy):
     assert any(model.tobytes() in sent for model in models)  # payloads are not encrypted here
 
 
-class Blind:
-    """Task whose losses, reward and evaluation depend on the node's preference, but not its training."""
+def blind(part, seed, *, base, preferences, told=False, **options):
+    """Make a task whose losses, reward and evaluation depend on the node's preference, but not its training.
 
-    def __init__(self, reported, trained):
-        self.reported_stage, self.trained = reported, trained
+    Args:
+        told: whether the task tells its peers the losses of their models, as a task of a single objective does.
+    """
+    task = make_task(base, options | {"preferences": preferences}, part, seed)
+    trained, reported = make_task(base, options, part, seed), copy(task)
 
-    def __getattr__(self, name):
-        return getattr(self.reported_stage, name)
-
-    def learner(self, streams, device="cpu"):
-        reported, trained = self.reported_stage.learner(streams, device), self.trained.learner(streams, device)
+    def learner(streams, device="cpu"):
+        training, reporting = trained.learner(streams, device), reported.learner(streams, device)
 
         def compute(query):
-            return (trained if isinstance(query, Train) else reported).compute(query)
+            return (training if isinstance(query, Train) else reporting).compute(query)
 
         return SimpleNamespace(compute=compute, streams=streams)
 
-
-def blind(part, seed, *, base, preferences, **options):
-    return Blind(make_task(base, options | {"preferences": preferences}, part, seed), make_task(base, options, part, seed))
+    task.learner = learner
+    if told:
+        task.__class__ = type("Telling", (type(task),), {"goals": {}})
+    return task
 
 
 def blindly(monkeypatch, task, policy):
@@ -392,10 +393,9 @@ def test_messages_do_not_depend_on_preferences(monkeypatch, task, policy):
 @pytest.mark.slow
 def test_messages_with_losses_would_depend_on_preferences(monkeypatch):
     """Control of the test above: if losses were sent, the messages would differ."""
-    task = TASKS[0] | {"name": "tests.p2pfl.multiobjective.test_scalarisation:blind", "base": "teachers"}
+    task = TASKS[0] | {"name": "tests.p2pfl.multiobjective.test_scalarisation:blind", "base": "teachers", "told": True}
     sent = []
     for distribution in ("dirichlet", "equidistant"):
-        monkeypatch.setattr(message_exchange, "goals_of", lambda task: {})  # which frames_of undoes
         sent.append(frames_of(monkeypatch, task | {"preferences": {"name": distribution}}, SCORED)[0])
     assert sent[0] != sent[1]
 

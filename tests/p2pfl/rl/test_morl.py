@@ -16,7 +16,7 @@ from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.api import simulate
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.scenario import load
-from p2pfl.task import Part, StatefulLearner, goals_of, make_task
+from p2pfl.task import Part, StatefulLearner, make_task
 from p2pfl.tasks.morl import ENVIRONMENTS
 from tests.support.federation import Federation, run
 
@@ -182,7 +182,7 @@ def test_morl_evaluation_reports_the_greedy_policy():
     assert (up["test_treasure"], up["test_time"]) == (0.0, -100.0)
     assert learner(task).loss([always(task, DOWN)], split="test") == pytest.approx([-0.275])
     assert np.isnan(learner(task).loss([always(task, DOWN)])).all()
-    assert goals_of(task) == {"treasure": True, "time": True}
+    assert task.goals == {"treasure": True, "time": True}
 
 
 @pytest.mark.slow

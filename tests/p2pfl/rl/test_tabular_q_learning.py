@@ -8,7 +8,7 @@ from p2pfl.pareto_metrics import hypervolume, non_dominated
 from p2pfl.random_streams import RandomStreams
 from p2pfl.rl.tabular_q_learning import Environment, TabularTask, random_actions
 from p2pfl.sim.api import simulate
-from p2pfl.task import Part, goals_of, group_of, make_task
+from p2pfl.task import Part, group_of, make_task
 from p2pfl.tasks.deep_sea_treasure import DEPTHS, FRONT, ROWS, TREASURES, environment
 
 UP, DOWN, LEFT, RIGHT = range(4)
@@ -149,7 +149,7 @@ def test_q_learning_evaluation_reports_the_greedy_policy():
         "test_treasure": 8.2,
         "test_time": -3,
     }
-    assert goals_of(task) == {"treasure": True, "time": True}
+    assert task.goals == {"treasure": True, "time": True}
     assert learner(task).loss([table.reshape(-1)], split="train") == pytest.approx([-2.6])
     assert np.isnan(learner(task).loss([table.reshape(-1)])).all()
 

@@ -1,3 +1,4 @@
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from p2pfl.learning.torch_learner import choose_device
 from p2pfl.learning.torch_task import classification
 from p2pfl.protocols.wire.messages import HelloParameters, decode_hello_parameters
 from p2pfl.random_streams import RandomStreams
-from p2pfl.task import MOST_FACTS, Part, check_public_info, make_task
+from p2pfl.task import MOST_FACTS, Part, Task, check_public_info, make_task
 from p2pfl.tasks.digits import digit_images, digit_shares, node_labels
 
 
@@ -26,8 +27,43 @@ def tells(part, seed, *, key: str, kind: str):
     return classification(linear, ([[1.0, 2.0]], [0]), public_info={key: value})
 
 
-def tells_nothing(part, seed):
+def of_another_class(part, seed):
     return SimpleNamespace(layout=None, n_samples=1, metric="mse", initial=None, learner=None)
+
+
+class Half(Task):
+    """Task that lacks what has no default."""
+
+    metric = "mse"
+
+    def __init__(self, part, seed): ...
+
+
+class Around(Task):
+    """Task that asks another one for its members."""
+
+    def __init__(self, part, seed):
+        self._task = make_task("concept-shift", {}, part, seed)
+
+    def __getattr__(self, name):
+        return getattr(self._task, name)
+
+    def initial(self, seed): ...
+
+    def learner(self, streams, device): ...
+
+
+@dataclass
+class Small(Task):
+    """Task with every kind of member: a field, a field with a factory, an attribute and a property."""
+
+    metric: str
+    data_notes: list = field(default_factory=list)
+    n_samples = 3
+
+    @property
+    def goals(self):
+        return {"a": True}
 
 
 def make(name, index=0, count=4, seed=0, **options):
@@ -150,11 +186,21 @@ def test_parse_of_invalid_part_is_refused(text):
         ("concept-shift", {"noise": float("nan")}, "task.noise must be 0 or more, and finite, got nan"),
         ("concept-shift", {"noise": -1.0}, "task.noise must be 0 or more"),
         ("no_such_module:make", {}, "cannot be imported"),
-        ("p2pfl.task:TASKS", {}, "neither a class nor a function"),
+        ("p2pfl.task:POINT", {}, "neither a class nor a function"),
         ("numpy:prod", {}, "is not a valid task: it does not take `part` and `seed`"),
         ("os:removedirs", {}, "os is a module of Python's standard library"),
         ("tests.p2pfl.tasks.test_tasks:no_task", {}, "not a valid task: it lacks layout"),
-        ("tests.p2pfl.tasks.test_tasks:tells_nothing", {}, "not a valid task: it lacks higher_is_better, public_info$"),
+        ("tests.p2pfl.tasks.test_tasks:Half", {}, "not a valid task: it lacks layout, n_samples, initial, learner$"),
+        (
+            "tests.p2pfl.tasks.test_tasks:of_another_class",
+            {},
+            "not a valid task: make SimpleNamespace a subclass of p2pfl.Task$",
+        ),
+        (
+            "tests.p2pfl.tasks.test_tasks:Around",
+            {},
+            "has __getattr__; to change members of another task, return a copy",
+        ),
         (
             "tests.p2pfl.tasks.test_tasks:tells",
             {"key": "a", "kind": "numpy"},
@@ -174,6 +220,15 @@ def test_parse_of_invalid_part_is_refused(text):
 def test_make_task_refuses_invalid_tasks(name, options, message):
     with pytest.raises(ConfigurationError, match=message):
         make(name, **options)
+
+
+def test_members_of_a_task_may_be_fields_attributes_and_properties():
+    with pytest.raises(TypeError, match="metric"):
+        Small()
+    task = Small("mse", ["a note"])
+    assert (task.metric, task.data_notes, task.n_samples, dict(task.goals)) == ("mse", ["a note"], 3, {"a": True})
+    assert (task.higher_is_better, task.public_info, task.reference, task.group) == (True, {}, (), None)
+    assert task.counts_for_front(np.zeros((2, 1))).tolist() == [True, True]
 
 
 @pytest.mark.parametrize("about", [None, [], {str(k): k for k in range(MOST_FACTS + 1)}])

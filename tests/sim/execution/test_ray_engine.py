@@ -28,12 +28,12 @@ TASKS = """
 import os, signal
 from pathlib import Path
 from p2pfl.queries import Train
-from p2pfl.task import make_task
+from p2pfl.task import Task, make_task
 
 FOLDER = Path(__file__).parent
 
 
-class Watched:
+class Watched(Task):
     def __init__(self, part, seed, kind):
         task = make_task("concept-shift", {}, part, seed)
         for name in ("layout", "n_samples", "metric", "higher_is_better", "public_info", "initial"):

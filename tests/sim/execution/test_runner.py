@@ -24,7 +24,7 @@ from tests.support.processes import PATIENCE
 
 TASKS = '''
 import os, signal, sys
-from p2pfl.task import make_task
+from p2pfl.task import Task, make_task
 from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.learning.torch_task import classification
 from p2pfl.queries import Train
@@ -47,7 +47,7 @@ def images(part, seed):
     return classification(network, some(10 + 7 * part.index), some(4), some(5), batch_size=8)
 
 
-class Careless:
+class Careless(Task):
     """A task whose node at a place kills the process that trains it, or without a place says that it trains."""
 
     def __init__(self, part, seed, where=None):

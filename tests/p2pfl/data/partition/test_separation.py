@@ -124,15 +124,13 @@ def test_given_test_samples_among_the_training_samples_are_noted():
 
 
 def test_test_samples_of_a_users_own_task_are_compared():
-    class Own:
+    class Own(p2pfl.Task):
         """A task of a user around another one."""
 
         def __init__(self, task):
-            self._task = task
+            self.layout, self.n_samples, self.metric = task.layout, task.n_samples, task.metric
+            self.initial, self.learner = task.initial, task.learner
             self.data = {"train": task.data["train"], "test": (X[:5], Y[:5])}
-
-        def __getattr__(self, name):
-            return getattr(self._task, name)
 
     def task(part, seed):
         return Own(p2pfl.classification(lambda: nn.Linear(5, 2), (X[5 * part.index :], Y[5 * part.index :]), part=part))

@@ -4,14 +4,14 @@ import inspect
 
 import pytest
 
-from p2pfl._util.local_options import LOCAL_OPTIONS, OTHERS, check_shared
 from p2pfl._util.registry import resolve
 from p2pfl.data import image_sets as sets
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import admission, agreement, loading
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
-from p2pfl.task import TASKS, Part, make_task
+from p2pfl.task import Part, make_task
+from p2pfl.task_specs import FACTORIES, OTHERS, TASKS, check_shared
 
 REFUSED = [
     ({"name": "images", "data": "/home/alice/photos"}, "task.data = '/home/alice/photos'"),
@@ -58,10 +58,10 @@ def test_check_shared_refuses_path_in_policy_option():
 
 
 def test_built_in_tasks_declare_all_local_options():
-    assert set(LOCAL_OPTIONS) == set(TASKS)
-    for name, declared in LOCAL_OPTIONS.items():
-        parameters = set(inspect.signature(resolve("task", name, TASKS, "p2pfl.tasks")).parameters)
-        assert declared.keys() == parameters & {*OTHERS, "initial"}, name
+    for name, spec in TASKS.items():
+        parameters = set(inspect.signature(resolve("task", name, FACTORIES, "p2pfl.tasks")).parameters)
+        assert spec.local.keys() == parameters & {*OTHERS, "initial"}, name
+        assert parameters >= {*spec.derived}, name
 
 
 @pytest.fixture
