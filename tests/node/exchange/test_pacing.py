@@ -1,4 +1,4 @@
-"""Choice of the next round from the rounds that participants claim."""
+"""Choice of the next round from the rounds that participants claim; see also the scripts in testdata."""
 
 from itertools import pairwise
 
@@ -31,37 +31,6 @@ def test_common_round_resists_minority_of_liars(honest, lies):
         assert Pacing(10**9).following(finished, finished, others) == finished + 1
 
 
-def test_pacing_without_peers_takes_next_round():
-    assert Pacing(10).following(3, 3, []) == 4
-
-
-def test_pacing_behind_most_skips_to_their_round():
-    assert Pacing(100).following(3, 3, [50, 50, 3]) == 50
-
-
-def test_pacing_ahead_of_most_returns_to_their_round():
-    assert Pacing(100).following(50, 50, [3, 3, 50]) == 51  # two of four are at its round
-    assert Pacing(100).following(50, 50, [3, 3, 3]) == 4
-
-
-def test_pacing_one_round_apart_takes_next_round():
-    assert Pacing(100).following(50, 50, [49, 49, 49]) == 51
-    assert Pacing(100).following(49, 49, [50, 50, 50]) == 50
-
-
-def test_pacing_skips_the_round_that_a_coordinator_has_closed():
-    pacing = Pacing(100)
-    pacing.late = True
-    assert pacing.following(49, 49, [50, 50, 50]) == 51
-    assert pacing.following(50, 50, [50, 50, 50]) == 51
-    assert pacing.following(50, 50, [49, 49, 49]) == 51
-
-
-def test_pacing_of_observer_follows_participants():
-    assert Pacing(100, voice=False).following(0, 0, [50]) == 50
-    assert Pacing(100, voice=False).following(60, 60, [50, 50]) == 51
-
-
 def test_pacing_returns_ever_less_often_to_stalled_peer():
     pacing, finished, returns = Pacing(10**6), 0, []
     for done in range(2000):
@@ -73,11 +42,3 @@ def test_pacing_returns_ever_less_often_to_stalled_peer():
     gaps = [after - before for before, after in pairwise(returns)]
     assert gaps == sorted(gaps)
     assert LONGEST_HOLD <= gaps[-1] <= LONGEST_HOLD + 2
-
-
-def test_pacing_returns_at_once_after_an_exchange():
-    pacing = Pacing(100)
-    pacing.enter(pacing.following(50, 50, [3, 3, 3]), 50, 50, Outbox(synchronous=True))
-    assert pacing.following(5, 5, [3, 3, 3]) == 6
-    pacing.record_exchange()
-    assert pacing.following(5, 5, [3, 3, 3]) == 4

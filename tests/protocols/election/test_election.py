@@ -1,4 +1,7 @@
-"""Elections: each rule alone, then all rules in a disturbed world (see tests/support/elections.py)."""
+"""Elections: each rule alone, then all rules in a disturbed world (see tests/support/elections.py).
+
+Elections that several rules shape together are told in testdata/election; see test_election_scripts.py.
+"""
 
 import os
 from collections import Counter
@@ -110,18 +113,6 @@ def test_majority_is_more_than_half_of_all_members(n, needed):
     assert a.leads(PATIENCE)
 
 
-def test_minority_has_no_coordinator_and_reports_it():
-    a = member("a", "abcde")
-    for _ in range(20):
-        step = a.tick(a.next_tick())
-        for name, message in sent(step, m.Vote):
-            if name == "b":
-                a.receive("b", grant_of(message), a.next_tick() - 0.3)
-    assert a.coordinator(1000.0) is None
-    assert a.problem(1000.0) == "no coordinator: 2 of 5 members reachable, 3 needed"
-    assert a.term == Term(1, 0)
-
-
 def test_repeated_grants_of_one_member_count_once():
     a = member("a", "abcde")
     a.tick(PATIENCE)
@@ -138,12 +129,6 @@ def test_isolated_member_does_not_raise_term():
     for _ in range(200):
         assert a.tick(a.next_tick()).write is None
     assert a.term == Term(1, 0)
-
-
-def test_pre_vote_is_not_binding():
-    c = member("c")
-    for name in "ab":
-        assert c.receive(name, m.Vote(1, 1, True), 3.0) == (None, ((name, m.Voted(1, 1, True, True)),))
 
 
 @pytest.mark.parametrize("number", [0, 6, 7])
@@ -190,16 +175,6 @@ def test_standing_member_asks_silent_members_again():
 
 
 # Votes
-
-
-def test_vote_is_written_before_it_is_sent():
-    c = member("c")
-    assert c.receive("a", m.Vote(1, 1, False), 3.0) == (Ballot(Term(1, 1), "a"), (("a", m.Voted(1, 1, False, True)),))
-
-
-def test_candidate_writes_own_vote_before_asking_others():
-    _, step = candidate()
-    assert step == (Ballot(Term(1, 1), "a"), (("b", m.Vote(1, 1, False)), ("c", m.Vote(1, 1, False))))
 
 
 def test_member_votes_once_per_term():
