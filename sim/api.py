@@ -24,10 +24,10 @@ from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.execution.inputs import RunInputs
-from p2pfl.sim.execution.run_order import Listener
+from p2pfl.sim.execution.run_order import Listener, together
 from p2pfl.sim.execution.runner import Engine, check_all, run_all
 from p2pfl.sim.monitor.progress import line_of, progress_bar
-from p2pfl.sim.monitor.run_monitor import RunTracking, tracking
+from p2pfl.sim.monitor.run_monitor import tracking
 from p2pfl.sim.report.folder import MORE, TABLES, Folder
 from p2pfl.sim.report.write import try_write_report
 from p2pfl.sim.results.results import Result, Results, new_folder
@@ -103,7 +103,7 @@ def simulate(
         tracking(file, track, folder or Path(), problems.append) as tracked,
         _listening(file, progress) as listening,
     ):
-        listener = _tracking(listening, tracked)
+        listener = listening if tracked is None else together(Listener.of(tracked), listening)
         if workers is None and loop_runs():
             found = compute_in_thread(lambda post: compute(_posting(listener, post)))
         else:
@@ -208,18 +208,6 @@ def _listening(file: ScenarioFile, progress: bool | Callable[[int, int], object]
         progress(done, total)
 
     yield Listener(count)
-
-
-def _tracking(listener: Listener, tracked: RunTracking | None) -> Listener:
-    """Return a listener that also gives the runs to trackers."""
-    if tracked is None:
-        return listener
-
-    def finished(number: int, result: Result) -> None:
-        tracked.finished(number, result)
-        listener.finished(number, result)
-
-    return Listener(listener.progress, finished, tracked.saw)
 
 
 def _posting(listener: Listener, post: Callable[[Call], None]) -> Listener:

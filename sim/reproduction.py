@@ -28,7 +28,7 @@ from p2pfl.sim.execution.forecast import duration
 from p2pfl.sim.execution.inputs import Content, RunInputs, settings_of
 from p2pfl.sim.execution.resume import Recomputed
 from p2pfl.sim.formatting import number, some
-from p2pfl.sim.results.attack_study import NO_ATTACK, AttackRow, AttackStudy, attack_studies
+from p2pfl.sim.report.attacks import NO_ATTACK, AttackRow, AttackStudy, attack_studies
 from p2pfl.sim.results.results import Result, summarise, versions
 from p2pfl.sim.results.tables import SCENARIO, SUMMARY
 from p2pfl.sim.scenario.claims import MEAN, Claim, check, figure_of

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from p2pfl.sim.formatting import PARETO_OPTIMAL, STAGES, difference, number, of_paper, setting
-from p2pfl.sim.report.attacks import attack_rows
+from p2pfl.sim.report.attacks import FIGURES, MEAN, NO_ATTACK, AttackStudy, attack_rows, attack_studies, title
 from p2pfl.sim.report.series import Run
-from p2pfl.sim.results.attack_study import FIGURES, MEAN, NO_ATTACK, AttackStudy, attack_studies, title
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,6 +8,7 @@ import sys
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from p2pfl.sim.cli.options import add_choice, add_results, add_run_options
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted."""
-    return run_command(lambda: _main(arguments))
+    return run_command(partial(_main, arguments))
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -207,15 +208,15 @@ def _topology(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from p2pfl.sim.cli.run import run_command
+    from p2pfl.sim.cli.run import run_scenario
 
-    return run_command(options)
+    return run_scenario(options)
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    from p2pfl.sim.cli.run import sweep_command
+    from p2pfl.sim.cli.run import run_sweep
 
-    return sweep_command(options)
+    return run_sweep(options)
 
 
 def _pareto(options: argparse.Namespace) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
@@ -23,11 +23,10 @@ from p2pfl.sim.cli.options import check_workers, cluster_of, folder_of, interrup
 from p2pfl.sim.execution.forecast import forecast
 from p2pfl.sim.execution.inputs import RunInputs
 from p2pfl.sim.execution.resume import Parts, explain_resume
-from p2pfl.sim.execution.run_order import Listener
+from p2pfl.sim.execution.run_order import Listener, together
 from p2pfl.sim.execution.runner import check_all, processes_of, run_all
-from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.monitor.progress import line_of, progress_bar
-from p2pfl.sim.monitor.run_monitor import RunTracking, tracking
+from p2pfl.sim.monitor.run_monitor import tracking
 from p2pfl.sim.report.folder import Summary
 from p2pfl.sim.report.sentences import findings
 from p2pfl.sim.report.series import runs_of
@@ -66,7 +65,7 @@ class CommandResults:
     divergence: DivergenceError | None
 
 
-def run_command(options: argparse.Namespace) -> int:
+def run_scenario(options: argparse.Namespace) -> int:
     """Run a scenario."""
     file = scenario_of(options)
     if options.record is not None:
@@ -87,7 +86,7 @@ def _without_recorded(options: argparse.Namespace, file: ScenarioFile) -> Scenar
     return left
 
 
-def sweep_command(options: argparse.Namespace) -> int:
+def run_sweep(options: argparse.Namespace) -> int:
     """Run a scenario with every combination of the values of some keys."""
     axes = parse(options.vary)
     file = scenario_of(options)
@@ -181,7 +180,7 @@ def _compute(
             _print_forecast(options, file, done)
         with _watching(options, file, done) as watch, tracking(file, options.track, out, _warn) as track:
             recorder = None if book is None else RowRecorder(file, book, done)
-
+            followers = [each for each in (watch, track) if each is not None]
             finished = dict(done)
 
             def keep(number: int, result: Result) -> None:
@@ -192,8 +191,17 @@ def _compute(
 
             whole, divergence = file, None
             try:
-                followers = [each for each in (watch, track) if each is not None]
-                outcome = _run_rest(options, file, keep, done, followers, inputs=parts.inputs)
+                with _progress(options, file, done) as progress:
+                    outcome = run_all(
+                        file,
+                        options.engine,
+                        options.workers,
+                        done=done,
+                        listener=together(Listener(finished=keep), progress, *map(Listener.of, followers)),
+                        cluster=cluster_of(options),
+                        finish_others=True,
+                        inputs=parts.inputs,
+                    )
             except DivergenceError as error:
                 divergence = error
                 file, outcome = _complete_rows(file, finished, error)
@@ -235,49 +243,13 @@ def _warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
-def _run_rest(
-    options: argparse.Namespace,
-    file: ScenarioFile,
-    keep: Callable[[int, Result], None],
-    done: Mapping[int, Result],
-    followers: Sequence[Watch | RunTracking],
-    *,
-    inputs: RunInputs,
-) -> list[Result]:
-    """Run the unfinished jobs, and return all results.
-
-    Args:
-        keep: receives each new result with the number of its job, before it is shown.
-    """
+@contextmanager
+def _progress(options: argparse.Namespace, file: ScenarioFile, done: Container[int]) -> Iterator[Listener]:
+    """Yield the listener that shows the progress of the unfinished jobs."""
     left = [job.nodes * job.rounds for number, job in enumerate(jobs_of(file)) if number not in done]
     quiet = options.json or options.quiet or (_watches(options) and sys.stderr.isatty())
     with progress_bar(sum(left), quiet, line_of(file)) as (advance, show):
-
-        def finished(number: int, result: Result) -> None:
-            keep(number, result)
-            show(result)
-            for follower in followers:
-                follower.finished(number, result)
-
-        def saw(number: int, snapshot: Snapshot | None) -> None:
-            for follower in followers:
-                follower.saw(number, snapshot)
-
-        def diverged(number: int) -> None:
-            for follower in followers:
-                follower.diverged(number)
-
-        listener = Listener(advance, finished, saw if followers else None, diverged)
-        return run_all(
-            file,
-            options.engine,
-            options.workers,
-            done=done,
-            listener=listener,
-            cluster=cluster_of(options),
-            finish_others=True,
-            inputs=inputs,
-        )
+        yield Listener(advance, lambda number, result: show(result))
 
 
 def _print_outcome(options: argparse.Namespace, outcome: CommandResults) -> None:

@@ -147,19 +147,18 @@ class _Dispatcher:
             self._received(stream, attempt, message)
 
     def _received(self, stream: Any, attempt: _Attempt, message: ProbeResult | int | Snapshot | Result) -> None:
-        number, watched = attempt.number, self._listener.watched
+        number = attempt.number
         if isinstance(message, ProbeResult):
             attempt.machine = message
-            if watched is not None and not self._losses[number]:
-                watched(number, None)
+            if not self._losses[number]:
+                self._listener.begun(number)
         elif isinstance(message, int):
             attempt.done += message
             if (new := attempt.done - self._reported[number]) > 0:  # otherwise a lost worker has already reported them
                 self._reported[number] = attempt.done
                 self._listener.progress(new)
         elif isinstance(message, Snapshot):
-            if watched is not None:
-                watched(number, message)
+            self._listener.tell(number, message)
         else:
             del self._active[stream]
             message.notes.extend(self._notes(attempt))

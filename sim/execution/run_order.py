@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from p2pfl.errors import ConfigurationError, DivergenceError, RunError
 from p2pfl.sim.execution.snapshots import Snapshot, SnapshotCollector
@@ -41,8 +41,58 @@ class Listener:
     watched: Callable[[int, Snapshot | None], None] | None = None
     diverged: Callable[[int], None] = lambda number: None
 
+    @classmethod
+    def of(cls, follower: Follower) -> Listener:
+        """Return the listener that passes a follower everything but the progress."""
+        return cls(finished=follower.finished, watched=follower.saw, diverged=follower.diverged)
+
+    def begun(self, number: int) -> None:
+        """Report that a job begins."""
+        if self.watched is not None:
+            self.watched(number, None)
+
+    def tell(self, number: int, message: int | Snapshot) -> None:
+        """Report what a job in progress says; see `run_order`."""
+        if isinstance(message, int):
+            self.progress(message)
+        elif self.watched is not None:
+            self.watched(number, message)
+
 
 QUIET = Listener()
+
+
+class Follower(Protocol):
+    """Object that follows jobs, such as the page that shows them; see Listener."""
+
+    def saw(self, number: int, snapshot: Snapshot | None) -> None: ...
+
+    def finished(self, number: int, result: Result) -> None: ...
+
+    def diverged(self, number: int) -> None: ...
+
+
+def together(*listeners: Listener) -> Listener:
+    """Return one listener that passes each event to several, in their order."""
+    watching = [each.watched for each in listeners if each.watched is not None]
+
+    def progress(node_rounds: int) -> None:
+        for each in listeners:
+            each.progress(node_rounds)
+
+    def finished(number: int, result: Result) -> None:
+        for each in listeners:
+            each.finished(number, result)
+
+    def watched(number: int, snapshot: Snapshot | None) -> None:
+        for watch in watching:
+            watch(number, snapshot)
+
+    def diverged(number: int) -> None:
+        for each in listeners:
+            each.diverged(number)
+
+    return Listener(progress, finished, watched if watching else None, diverged)
 
 
 @dataclass(frozen=True)
@@ -83,23 +133,20 @@ def run_order(order: RunOrder, tell: Callable[[Any], None], shards: ShardSource 
         tell: called with the number of node-rounds done since the last call, and with snapshots.
         shards: starts the other processes of the run; by default on this machine.
     """
-    with name_errors(order.job):
-        return _run(order, tell, shards)
-
-
-def _run(order: RunOrder, tell: Callable[[Any], None], shards: ShardSource | None) -> Result:
     done = 0
-    simulation = Simulation(order.job, order.graph, workers=order.workers, shards=shards)
-    photographer = SnapshotCollector(simulation) if order.watch else None
+    snapshots: SnapshotCollector | None = None
 
     def report(total: int) -> None:
         nonlocal done
         tell(total - done)
         done = total
-        if photographer is not None and photographer.due():
-            tell(photographer.take())
+        if snapshots is not None and snapshots.due():
+            tell(snapshots.take())
 
-    result = result_of(simulation.run(report), order.models)
+    with name_errors(order.job):
+        simulation = Simulation(order.job, order.graph, workers=order.workers, shards=shards)
+        snapshots = SnapshotCollector(simulation) if order.watch else None
+        result = result_of(simulation.run(report), order.models)
     gc.collect()  # an earlier run's nodes are cycles, and collections are rare in this process
     if order.explain and order.workers > 1 and simulation.processes == 1 and order.job.nodes > 1:
         result.notes.append(

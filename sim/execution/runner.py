@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
@@ -22,6 +22,7 @@ from p2pfl.sim.execution.run_order import (
     divide_processes,
     raise_if_diverged,
     run_order,
+    together,
 )
 from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.results.results import Result
@@ -103,7 +104,7 @@ def run_all(
         for number, job in enumerate(jobs)
         if number not in done
     }
-    listener = _confirming(listener, jobs, inputs)
+    listener = together(_confirming(jobs, inputs), listener)
     results = dict(done)
     if engine == "local":
         results |= _run_in_turn(orders, listener, finish_others)
@@ -114,16 +115,15 @@ def run_all(
     return [results[number] for number in sorted(results)]
 
 
-def _confirming(listener: Listener, jobs: Sequence[Scenario], inputs: RunInputs) -> Listener:
-    """Return a listener that takes a result only if the inputs of its run have not changed."""
+def _confirming(jobs: Sequence[Scenario], inputs: RunInputs) -> Listener:
+    """Return a listener that refuses a result if the inputs of its run have changed, and notes them in its summary."""
 
     def finished(number: int, result: Result) -> None:
         inputs.confirm(jobs[number])
         if files := inputs.files(jobs[number]):
             result.summary["inputs"] = files
-        listener.finished(number, result)
 
-    return replace(listener, finished=finished)
+    return Listener(finished=finished)
 
 
 def _run_in_workers(
@@ -137,8 +137,7 @@ def _run_in_workers(
 
     def queue() -> Iterator[Assignment[int]]:
         for number, order in divided.items():
-            if listener.watched is not None:
-                listener.watched(number, None)
+            listener.begun(number)
             yield Assignment(number, order.job, order)
 
     def received(number: int, message: int | Snapshot | Result | DivergenceError) -> bool:
@@ -146,15 +145,11 @@ def _run_in_workers(
             diverged.append(message)
             listener.diverged(number)
             return True
-        if isinstance(message, int):
-            listener.progress(message)
-        elif isinstance(message, Snapshot):
-            if listener.watched is not None:
-                listener.watched(number, message)
-        else:
+        if isinstance(message, Result):
             results[number] = message
             listener.finished(number, message)
             return True
+        listener.tell(number, message)
         return False
 
     compute_side_by_side(
@@ -170,7 +165,8 @@ def _run_in_turn(orders: Mapping[int, RunOrder], listener: Listener, finish_othe
     diverged: list[DivergenceError] = []
     for number, order in orders.items():
         try:
-            results[number] = _run_here(number, order, listener)
+            listener.begun(number)
+            results[number] = run_order(order, partial(listener.tell, number))
         except DivergenceError as error:
             if not finish_others:
                 raise
@@ -181,22 +177,6 @@ def _run_in_turn(orders: Mapping[int, RunOrder], listener: Listener, finish_othe
             listener.finished(number, results[number])
     raise_if_diverged(diverged)
     return results
-
-
-def _run_here(number: int, order: RunOrder, listener: Listener) -> Result:
-    """Run a job in this process."""
-    watched = listener.watched
-    if watched is None:
-        return run_order(order, listener.progress)
-    watched(number, None)
-
-    def tell(message: int | Snapshot) -> None:
-        if isinstance(message, int):
-            listener.progress(message)
-        else:
-            watched(number, message)
-
-    return run_order(order, tell)
 
 
 def _work(pipe: Pipe, path: Sequence[str]) -> None:

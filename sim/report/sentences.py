@@ -22,11 +22,20 @@ from typing import Any
 import numpy as np
 
 from p2pfl.sim.formatting import count, difference, number, size
-from p2pfl.sim.report.attacks import attack_rows
+from p2pfl.sim.report.attacks import (
+    FIGURES,
+    MEAN,
+    NO_ATTACK,
+    NO_RULE,
+    AttackRow,
+    AttackStudy,
+    attack_rows,
+    attack_studies,
+    title,
+)
 from p2pfl.sim.report.comparison import Comparison, compared, comparisons
 from p2pfl.sim.report.folder import Clusters, Entry, Folder, Reached
 from p2pfl.sim.report.series import Run, Series, by_key, folder_names, gather, runs_of, words_of
-from p2pfl.sim.results.attack_study import FIGURES, MEAN, NO_ATTACK, NO_RULE, AttackRow, AttackStudy, attack_studies, title
 from p2pfl.sim.scenario.sweep import MODELS
 
 MOST_PROBLEMS = 4  # learning problems of the runs; with more, the table shows the best runs better

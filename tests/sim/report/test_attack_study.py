@@ -3,9 +3,9 @@
 import pytest
 
 from p2pfl.sim.cli.console import print_attack_table
+from p2pfl.sim.report.attacks import AttackRow, attack_studies, title
 from p2pfl.sim.report.folder import Entry, Test, Time
 from p2pfl.sim.report.series import Run
-from p2pfl.sim.results.attack_study import AttackRow, attack_studies, title
 
 CLIP, CUT = {"name": "cs+", "share": 0.3}, {"name": "trimmed", "share": 0.3}
 
