@@ -7,14 +7,9 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from p2pfl.algorithms.ggc import DecideGreedily, Decisions, decide_together
-from p2pfl.algorithms.similarity import CompareModels, Scores, compare
-from p2pfl.errors import ConfigurationError
-from p2pfl.parameters import Parameters, weighted_mean
+from p2pfl.parameters import Parameters
 from p2pfl.prediction_mixing import PredictionMixer
-from p2pfl.queries import Clip, Combine, Evaluate, Loss, Mean, Query, R, Split, Train
-from p2pfl.robust.candidates import Combined, combine
-from p2pfl.robust.clipping import Clipped, clip_models
+from p2pfl.queries import Evaluate, Loss, Query, R, Split, Train
 from p2pfl.update_rules import Rule
 
 Answer = TypeVar("Answer", bound=Callable[..., Any])
@@ -41,7 +36,8 @@ class Learner:
     A TorchLearner is not pure if its module changes state that a vector cannot carry; see
     p2pfl.learning.module_probe.Conduct.
 
-    A subclass marks its methods with `answers` and answers at least `Train`, `Loss` and `Evaluate`. The optimiser's
+    A subclass marks its methods with `answers` and answers at least `Train`, `Loss` and `Evaluate`. A query for which it has
+    no method answers itself, if it can; see `p2pfl.queries.Query.answer`. The optimiser's
     state is discarded after each training, unless it is `lasting`. A learner that keeps state between trainings is not
     pure, and also implements `p2pfl.task.StatefulLearner`.
     """
@@ -64,31 +60,8 @@ class Learner:
             ConfigurationError: the learner does not answer this query.
         """
         name = self._methods.get(query.operation)
-        if name is None:
-            raise ConfigurationError(_refusal(self, query))
-        result: R = getattr(self, name)(query)
+        result: R = query.answer(self) if name is None else getattr(self, name)(query)
         return result
-
-    @answers(Mean)
-    def _mean(self, query: Mean) -> Parameters:
-        return weighted_mean(query.models, query.weights)
-
-    @answers(Combine)
-    def _combine(self, query: Combine) -> Combined:
-        return combine(query.rule, query.models, query.weights, own=query.own, losses=query.losses)
-
-    @answers(Clip)
-    def _clip(self, query: Clip) -> Clipped:
-        return clip_models(query.models, query.initial, query.known, query.samples)
-
-    @answers(CompareModels)
-    def _compare(self, query: CompareModels) -> Scores:
-        return compare(query)
-
-    @answers(DecideGreedily)
-    def _decide(self, query: DecideGreedily) -> Decisions:
-        (decisions,) = decide_together([query], lambda _, models: self.loss(list(models)).tolist())
-        return decisions
 
     def train(
         self,
@@ -112,10 +85,3 @@ class Learner:
     ) -> list[dict[str, float]]:
         """Return the figures of K models by name; see `p2pfl.queries.Evaluate`."""
         return self.compute(Evaluate(stack, splits, memory))
-
-
-def _refusal(learner: Learner, query: Query[Any]) -> str:
-    asked, operation = type(query).__name__, query.operation.__name__
-    variant = "" if operation == asked else f" with a {operation}"
-    needed = f"; the policy needs {query.hint}" if query.hint else ""
-    return f"{type(learner).__name__} does not support {asked}{variant}{needed}"

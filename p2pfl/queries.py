@@ -1,8 +1,9 @@
 """Queries: computations on one node's model and data, as values. A policy asks, a learner answers.
 
 The node's trainer, the simulator's batcher and its worker processes pass a query on without looking into it. A new
-operation therefore needs a struct, typed by its result, and one method in each learner that answers it (see
-p2pfl.learner):
+operation therefore needs a struct, typed by its result, and an answer. An answer that follows from those to other queries
+belongs to the struct, as its method `answer`; every learner then gives it. An answer that needs the model and the data is
+one method in each learner that gives it (see p2pfl.learner):
 
     class Count(Query[int], frozen=True, gc=False):
         name: ClassVar[str] = "count"
@@ -17,18 +18,19 @@ p2pfl.learner):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Generic, Literal, Self, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from p2pfl.parameters import Parameters
+from p2pfl.errors import ConfigurationError
+from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.prediction_mixing import PredictionMixer
 from p2pfl.private_parameters import PrivateParameters
-from p2pfl.robust.candidates import Combined, MergeRule
-from p2pfl.robust.clipping import Clipped
+from p2pfl.robust.candidates import Combined, MergeRule, combine
+from p2pfl.robust.clipping import Clipped, clip_models
 from p2pfl.update_rules import Rule
 
 R = TypeVar("R")
@@ -71,6 +73,45 @@ class Query(msgspec.Struct, Generic[R], frozen=True, gc=False):
     def restrict(self, result: R, private: PrivateParameters) -> R:
         """Return the result as a policy sees it: models and gradients reduced to the shared values, [S]."""
         return result
+
+    def answer(self, learner: Answering) -> R:
+        """Return the answer of a learner that has no method for this operation.
+
+        Raises:
+            ConfigurationError: the operation needs such a method.
+        """
+        asked, operation = type(self).__name__, self.operation.__name__
+        variant = "" if operation == asked else f" with a {operation}"
+        needed = f"; the policy needs {self.hint}" if self.hint else ""
+        raise ConfigurationError(f"{type(learner).__name__} does not support {asked}{variant}{needed}")
+
+    @classmethod
+    def answer_together(cls, queries: Sequence[Self], nodes: AnsweringTogether) -> Sequence[R] | None:
+        """Return the answers of several nodes with the bits of single answers; None to answer them one by one."""
+        return None
+
+
+class Answering(Protocol):
+    """What a query may ask of the learner that answers it: other queries."""
+
+    def compute(self, query: Query[R]) -> R: ...
+
+
+class AnsweringTogether(Protocol):
+    """What queries may ask of the learners that answer them together, one query each."""
+
+    def select(self, models: Sequence[Parameters]) -> tuple[np.ndarray, Sequence[int]]:
+        """Return an array that contains all given models as rows, and the row of each."""
+
+    def parts(self) -> Iterator[tuple[list[int], Losses | None]]:
+        """Yield parts of the queries, by their numbers, that are to be answered one part after another.
+
+        With each comes the function that computes validation losses on their nodes; None if the nodes have no such data.
+        """
+
+
+Losses = Callable[[Sequence[int], np.ndarray], Sequence[float]]
+"""(queries, models) -> losses: validation losses of R models, float32 [R, P], each on the node of one of the queries."""
 
 
 class Train(Query[Parameters], frozen=True, gc=False):
@@ -125,6 +166,9 @@ class Mean(Query[Parameters], frozen=True, gc=False):
     models: Sequence[Parameters]
     weights: Sequence[float]
 
+    def answer(self, learner: Answering) -> Parameters:
+        return weighted_mean(self.models, self.weights)
+
 
 class Combine(Query[Combined], frozen=True, gc=False):
     """Return the merge of models under a robust rule; see `p2pfl.robust.candidates.combine`.
@@ -145,6 +189,9 @@ class Combine(Query[Combined], frozen=True, gc=False):
     own: int = 0
     losses: Sequence[float] | None = None
 
+    def answer(self, learner: Answering) -> Combined:
+        return combine(self.rule, self.models, self.weights, own=self.own, losses=self.losses)
+
 
 class Clip(Query[Clipped], frozen=True, gc=False):
     """Return how received models are clipped to the median distance; see `p2pfl.robust.clipping.clip_models`.
@@ -163,6 +210,9 @@ class Clip(Query[Clipped], frozen=True, gc=False):
     initial: Parameters
     known: Sequence[float] = ()
     samples: Sequence[int] = ()
+
+    def answer(self, learner: Answering) -> Clipped:
+        return clip_models(self.models, self.initial, self.known, self.samples)
 
 
 class Loss(Query[np.ndarray], frozen=True, gc=False):

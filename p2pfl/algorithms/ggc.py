@@ -5,7 +5,7 @@ Personalized Federated Learning", 2024, algorithms 2 and 3).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from math import inf, isinf, isnan
+from math import inf, isinf, isnan, nan
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -14,15 +14,12 @@ from msgspec.structs import replace
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Update
 from p2pfl.private_parameters import PrivateParameters
-from p2pfl.queries import Query
+from p2pfl.queries import Answering, AnsweringTogether, Loss, Losses, Query
 
 Fetch = Callable[[Sequence[str]], Awaitable[Sequence[Update]]]
 
 Compute = Callable[["DecideGreedily"], Awaitable["Decisions"]]
 """Compute decisions; see `p2pfl.policy.Me.compute`."""
-
-Losses = Callable[[Sequence[int], np.ndarray], Sequence[float]]
-"""(queries, models) -> losses: validation losses of R models, float32 [R, P], each on the node of one of the queries."""
 
 
 class Selection(NamedTuple):
@@ -107,6 +104,18 @@ class DecideGreedily(Query[Decisions], frozen=True, gc=False):
 
     def complete(self, private: PrivateParameters) -> Self:
         return replace(self, private=private) if private.layout.unshared else self
+
+    def answer(self, learner: Answering) -> Decisions:
+        (decisions,) = decide_together([self], lambda _, models: learner.compute(Loss(list(models))).tolist())
+        return decisions
+
+    @classmethod
+    def answer_together(cls, queries: Sequence[Self], nodes: AnsweringTogether) -> list[Decisions]:
+        results = [Decisions([], (nan, nan))] * len(queries)
+        for places, losses in nodes.parts():
+            for k, decisions in zip(places, decide_together([queries[k] for k in places], losses), strict=True):
+                results[k] = decisions
+        return results
 
 
 async def ggc(

@@ -12,13 +12,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import inf, sqrt
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from p2pfl.parameters import Parameters
-from p2pfl.queries import Query
+from p2pfl.queries import Answering, AnsweringTogether, Query
 
 Scores = NDArray[np.float64]
 RowsOf = Callable[[Sequence[Parameters]], tuple[NDArray[np.float32], Sequence[int]]]
@@ -75,6 +75,13 @@ class CompareModels(Query[Scores], frozen=True, gc=False):
     own: Parameters
     others: Sequence[Parameters]
     initial: Parameters | None = None
+
+    def answer(self, learner: Answering) -> Scores:
+        return compare(self)
+
+    @classmethod
+    def answer_together(cls, queries: Sequence[Self], nodes: AnsweringTogether) -> list[Scores]:
+        return compare_together(queries, nodes.select)
 
 
 def compare(query: CompareModels) -> Scores:

@@ -7,12 +7,11 @@ padded, no sample is masked, and each node uses the same batches as when it trai
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, pairwise
-from math import nan
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -20,8 +19,6 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from p2pfl.algorithms.ggc import DecideGreedily, Decisions, decide_together
-from p2pfl.algorithms.similarity import CompareModels, compare_together
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner
 from p2pfl.learning.batched_training import RowCache, StackedData, StackedTraining
@@ -36,7 +33,7 @@ from p2pfl.learning.rule_gradients import most_steps, plan, shared_values
 from p2pfl.learning.torch_learner import TorchLearner, batch_sizes, check_batches, evaluation_seed, least_batch, module_seed
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.parameters import Parameters, weighted_mean
-from p2pfl.queries import Clip, Combine, Evaluate, Loss, Mean, NodeQuery, R, Split, Train
+from p2pfl.queries import Clip, Combine, Evaluate, Loss, Losses, Mean, NodeQuery, R, Split, Train
 from p2pfl.robust.batches import Rows, clip_together, combine_together
 from p2pfl.robust.candidates import Combined
 from p2pfl.update_rules import Mixture, Scalarised
@@ -59,6 +56,17 @@ class SequentialLearner:
         if jobs[0].query.name == Combine.name:
             return combine_all(jobs)
         return [self._learners[job.node].compute(job.query) for job in jobs]
+
+
+class _Together(NamedTuple):
+    """Learners of a BatchedLearner that answer one query each; see p2pfl.queries.AnsweringTogether."""
+
+    nodes: list[int]
+    select: Callable[[Sequence[Parameters]], tuple[np.ndarray, Sequence[int]]]
+    parts_of: Callable[[list[int]], Iterator[tuple[list[int], Losses | None]]]
+
+    def parts(self) -> Iterator[tuple[list[int], Losses | None]]:
+        return self.parts_of(self.nodes)
 
 
 class BatchedLearner:
@@ -99,16 +107,19 @@ class BatchedLearner:
             Evaluate.name: self._evaluate,
             Combine.name: self._combine,
             Clip.name: lambda _, queries: clip_together(queries, self._trained.select),
-            DecideGreedily.name: self._decide,
-            CompareModels.name: lambda _, queries: compare_together(queries, self._trained.select),
         }
 
     def compute(self, jobs: Sequence[NodeQuery[R]]) -> Sequence[R]:
-        """Return the answers to queries of one name. All but eight names are computed one by one."""
-        together = self._together.get(jobs[0].query.name)
-        if together is None:
-            return self._alone.compute(jobs)
-        return together([job.node for job in jobs], [job.query for job in jobs])
+        """Return the answers to queries of one name.
+
+        This class answers six names together. Others answer themselves (`p2pfl.queries.Query.answer_together`), or are
+        answered one by one.
+        """
+        nodes, queries = [job.node for job in jobs], [job.query for job in jobs]
+        if together := self._together.get(queries[0].name):
+            return together(nodes, queries)
+        answers = queries[0].answer_together(queries, _Together(nodes, self._trained.select, self._parts))
+        return self._alone.compute(jobs) if answers is None else answers
 
     def _train(self, nodes: list[int], queries: list[Train]) -> list[Parameters]:
         """Return the trained models, within about 1e-6 relative of single learners (sums have another order)."""
@@ -272,21 +283,18 @@ class BatchedLearner:
                 results[k][j] = figures.get(f"{split}_loss", np.nan)
         return results
 
-    def _decide(self, nodes: list[int], queries: list[DecideGreedily]) -> list[Decisions]:
-        """Return the decisions on the nodes' validation data. A part of the nodes finishes before the next one begins."""
+    def _parts(self, nodes: list[int]) -> Iterator[tuple[list[int], Losses | None]]:
+        """Yield parts of queries whose nodes have equal numbers of validation samples, and the function of their losses."""
         data = self._data.get("validation")
         if data is None:
-            return decide_together(queries, None)
-        results = [Decisions([], (nan, nan))] * len(queries)
+            yield [*range(len(nodes))], None
+            return
         counts = data.counts[nodes]
         for count in sorted(set(counts.tolist())):
             ks = np.flatnonzero(counts == count).tolist()
             size = max(1, values_at_once(CHUNK, self._device) // (2 * max(count, 1) * data.width))
             for part in (ks[start : start + size] for start in range(0, len(ks), size)):
-                losses = partial(self._losses_of, [nodes[k] for k in part], count) if count else None
-                for k, decisions in zip(part, decide_together([queries[k] for k in part], losses), strict=True):
-                    results[k] = decisions
-        return results
+                yield part, partial(self._losses_of, [nodes[k] for k in part], count) if count else None
 
     @torch.no_grad()
     def _losses_of(self, nodes: list[int], count: int, places: Sequence[int], models: np.ndarray) -> list[float]:

@@ -1,6 +1,8 @@
-"""Objectives of one model, and their scalarisation by a preference.
+"""Several objectives of one model: how a preference makes one loss of them, and the query for their gradients.
 
-Losses and gradients of a model by objective.
+A task with objectives trains `scalarise(losses, preference)`. A policy that combines gradients itself, such as FedCMOO,
+asks for all of them by `DifferentiateObjectives`. The functions work on torch tensors, but the module needs no torch: a
+learner without it refuses the query by name.
 """
 
 from __future__ import annotations
@@ -8,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
-from torch import Tensor
 
 from p2pfl._util.binding import build, choose
 from p2pfl.errors import ConfigurationError
@@ -22,10 +22,11 @@ from p2pfl.parameters import Parameters
 from p2pfl.private_parameters import PrivateParameters
 from p2pfl.queries import Query
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 LEAST_WEIGHT = 1e-6  # lower bound of a weight in a division
-Scalarise = Callable[[Tensor, Tensor], Tensor]
-
-
+Scalarise = Callable[["Tensor", "Tensor"], "Tensor"]
 """Function (losses [..., m], weights [..., m]) -> [...]."""
 
 
@@ -56,7 +57,7 @@ class SmoothTchebycheff:
 
     def __call__(self, losses: Tensor, weights: Tensor) -> Tensor:
         scaled = losses / weights.clamp_min(LEAST_WEIGHT) if self.divide else losses * weights
-        return torch.logsumexp(self.gamma * scaled, -1) / self.gamma
+        return (self.gamma * scaled).logsumexp(-1) / self.gamma
 
 
 def _linear() -> Scalarise:

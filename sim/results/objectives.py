@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import nan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,8 +23,10 @@ from p2pfl.pareto_metrics import (
     sparsity,
     to_maximisation,
 )
-from p2pfl.sim.simulation.simulation import Run
 from p2pfl.task import POINT, Task, excluded_solutions
+
+if TYPE_CHECKING:  # a report needs no torch
+    from p2pfl.sim.simulation.simulation import Run
 
 MOST_NODES = 15  # nodes in the summary
 

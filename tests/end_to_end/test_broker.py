@@ -40,8 +40,9 @@ import numpy as np
 from p2pfl.learner import Learner, answers
 from p2pfl.parameters import Layout
 from p2pfl.queries import Evaluate, Loss, Train
+from p2pfl.task import Task
 
-class Halving(Learner):
+class Halving(Task, Learner):
     n_samples, metric, higher_is_better, public_info = 1, "error", False, {}
 
     def __init__(self, index, size, first, constant):

@@ -29,8 +29,9 @@ import numpy as np
 from p2pfl.learner import Learner, answers
 from p2pfl.parameters import Layout
 from p2pfl.queries import Evaluate, Loss, Train
+from p2pfl.task import Task
 
-class Constant(Learner):
+class Constant(Task, Learner):
     layout, n_samples, metric, higher_is_better, public_info = Layout((("values", (5000,)),), 5000), 1, "error", False, {}
 
     def initial(self, seed):
