@@ -9,7 +9,6 @@ from peft import LoraConfig
 from transformers import BertConfig, BertForSequenceClassification
 
 import p2pfl
-from p2pfl.learning.adapters import with_adapters
 
 
 def base():
@@ -17,7 +16,7 @@ def base():
     return BertForSequenceClassification(BertConfig(vocab_size=30, max_position_embeddings=16, **sizes))
 
 
-adapted = with_adapters(base, LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "key", "value", "dense"]))
+adapted = p2pfl.with_adapters(base, LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "key", "value", "dense"]))
 
 
 def texts(part, seed):
