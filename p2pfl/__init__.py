@@ -8,6 +8,7 @@ change with any commit.
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2pfl._version import __version__ as __version__
@@ -60,6 +61,11 @@ if TYPE_CHECKING:
     from p2pfl.sim.results.results import Result, Results
     from p2pfl.testing import run_in_memory
     from p2pfl.tracking.tracker import TrackedRun, Tracker
+
+# A clone without symbolic links, as Git for Windows makes it by default, has text files in place of p2pfl/node and the
+# three other links. The folders themselves are beside this one. An installed package needs no links.
+if not (_HERE := Path(__file__).parent).joinpath("node").is_dir():
+    __path__.append(str(_HERE.parent))
 
 # Loaded at the first use: torch takes over a second, and `node` and `sim` are layers above this package.
 _LAZY = {

@@ -264,7 +264,7 @@ def test_deploy_page_names_existing_files():
 
 
 def test_deploy_page_names_existing_metrics():
-    text = (ROOT / "node" / "status" / "prometheus.py").read_text()
+    text = (ROOT / "node" / "status" / "endpoints.py").read_text()
     for name in set(re.findall(r"\bp2pfl_\w+", (DEPLOY / "README.md").read_text())) - {"p2pfl_validation_accuracy"}:
         assert f'"{name.removesuffix("_total")}"' in text, name
 

@@ -69,6 +69,20 @@ def test_wheel_holds_one_package_with_all_modules(built):
     assert "p2pfl/py.typed" in names
 
 
+def test_checkout_without_symbolic_links_can_be_imported(tmp_path):
+    (tmp_path / "p2pfl").mkdir()
+    for path in (ROOT / "p2pfl").iterdir():
+        if path.is_symlink():  # Git writes a file with the text of the link, if the system has no links
+            (tmp_path / "p2pfl" / path.name).write_text(str(path.readlink()))
+            (tmp_path / path.name).symlink_to(ROOT / path.name)
+        else:
+            (tmp_path / "p2pfl" / path.name).symlink_to(path)
+    code = "import pickle, p2pfl; print(p2pfl.simulate.__module__, pickle.loads(pickle.dumps(p2pfl.Node)), p2pfl.Node)"
+    environment = ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}
+    name = "<class 'p2pfl.node.node.Node'>"
+    assert call(sys.executable, "-c", code, cwd=tmp_path, env=environment).strip() == f"p2pfl.sim.api {name} {name}"
+
+
 def test_wheel_needs_large_libraries_in_extras_only(built):
     (metadata,) = [text.decode() for name, text in content(built[0]).items() if name.endswith(".dist-info/METADATA")]
     needed = re.findall(r"^Requires-Dist: ([\w-]+)(.*)$", metadata, re.M)
