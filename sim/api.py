@@ -1,6 +1,7 @@
 """Simulations from Python: `p2pfl.simulate` and `p2pfl.load`.
 
-Work in a thread of its own, for callers whose thread runs an event loop, such as a cell of a notebook.
+A caller whose thread runs an event loop, such as a cell of a notebook, has the runs computed in a thread of their own,
+because a thread has room for one loop. Everything that the caller sees still happens in its thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Format of numbers and lists in tables and sentences, in a terminal and in a report.
-
-Conversion of text into HTML.
-"""
+"""Format of numbers and lists in tables and sentences, in a terminal and in the HTML of a report."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
 """MOFL/D: search for the front of a task with several objectives (Hartmann's dissertation, chapter 3, algorithm 2).
 
 A search proposes preferences by Pareto simulated annealing (p2pfl.multiobjective.annealing), and trains a federation
-for each. The results of all candidates of an iteration determine the next iteration. A search depends only on its seed
-and the values of its candidates, so the number of processes has no effect. An interrupted search is repeated with the
-candidates on disk.
+for each: a `Candidate`. The results of all candidates of an iteration determine the next iteration. A search depends only
+on its seed and the values of its candidates, so the number of processes has no effect.
 
-Candidates of a search: one federated training for each preference, with its result on disk until the search ends.
-
-Files of a finished search: a summary as JSON, its candidates as Parquet, and the models of each front.
+Each candidate is on disk until the search ends; an interrupted search is repeated with the candidates on disk. The files
+of a finished search are a summary as JSON, its candidates as Parquet, and the models of each front.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Catalogue of the shipped scenarios: their papers, rows, printed figures and last measured figures.
 
-Last measured figures of the shipped scenarios, in a file that `p2pfl-sim reproduce --record` writes.
-
-The file is part of the repository, but not of the installed packages.
-
-Record the figures of finished runs: of a folder of `p2pfl-sim run` or `pareto`, or of each row of a run at once.
+The measured figures are in a file of the repository, which is not part of the installed packages. `p2pfl-sim reproduce
+--record` writes it from a finished folder of `p2pfl-sim run` or `pareto`; `p2pfl-sim run --record` writes each row as
+soon as its runs are finished.
 """
 
 from __future__ import annotations

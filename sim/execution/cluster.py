@@ -1,8 +1,8 @@
-"""Dispatch of runs to the workers of a Ray cluster. Runs of a worker that is lost start again on another one.
+"""Engine `ray`: dispatch of runs to the workers of a Ray cluster, or of a Ray that is started on this machine.
 
-Connection to a Ray cluster, or a start of Ray on this machine.
-
-Options of the engine `ray`.
+A job is a task of Ray, whose messages arrive as a stream. A run whose worker is lost starts again on another one, at most
+MOST_LOSSES times in all, because a run that needs too much memory would end one worker after another. See
+p2pfl.sim.execution.cluster_worker for the other side.
 """
 
 from __future__ import annotations
@@ -33,6 +33,22 @@ MOST_LOSSES = 3  # of one run; its own code may be what ends its workers
 # yield to all other programs of the machine.
 _DEFAULTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0"}
 PATIENCE = 10.0  # seconds for the first connection to a cluster
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Options of the engine `ray`.
+
+    Attributes:
+        address: of the cluster, host:port or `auto`; "" starts Ray on this machine.
+        allow_different_bits: use machines whose CPU or torch computes other last bits than this machine.
+    """
+
+    address: str = ""
+    allow_different_bits: bool = False
+
+
+ON_THIS_MACHINE = ClusterOptions()
 
 
 def run_in_cluster(
@@ -246,19 +262,3 @@ def _check_address(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
     except OSError as error:
         raise RunError(f"cannot use the Ray cluster {address}: {error.strerror or error}") from error
-
-
-@dataclass(frozen=True)
-class ClusterOptions:
-    """Options of the engine `ray`.
-
-    Attributes:
-        address: of the cluster, host:port or `auto`; "" starts Ray on this machine.
-        allow_different_bits: use machines whose CPU or torch computes other last bits than this machine.
-    """
-
-    address: str = ""
-    allow_different_bits: bool = False
-
-
-ON_THIS_MACHINE = ClusterOptions()

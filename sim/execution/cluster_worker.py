@@ -1,14 +1,8 @@
-"""One run in a worker of a cluster, as a stream of messages.
+"""The side of a Ray cluster's workers: preparation, one run as a stream of messages, and shards of a run as actors.
 
-Messages between the program and the workers of a cluster, as bytes: plain values, arrays, and objects of plain data.
-
-An object is a struct of msgspec, a dataclass, a named tuple, or an error of this project. It is sent as the name of its
-type and its fields. A reader finds the type among the modules that it has already imported; a message imports nothing
-and calls nothing but the type.
-
-Settings of the workers of a cluster, and the preparation of their processes.
-
-Shards of one run as actors of a cluster. They count the bytes that travel.
+Messages travel as bytes: plain values, arrays, and objects of plain data. An object is a struct of msgspec, a dataclass,
+a named tuple, or an error of this project. It is sent as the name of its type and its fields. A reader finds the type
+among the modules that it has already imported; a message imports nothing and calls nothing but the type.
 """
 
 from __future__ import annotations

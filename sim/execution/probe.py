@@ -1,4 +1,4 @@
-"""ProbeResult of a machine: a hash of training steps, which shows whether its CPU and torch compute the same bits."""
+"""Probe of a machine: a hash of training steps, which shows whether its CPU and torch compute the same bits."""
 
 from __future__ import annotations
 

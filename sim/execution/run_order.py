@@ -1,6 +1,8 @@
-"""One run of a scenario as an order to a worker, and the callbacks that follow it.
+"""Orders to run one job of a scenario, the listeners that follow it, and workers that compute orders side by side.
 
-Parallel computation of scenario jobs by worker processes.
+A job is one run with one seed. A `RunOrder` travels to the process that runs it; the numbers of node-rounds and the
+snapshots that `run_order` tells travel back, and in the end its result. The engines (p2pfl.sim.execution.runner and
+cluster) pass all of them to a `Listener`.
 """
 
 from __future__ import annotations

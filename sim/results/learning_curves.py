@@ -1,8 +1,7 @@
-"""Metrics of a run by round, from the columns of its rounds (see p2pfl.sim.simulation.recorder.Recorder.rounds_table).
+"""Metrics of a run by round, from the columns of its rounds, and their curves, drawn by matplotlib.
 
-A node without an evaluation in a round, or one that has stopped, counts with its last value.
-
-Learning curves of runs, drawn by matplotlib.
+The columns are those of p2pfl.sim.simulation.recorder.Recorder.rounds_table. A node without an evaluation in a round, or
+one that has stopped, counts with its last value.
 """
 
 from __future__ import annotations

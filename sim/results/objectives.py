@@ -1,8 +1,7 @@
-"""Values of a run's models in several objectives, and measures of their front.
+"""Objectives of a run's models, and the fronts that they form.
 
-Fronts of the solutions of nodes whose models hold one for every preference.
-
-Pareto front of two criteria: a figure, and its cost.
+Three kinds of solutions have a front: the results of the nodes of a run, or of the runs of a pool, in the objectives of
+their task; the models of one node that holds one for every preference; and any two figures, such as accuracy and bytes.
 """
 
 from __future__ import annotations

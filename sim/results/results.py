@@ -27,7 +27,6 @@ from p2pfl.sim import formatting
 from p2pfl.sim.columns import Table
 from p2pfl.sim.formatting import STAGES, count, number, size
 from p2pfl.sim.results import learning_curves, objectives
-from p2pfl.sim.results import objectives as preference_fronts
 from p2pfl.sim.results.learning_curves import draw_curves, total_sent
 from p2pfl.sim.results.objectives import on_front
 from p2pfl.sim.results.summary_metrics import (
@@ -353,7 +352,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         summary["attackers"] = list(attack.nodes)
     if scenario.pool is not None:
         summary["pool"] = scenario.pool.name
-    if answers := preference_fronts.solution_measures(run):
+    if answers := objectives.solution_measures(run):
         summary["answers"] = answers
     if run.labels:
         summary["labels"] = run.labels
@@ -474,7 +473,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         _compare(table, next(row for row in table if row["name"] == file.against))
     if file.claims or file.printed:
         _add_seeds(table, file, results)
-    warnings = [*objectives.collapses(table), *preference_fronts.died(runs)]
+    warnings = [*objectives.collapses(table), *objectives.died(runs)]
     return {
         "scenario": file.name,
         "version": __version__,

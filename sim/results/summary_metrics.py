@@ -1,8 +1,7 @@
-"""Summary metrics of a finished run: traffic, collaboration, and the quality of each snapshot.
+"""Figures of a finished run for its summary.
 
-Test metric of the mean of the honest nodes' models, with the key `mean_model` of a scenario.
-
-Cost of a run until it reached the target of its scenario: round, virtual time, and bytes sent.
+They are the traffic, the collaboration of nodes, the quality of each snapshot, the test metric of the mean of the honest
+nodes' models (key `mean_model` of a scenario), and the cost until the run reached the target of its scenario.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Tables of runs as columns, as Parquet files and as data frames of pandas and polars.
+"""Files in the folder of a run: their names, its tables as Parquet and as data frames, and its nodes' models.
 
-Files of the nodes' models in the folder of a run: models/RUN/seed-SEED/node-NODE.safetensors.
-
-Names of files and folders in the folder of a run.
+A model is in models/RUN/seed-SEED/node-NODE.safetensors.
 """
 
 from __future__ import annotations

@@ -1,10 +1,19 @@
 """The exchange of simulated nodes (see p2pfl.node.exchange.base.Exchange): events and sizes instead of messages.
 
-A fetch is one event, at the arrival time of its last model. A model is passed by reference. The decisions of both
-exchanges are in node/exchange/base.py, node/exchange/rounds.py and node/exchange/model_encoding.py. A test
-verifies that their results are equal.
+An exchange acts for its own node; `ModelledPeer` is the same node as others reach it. Most of the work is to fetch. What
+a request costs and what it yields is the same in each case; the cases differ in how much happens at once:
 
-Fetches of simulated nodes: one event each, at the arrival time of the last model.
+1. `Board.find`: links cost no time, and all models of one stage were published at this very time. This is the usual
+   case of synchronous nodes. A fetch is a lookup, and what the senders have sent is counted later, for many fetches.
+2. `fetch_at_once`: links cost no time, and every model is there, but from different times or of different stages, for
+   the preparation, or from a node that answers some requests differently.
+3. `Fetch`: at least one model is missing or takes time. The fetch is one event, at the arrival time of its last model.
+   Over steady links its requests wait for one another (`advance`), because a model's time follows from the time at
+   which it is published. Over others each request is served on its own (`serve`): what the peer answers depends on
+   what it has received before the request arrives.
+
+The first two are only shortcuts of the third. A node that may answer some requests differently, because it suspects a
+peer, has gone back, has finished or compares models, closes the board for good.
 """
 
 from __future__ import annotations

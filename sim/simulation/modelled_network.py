@@ -1,10 +1,15 @@
 """Modelled network: the round of each simulated node, the time at which its peers know it, and their requests.
 
-No message is created. A sending node computes the arrival time, and its peer is called at that time. Over steady links
-the time at which a peer learns of a round follows from the time at which it was reached. Over links that lose or delay
-frames, nodes announce each round to each peer, and know of their peers what has arrived.
+No message is created. A sending node computes the arrival time, and its peer is called at that time. Two kinds of links
+(see p2pfl.sim.scenario.network.Links) need different bookkeeping:
 
-Contributions of several simulated nodes, awaited as one event, and models that nodes exchange at one time.
+- Over steady links, the time at which a peer learns of a round follows from the time at which it was reached. So nodes
+  announce nothing: `known_round` computes what a peer knows, and `ModelledNetwork` keeps the slowest and the fastest
+  round, so that the usual question, whether all know that all have reached a round, needs no look at single nodes.
+- Over links that lose or delay frames, nodes announce each round to each peer, and know of their peers what has arrived.
+
+A `Gather` waits for contributions of several nodes as one event, with one timer of the network for all deadlines. The
+`Board` holds the models of the current time, if links cost none.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Recorder of a run: rounds, edges and metrics, as columns that lie on disk in long runs.
+"""Recorder of a run: what its nodes do, as columns that lie on disk in long runs, as one hash, and by cluster.
 
-Trace of a run: every event in order, as one hash. Equal traces mean equal runs.
-
-Record of a run's clusters by round, and of the similarity of their members' models.
-
-Only coordinated policies have clusters (see p2pfl.policy.Coordinated and p2pfl.policies.clusters).
+The `Recorder` observes all nodes. Its tables have a row for each round of a node and for each model that a node has
+merged; rounds that a node repeats after it went back count once, as repeated. The `Trace` hashes every event in order:
+equal traces mean equal runs. `ClusterNotes` holds the clusters that a coordinated policy assigns, by round, and the
+similarity of their members' models (see p2pfl.policies.clusters); `over_rounds` and `over_seeds` summarise them.
 """
 
 from __future__ import annotations

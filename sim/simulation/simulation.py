@@ -1,6 +1,44 @@
 """One run of a scenario: its nodes on virtual time, and the result.
 
-Factory of the exchanges of simulated nodes: by signed messages, or modelled.
+Theory of operation
+-------------------
+
+A simulation runs the nodes of real machines. Each `Node` (p2pfl.node.node) is a task of asyncio with its policy, its
+budget and its rounds; only what surrounds it is replaced: the clock, the network, the computer and the observer.
+
+- Clock: `VirtualLoop` (clock) is an event loop whose time jumps. While a callback is ready, it runs and takes no time.
+  When none is, time moves to the next timer, or to the time at which deferred work is due. Nothing sleeps. If no event
+  is left and a node still waits, the run ends with a DeadlockError.
+- Computer: a node asks its `BatchedTrainer` for a training or a loss, which takes virtual seconds that follow from
+  `compute`. The `Batcher` (batching) computes nothing until the first result is due. By then all nodes that train at
+  the same time have asked, and one stacked program, or several processes (sharding), computes their jobs together. Each
+  node gets its result at its own time.
+- Network: with fidelity "wire", a MessageExchange (p2pfl.node.exchange) signs and verifies each message, and the links
+  of the process delay it. With fidelity "modelled", no message exists: a `ModelledExchange` computes when a frame would
+  arrive and how long it would be, hands over the model by reference, and calls the peer at that time.
+- Observer: the `Recorder` (recorder) takes every event of every node into columns, and into a hash, the trace.
+
+Who calls whom, for a round with the modelled network:
+
+    Node._round -> Policy.round -> Trainer.submit -> Batcher -> backend         the model is trained
+                -> Exchange.publish -> Outbox.add -> Board.add, waiting fetches   it is offered to peers
+                -> Exchange.fetch -> Board.find, fetch_at_once or Fetch           models of peers arrive
+                -> Observer.merged -> Recorder                                    the round is recorded
+
+Why a modelled run equals a run with messages: both exchanges take every decision by the same code. What to answer to a
+request is in Outbox, how long a model is in ModelEncoder, when to wait for peers in Pacing, whom to exclude in PeerView
+and Conduct, what a coordinator does in Coordinator; both exchanges take arrival times from the same Links and count
+frames by Traffic.count. Introductions and elections are not modelled, and announcements and probes have times but no
+count: they carry no learning, so a modelled run has less `control` traffic, and its coordinator is the node with the
+lowest name. Tests compare both kinds of runs: the models bit for bit, the bytes and the deadlines.
+
+What must never be:
+
+- Nothing reads the time, the network or randomness of the machine: a result depends on the scenario and its seed alone.
+- Nothing depends on the order in which nodes are made, or in which they run at one time. Where many answers meet, they
+  are sorted by node: the jobs of a batch, the models of a fetch, the lines of the trace.
+- No node draws from a stream that another node draws from, too; see p2pfl.random_streams.
+- Watching a run changes nothing in it: snapshots only read what the recorder has.
 """
 
 from __future__ import annotations
@@ -104,7 +142,7 @@ def run(
 
 
 class Simulation:
-    """All objects of a run; created on construction from its plan, run once.
+    """All objects of a run, made from its plan, to be run once.
 
     Args: see `run`. workers: processes for the training of nodes that are trained one by one. initial: the model that
         all nodes start from, in place of the task's. shards: starts these processes; by default on this machine. links:
