@@ -128,7 +128,7 @@ async def handshakes_per_second(count: int) -> float:
     tls.HOST_RATE = tls.CONNECTION_RATE = 1e6  # the limits of connections would refuse most of them
     server, client = BenchNode(1, {2: ""}, 4), BenchNode(2, {1: ""}, 4)
     for node in (server, client):
-        await node.transport.listen(node.exchange.peering.links)
+        await node.transport.listen(node.exchange.peering)
     loop = asyncio.get_running_loop()
     begun = loop.time()
     for _ in range(count):

@@ -14,7 +14,7 @@ P2pflError
   + DamagedFileError              p2pfl._util.atomic_files
   + EarlierVersionError           p2pfl.sim.execution.resume
   + UnknownContentError           p2pfl.content
-  + IncarnationConflictError      p2pfl.node.peering.links
+  + IncarnationConflictError      p2pfl.node.peering.control_messages
   + ProtocolError                 p2pfl.protocols.errors
     + DamageError                 p2pfl.protocols.mqtt.link
   + TransportError                p2pfl.protocols.errors

@@ -166,8 +166,6 @@ class CoordinationClient:
             self._peering.send(peer, message, payload)
         except TransportError:
             self._peering.rejected["link lost"] += 1
-            return
-        self._peering.traffic.count("sent", "submit", OVERHEAD + payload.size, models=1)
 
     def _take_own(self, pending: UnansweredSubmission, assignment: Assignment | None) -> None:
         """Adopt an assignment that this node has made for itself."""
@@ -185,7 +183,6 @@ class CoordinationClient:
         Raises:
             ProtocolError: the sender is not the coordinator, there was no submission to it, or its answer is malformed.
         """
-        self._peering.traffic.count("received", "assigned", OVERHEAD + len(opened.payload), models=message.given)
         term, pending = Term(message.membership_version, message.term), self.pending
         if term < self._election.term:
             raise ProtocolError("lower term", f"an assignment of the ended term {term}")
@@ -291,7 +288,6 @@ class CoordinationServer:
         Raises:
             ProtocolError: the submission is for another coordinator, or unusable for a step.
         """
-        self._peering.traffic.count("received", "submit", OVERHEAD + len(opened.payload), models=1)
         term = Term(message.membership_version, message.term)
         if term < self._election.term:
             raise ProtocolError("lower term", f"a submission in the ended term {term}")
@@ -325,8 +321,6 @@ class CoordinationServer:
             self._peering.send(peer, message, payload)
         except TransportError:
             self._peering.rejected["link lost"] += 1
-            return
-        self._peering.traffic.count("sent", "assigned", OVERHEAD + payload.size, models=given)
 
 
 class MessageCoordinatorBackend:

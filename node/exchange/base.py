@@ -5,8 +5,6 @@ Machines and the simulator implement it differently.
 Decisions that the message exchange and the simulator's exchange share.
 
 Configuration of a message exchange.
-
-Refusal of peers' models that are so large that averaging with them would make this node's model useless.
 """
 
 from __future__ import annotations
@@ -23,13 +21,10 @@ from p2pfl.node.exchange.model_encoding import ModelEncoder, Outbox, Published
 from p2pfl.node.peering.peer import Member, PeerView, Traffic
 from p2pfl.node.peering.peering_config import PeeringConfig
 from p2pfl.node.settings import Settings
-from p2pfl.parameters import Parameters, norm
+from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Extras, Stage, Submission, Update
-from p2pfl.protocols.errors import ProtocolError
 from p2pfl.robust.candidates import coarse
 from p2pfl.robust.registry import NONE, Robust
-
-LARGEST_RATIO = 1000.0  # maximum ratio of the norm of a peer's model to that of this node's models
 
 
 class ExchangeHost(Protocol):
@@ -205,27 +200,3 @@ class ExchangeConfig:
     def strict(self) -> bool:
         """Return whether peers that miss deadlines are put on probation."""
         return self.peering.options.period < inf
-
-
-class NormLimit:
-    """Limit of the norm of peers' models.
-
-    Attributes:
-        own: greatest norm of this node's models.
-    """
-
-    def __init__(self) -> None:
-        self.own = 0.0
-
-    def note(self, params: Parameters) -> None:
-        """Record the norm of one of this node's models."""
-        self.own = max(self.own, norm(params))
-
-    def check(self, params: Parameters) -> None:
-        """Raise ProtocolError for a peer's model that is too large."""
-        self.check_norm(norm(params))
-
-    def check_norm(self, found: float) -> None:
-        """Raise ProtocolError for a peer's model with a norm that is too large."""
-        if found > LARGEST_RATIO * (1.0 + self.own):
-            raise ProtocolError("too large", f"a model with the norm {found:.3g}; this node's has {self.own:.3g}")

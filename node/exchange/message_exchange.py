@@ -1,9 +1,47 @@
-"""Implementation of p2pfl.node.exchange.base.Exchange with messages over any kind of link.
+"""Implementation of p2pfl.node.exchange.base.Exchange with messages over any kind of link, and its factory.
 
-Each request has a number that identifies its answer. The clients and servers of models and losses are separate modules;
-this module connects them with the peers, the rounds and the coordinator.
+Theory of operation. Everything runs in one event loop, so no state needs a lock. Only the encoding of large models and
+the computation of losses run in threads, and neither touches this state.
 
-Factory of message exchanges.
+A model goes out in five steps, in `publish`:
+
+1. A synchronous node waits for peers that are one round behind (Pacer.wait_for_slower), then announces its round.
+2. The Publisher encodes the model, and keeps it as peers receive it.
+3. The host writes it to disk.
+4. The ModelServer encodes its payload once for all peers, and the Outbox takes it.
+5. The requests that were waiting for it are answered.
+
+Step 3 must come before step 4. A node that shows a model, crashes and then trains again would publish a second model of
+the same round and stage. Two such headers are a proof of equivocation, and the node would be left out for good.
+
+A request has a number, and is in one of these states at the asking node (PeerRequests):
+
+- open: its future is in `peer.requests`; if it asks for a model, what it asks for is in `peer.asked`.
+- answered: the future has the answer, or None for a refusal, a lost link or an invalid answer. It is never left open
+  because an answer was invalid: the round would wait for the whole deadline.
+- overdue: the deadline has passed. The peer is suspected and on probation, and the number is kept in `peer.overdue`. A
+  late answer ends the suspicion, but its model is not used: the policy has already continued without it.
+
+At the asked node (ModelServer) the request is answered at once, waits for a model that is not published yet
+(`peer.waiting`), waits for the peer to read previous models (`peer.queued`), or is refused. Each of these holds a fixed
+number of requests of each peer, and the newest replaces the oldest, so that no peer can take memory.
+
+A model that comes in is checked in this order, and not used before the last check:
+
+1. PeerManager.received: the owner of the link is a member, and not excluded for earlier offences. FrameVerifier.open:
+   length, sender, recipient, federation, session, sequence number, signature, hash of the payload.
+2. PeerManager._route: the sender has been introduced, and its settings do not differ.
+3. ModelClient.take: the request is open, and the answer is of the requested stage and round, with the announced samples.
+   EquivocationWatch.take: no later start of the sender is known. If its header contradicts one that this node knows, the
+   two are a proof, and the sender is left out.
+4. ModelEncoder.receive: the bytes are P finite values, the extras are valid, and the norm is plausible.
+5. NodePeers.models (p2pfl.node.policy_api): copies, free riding, sample cap, clipping, age, budget.
+
+Checks 1 to 4 raise a ProtocolError, which PeerManager counts by cause and by sender; checks 3 and 4 also count as a
+penalty of the sender. A replay is no penalty: a frame may have been in transit while its sender restarted.
+
+What each round is allowed to wait for is the concern of p2pfl.node.exchange.rounds, and what a coordinated policy adds
+that of p2pfl.node.coordination.
 """
 
 from __future__ import annotations
@@ -22,8 +60,8 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.conduct import Conduct, EquivocationWatch
 from p2pfl.node.coordination.election_runner import Elected, ElectionRunner
 from p2pfl.node.coordination.submissions import Coordination, CoordinationRoles, make_coordination_roles
-from p2pfl.node.exchange.base import Detached, ExchangeConfig, ExchangeHost, NeighbourRoles, NormLimit
-from p2pfl.node.exchange.model_encoding import ModelEncoder, Outbox, Publisher
+from p2pfl.node.exchange.base import Detached, ExchangeConfig, ExchangeHost, NeighbourRoles
+from p2pfl.node.exchange.model_encoding import ModelEncoder, NormLimit, Outbox, Publisher
 from p2pfl.node.exchange.model_transfer import LossClient, LossFunction, LossServer, ModelClient, ModelServer, PeerRequests
 from p2pfl.node.exchange.rounds import AdaptiveTimeout, Pacer, Pacing, Participants, Probation, StartWait, all_incompatible
 from p2pfl.node.federation.agreement import Edges, terms
@@ -267,19 +305,14 @@ class MessageExchange:
 
     def handle(self, peer: Peer, opened: Opened) -> None:
         message, payload = opened.message, opened.payload
-        size, traffic = OVERHEAD + len(payload), self.traffic
         match message:
             case m.Get():
-                traffic.count("received", "get", size, preparation=not message.round)
                 self.models.serve(peer, message)
             case m.ModelUpdate():
-                traffic.count("received", "update", size, models=1, preparation=not message.round)
                 self._model_client.take(peer, opened, message)
             case m.Score():
-                traffic.count("received", "score", size)
                 self.losses.serve(peer, message, payload)
             case m.Scored():
-                traffic.count("received", "scored", size)
                 self._loss_client.take(peer, message)
             case m.Receipts() | m.Equivocation():
                 self.equivocation.receive(peer, opened)

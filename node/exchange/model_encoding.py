@@ -20,12 +20,13 @@ from msgspec.structs import replace
 from p2pfl.compression.codecs import Codec, Decoded, DecodeError, Differential, Float32, Sparse, decoded
 from p2pfl.compression.sparse_updates import Copies, Copy, Public, PublicModel, QuantisedPublic, Step, tag
 from p2pfl.errors import ConfigurationError, RunError
-from p2pfl.parameters import Layout, Parameters, detached
+from p2pfl.parameters import Layout, Parameters, detached, norm
 from p2pfl.policy import Extras, Stage, Update
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.wire.envelope import OVERHEAD
-from p2pfl.protocols.wire.payload import encode_extras
+from p2pfl.protocols.wire.payload import decode_extras, encode_extras
 
+LARGEST_RATIO = 1000.0  # maximum ratio of the norm of a peer's model to that of this node's models
 WHOLE = b""  # used in place of a model's tag: no earlier model is known
 Absence = Literal["gone", "nothing yet"]
 Missing = Literal["wait"] | Absence
@@ -128,6 +129,23 @@ class ModelEncoder:
         except DecodeError as error:
             raise ProtocolError(error.cause, str(error)) from error
 
+    def receive(
+        self, payload: memoryview, base: bytes, copy: Copy | None, limit: NormLimit
+    ) -> tuple[Parameters, dict[str, np.ndarray]]:
+        """Return the model and the extras in a peer's answer, after all checks of its content.
+
+        The bytes must be those of the codec for P finite values, or of a difference from `copy`; at most EXTRAS_LIMIT
+        bytes may follow, and they must be valid extras; the norm must be within `limit`. The frame around them was
+        checked before: its signature, its sender and the length of its payload (FrameVerifier).
+
+        Raises:
+            ProtocolError: one of these does not hold.
+        """
+        (params, size), rest = self.decode(payload, base, copy)
+        extras = decode_extras(rest)
+        limit.check_norm(size)
+        return params, extras
+
     def keep(self, id: str, round: int, params: Parameters, known: bytes = WHOLE) -> None:
         """Keep a copy of a peer's model; `known` is its tag, if it has been computed already."""
         if self._copies is not None:
@@ -142,6 +160,30 @@ class ModelEncoder:
             return OVERHEAD + self.whole
         size = self._public.bound(max(1, round - self._copies.of(id).round))
         return OVERHEAD + (self.whole if size is None else min(self.whole, size))
+
+
+class NormLimit:
+    """Limit of the norm of peers' models: averaging with a much larger one would make this node's model useless.
+
+    Attributes:
+        own: greatest norm of this node's models.
+    """
+
+    def __init__(self) -> None:
+        self.own = 0.0
+
+    def note(self, params: Parameters) -> None:
+        """Record the norm of one of this node's models."""
+        self.own = max(self.own, norm(params))
+
+    def check(self, params: Parameters) -> None:
+        """Raise ProtocolError for a peer's model that is too large."""
+        self.check_norm(norm(params))
+
+    def check_norm(self, found: float) -> None:
+        """Raise ProtocolError for a peer's model with a norm that is too large."""
+        if found > LARGEST_RATIO * (1.0 + self.own):
+            raise ProtocolError("too large", f"a model with the norm {found:.3g}; this node's has {self.own:.3g}")
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):

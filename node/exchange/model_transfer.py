@@ -21,8 +21,8 @@ from math import isfinite
 from typing import Any, Literal
 
 from p2pfl.node.conduct import Conduct, EquivocationWatch
-from p2pfl.node.exchange.base import NormLimit, disclosed_loss, late_answer
-from p2pfl.node.exchange.model_encoding import WHOLE, Absence, ModelEncoder, Outbox, Published
+from p2pfl.node.exchange.base import disclosed_loss, late_answer
+from p2pfl.node.exchange.model_encoding import WHOLE, Absence, ModelEncoder, NormLimit, Outbox, Published
 from p2pfl.node.exchange.rounds import AdaptiveTimeout, Pacing, Participants, Probation
 from p2pfl.node.peering.peer import Asked, Peer
 from p2pfl.node.peering.peer_manager import PeerManager
@@ -32,7 +32,7 @@ from p2pfl.policy import Stage, Update
 from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, Opened, Payload
-from p2pfl.protocols.wire.payload import decode, decode_extras, encode_extras
+from p2pfl.protocols.wire.payload import decode, encode_extras
 
 MODELS_IN_FLIGHT = 2  # for each peer
 LARGE = 512 << 10  # minimum bytes of a model that is encoded and hashed in a thread
@@ -74,17 +74,18 @@ class ModelClient:
 
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
         """Return the models of (round, stage) from the peers `ids`, sorted by id."""
-        copies, traffic = self._encoder.ask(sorted(ids)), self._peering.traffic
+        copies = self._encoder.ask(sorted(ids))
 
         def ask(peer: Peer, number: int) -> None:
             stage = stages if isinstance(stages, str) else stages[peer.name]
             copy = copies.get(peer.name)
             peer.asked[number] = Asked(round, stage, copy)
             self._peering.send(peer, m.Get(number, round, stage, WHOLE if copy is None else copy.tag))
-            traffic.count("sent", "get", OVERHEAD, preparation=not round)
 
         self._ask_in_background(ids, round, stages)
         updates: list[Update] = await self._requests.ask(ids, round, ask)
+        if any(update.round == self._peering.round for update in updates):
+            self._pacing.record_exchange()
         self._equivocation.report(round)
         return updates
 
@@ -97,7 +98,6 @@ class ModelClient:
                 peer.note_overdue(number)
                 stage = stages if isinstance(stages, str) else "trained"
                 peering.tell(peer, m.Get(number, round, stage, WHOLE))
-                peering.traffic.count("sent", "get", OVERHEAD)
 
     def take(self, peer: Peer, opened: Opened, answer: m.ModelUpdate) -> None:
         """Accept a model from a peer.
@@ -118,23 +118,19 @@ class ModelClient:
             if error.cause != "replay":  # a frame that was still in transit at a restart
                 self._conduct.penalise(peer.name, "refused models", f"{error.cause}: {error}")
             raise
-        self._encoder.keep(peer.name, answer.round, update.params)
         peer.published = asyncio.get_running_loop().time() - answer.age
-        if answer.round == self._peering.round:
-            self._pacing.record_exchange()
         if answer.final:
             peer.stopped = True
         peer.resolve(answer.request, update)
 
     def _update(self, peer: Peer, answer: m.ModelUpdate, payload: memoryview) -> Update:
-        """Return the model in an answer."""
+        """Return the model in an answer, and keep a copy of it for later differences."""
         asked = peer.asked.get(answer.request)
         if asked is None:
             raise ProtocolError("not asked for", "a model instead of a loss")
         self._check(peer, asked, answer)
-        (params, norm), rest = self._encoder.decode(payload, answer.base, asked.known)
-        extras = decode_extras(rest)
-        self._limit.check_norm(norm)
+        params, extras = self._encoder.receive(payload, answer.base, asked.known, self._limit)
+        self._encoder.keep(peer.name, answer.round, params)
         return Update(
             peer.name,
             answer.round,
@@ -247,8 +243,6 @@ class ModelServer:
         answer = m.ModelUpdate(get.request, sent.round, sent.stage, sent.n_samples, sent.final, sent.age, base)
         self._peering.send(peer, answer, payload)
         self._conduct.record_gift(peer.name)
-        size = OVERHEAD + payload.size
-        self._peering.traffic.count("sent", "update", size, models=1, preparation=not update.round)
 
     def _refuse(self, peer: Peer, get: m.Get, reason: Refusal) -> None:
         self._peering.send(peer, m.NotAvailable(get.request, self._peering.round, reason))
@@ -349,7 +343,6 @@ class LossClient:
 
         def ask(peer: Peer, number: int) -> None:
             self._peering.send(peer, m.Score(number, round), payload)
-            self._peering.traffic.count("sent", "score", OVERHEAD + payload.size)
 
         return dict(await self._requests.ask(ids, round, ask))
 
@@ -415,7 +408,6 @@ class LossServer:
         finally:
             peer.scoring -= 1
         self._peering.send(peer, m.Scored(score.request, disclosed_loss(value, self._settings.robust)))
-        self._peering.traffic.count("sent", "scored", OVERHEAD)
 
     def _refuse(self, peer: Peer, score: m.Score, reason: Literal["not allowed", "busy"]) -> None:
         self._peering.send(peer, m.NotAvailable(score.request, self._peering.round, reason))

@@ -1,16 +1,46 @@
-"""Pace of a synchronous node that exchanges messages: its next round, and waiting for slower peers.
+"""Rounds of a synchronous node that exchanges messages: which round is next, for whom to wait, and for how long.
 
-Next round of a synchronous node: the majority of the connected participants sets the pace.
+Theory of operation. No clock and no leader counts the rounds of a federation. Each node announces its own round
+(RoundReached; other messages carry it too), and derives its next round from what its peers have announced. A model is
+useful to a peer only in the same round, or the next one, so nodes must stay close together. Yet no node may trust the
+word of a single peer, and none may be stopped by one.
 
-Before a node publishes, it also waits until the peers that keep up have reached the previous round.
+A round consists of these waits, each with a limit:
 
-Selection of the peers whose round counts and of the peers that may request a model.
+1. `Pacer.next_round`, before training: usually no wait. If the majority is two rounds behind, for up to a deadline,
+   because it catches up soon if it was slow only once.
+2. `Pacer.wait_for_slower`, before the model is published: for peers that are exactly one round behind, for up to half a
+   deadline. The other half is needed because this node's own peers are already waiting for its model.
+3. PeerRequests.ask, for the models of peers: up to the AdaptiveTimeout, at most a deadline.
 
-Probation of peers that did not answer in time.
+The common round (`common_round`) is the greatest one that at least half of the participants, and at least two of them,
+have reached. A minority of liars therefore moves nobody, and with two participants the slower one decides. From it
+follows where a node goes (`Pacing.following`):
 
-Wait at the start of a node: for the members that the first round needs, then for the other neighbours.
+- In step (the common round is at most one ahead, or one behind): to the next round.
+- Behind (it is further ahead): directly to the common round. The node skips rounds without training in them, and
+  announces the round before, so that the others wait for its model (`Pacing.enter`).
+- Ahead (it is further back): back to the round after it. The node keeps its model, and only its number decreases. It
+  stops serving models of later rounds, and its signer starts a new generation (FrameSigner.go_back), because it will
+  sign other models of rounds that it has signed before, which must not look like equivocation.
 
-Timeout for peers' answers, estimated from their earlier response times.
+What must never be:
+
+- A single peer decides a round. Hence the majority; a sparse topology, in which a node may have one neighbour only, is
+  the exception, and there a step is limited to half of the remaining rounds.
+- A majority of old facts decides. After an outage the known rounds are old; before a node goes back, it asks its
+  participants for their rounds now (`_check_rounds`).
+- Participants hold a node back on purpose. Each time, the node doubles the number of rounds before it goes back again,
+  until a peer has sent it a model of its round (`Pacing.record_exchange`).
+- An observer counts. Its round moves nobody, and nobody waits for it (Participants).
+- A silent or slow peer costs a deadline in every round. A peer that missed one is suspected and on Probation: it is
+  asked in the background, and must answer a growing number of times before the node waits for it again. The
+  AdaptiveTimeout shortens the wait for peers that are usually fast. Their first answers are awaited for the whole
+  deadline.
+- A node in a small federation ends alone. With no other peer to wait for, it forgives the first one that answers.
+
+Before the first round, StartWait waits for the members that the federation needs, without limit, and then for all
+neighbours, up to a deadline. An asynchronous node calls neither `next_round` nor `wait_for_slower`.
 """
 
 from __future__ import annotations

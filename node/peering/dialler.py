@@ -8,8 +8,8 @@ from itertools import count
 from math import inf
 
 from p2pfl._util.printable import key_name, printable
-from p2pfl.node.peering.links import Introducer
-from p2pfl.node.peering.peer import MOST_ADDRESSES, BackgroundTasks, Messenger, Peer
+from p2pfl.node.peering.control_messages import Introducer
+from p2pfl.node.peering.peer import MOST_ADDRESSES, Peer
 from p2pfl.node.peering.peer_table import PeerTable
 from p2pfl.node.peering.peering_config import PeeringConfig
 from p2pfl.protocols.errors import RefusedError, TransportError
@@ -31,15 +31,11 @@ class Dialler:
         self,
         config: PeeringConfig,
         table: PeerTable,
-        messenger: Messenger,
         introducer: Introducer,
-        tasks: BackgroundTasks,
     ) -> None:
         self._config = config
         self._table = table
-        self._messenger = messenger
         self._introducer = introducer
-        self._tasks = tasks
         self._streams = RandomStreams(config.seed, config.name)
         self._directly = config.transport.address != "mqtt:"
         self._hints = TokenBucket(HINT_RATE, HINT_BURST)
@@ -48,7 +44,7 @@ class Dialler:
     def keep(self, peer: Peer) -> None:
         """Start to keep a peer connected."""
         name = f"{self._config.name}: connection to {peer.name}"
-        self._keeping[peer.name] = self._tasks.spawn(self._keep_in_touch(peer), name)
+        self._keeping[peer.name] = self._table.begin(self._keep_in_touch(peer), name)
 
     def forget(self, peer: Peer) -> None:
         """Stop dialling a peer."""
@@ -62,28 +58,28 @@ class Dialler:
             peer.untried = True
         if is_new and (peer.link is None or not peer.link.direct) and self._has_untried(peer):
             peer.trouble.set()
-        self._table.changes.notify()
+        self._table.notify()
 
     async def _keep_in_touch(self, peer: Peer) -> None:
         """Dial a peer that is not connected and probe one that is silent, without end but less and less often."""
         table, guard, period = self._table, self._config.options.guard, self._config.options.period
         pause = FIRST_PAUSE
         if peer.key < self._config.key and period < inf:  # so that not both nodes dial at the same time
-            await table.changes.until(lambda: peer.introduced, GRACE)
+            await table.until(lambda: peer.introduced, GRACE)
         for attempt in count():
             if peer.problem or (peer.introduced and not table.is_suspected(peer)):
                 pause = FIRST_PAUSE
                 peer.trouble.clear()
                 await self._wait_for_trouble(peer)
             if guard is not None and (seconds := guard.seconds_left(peer.key)):
-                await table.changes.until(lambda: False, seconds)
+                await table.until(lambda: False, seconds)
             if peer.introduced and (table.is_suspected(peer) or not self._could_be_direct(peer)):
                 peer.unanswered += 1
-                self._messenger.ping(peer)
-                table.changes.notify()
+                self._table.ping(peer)
+                table.notify()
             else:
                 await self._dial(peer)
-            await table.changes.until(lambda: self._is_urgent(peer), pause * jitter(self._streams, peer.name, attempt))
+            await table.until(lambda: self._is_urgent(peer), pause * jitter(self._streams, peer.name, attempt))
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _is_urgent(self, peer: Peer) -> bool:
@@ -136,7 +132,7 @@ class Dialler:
         except TransportError as error:
             self._note(peer, str(error))
             return
-        if not await self._table.changes.until(lambda: peer.link is not before or bool(peer.problem), INTRODUCTION):
+        if not await self._table.until(lambda: peer.link is not before or bool(peer.problem), INTRODUCTION):
             link.close()
             where = "answers" if link.direct else "is announced at the broker"
             self._note(peer, f"{key_name(peer.key)} {where}, but its messages do not arrive")

@@ -1,34 +1,22 @@
-"""State of one neighbour, as one node knows it.
+"""State of one neighbour, the neighbours that a node may learn with, and the counters of its traffic.
 
-Waiting for conditions on the state of peers.
-
-Neighbours of a node, and its suspicions that some of them have failed.
-
-Counters of a node's traffic: bytes of whole envelopes by kind, without the overhead of a transport.
-
-Background tasks of a node, which run in parallel to its rounds.
-
-Sending of signed messages to peers.
+Traffic is counted in bytes of whole envelopes by kind, without the overhead of a transport.
 """
 
 from __future__ import annotations
 
 import asyncio
-from asyncio import Future, Task, TaskGroup
+from asyncio import Future
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from itertools import count
-from math import inf
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from p2pfl.compression.sparse_updates import Copy
 from p2pfl.policy import Stage
-from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.transport import Link, Timer
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import EMPTY, OVERHEAD, FrameSigner, Payload
 from p2pfl.protocols.wire.messages import Get
 
 MOST_ADDRESSES = 8  # addresses reported by one source
@@ -38,6 +26,14 @@ KINDS = ("get", "update", "score", "scored", "submit", "assigned")  # the kinds 
 COUNTS = (*KINDS, "control", "models", "preparation")
 
 Way = Literal["sent", "received"]
+_KIND_OF: Mapping[type[m.Message], str] = {
+    m.Get: "get",
+    m.ModelUpdate: "update",
+    m.Score: "score",
+    m.Scored: "scored",
+    m.Submit: "submit",
+    m.Assigned: "assigned",
+}
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -177,37 +173,6 @@ class Peer:
         self.queued = None
 
 
-class ChangeNotifier:
-    """Notifier that wakes waiting tasks at each change on which their condition may depend.
-
-    Args:
-        on_change: called at each change.
-    """
-
-    def __init__(self, on_change: Callable[[], None]) -> None:
-        self._on_change = on_change
-        self._progress: asyncio.Future[None] | None = None
-
-    def notify(self) -> None:
-        """Report a change."""
-        self._on_change()
-        if self._progress is not None and not self._progress.done():
-            self._progress.set_result(None)
-
-    async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until a change makes `condition` true. Return False if that took longer than `seconds`."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(None if seconds == inf else seconds):
-                while not condition():
-                    if self._progress is None or self._progress.done():
-                        self._progress = loop.create_future()
-                    await asyncio.shield(self._progress)
-        except TimeoutError:
-            return False
-        return True
-
-
 class PeerView:
     """Peers with which a node may learn.
 
@@ -273,7 +238,8 @@ class PeerView:
 class Traffic:
     """Frames and bytes of one node, by direction and kind.
 
-    Every frame is counted by `count`: by a live node as it sends or receives the frame, by a simulated one as it models it.
+    `count` is the only place that changes the counts. A live node calls it through `count_message` for each frame that it
+    has sent, or has received from an introduced peer; a simulated one, which has no frames, calls it directly.
 
     Attributes:
         sent, received: counts of each direction: the bytes of each of the kinds that carry learning, and of all other
@@ -301,6 +267,12 @@ class Traffic:
         if preparation:
             counts["preparation"] += size
 
+    def count_message(self, way: Way, message: m.Message, size: int) -> None:
+        """Count the frame of a message; `size` is the bytes of its whole envelope."""
+        holds_model = isinstance(message, m.ModelUpdate | m.Submit) or (isinstance(message, m.Assigned) and message.given)
+        early = isinstance(message, m.Get | m.ModelUpdate) and not message.round
+        self.count(way, _KIND_OF.get(type(message), "control"), size, models=int(holds_model), preparation=early)
+
     @property
     def sent_in_rounds(self) -> int:
         """Bytes sent of the kinds that carry learning, without the preparation."""
@@ -319,85 +291,3 @@ class Traffic:
 
 def _in_rounds(counts: Mapping[str, int]) -> int:
     return sum(map(counts.__getitem__, KINDS)) - counts["preparation"]
-
-
-class BackgroundTasks:
-    """Tasks that end with the node. An error in one of them ends the task group, and therefore the node."""
-
-    def __init__(self) -> None:
-        self._group: TaskGroup
-        self._running: set[Task[None]] = set()
-
-    def start(self, group: TaskGroup) -> None:
-        """Set the group in which tasks run. Call this before the first `spawn`."""
-        self._group = group
-
-    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task[None]:
-        """Run a coroutine as a task."""
-        task = self._group.create_task(coroutine, name=name)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return task
-
-    def fail(self, error: Exception, name: str) -> None:
-        """End the node with an error."""
-        self.spawn(_raise(error), name)
-
-    def cancel(self) -> None:
-        """Cancel all running tasks."""
-        for task in list(self._running):
-            task.cancel()
-
-
-async def _raise(error: Exception) -> None:
-    raise error
-
-
-class Messenger:
-    """Messenger that signs messages, sends them over the links of peers, and counts their bytes.
-
-    Attributes:
-        numbers: generates the numbers of requests.
-        rejected: counts refused or lost frames by cause.
-    """
-
-    def __init__(self, signer: FrameSigner, view: PeerView, traffic: Traffic) -> None:
-        self.numbers = count(1)
-        self.rejected: Counter[str] = Counter()
-        self._signer = signer
-        self._view = view
-        self._traffic = traffic
-
-    def send(self, peer: Peer, message: m.Message, payload: Payload = EMPTY) -> None:
-        """Send a message to an introduced peer.
-
-        Raises:
-            TransportError: the peer is not connected.
-        """
-        if peer.link is None:
-            raise TransportError(self._view.suspected.get(peer.name, "not connected"))
-        self.send_over(peer.link, peer, message, payload)
-
-    def send_over(self, link: Link, peer: Peer, message: m.Message, payload: Payload = EMPTY) -> None:
-        """Send a message to a peer over any link with it.
-
-        Raises:
-            TransportError: the link is closed, or the peer does not read.
-        """
-        link.send(self._signer.seal(message, peer.key, payload, link.session))
-        peer.bytes_out += OVERHEAD + payload.size
-        if not isinstance(message, m.Learning):
-            self._traffic.count("sent", "control", OVERHEAD + payload.size)
-
-    def try_send(self, peer: Peer, message: m.Message) -> None:
-        """Send a message; ignore its loss."""
-        try:
-            self.send(peer, message)
-        except TransportError:
-            self.rejected["link lost"] += 1
-
-    def ping(self, peer: Peer) -> int:
-        """Send a ping to a peer, which may be lost; return the number of the request."""
-        number = next(self.numbers)
-        self.try_send(peer, m.Ping(number))
-        return number

@@ -1,9 +1,8 @@
-"""Table of a node's neighbours, and its opinion of each of them.
+"""Table of a node's neighbours, and the failure detector that judges which of them are alive.
 
-Failure detector that classifies peers as alive, suspected or dead by the time of their last authentic message.
-
-It follows SWIM (Das, Gupta and Motivala, DSN 2002) and its Lifeguard extensions (Dadgar, Phillips and Currey, 2018),
-with three differences:
+The detector classifies peers as alive, suspected or dead by the time of their last authentic message. It follows SWIM
+(Das, Gupta and Motivala, DSN 2002) and its Lifeguard extensions (Dadgar, Phillips and Currey, 2018), with three
+differences:
 
 - A peer that has sent something recently is not probed, because the traffic of learning is proof of life. An idle
   federation exchanges one ping per period and node, however many nodes it has.
@@ -11,15 +10,17 @@ with three differences:
 - Death is this node's own opinion. It decides for which peers the node waits, never which nodes are members. It ends
   with the next message of the peer.
 
-This module sends nothing, receives nothing and reads no clock. The caller calls `tick` at the time that
-`next_tick` returns, and carries out the returned steps.
-
-Probes of silent peers, for this node and on behalf of others (SWIM's ping and ping-req).
+The detector sends nothing, receives nothing and reads no clock. Its caller (p2pfl.node.peering.control_messages.Prober)
+calls `tick` at the time that `next_tick` returns, and carries out the returned steps.
 """
 
 from __future__ import annotations
 
 import asyncio
+from asyncio import Task, TaskGroup
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from itertools import count
 from math import inf, log10
 from typing import Any, Protocol
 
@@ -27,10 +28,12 @@ import msgspec
 import numpy as np
 
 from p2pfl._util.printable import printable
-from p2pfl.node.peering.peer import ChangeNotifier, Member, Messenger, Peer, PeerView
-from p2pfl.node.peering.peering_config import LocalState, PeeringConfig
+from p2pfl.node.peering.peer import Peer, PeerView, Traffic
+from p2pfl.node.peering.peering_config import PeeringConfig
+from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import Opened
+from p2pfl.protocols.wire.envelope import EMPTY, OVERHEAD, Opened, Payload
 from p2pfl.random_streams import RandomStreams
 
 NEW = "not connected yet"  # reason for the suspicion of a new member
@@ -38,9 +41,6 @@ _BEHIND = "behind"  # beginning of the reason for the suspicion of a connected p
 HELPERS = 3  # peers that are asked to probe for this node (SWIM: k)
 LATE = 0.2  # seconds by which a tick may be late; a later tick means that this node's own event loop lags
 MAX_HEALTH = 8
-REMEMBERED = 10.0  # seconds for which an indirect answer to a probe counts
-DEAF = 5  # unanswered pings after which a link is closed, although other peers receive messages of the peer
-PENDING_PROBES = 8  # maximum number of pending pings on behalf of one other peer
 
 
 class PeerEvents(Protocol):
@@ -67,34 +67,51 @@ class PeerEvents(Protocol):
 
 
 class PeerTable:
-    """Neighbours by name and key, with their state: connected, suspected, or behind.
+    """Neighbours of a node: what the node thinks of each of them, and how it sends to them and waits for them.
+
+    It is the part of a PeerManager that the other parts of the peering use. It knows no message but the pings that it
+    sends, and decides nothing about a peer but whether to wait for it.
 
     Attributes:
+        name: name of this node.
+        public_info, round, final: public information about this node, the newest round that it has reached, and whether
+            its model is final; its peers receive all three.
         peers: neighbours by name, sorted. The mapping is replaced when one is added, so that others can iterate over
             it.
         view: the peers with which this node may learn.
         detector: judges which peers are alive.
-        changes: is notified of every change.
+        traffic: counts sent and received frames and bytes.
+        rejected: counts refused or lost frames by cause.
+        numbers: generates the numbers of requests.
     """
 
-    def __init__(self, config: PeeringConfig, local: LocalState, events: PeerEvents) -> None:
+    def __init__(self, config: PeeringConfig, events: PeerEvents) -> None:
         neighbours, period = config.neighbours, config.options.period
+        self.name = config.name
+        self.public_info = dict(config.public_info)
+        self.round = 0
+        self.final = False
         self.peers = {id: Peer(id, neighbours[id]) for id in sorted(neighbours)}
         self.view = PeerView(neighbours if config.sources is None else config.sources)
         self.detector = FailureDetector(
             RandomStreams(config.seed, config.name).generator(0, "probing"), period if period < inf else 1.0
         )
-        self.changes = ChangeNotifier(events.peers_changed)
+        self.traffic = Traffic()
+        self.rejected: Counter[str] = Counter()
+        self.numbers = count(1)
+        self.signer = config.signer
         self._names = {peer.key: peer.name for peer in self.peers.values()}
-        self._local = local
         self._events = events
         self._asynchronous = config.asynchronous
+        self._progress: asyncio.Future[None] | None = None  # done at the next change
+        self._group: TaskGroup
+        self._running: set[Task[None]] = set()
 
     # Peers
 
     def introduced_peers(self) -> list[Peer]:
         """Return the peers that are connected and introduced."""
-        return [peer for peer in self.peers.values() if peer.introduced]
+        return [peer for peer in self.peers.values() if peer.link is not None]
 
     def with_key(self, key: bytes | None) -> Peer | None:
         """Return the neighbour with a key; None if there is none."""
@@ -104,28 +121,6 @@ class PeerTable:
     def knows(self, beginning: bytes) -> bool:
         """Return whether a neighbour's key begins with these bytes."""
         return any(key.startswith(beginning) for key in self._names)
-
-    def add(self, name: str, member: Member, source: bool) -> Peer:
-        """Add a neighbour, which is suspected until it is introduced.
-
-        Args:
-            source: whether this node may learn from it.
-        """
-        peer = Peer(name, member)
-        self.peers = dict(sorted([*self.peers.items(), (name, peer)]))
-        self._names[member.key] = name
-        if source:
-            self.view.add(name)
-        self.view.suspect(name, NEW)
-        return peer
-
-    def remove(self, name: str) -> Peer:
-        """Remove a neighbour."""
-        peer = self.peers.pop(name)
-        self._names.pop(peer.key, None)
-        self.view.remove(name)
-        self.detector.unwatch(name)
-        return peer
 
     # Opinions
 
@@ -137,7 +132,7 @@ class PeerTable:
         """Stop waiting for a peer until its next message."""
         self.view.suspect(peer.name, printable(reason))
         peer.trouble.set()
-        self.changes.notify()
+        self.notify()
 
     def disconnect(self, peer: Peer, reason: str) -> None:
         """Mark a peer as disconnected, because its link has ended or must be closed."""
@@ -146,11 +141,7 @@ class PeerTable:
         self.detector.unwatch(peer.name)
         self.suspect(peer, reason)
         peer.give_up()
-        self.changes.notify()
-
-    def watch(self, peer: Peer) -> None:
-        """Start to watch a newly introduced peer for failures."""
-        self.detector.watch(peer.name, asyncio.get_running_loop().time())
+        self.notify()
 
     def heard(self, peer: Peer) -> None:
         """Record an authentic frame of a peer. If the peer keeps up, end its suspicion, so that no deadline is lost."""
@@ -158,20 +149,20 @@ class PeerTable:
         self.detector.heard(peer.name, asyncio.get_running_loop().time())
         if not self.is_suspected(peer):
             return
-        if not (peer.stopped or self._asynchronous or peer.round >= self._local.round - 1):
+        if not (peer.stopped or self._asynchronous or peer.round >= self.round - 1):
             reason = f"{_BEHIND}, in round {peer.round}"
             if self.view.suspected[peer.name] != reason:
                 self.view.suspect(peer.name, reason)
                 self.view.notify()  # it is connected now, if it was not before
         elif self._events.may_return(peer):
             self.view.heard(peer.name)
-            self.changes.notify()
+            self.notify()
 
     def set_round(self, peer: Peer, round: int) -> None:
         """Record the round of a peer."""
         if round != peer.round:
             peer.round = round
-            self.changes.notify()
+            self.notify()
 
     def resolve(self, peer: Peer, number: int, answer: Any) -> None:
         """Resolve a request with its answer, or with None if there will be none, even if no task waits for it."""
@@ -180,6 +171,85 @@ class PeerTable:
             self._events.late(peer)
             self.heard(peer)
         peer.resolve(number, answer)
+
+    # Messages
+
+    def send(self, peer: Peer, message: m.Message, payload: Payload = EMPTY) -> None:
+        """Send a message to an introduced peer.
+
+        Raises:
+            TransportError: the peer is not connected.
+        """
+        if peer.link is None:
+            raise TransportError(self.view.suspected.get(peer.name, "not connected"))
+        self.send_over(peer.link, peer, message, payload)
+
+    def send_over(self, link: Link, peer: Peer, message: m.Message, payload: Payload = EMPTY) -> None:
+        """Send a message to a peer over any link with it.
+
+        Raises:
+            TransportError: the link is closed, or the peer does not read.
+        """
+        link.send(self.signer.seal(message, peer.key, payload, link.session))
+        size = OVERHEAD + payload.size
+        peer.bytes_out += size
+        self.traffic.count_message("sent", message, size)
+
+    def tell(self, peer: Peer, message: m.Message) -> None:
+        """Send a message; ignore its loss."""
+        try:
+            self.send(peer, message)
+        except TransportError:
+            self.rejected["link lost"] += 1
+
+    def ping(self, peer: Peer) -> int:
+        """Send a ping to a peer, which may be lost; return the number of the request."""
+        number = next(self.numbers)
+        self.tell(peer, m.Ping(number))
+        return number
+
+    def check(self, peer: Peer) -> None:
+        """Ask a peer for its current round. A frame with a long transit time may have named an older one."""
+        peer.checking = next(self.numbers)
+        self.tell(peer, m.Ping(peer.checking))
+
+    # Waiting
+
+    def notify(self) -> None:
+        """Report a change for which a task may wait."""
+        self._events.peers_changed()
+        if self._progress is not None and not self._progress.done():
+            self._progress.set_result(None)
+
+    async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until a change makes `condition` true. Return False if that took longer than `seconds`."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None if seconds == inf else seconds):
+                while not condition():
+                    if self._progress is None or self._progress.done():
+                        self._progress = loop.create_future()
+                    await asyncio.shield(self._progress)  # several tasks wait for it; the timeout of one must not end it
+        except TimeoutError:
+            return False
+        return True
+
+    # Tasks
+
+    def begin(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task[None]:
+        """Run a coroutine until the node ends. An error in it ends the node."""
+        task = self._group.create_task(coroutine, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    def end(self, error: Exception, name: str) -> None:
+        """End the node with an error."""
+
+        async def fail() -> None:
+            raise error
+
+        self.begin(fail(), name)
 
 
 def is_only_behind(peer: Peer, reason: str) -> bool:
@@ -350,109 +420,3 @@ class FailureDetector:
         """Return the peers with the most recent messages that are not in doubt themselves."""
         alive = [name for name, peer in self._peers.items() if peer.stage is None]
         return tuple(sorted(alive, key=lambda name: self._peers[name].heard, reverse=True)[:HELPERS])
-
-
-class Prober:
-    """Prober that carries out the steps of the failure detector and answers the probes of others."""
-
-    def __init__(self, local: LocalState, table: PeerTable, messenger: Messenger) -> None:
-        self._local = local
-        self._table = table
-        self._messenger = messenger
-        self._on_behalf: dict[int, tuple[Peer, m.PingRequest]] = {}  # by our ping's number: asker and request
-        self._asked_after: dict[int, tuple[str, bytes]] = {}  # by our probe's number: recipient and subject
-
-    async def run(self) -> None:
-        """Probe silent peers without end. Every message of a peer is proof of life at the time of its receipt."""
-        loop, detector = asyncio.get_running_loop(), self._table.detector
-        while True:
-            await asyncio.sleep(max(0.0, detector.next_tick(loop.time()) - loop.time()))
-            for peer in self._table.introduced_peers():
-                if peer.link is not None and peer.link.progress != peer.progress:  # a part of a long frame
-                    peer.progress = peer.link.progress
-                    detector.heard(peer.name, loop.time())
-            for step in detector.tick(loop.time()):
-                self.take(step)
-
-    def check(self, peer: Peer) -> None:
-        """Ask a peer for its current round. A frame with a long transit time may have named an older one."""
-        peer.checking = next(self._messenger.numbers)
-        self._messenger.try_send(peer, m.Ping(peer.checking))
-
-    def take(self, step: Step) -> None:
-        """Carry out a step of the failure detector."""
-        match step:
-            case Ping():
-                self._ping(self._table.peers[step.name])
-            case AskOthers():
-                self._ask_others(step)
-            case Suspect():
-                peer = self._table.peers[step.name]
-                self._table.suspect(peer, step.reason)
-                peer.give_up()
-            case Dead():
-                self._end(self._table.peers[step.name], step.reason)
-
-    def receive(self, peer: Peer, message: m.Ping | m.Pong | m.PingRequest | m.IndirectAck) -> None:
-        """Handle a message of a peer about probing.
-
-        Raises:
-            TransportError: the peer to answer or to ping is not connected.
-        """
-        match message:
-            case m.Ping():
-                self._messenger.send(peer, m.Pong(message.request, self._local.round))
-            case m.Pong():
-                self._vouch(peer, message.request)
-                if message.request == peer.checking:
-                    peer.checking = 0
-                    self._table.changes.notify()
-            case m.PingRequest():
-                self._probe(peer, message)
-            case m.IndirectAck():
-                self._believe(peer, message)
-
-    def _ping(self, peer: Peer) -> None:
-        peer.unanswered += 1
-        if peer.unanswered > DEAF and peer.link is not None:  # other peers receive its messages, so it is not dead
-            self._end(peer, "does not answer")
-        else:
-            self._messenger.ping(peer)
-
-    def _end(self, peer: Peer, reason: str) -> None:
-        if peer.link is not None:
-            peer.link.close()
-        self._table.disconnect(peer, reason)
-
-    def _ask_others(self, step: AskOthers) -> None:
-        subject = self._table.peers[step.about].key
-        for helper in step.helpers:
-            number = next(self._messenger.numbers)
-            self._asked_after[number] = helper, subject
-            asyncio.get_running_loop().call_later(REMEMBERED, self._asked_after.pop, number, None)
-            self._messenger.try_send(self._table.peers[helper], m.PingRequest(number, subject))
-
-    def _probe(self, asker: Peer, probe: m.PingRequest) -> None:
-        """Ping a member on behalf of another one."""
-        subject = self._table.with_key(probe.subject)
-        pending = sum(other is asker for other, _ in self._on_behalf.values())
-        if subject is None or not subject.introduced or pending >= PENDING_PROBES:
-            return
-        number = next(self._messenger.numbers)
-        self._on_behalf[number] = asker, probe
-        asyncio.get_running_loop().call_later(REMEMBERED, self._on_behalf.pop, number, None)
-        self._messenger.send(subject, m.Ping(number))
-
-    def _vouch(self, peer: Peer, number: int) -> None:
-        """Tell the asking peer that a member has answered a ping on its behalf. Only that member can answer."""
-        asked = self._on_behalf.get(number)
-        if asked is not None and asked[1].subject == peer.key:
-            asker, probe = self._on_behalf.pop(number)
-            self._messenger.try_send(asker, m.IndirectAck(probe.request, probe.subject))
-
-    def _believe(self, peer: Peer, vouch: m.IndirectAck) -> None:
-        """Record a member as alive after another peer's report."""
-        subject = self._table.with_key(vouch.subject)
-        if subject is not None and self._asked_after.get(vouch.request) == (peer.name, vouch.subject):
-            del self._asked_after[vouch.request]
-            self._table.detector.record_indirect_ack(subject.name, asyncio.get_running_loop().time())

@@ -13,14 +13,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakSet
 
 from p2pfl._util.event_log import EventLogger
 from p2pfl.node.log import LOG
 from p2pfl.node.peering.peer import Member
-from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.rate_limit import TokenBucket
-from p2pfl.protocols.transport import AccessControl, Link, Transport
+from p2pfl.protocols.transport import AccessControl, Transport
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier
 
 GRAVE = frozenset(
@@ -96,23 +94,6 @@ class PeeringConfig:
     def membership_version(self) -> int:
         """The newest entry of the membership log that this node knows; 0 without a log."""
         return 0 if self.options.access is None else self.options.access.membership_version
-
-
-class LocalState:
-    """Public state of this node, as its peers receive it.
-
-    Attributes:
-        name: name of this node.
-        public_info: public information.
-        round: the newest round that it has reached.
-        final: whether its model is final.
-    """
-
-    def __init__(self, name: str, public_info: Mapping[str, Any]) -> None:
-        self.name = name
-        self.public_info = dict(public_info)
-        self.round = 0
-        self.final = False
 
 
 class DiscoveryEvents(Protocol):
@@ -258,30 +239,3 @@ AnswerJoin = Callable[[bytes, bytes, str], Awaitable[JoinReply]]
 
 
 """Function of a newcomer's public key, its request, and its host ("broker" if the host is unknown)."""
-
-
-class Newcomers:
-    """Dispatcher of the first frame on each link of a newcomer.
-
-    Args:
-        answer: answers the frame; None if this node does not admit newcomers.
-    """
-
-    def __init__(self, answer: AnswerJoin | None) -> None:
-        self._answer = answer
-        self._asked: WeakSet[Link] = WeakSet()
-
-    def ask(self, link: Link, frame: memoryview) -> Awaitable[JoinReply]:
-        """Return an awaitable of the answer. A second frame closes the link.
-
-        Raises:
-            ProtocolError: it is the second frame, or this node does not admit newcomers.
-        """
-        if link in self._asked:
-            link.close()
-            raise ProtocolError("malformed", "a second message over the link of a newcomer")
-        self._asked.add(link)
-        if self._answer is None or link.key is None:
-            raise ProtocolError("not inviting")
-        host = link.remote.rpartition(":")[0].strip("[]") if link.direct else "broker"
-        return self._answer(link.key, bytes(frame), host)

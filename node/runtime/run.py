@@ -32,7 +32,7 @@ from p2pfl.node.folder import incarnation
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.log import LOG
 from p2pfl.node.node import Node
-from p2pfl.node.peering.links import IncarnationConflictError
+from p2pfl.node.peering.control_messages import IncarnationConflictError
 from p2pfl.node.runtime.assembly import Assembly, Parts
 from p2pfl.node.status.endpoints import open_to_others, status_page
 from p2pfl.node.status.observer import StatusObserver, describe_start, federation_title

@@ -1,15 +1,37 @@
 """Membership of a federation: a log of entries, each with the hash of the previous one, signed by the admission key.
 
-An entry changes the members or the admission key, or extends the federation by more rounds. The log only grows. Every
-node keeps the whole log, passes missing entries on to others, and accepts no other source of membership. The number of
-its newest entry, the membership version, never goes back.
+Theory of operation. The federation's file names the first admission key, and nothing else decides who is a member. Each
+entry adds a member, removes one, replaces a member's key, hands admission over to another key, or extends the
+federation by more rounds. The number of the newest entry is the membership version.
 
-Entries of the membership log: changes of the members or of the admission key, and extensions by more rounds.
+Every node keeps the whole log and passes on what others lack (p2pfl.node.peering.control_messages.MembershipGossip). So
+a node needs no server, and a peer that brings entries needs no trust: `extend` accepts an entry only if it
 
-Proof that a membership has ended: the signed entry of the membership log that ended it.
+- is of this federation, and has the next number,
+- contains the hash of the entry before it,
+- is signed by the admission key in force after the entry before it, with the label of its kind,
+- makes sense: a name that is free, or taken, as the action needs; a strong key that no member has had before.
 
-A member shows the proof to a former member that was off when the entry was made. Hand-overs of the admission key precede
-the entry, so that a node whose log ends before them can verify it.
+`extend` verifies only entries that it does not know byte by byte, so that a repeated log costs nothing but a look-up.
+An entry with a known number and other content is a fork if an admission key of this log has signed it: its owner has
+signed two histories. The first one is kept, because nodes that have acted on it cannot take that back, and the cause
+`membership fork` tells people. A forged entry is no fork; it must not be able to raise this alarm.
+
+A key is in one of three states: never seen (`stranger`), present, or ended (`revoked`). A key never returns to an
+earlier state: a former member that comes back needs a new key, so that an old, possibly stolen one stays worthless. A
+name can return with a new key.
+
+A node that was off when its membership ended has an old log, and nobody passes entries on to a former member. A member
+therefore refuses its link with a proof (`revocation`): the entry that ended the membership, and the hand-overs before
+it, so that a node whose log ends before a hand-over can verify the signature. `accept_revocation` records the end
+before the log contains it. It removes the key from those present, but adds no entry and does not change the
+membership version: the entries between are still missing.
+
+What must never be:
+
+- A log loses an entry, so that its membership version decreases.
+- A node acts on an entry that it has not verified, or verifies one without its predecessor.
+- An oversized log takes memory: its bytes are counted before it is decoded, and the decoder counts its entries.
 """
 
 from __future__ import annotations

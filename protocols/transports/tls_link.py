@@ -100,6 +100,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self.payload_digest = b""
         self.joining = joining
         self.owner = owner
+        self.handler = owner.handler  # the transport has one before it makes a link
         self.connection: asyncio.Transport | None = None
         self._closed = False
         self._proof: ServerProof | ClientProof | None = None
@@ -173,12 +174,12 @@ class TlsLink(asyncio.BufferedProtocol):
             self.proven.set_exception(TransportError(f"{self.remote}: {reason}"))
         self.close()
         if made:
-            self.owner.handler.lost(self, reason)
+            self.handler.lost(self, reason)
 
     def refuse(self, cause: str, reason: str) -> None:
         """End the connection because of a violation by the other side, and have it counted."""
         if not self._closed:
-            self.owner.handler.refused(cause, f"{self.remote} {reason}")
+            self.handler.refused(cause, f"{self.remote} {reason}")
             self.fail(reason)
 
     # Opening
@@ -195,7 +196,7 @@ class TlsLink(asyncio.BufferedProtocol):
     def send_away(self, reason: str) -> None:
         """End the connection of a stranger."""
         if not self.dialled and not self.session_made:
-            self.owner.handler.refused("not proven", f"{self.remote} {reason}")
+            self.handler.refused("not proven", f"{self.remote} {reason}")
             self.abort()  # without waiting for its consent
         self.fail(reason)
 
@@ -211,7 +212,7 @@ class TlsLink(asyncio.BufferedProtocol):
         try:
             progress = self._proof.step(step)
         except ProtocolError as error:
-            self.owner.handler.refused(error.cause, f"{self.remote}: {error}")
+            self.handler.refused(error.cause, f"{self.remote}: {error}")
             if not self.dialled:
                 self._send_step(refusal_of(error))
             self.fail(str(error))
@@ -301,12 +302,12 @@ class TlsLink(asyncio.BufferedProtocol):
         if self._reception is not None and (seconds := self._reception.complete(self)) and self.connection is not None:
             self.connection.pause_reading()  # the other side then sends no more than fits into the buffers
             self._rest.start(seconds, self.connection.resume_reading)
-        self.owner.handler.received(self, frame)
+        self.handler.received(self, frame)
 
     def _begin(self, size: int) -> None:
         if not 0 < size <= self._limit:
             if not self.session_made:
-                self.owner.handler.refused("malformed", f"{self.remote} announced {size} bytes")
+                self.handler.refused("malformed", f"{self.remote} announced {size} bytes")
             self.fail(f"announced a frame of {size} bytes, at most {self._limit} are allowed")
             return
         if self._reception is not None:
@@ -334,7 +335,7 @@ class TlsLink(asyncio.BufferedProtocol):
         try:
             self._pump()
             if not self._pieces and self.session_made and not self._closed:
-                self.owner.handler.drained(self)
+                self.handler.drained(self)
         except Exception as error:
             self._fault(error)
 

@@ -50,7 +50,7 @@ from p2pfl.node.folder import config as folders
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.folder.incarnation import count_start, last_published
 from p2pfl.node.node import Node
-from p2pfl.node.peering.links import IncarnationConflictError
+from p2pfl.node.peering.control_messages import IncarnationConflictError
 from p2pfl.node.peering.peering_config import Guard, PeeringOptions
 from p2pfl.node.runtime.assembly import PROBING, member_exchange
 from p2pfl.node.runtime.run import renumber

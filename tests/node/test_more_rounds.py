@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from p2pfl.node.peering.links import MembershipGossip
+from p2pfl.node.peering.control_messages import MembershipGossip
 from p2pfl.node.peering.peer import Member, Peer
 from p2pfl.node.settings import Settings
 from p2pfl.policies.coordinated import CoordinatedFedAvg

@@ -684,9 +684,9 @@ def test_node_sends_two_models_at_once_and_then_the_newest():
         for number, round in ((11, 1), (12, 2), (13, 1), (14, 2)):
             a.models.serve(peer, m.Get(number, round, "trained"))
         pipe.backlog = 0
-        a.peering.links.drained(pipe)
+        a.peering.drained(pipe)
         federation.said = [b.peering.verifier.open(frame).message for frame in pipe.said]
-        a.peering.links.drained(pipe)  # no request is left
+        a.peering.drained(pipe)  # no request is left
 
     said = play(test, ("a", "b"), settings()).said
     answers = [(type(message).__name__, message.request) for message in said]

@@ -66,5 +66,5 @@ class Liar:
         for peer in self.exchange.peers.values():
             if peer.link is not None:
                 peer.link.close()
-                self.peering.links.lost(peer.link, "dropped")
+                self.peering.lost(peer.link, "dropped")
         await self.peering.until(self._introduced, 30.0)

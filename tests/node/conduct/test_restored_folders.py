@@ -6,7 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from p2pfl.node.peering.links import IncarnationConflictError
+from p2pfl.node.peering.control_messages import IncarnationConflictError
 from p2pfl.node.settings import Settings
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from p2pfl.node.peering.links import IncarnationConflictError
+from p2pfl.node.peering.control_messages import IncarnationConflictError
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.wire import messages as m

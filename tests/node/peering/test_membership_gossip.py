@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import msgspec
 
-from p2pfl.node.peering.links import NO_ENTRIES, MembershipGossip
+from p2pfl.node.peering.control_messages import NO_ENTRIES, MembershipGossip
 from p2pfl.node.peering.peer import Member
 from p2pfl.node.peering.peer_table import PeerTable
-from p2pfl.node.peering.peering_config import LocalState
 from p2pfl.protocols.transport import Timer
 from p2pfl.protocols.wire import messages as m
 from p2pfl.sim.simulation.clock import run
@@ -73,9 +72,16 @@ def test_end_of_link_ends_repetition_of_entries():
     async def main():
         options = SimpleNamespace(period=inf)
         config = SimpleNamespace(
-            name="alice", neighbours={"bob": Member(bytes(32))}, sources=None, seed=0, asynchronous=False, options=options
+            name="alice",
+            public_info={},
+            signer=None,
+            neighbours={"bob": Member(bytes(32))},
+            sources=None,
+            seed=0,
+            asynchronous=False,
+            options=options,
         )
-        table = PeerTable(config, LocalState("alice", {}), SimpleNamespace(peers_changed=lambda: None))
+        table = PeerTable(config, SimpleNamespace(peers_changed=lambda: None))
         peer = table.peers["bob"]
         peer.link = object()
         MembershipGossip(Log(), Messenger()).greet(peer)

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from p2pfl.node.peering.peer import Member, Messenger, Traffic
-from p2pfl.node.peering.peer_table import DEAF, PENDING_PROBES, REMEMBERED, Dead, PeerTable, Ping, Prober, Suspect
-from p2pfl.node.peering.peering_config import LocalState, PeeringConfig
+from p2pfl.node.peering.control_messages import DEAF, PENDING_PROBES, REMEMBERED, Prober
+from p2pfl.node.peering.peer import Member
+from p2pfl.node.peering.peer_table import Dead, PeerTable, Ping, Suspect
+from p2pfl.node.peering.peering_config import PeeringConfig
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.wire import messages as m
@@ -63,12 +64,11 @@ class Alice:
             agreed={},
             public_info={},
         )
-        self.local = LocalState("alice", {})
-        self.table = PeerTable(config, self.local, IdleExchange())
-        self.prober = Prober(self.local, self.table, Messenger(PlainSigner(), self.table.view, Traffic()))
+        self.table = PeerTable(config, IdleExchange())
+        self.prober = Prober(self.table)
         for peer in self.table.peers.values():
             peer.link = RecordingLink()
-            self.table.watch(peer)
+            self.table.detector.watch(peer.name, asyncio.get_running_loop().time())
 
     def receive(self, name, message):
         self.prober.receive(self.table.peers[name], message)
@@ -86,7 +86,7 @@ def play(test):
 
 def test_prober_answers_ping_with_own_round():
     async def test(alice):
-        alice.local.round = 7
+        alice.table.round = 7
         alice.receive("bob", m.Ping(3))
         assert alice.sent("bob") == [m.Pong(3, 7)]
 
@@ -205,7 +205,7 @@ def test_prober_closes_link_after_unanswered_pings():
 def test_check_ends_with_matching_pong():
     async def test(alice):
         peer = alice.table.peers["bob"]
-        alice.prober.check(peer)
+        alice.table.check(peer)
         (ping,) = alice.sent("bob")
         alice.receive("bob", m.Pong(ping.request + 1, 4))
         assert peer.checking == ping.request

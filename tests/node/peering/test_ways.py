@@ -46,7 +46,7 @@ class Pair:
 
     def receive(self, link, message):
         parts = self.b.signer.seal(message, self.b.peers["a"].key, self.b.introducer.parameters(), link.session)
-        self.a.links.received(link, memoryview(b"".join(parts)))
+        self.a.received(link, memoryview(b"".join(parts)))
 
 
 def play(test, **options):

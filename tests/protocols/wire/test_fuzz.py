@@ -286,7 +286,7 @@ class FrameFuzzer:
         """Introduce bob, regardless of earlier frames; return whether that is still possible."""
         self.sequence += 1
         signer = FrameSigner(BOB, FILE.id, bytes(16), 1, sequence=self.sequence - 1)
-        self.peering.links.received(self.wire, memoryview(b"".join(signer.seal(m.Hello(), ALICE.public, TERMS, SESSION))))
+        self.peering.received(self.wire, memoryview(b"".join(signer.seal(m.Hello(), ALICE.public, TERMS, SESSION))))
         # Pending requests to him, so that his answers are processed.
         peer = self.exchange.peers["bob"]
         peer.requests = {k: asyncio.get_running_loop().create_future() for k in (1, 2)}
@@ -345,7 +345,7 @@ class FrameFuzzer:
         frame = self.frame()
         self.recent.append(frame)
         before = self.exchange.rejected.total()
-        self.peering.links.received(self.wire, memoryview(frame))
+        self.peering.received(self.wire, memoryview(frame))
         self.seen["frames" if self.exchange.rejected.total() > before else "frames that were taken"] += 1
 
 
