@@ -4,10 +4,9 @@ A checkpoint is written when a model is published, before any peer can fetch it,
 round. A node that was killed at any time therefore restarts with its last finished round, and serves the same bytes as
 before.
 
-Facts of a node's task, which its checkpoint keeps. They tell what has changed if the task no longer fits it.
-
 A checkpoint fits a task if its model has the same layout. A file with the same number of columns, but other ones, gives
-the same layout, and the model would continue with inputs that have another meaning. So the names are compared as well.
+the same layout, and the model would continue with inputs that have another meaning. Therefore a checkpoint also keeps
+facts of the task, such as the names of its columns. They are compared too, and say what has changed.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class TaskFacts(msgspec.Struct, frozen=True):
-    """Facts of a task.
+    """What must stay the same for a checkpoint to fit a task of the same layout.
 
     Attributes:
         features: names of the columns that are inputs of the model, in their order; empty if unknown.

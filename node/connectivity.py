@@ -1,8 +1,8 @@
 """Connectivity of a node according to its configuration: its transports, and the search for members.
 
-Supervision of the parts of a node that communicate with the outside: an error in one of them ends no other part.
-
-Several transports as one; the scheme of an address selects the transport to dial with.
+`Connectivity` listens, dials and searches as node.toml says. `MultiTransport` makes one transport of several: the scheme
+of an address selects the one to dial with. `Supervisor` keeps the parts that talk to the outside running: an error in one
+of them ends no other part; it is counted, logged, and the part starts again.
 """
 
 from __future__ import annotations
@@ -195,8 +195,45 @@ def own_addresses(config: NodeConfig, listening: str) -> list[str]:
     return [join_address(each, port) for each in interface_hosts() if not (is_loopback(each) or needs_scope(each))]
 
 
+class MultiTransport:
+    """Combination of several transports.
+
+    Args:
+        transports: transports by the scheme of their addresses, for example "tcp" and "mqtt". The first one handles
+            addresses without a scheme.
+    """
+
+    def __init__(self, transports: Mapping[str, Transport]) -> None:
+        self._transports = dict(transports)
+        self._first = next(iter(self._transports))
+
+    @property
+    def address(self) -> str:
+        """The address of the first transport."""
+        return self._transports[self._first].address
+
+    async def listen(self, handler: Handler) -> None:
+        for transport in self._transports.values():
+            await transport.listen(handler)
+
+    async def dial(self, address: str, key: bytes, joining: bool = False) -> Link:
+        scheme, colon, _ = address.partition(":")
+        transport = self._transports.get(scheme if colon and scheme in ("tcp", "mqtt", "memory") else self._first)
+        if transport is None:
+            raise TransportError(f"this node has no transport for {address}")
+        return await transport.dial(address, key, joining)
+
+    def expel(self, key: bytes) -> None:
+        for transport in self._transports.values():
+            transport.expel(key)
+
+    async def close(self) -> None:
+        for transport in self._transports.values():
+            await transport.close()
+
+
 class Supervisor:
-    """Supervisor that restarts failed parts and counts their errors.
+    """Restarts failed parts, and counts their errors.
 
     Args:
         log: receives the first error of each kind.
@@ -267,40 +304,3 @@ def _place(error: BaseException) -> str:
     """Return the file and line that raised an error."""
     frames = extract_tb(error.__traceback__)
     return f" ({PurePath(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-
-
-class MultiTransport:
-    """Combination of several transports.
-
-    Args:
-        transports: transports by the scheme of their addresses, for example "tcp" and "mqtt". The first one handles
-            addresses without a scheme.
-    """
-
-    def __init__(self, transports: Mapping[str, Transport]) -> None:
-        self._transports = dict(transports)
-        self._first = next(iter(self._transports))
-
-    @property
-    def address(self) -> str:
-        """The address of the first transport."""
-        return self._transports[self._first].address
-
-    async def listen(self, handler: Handler) -> None:
-        for transport in self._transports.values():
-            await transport.listen(handler)
-
-    async def dial(self, address: str, key: bytes, joining: bool = False) -> Link:
-        scheme, colon, _ = address.partition(":")
-        transport = self._transports.get(scheme if colon and scheme in ("tcp", "mqtt", "memory") else self._first)
-        if transport is None:
-            raise TransportError(f"this node has no transport for {address}")
-        return await transport.dial(address, key, joining)
-
-    def expel(self, key: bytes) -> None:
-        for transport in self._transports.values():
-            transport.expel(key)
-
-    async def close(self) -> None:
-        for transport in self._transports.values():
-            await transport.close()

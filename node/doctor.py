@@ -1,15 +1,9 @@
-"""All checks of `p2pfl-node doctor`, from the folder to the network.
+"""Checks of `p2pfl-node doctor`, from the folder to the network.
 
-Checks of a node. Each returns its finding and the remedy in one line.
-
-Checks receive all input as plain arguments and change nothing. They raise no error that the user could correct. The
-checks of the network are in p2pfl.node.doctor.
-
-Checks of a node's network: its port, multicast on the local network, a broker (see p2pfl.node.doctor).
-
-Checks of a running node and of its links with the other members, from its status.
-
-Trial of a broker with the packets of a node, without a node.
+Each check returns its finding, and the remedy in one line. Checks receive all input as plain arguments and change
+nothing; they raise no error that the user could correct. They go from the inside to the outside: the folder and its
+files, the task and the policy, the network (the port, multicast on the local network, a broker), and then the running
+node and its links with the other members, from its status. A broker is tried with the packets of a node, without a node.
 """
 
 from __future__ import annotations

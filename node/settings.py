@@ -18,7 +18,7 @@ DEFAULT_TASK, DEFAULT_POLICY = "digits", "dac"  # of nodes and of scenarios
 
 
 class SharedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a node's rounds on which the members of a federation agree.
+    """Rules of the rounds on which the members of a federation must agree.
 
     Attributes:
         rounds: number of rounds of each node.
@@ -66,7 +66,7 @@ class SharedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Settings(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a node's rounds.
+    """Rules of a node's rounds, with those that it chooses alone.
 
     Attributes:
         best_by: what makes a round's model the best, which is the node's result: the lowest validation `loss`, or the

@@ -33,13 +33,8 @@ lying member can prevent elections, or vote twice.
 and the members that had promised to support it do so; others wait as usual. Messages of an unknown version are ignored:
 the log is distributed separately.
 
-One member as a voter: its promises, its votes, and the terms that it accepts.
-
-See p2pfl.protocols.election.
-
-Types of an election: terms, ballots, the electorate, and timing.
-
-See p2pfl.protocols.election.
+**Parts.** `Voter` is a member that votes and follows: its promises, its votes, and the terms that it accepts. `Election`
+is a `Voter` that also stands and coordinates. A member with no right to coordinate is an `Election` that never stands.
 """
 
 from __future__ import annotations
@@ -55,6 +50,66 @@ from p2pfl.protocols.wire import messages as m
 
 LAST = 2**32 - 1  # greatest number of a term
 FURTHEST = 2**10  # maximum number of terms by which one member's message may advance a node
+
+
+class Term(NamedTuple):
+    """Period between two elections; a later term is greater."""
+
+    membership_version: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.membership_version}.{self.number}"
+
+
+class Ballot(msgspec.Struct, frozen=True):
+    """Latest known term, and the member for which this node voted in it ("" for none). It must never be lost."""
+
+    term: Term = Term(0, 0)
+    vote: str = ""
+
+
+class Electorate(msgspec.Struct, frozen=True):
+    """Members that vote, and members that may coordinate.
+
+    Attributes:
+        membership_version: version of the membership log.
+        members: all members that vote, including this node if it votes.
+        eligible: the members that may coordinate; the preferred one is first.
+    """
+
+    membership_version: int
+    members: frozenset[str]
+    eligible: tuple[str, ...]
+
+    @property
+    def majority(self) -> int:
+        return len(self.members) // 2 + 1
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """Timing of elections in seconds, equal on all members.
+
+    Attributes:
+        beat: time between two messages of a coordinator, and before a question is repeated.
+        lease: time for which a coordinator may act; see p2pfl.protocols.election.
+        patience: time for which a member that has answered a coordinator supports no other. A member that receives no
+            beat for one to two times as long stands for election.
+
+    Raises:
+        ValueError: the values are not in this order, or too close to each other.
+    """
+
+    beat: float = 0.4
+    lease: float = 1.6
+    patience: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 < 2 * self.beat <= self.lease < self.patience < inf:
+            raise ValueError("a lease must be at least two beats, and less than the patience")
+
+
+TIMING = Timing()
 
 
 class Step(NamedTuple):
@@ -78,9 +133,8 @@ class Voter:
     def __init__(
         self, me: str, electorate: Electorate, ballot: Ballot, draw: Callable[[], float], now: float, *, timing: Timing
     ) -> None:
-        if (
-            electorate.membership_version < ballot.term.membership_version
-        ):  # the log has lost entries: no member is known until they are restored
+        if electorate.membership_version < ballot.term.membership_version:
+            # The log has lost entries: no member is known until they are restored.
             electorate = Electorate(ballot.term.membership_version, frozenset(), ())
         self.me = me
         self.electorate = electorate
@@ -185,31 +239,6 @@ class Voter:
         return self.timing.patience * (1 + self._draw()) / 2
 
 
-class Timing(msgspec.Struct, frozen=True):
-    """Timing of elections in seconds, equal on all members.
-
-    Attributes:
-        beat: time between two messages of a coordinator, and before a question is repeated.
-        lease: time for which a coordinator may act; see p2pfl.protocols.election.
-        patience: time for which a member that has answered a coordinator supports no other. A member that receives no
-            beat for one to two times as long stands for election.
-
-    Raises:
-        ValueError: the values are not in this order, or too close to each other.
-    """
-
-    beat: float = 0.4
-    lease: float = 1.6
-    patience: float = 2.0
-
-    def __post_init__(self) -> None:
-        if not 0 < 2 * self.beat <= self.lease < self.patience < inf:
-            raise ValueError("a lease must be at least two beats, and less than the patience")
-
-
-TIMING = Timing()
-
-
 class Election(Voter):
     """The election as one member sees it.
 
@@ -309,11 +338,8 @@ class Election(Voter):
                 unchanged.
         """
         before = self.ballot
-        if (
-            message.membership_version == self.term.membership_version
-            and sender in self.electorate.members
-            and sender != self.me
-        ):
+        known = message.membership_version == self.term.membership_version and sender in self.electorate.members
+        if known and sender != self.me:
             term = Term(message.membership_version, message.term)
             self._expect_credible(sender, term, now)
             match message:
@@ -456,38 +482,3 @@ class Election(Voter):
                 raise ProtocolError("election", f"{sender} answers a beat that was not sent")
             if beat in self._sent:
                 self._supported[sender] = max(self._supported.get(sender, -inf), self._sent[beat])
-
-
-class Term(NamedTuple):
-    """Period between two elections; a later term is greater."""
-
-    membership_version: int
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.membership_version}.{self.number}"
-
-
-class Ballot(msgspec.Struct, frozen=True):
-    """Latest known term, and the member for which this node voted in it ("" for none). It must never be lost."""
-
-    term: Term = Term(0, 0)
-    vote: str = ""
-
-
-class Electorate(msgspec.Struct, frozen=True):
-    """Members that vote, and members that may coordinate.
-
-    Attributes:
-        membership_version: version of the membership log.
-        members: all members that vote, including this node if it votes.
-        eligible: the members that may coordinate; the preferred one is first.
-    """
-
-    membership_version: int
-    members: frozenset[str]
-    eligible: tuple[str, ...]
-
-    @property
-    def majority(self) -> int:
-        return len(self.members) // 2 + 1

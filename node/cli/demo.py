@@ -1,6 +1,6 @@
-"""Temporary federation on this machine, with a process for each node and a table that shows their learning.
+"""p2pfl-node demo: a temporary federation on this machine, with a process for each node and a table of their progress.
 
-Local broker for trials: Mosquitto if it is installed, otherwise amqtt, which is written in Python.
+With a broker, it is Mosquitto if that is installed, otherwise amqtt, which is written in Python.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _lines(title: str) -> Callable[[States], None]:
 
 
 class _LiveTable:
-    """Table that is updated in place."""
+    """Redraws a table in place on a terminal."""
 
     def __init__(self, title: str) -> None:
         self._title = title

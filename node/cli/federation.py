@@ -1,7 +1,4 @@
-"""Commands for a federation: create, show, extend, rotate.
-
-The command `p2pfl-node federation proofs`.
-"""
+"""Commands for a federation: create, show, extend, rotate, proofs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""p2pfl-node init: create the folder of a node.
-
-Project of a user: a scenario file with the modules that it names, from which a node can be made.
-"""
+"""p2pfl-node init: create the folder of a node, from options or from a scenario file with the modules that it names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Commands for membership: invite, join, request, admit, revoke.
 
-Texts that admit a node: tokens, requests and admissions, as a user passes them to a command.
+Tokens, requests and admissions are texts that users pass on. A command reads each from a file, from standard input, or
+from its argument; other users of the machine can see arguments, so for tokens that is warned of.
 """
 
 from __future__ import annotations

@@ -1,15 +1,49 @@
-"""Coordinator of a term: it collects each round's submissions, runs the policy's step, and sends the assignments.
+"""The coordinator of a term: it collects each round's submissions, runs the policy's step, and sends the assignments.
 
-It collects the submissions of a round until every expected member has submitted, or until half a deadline after the
-first one. Each participant waits for a whole deadline from its own submission. The assignments of a round that some
-members missed therefore still reach the others in time.
+Theory of operation
+===================
 
-The state of the policy's steps never leaves the coordinator. A term begins without a state. The first step of a
-coordinator rebuilds it from the data that the participants keep and submit again (see p2pfl.policy.Submission).
+A coordinated policy (see p2pfl.policy.Coordinated) has a step that needs the models of all participants at once. One
+member runs it for everybody: the coordinator. Three parts work together, on every node.
 
-Aggregation step of a policy on members' submissions. One that makes it fail does not cost others the round.
+**Election** (p2pfl.protocols.election, run by node/coordination/election_runner.py) decides who coordinates. It divides
+time into terms, with at most one coordinator each. A coordinator *coordinates* its term until it steps down, because of a
+later term or for want of a majority. It *leads* only while it holds a lease from a majority. The difference makes it safe
+to act: leases of two coordinators do not overlap, within the limits that are stated there.
 
-Protection of a coordinator's step: submissions are changed before the policy's step sees them.
+**Participants** (`CoordinationClient` in node/coordination/submissions.py) train, and submit their model to the
+coordinator that they know. They wait for its assignment, the next model, for one deadline. A round ends for a
+participant with an assignment, or without one: then it continues with its own model, and nothing else is lost.
+
+**Coordinator** (this module). Every node has one, which is idle until the node is elected. Per round:
+
+1. *open*: submissions are collected (`take`), at most AT_ONCE of each participant;
+2. *working*: when every participant that may still submit has done so, or half a deadline after the first submission,
+   the round is closed, and its step runs in another thread. A participant waits for a whole deadline from its own
+   submission; the assignments of a round that some members missed therefore reach the others in time;
+3. *given*: each sender is answered, and the assignments are kept until the next round closes. A sender that lost its
+   connection submits again, and gets the same assignment.
+
+A member that missed a round is *away*: nobody waits for it until it sends something again. A round further ahead than
+most participants' rounds is not closed before they reach it, because a liar might claim any round.
+
+What must never be:
+
+- An assignment by a node that does not lead. `_finish` asks for the lease immediately before it sends. Without a lease it
+  waits; if the term is over, it tells all senders that there will be no assignment, and they turn to the successor.
+- An assignment of one term taken for that of another. Messages carry their term, and participants obey only the
+  coordinator of the newest term that they know.
+- A participant that costs the others their round. A step that fails runs again with one more submission at a time, the
+  coordinator's own first, without those that make it fail (`run_step`). Agreed protection (`protect_submissions`) changes
+  the submissions before the policy sees them.
+
+What happens when a coordinator is lost: its lease ends, another member is elected in a later term, and the participants
+submit again, now with the model from which they had started. The state of the policy's steps never leaves a coordinator,
+so the successor has none; its first step rebuilds it from what participants keep and submit again (see
+p2pfl.policy.Submission). If nobody is elected in time, as in the smaller part of a divided network, the round ends
+without a step. A former coordinator that is elected again begins anew as well, because others may have coordinated since.
+
+The class does no input or output: it acts through a `CoordinatorBackend`, one for machines and one for the simulator.
 """
 
 from __future__ import annotations
@@ -40,6 +74,14 @@ class PendingSubmission(NamedTuple):
 
     submission: Submission
     reply: Callable[[Assignment | None], None]
+
+
+class StepResult(NamedTuple):
+    """Result of one step of a coordinated policy; `dropped` maps each rejected sender to the error of its submission."""
+
+    assignments: Mapping[str, Assignment]
+    state: Mapping[str, Any]
+    dropped: Mapping[str, Exception]
 
 
 class CoordinatorBackend(Protocol):
@@ -81,7 +123,7 @@ class _OpenRound:
 
 
 class Coordinator:
-    """Coordinator of a node's terms.
+    """Collects the submissions of the terms in which this node coordinates; idle otherwise.
 
     Args:
         deadline: seconds for which participants wait.
@@ -214,14 +256,6 @@ class Coordinator:
         self._open.clear()
         for entry in given_up:
             entry.reply(None)
-
-
-class StepResult(NamedTuple):
-    """Result of one step of a coordinated policy; `dropped` maps each rejected sender to the error of its submission."""
-
-    assignments: Mapping[str, Assignment]
-    state: Mapping[str, Any]
-    dropped: Mapping[str, Exception]
 
 
 def run_protected_step(

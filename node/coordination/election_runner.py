@@ -1,6 +1,11 @@
-"""Election runner: the rules of p2pfl.protocols.election with a clock, a disk and links.
+"""Part of a node in elections: the rules of p2pfl.protocols.election with a clock, a disk and links.
 
-Elections are held only in federations with a coordinated policy (see p2pfl.policy.Coordinated).
+The election is a state machine that says what to write and to send. The runner carries this out in the order that makes
+it safe: a ballot is on the disk before a message that depends on it is sent. If the write fails, no promise was made: the
+runner begins again from the ballot on the disk, as after a crash. A node whose vote file is damaged might vote twice in a
+term, so it takes no part until the membership changes, which begins a new term for all.
+
+Nodes whose policy is not coordinated (see p2pfl.policy.Coordinated) hold no elections.
 """
 
 from __future__ import annotations
@@ -167,7 +172,7 @@ def timing_of(size: int, deadline: float) -> Timing:
 
 
 class ElectionRunner:
-    """Runner of a node's part in elections.
+    """Takes part in elections, and tells the node who coordinates.
 
     Args:
         me: this node's name.

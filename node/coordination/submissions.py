@@ -1,15 +1,15 @@
-"""Participant's side of coordinated rounds: it submits its model to the coordinator and waits for the assignment.
+"""Submissions and assignments as messages: both sides of coordinated rounds on a machine.
 
-A participant that loses its coordinator submits again to the successor, with its start model. If none is elected in
-time, the round ends without a joint step. The coordinator's side is in node/coordination/submissions.py.
+The theory is at the head of p2pfl.node.coordination.coordinator. Here are the parts that connect it to peers:
 
-Submissions and assignments as messages between a participant and its coordinator.
-
-Coordinator's side of coordinated rounds: it accepts submissions and answers them by messages.
-
-Environment of the coordinator on a machine: an event loop, peers, an election, and a thread for the policy's step.
-
-Construction of a node's part in coordinated rounds, as a participant and as the coordinator.
+- `CoordinationClient`, the participant's side. It submits to the coordinator of the newest term, once for each coordinator
+  and link, and waits until it is answered, the coordinator changes, or the deadline passes. A submission includes the
+  start model, unless the same coordinator has assigned that model in the same term.
+- `CoordinationServer`, the coordinator's side. It refuses submissions of other terms and unusable ones, and answers those
+  of observers without looking at them, because an observer's model counts for nobody.
+- `MessageCoordinatorBackend`, what a `Coordinator` needs of a machine: an event loop, peers, an election, and a thread for
+  the policy's step.
+- `make_coordination_roles`, which builds all of them for one node.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from p2pfl.protocols.wire.envelope import EMPTY, OVERHEAD, Opened, Payload
 from p2pfl.protocols.wire.payload import decode_assignment, decode_submission, encode_assignment, encode_submission
 from p2pfl.robust.registry import Robust
 
-CheckModel = Callable[[Parameters], None]
+CheckModel = Callable[[Parameters], None]  # raises ProtocolError for a model that is too large to be useful
 
 
 class UnansweredSubmission(NamedTuple):
-    """Submission that waits for its answer."""
+    """Request of this node to the coordinator of a term; `answer` is done when the coordinator has answered."""
 
     number: int
     round: int
@@ -59,7 +59,7 @@ class UnansweredSubmission(NamedTuple):
 
 
 class CoordinationClient:
-    """Client that submits models to the coordinator.
+    """Submits models to the coordinator, this node included, and waits for assignments.
 
     Args:
         coordinator: handles this node's submissions in the terms in which it coordinates itself.
@@ -204,9 +204,6 @@ class CoordinationClient:
         self._resolve(pending, assignment)
 
 
-"""Check that raises ProtocolError for a model that is too large to be useful."""
-
-
 def submission_payload(submission: Submission) -> Payload:
     """Return the payload of a Submit message: the model, the start model if it is sent, and the extras."""
     models = [_to_bytes(model) for model in (submission.params, submission.start) if model is not None]
@@ -266,7 +263,7 @@ def _to_bytes(params: Parameters) -> memoryview:
 
 
 class CoordinationServer:
-    """Server of the submissions to this node.
+    """Accepts the submissions of others while this node coordinates, and answers them.
 
     Args:
         coordinator: collects the submissions of a round and runs its step.
@@ -324,7 +321,7 @@ class CoordinationServer:
 
 
 class MessageCoordinatorBackend:
-    """Backend of the coordinator; see p2pfl.node.coordination.coordinator.CoordinatorBackend.
+    """What a coordinator needs of a machine; see p2pfl.node.coordination.coordinator.CoordinatorBackend.
 
     Args:
         newest: returns the latest credible round, which enough of the other nodes have reached.

@@ -1,10 +1,10 @@
-"""Membership of a federation: its creation by the first member, extension, manual admission, and revocation.
+"""Changes of a federation by its members: its creation, extension, manual admission, and revocation.
 
-Tokens are in p2pfl.node.federation.invitations.
+All of them work on the folder of a node, whether the node runs or not. Those that sign an entry of the log need the
+admission key; its passphrase comes from a file, from the environment, or from the keyboard. A node that enters a
+federation sets its earlier checkpoints aside, because they belong to another model.
 
-Passphrases of admission keys: from a file, from the environment, or typed.
-
-Checkpoints of a node from before it entered a federation.
+Admission with a token is in p2pfl.node.federation.invitations, and the newcomer's side in p2pfl.node.federation.join.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Invitation tokens: their creation, the inviting node's notes of them, and the rule for admission with a token.
+"""Invitation tokens: a member hands one out, and admits the newcomer that shows it.
 
-invitations/        a note of each token, named by the hash of its secret
+The inviting node keeps a note of each token in its folder `invitations/`, named by the hash of the secret: the note says
+how long the token is valid and for which name; it does not contain the secret. `check_token` is the rule.
 
-Answers of a running node to newcomers with a token.
-
-Admission of newcomers by their tokens, on disk, at the node with the admission key.
+A running node answers newcomers with `InvitationService`, which limits their number. It redeems tokens with
+`TokenRedeemer`, which writes the entry of the membership log, and needs the admission key for it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ REFUSALS, RECOVERY = 10, 0.5  # refusals of one host in a row, and additional on
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Note of an invitation, as the inviting node keeps it.
+    """What the inviting node remembers of a token.
 
     Attributes:
         name: name of the invited member.
@@ -199,7 +199,7 @@ def check_token(note: Note, key: bytes, name: str, log: Membership, late: bool) 
 
 
 class InvitationService:
-    """Service that answers newcomers with a token on a running node.
+    """Answers newcomers with a token on a running node.
 
     A refusal costs only a small file access and a look-up in memory. Files are read and written in threads. Neither a
     slow disk nor another process that holds the lock of the log therefore blocks the node's other work.

@@ -1,8 +1,8 @@
-"""Joining of a federation: ask the inviting node with a token, and save the files from its answer.
+"""Joining of a federation with a token: ask the inviting node, and save the files from its answer.
 
-Client of an inviting node: it dials the node in every way that a token names, and asks to join.
-
-Comparison of a federation's options with the configuration of a node that wants to join.
+A token names the inviting node's key and the ways to reach it. `InviterClient` dials it in each way in turn, and accepts
+no other node's answer. What it gets is checked against the token before anything is saved. Where the federation's options
+differ from the newcomer's configuration (`differences`), its owner decides before anything is saved.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def ways_to(
 
 
 class InviterClient:
-    """Client of the node that made a token.
+    """Dials the node that made a token, in every way that it names, and asks to join.
 
     Args:
         name: name of the newcomer.

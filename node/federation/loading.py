@@ -30,7 +30,7 @@ TASK_KEYS = ("task", "part", "data", "root", "initial", "preference")  # keys fr
 
 
 class LoadedNode(NamedTuple):
-    """Node that is loaded from its folder.
+    """What a folder says about its node: the input of p2pfl.node.runtime.assembly.
 
     Attributes:
         config: configuration with the values on which the federation has agreed; `rounds` includes its extensions.

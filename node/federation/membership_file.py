@@ -1,15 +1,13 @@
-"""Node's federation on disk: its signed file, and the membership log, which commands and a running node both write.
+"""A node's federation on disk: its signed file, the membership log, and, on the node that decides on members, its key.
 
 federation.toml     rules on which the members have agreed, signed
-membership          log of the members, signed entry by entry
+membership          log of the members, signed entry by entry; commands and a running node both write it
 revocation          proof that this node was revoked by an entry that the log does not have; usually there is none
-
-Admission key of a federation, in the folder of the node that created it. Its owner decides which nodes are members.
-
-admission.pem       the key in force, mode 0600; it may be encrypted with a passphrase
+admission.pem       the admission key in force, mode 0600; it may be encrypted with a passphrase. Its owner decides which
+                    nodes are members
 admission.pem.old   the previous key, which is no longer in force
 
-End of a node's membership, as its copy of the membership log or a peer's proof shows it.
+The last functions say why a node is not, or no longer, a member: by its copy of the log, or by a peer's proof.
 """
 
 from __future__ import annotations
@@ -293,7 +291,7 @@ def as_configuration() -> Iterator[None]:
 
 
 class RevokedError(ConfigurationError):
-    """Error: this node is no longer a member of its federation."""
+    """This node is no longer a member of its federation."""
 
 
 def way_back(folder: Path) -> str:

@@ -1,6 +1,8 @@
 """Synchronisation of a node's peers with its membership log, and of the log with its file.
 
-Roles of the other members for one node, derived from the membership log and the topology.
+While a node runs, commands add entries to the log on its disk, and peers send entries of theirs. `MembershipSync` merges
+both, and applies the result to peers, links and elections. `Neighbourhood` derives from the log and the topology what
+each other member is to this node: a peer, a source of models, an asker, a voter.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Assembly of a running node from its folder.
 
-Additional rounds of a running node after an extension of its federation.
+Everything that differs between machines and the simulator is chosen here: transports, exchange, trainer, store,
+observers. A node without a federation gets an exchange without peers. Additional rounds of a federation reach a running
+node through `follow_extensions`.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ PROBING = 1.0  # seconds between probes of silent peers
 
 
 class Parts(NamedTuple):
-    """Parts of a running node.
+    """What a process runs and shows.
 
     Attributes:
         tracking_observer: None without trackers.

@@ -1,6 +1,8 @@
 """Process of one node: its folder, its signals, its event loop.
 
-New message numbers for a node whose folder is older than its last messages.
+The folder is locked while the process runs. If peers know later messages of this node's key than its folder does, the
+folder is older than the last run (a restored backup, or a copy). The node then takes new message numbers, once, and
+starts again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """HTTP endpoints of a node's status: a live page, the same data as JSON, and metrics for Prometheus.
 
-Prometheus metrics of a node, from its status.
+All three show what `p2pfl-node status` shows; none changes the node.
 """
 
 from __future__ import annotations

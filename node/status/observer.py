@@ -1,12 +1,8 @@
-"""Observer of a node: it logs each round, and keeps the status that files, pages and commands show.
+"""Observers of a node: one logs its events and keeps its status, the other gives its figures to trackers.
 
-Events about peers that disappear and come back.
-
-Each change is logged at once. For a peer that keeps changing, periodic summaries follow.
-
-Observer that also gives the figures of a node to trackers; see p2pfl.tracking.
-
-Text of the events that a running node logs: its start, its rounds, its result.
+`StatusObserver` holds the state that files, pages and commands show, and writes one line for each round.
+`PeerChanges` logs peers that disappear and come back: each change at once, and summaries for a peer that keeps changing,
+so that a flapping link fills no log. `TrackingObserver` feeds p2pfl.tracking. The functions at the end are the texts.
 """
 
 from __future__ import annotations

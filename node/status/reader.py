@@ -1,11 +1,8 @@
 """Status of a node's folder: from the node itself if it runs and answers, otherwise from its status file.
 
-Status file of a node, replaced atomically, and at a limited rate.
-
-Status of a running node over a Unix socket in its folder, for its owner only.
-
-The status is therefore available even if the file cannot be written, for example on a full disk. If the system has no
-Unix sockets, or the folder's path is too long for one, only the file is available.
+A running node replaces the file atomically, and at a limited rate (`StatusFile`). It also answers over a Unix socket in
+its folder, for its owner only, so that the status is available even if the file cannot be written, for example on a full
+disk. If the system has no Unix sockets, or the folder's path is too long for one, only the file is available.
 """
 
 from __future__ import annotations
@@ -198,7 +195,7 @@ def _is_alive(pid: int) -> bool:
 
 
 class StatusFile:
-    """Status file of a node.
+    """Writes the status of a running node to its file, at a limited rate.
 
     Args:
         log: receives an event when the file cannot be written, and when it can be written again.

@@ -129,7 +129,7 @@ def is_folder_locked(folder: Path) -> bool:
 
 
 class DiskErrorReporter:
-    """Reporter of a full, read-only or missing disk: once when it fails, and once more when writing works again.
+    """Reports a full, read-only or missing disk: once when it fails, and once more when writing works again.
 
     Args:
         path: the file that is written.

@@ -1,9 +1,4 @@
-"""Argument parsers, one-line errors and exit codes of the commands.
-
-Options and answers that the commands of both programs share.
-
-Completion of commands, options and files in a shell, by scripts that shtab writes.
-"""
+"""What the commands of both programs share: argument parsers, one-line errors, exit codes, and completion in a shell."""
 
 from __future__ import annotations
 

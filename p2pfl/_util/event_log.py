@@ -21,7 +21,7 @@ _OPTIONS = ("exc_info", "stack_info", "stacklevel")  # keywords of a logger's me
 
 
 class EventLogger(logging.LoggerAdapter[logging.Logger]):
-    """Logger of events: `log.warning(f"without {name}", peer=name)` logs a message with a field.
+    """Logs messages with fields: `log.warning(f"without {name}", peer=name)` has a field `peer`.
 
     The fields are the attribute `fields` of the log record. Their values are strings, numbers, or None.
 
@@ -50,7 +50,7 @@ def package_logger(name: str) -> EventLogger:
 
 
 class TextFormatter(logging.Formatter):
-    """Formatter of an event as one line with its time, its level and its message.
+    """Writes an event as one line with its time, its level and its message.
 
     Args:
         now: returns seconds since 1970; by default the time of the record is used.
@@ -68,7 +68,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formatter of an event as one JSON object on one line.
+    """Writes an event as one JSON object on one line.
 
     The object contains `time` (ISO 8601 in UTC), `level`, `node`, `kind`, `event`, and the event's fields. `kind` is a
     name for programs, which stays the same when the text in `event` changes.
@@ -118,7 +118,7 @@ def print_events(log: EventLogger, format: Format, stream: TextIO, level: int = 
 
 
 class _StreamHandler(logging.StreamHandler[TextIO]):
-    """Stream handler that raises the error of a closed pipe, which ends the command, and reports other errors once."""
+    """Raises the error of a closed pipe, which ends the command, and reports other errors once."""
 
     _reported = False
 

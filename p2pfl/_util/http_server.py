@@ -44,7 +44,7 @@ HEADERS = {
 
 
 class Resource(NamedTuple):
-    """A resource of the server.
+    """What one path of the server answers.
 
     Attributes:
         kind: content type.
@@ -62,7 +62,7 @@ def asset(path: Path) -> Resource:
 
 
 class PageServer:
-    """Server of pages and their assets.
+    """Serves pages and their assets to browsers on this machine.
 
     Args:
         shown: resources by path, for example "/"; a path may have a query.

@@ -1,10 +1,7 @@
-"""Memory that is still available on this machine, as far as the system reports it.
+"""What this machine has for the process: memory that is available, CPU cores that it may use, and a clock since the start.
 
-Files in which the system reports its resources: /proc, and the control groups of this process.
-
-CPU cores that this process may use, which may be fewer than the machine has.
-
-Clock that counts from the start of the machine.
+A container or a service may have less memory and fewer cores than its machine. Therefore the control groups of the process
+are read as well as /proc.
 """
 
 from __future__ import annotations
@@ -78,7 +75,7 @@ def _ulimit_headroom() -> list[int]:
 
 
 class ControlGroup(NamedTuple):
-    """Control group of this process, or one that contains it.
+    """Where the system keeps the limits of this process, or of a group that contains it.
 
     Attributes:
         version: version of the interface, 1 or 2.

@@ -1,7 +1,4 @@
-"""Sanitising of untrusted text for terminals, logs and pages; plurals and sizes.
-
-JSON output that every reader accepts.
-"""
+"""Text for terminals, logs and pages from untrusted text; plurals and sizes; JSON that every reader accepts."""
 
 from __future__ import annotations
 

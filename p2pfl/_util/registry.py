@@ -1,10 +1,8 @@
 """Resolve a name in a configuration to an object: from a table, an entry point, or the user's `package.module:factory`.
 
-Only names from the user's own configuration are resolved, never names that arrive from a peer.
-
-Names of factories that a Python program gives as objects, in place of a "package.module:factory".
-
-Modules with a user's own code: their places, and the files that they consist of.
+Only names from the user's own configuration are resolved, never names that arrive from a peer. A Python program may give
+an object in place of a name (`ObjectName`). A user's own modules may lie beside the configuration (`ModulePlaces`). What a
+computation returns depends on them, so `used_modules` lists their files.
 """
 
 from __future__ import annotations
@@ -153,7 +151,7 @@ class ObjectName(str):
 
 
 class ModulePlaces(NamedTuple):
-    """Places that provide a top-level module.
+    """Where Python finds a top-level module of a name.
 
     Attributes:
         in_folder: whether the folder provides it.
@@ -210,7 +208,7 @@ def module_files(folder: Path, modules: Iterable[str]) -> list[Path]:
 
 
 class UsedModules(NamedTuple):
-    """Modules that a computation uses.
+    """What a computation depends on besides p2pfl.
 
     Attributes:
         files: files of modules that belong to no installed distribution, by a name such as "mine.py" or "mine/nets.py".

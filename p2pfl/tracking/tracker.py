@@ -1,8 +1,8 @@
-"""Interface of trackers, and their table.
+"""Trackers of experiments: their interface and table, and the thread in which they work.
 
-Tracking of runs in a thread of its own.
-
-Ctrl-C during a wait that ends a program.
+Trackers belong to other packages, which may be slow, print, or fail. `Tracking` calls them in a thread of its own, so
+that no round waits for them, and leaves one out that fails. Only the end of a program waits, for some seconds, or until
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class TrackedRun(msgspec.Struct, frozen=True):
-    """Run that a tracker shows.
+    """What a tracker is told of a run before its figures.
 
     Attributes:
         name: its name, such as "alice", or "dac/seed-0".

@@ -1,9 +1,4 @@
-"""Tracker for MLflow.
-
-Tracker that writes files for TensorBoard.
-
-Trackers for Weights & Biases, and for Trackio, which has its interface.
-"""
+"""Trackers for MLflow, for TensorBoard, for Weights & Biases, and for Trackio, which has the interface of the latter."""
 
 from __future__ import annotations
 

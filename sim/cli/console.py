@@ -1,7 +1,4 @@
-"""Table of a run in a terminal.
-
-Compact table of robust rules under attack in a terminal: one line for each rule and each combination of settings.
-"""
+"""Tables in a terminal: of a run, and of robust rules under attack."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Command = Callable[[Sequence[str]], int]
 
 @dataclass
 class Outcome:
-    """Outcome of a scenario.
+    """What came of a reproduced scenario.
 
     Attributes:
         state: "done", "skipped" or "failed".

@@ -1,7 +1,4 @@
-"""Display of the runs of a scenario in progress, in the terminal and on a local page.
-
-Display of runs in progress in the terminal: a table that changes in place, or plain lines without a terminal.
-"""
+"""Display of the runs of a scenario in progress: a table in the terminal, or lines without one, and a local page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""State of the runs of a scenario in progress, and the page that shows it.
-
-Figures of the runs of a scenario for trackers; see p2pfl.tracking.
-"""
+"""State of the runs of a scenario in progress: the page that shows it, and the figures for trackers (p2pfl.tracking)."""
 
 from __future__ import annotations
 
