@@ -305,24 +305,6 @@ class ModelledExchange:
         return "" if self.participant is None else self.participant.set_aside()
 
 
-def connect(network: ModelledNetwork, directed: bool = True) -> None:
-    """Tell every node of a network which others may fetch from it. Call this when all have joined.
-
-    Args:
-        directed: whether a node may fetch from another that may not fetch from it.
-    """
-    if not directed:
-        for peer in network.peers.values():
-            peer.requesters = peer.neighbours
-        return
-    askers: dict[str, list[str]] = {name: [] for name in network.peers}
-    for name, peer in network.peers.items():
-        for id in peer.neighbours:
-            askers[id].append(name)
-    for name, names in askers.items():
-        network.peers[name].requesters = names
-
-
 class Fetch(Gather):
     """One node's requests to several peers for models of a round.
 

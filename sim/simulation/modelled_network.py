@@ -147,8 +147,8 @@ class ModelledConfig:
     """Facts about one node of a modelled network.
 
     Attributes:
-        neighbours: names of the nodes that it may fetch from; the nodes that may fetch from it are the reverse over all
-            nodes.
+        neighbours: names of the nodes that it may fetch from.
+        requesters: names of the nodes that may fetch from it; the same object as `neighbours` if these are the same.
         public_info: public facts.
         encoder: encoding of models.
         private: the node answers nan to peers that request the losses of their models.
@@ -158,6 +158,7 @@ class ModelledConfig:
 
     name: str
     neighbours: tuple[str, ...]
+    requesters: Sequence[str]
     n_samples: int
     public_info: Mapping[str, Any]
     encoder: ModelEncoder
@@ -265,7 +266,7 @@ class ModelledPeer:
         self.outbox = Outbox(network.synchronous)
         self.traffic = Traffic()
         self.round: float = 0
-        self.requesters: Sequence[str] = ()
+        self.requesters = config.requesters
         self.forge: Callable[[str, Update], Update] | None = None
         if config.detects:
             network.close_board()

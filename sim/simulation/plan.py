@@ -54,6 +54,16 @@ class TopologyPlan:
     notes: tuple[str, ...]
     facts: tuple[GraphFacts, ...]
 
+    def requesters(self, names: Sequence[str]) -> Sequence[Sequence[str]]:
+        """Return for each node the names of the nodes that may fetch from it, in the order of `names`."""
+        if not self.properties["directed"]:
+            return self.neighbours
+        found: dict[str, list[str]] = {name: [] for name in names}
+        for name, sources in zip(names, self.neighbours, strict=True):
+            for id in sources:
+                found[id].append(name)
+        return list(found.values())
+
 
 @dataclass(frozen=True)
 class RunPlan:

@@ -82,7 +82,7 @@ from p2pfl.sim.simulation import clock
 from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher, ComputeBackend
 from p2pfl.sim.simulation.clock import DeadlockError, VirtualLoop, virtual_loop
 from p2pfl.sim.simulation.modelled_coordinator import ModelledCoordination
-from p2pfl.sim.simulation.modelled_exchange import ModelledExchange, connect
+from p2pfl.sim.simulation.modelled_exchange import ModelledExchange
 from p2pfl.sim.simulation.modelled_network import ModelledConfig, ModelledNetwork
 from p2pfl.sim.simulation.plan import RunPlan, plan
 from p2pfl.sim.simulation.recorder import Recorder
@@ -182,7 +182,8 @@ class Simulation:
             self.recorder.view = view_of(attack, self.plan)
             for k in attack.nodes:
                 self.policies[k] = attacker(self.policies[k], attack.attack, self.recorder.view)
-        exchanges = make_exchanges(self._parts())
+        steps = [self.recorder.clusters.watching(each) if isinstance(each, Coordinated) else None for each in self.policies]
+        exchanges = make_exchanges(Parts(self.plan, self.loop, self.links, self.trainers, self.policies, steps))
         if attack is not None and self.recorder.view is not None and attack.attack.targeted:
             forge_for_victims(attack, self.recorder.view, exchanges)
         made = {k: self._node(k, exchanges[k]) for k in (range(scenario.nodes) if order is None else order)}
@@ -248,14 +249,6 @@ class Simulation:
         if self.plan.scenario.deadline == inf:
             text += "; with deadline = inf they wait for ever for a missing answer: set a finite one, such as deadline = 30"
         return text
-
-    def _parts(self) -> Parts:
-        steps = [self._step(policy) for policy in self.policies]
-        return Parts(self.plan, self.loop, self.links, self.trainers, self.policies, steps)
-
-    def _step(self, policy: Policy) -> Step | None:
-        """Return the joint step of a coordinated policy, wrapped by the recorder."""
-        return self.recorder.clusters.watching(policy) if isinstance(policy, Coordinated) else None
 
     def _node(self, k: int, exchange: Exchange) -> Node:
         plan, scenario, name = self.plan, self.plan.scenario, self.plan.names[k]
@@ -356,11 +349,13 @@ def modelled_exchanges(parts: Parts) -> Sequence[Exchange]:
     coordination = ModelledCoordination(network)
     attack = plan.scenario.attack_plan()
     detects = plan.scenario.distrust > 0 or (attack is not None and attack.attack.targeted)
+    requesters = plan.topology.requesters(plan.names)
     exchanges = []
     for k, (name, task, step) in enumerate(zip(plan.names, plan.tasks, parts.steps, strict=True)):
         config = ModelledConfig(
             name=name,
             neighbours=plan.topology.neighbours[k],
+            requesters=requesters[k],
             n_samples=task.n_samples,
             public_info=task.public_info,
             encoder=plan.encoder(k),
@@ -370,7 +365,6 @@ def modelled_exchanges(parts: Parts) -> Sequence[Exchange]:
         )
         loss = partial(_loss, parts.trainers[k])
         exchanges.append(ModelledExchange(network, config, loss, None if step is None else (coordination, step)))
-    connect(network, directed=plan.topology.properties["directed"])
     return exchanges
 
 
@@ -380,16 +374,16 @@ def message_exchanges(parts: Parts) -> Sequence[Exchange]:
     network = InProcessNetwork(parts.links)
     scenario, names = plan.scenario, plan.names
     keys = {name: Identity.from_seed(RandomStreams(scenario.seed, name).digest(0, "key of a simulation")) for name in names}
-    askers = _askers(plan)
+    requesters = plan.topology.requesters(names)
     scores = any(map(asks_scores, parts.policies))
     exchanges: list[Exchange] = []
     for k, (name, sources, step) in enumerate(zip(names, plan.topology.neighbours, parts.steps, strict=True)):
         coordination = None if step is None else Coordination(_election(plan, parts.loop, name), step)
-        known = {*sources, *askers[name]} if coordination is None else {*names} - {name}
+        known = {*sources, *requesters[k]} if coordination is None else {*names} - {name}
         roles = NeighbourRoles(
             members={id: Member(keys[id].public, (f"memory:{id}",)) for id in known},
             sources=sources,
-            askers=askers[name],
+            askers=requesters[k],
             sparse=plan.sparse(k),
         )
         exchange = message_exchange(
@@ -435,15 +429,6 @@ def forge_for_victims(attack: AttackPlan, view: HonestView, exchanges: Sequence[
 def _loss(trainer: BatchedTrainer, params: Parameters) -> Future[np.ndarray]:
     """Request the loss of a model on a node's training data; the result is float [1]."""
     return trainer.submit(Loss([params], "train"))
-
-
-def _askers(plan: RunPlan) -> dict[str, list[str]]:
-    """Return, by the name of a node, the nodes that may fetch from it."""
-    askers: dict[str, list[str]] = {name: [] for name in plan.names}
-    for name, sources in zip(plan.names, plan.topology.neighbours, strict=True):
-        for id in sources:
-            askers[id].append(name)
-    return askers
 
 
 def _election(plan: RunPlan, loop: VirtualLoop, name: str) -> ElectionRunner:
