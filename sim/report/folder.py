@@ -246,7 +246,7 @@ class AllAnswers(msgspec.Struct, frozen=True):
 
 
 class Clusters(msgspec.Struct, frozen=True):
-    """Development of the clusters of a coordinated policy; see p2pfl.sim.simulation.recorder.over_rounds."""
+    """Development of the clusters of a coordinated policy; see p2pfl.sim.results.summary_metrics.clusters_by_round."""
 
     rounds: list[int] = []
     count: list[int] = []

@@ -31,6 +31,8 @@ from p2pfl.sim.results.learning_curves import draw_curves, total_sent
 from p2pfl.sim.results.objectives import on_front
 from p2pfl.sim.results.summary_metrics import (
     by_snapshot,
+    clusters_by_round,
+    clusters_over_seeds,
     collaboration,
     describe_test,
     late_figures,
@@ -54,7 +56,6 @@ from p2pfl.sim.results.tables import (
 from p2pfl.sim.scenario.claims import MEAN, figure_of, figures_in, has_figure
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.scenario.topology import GRAPH
-from p2pfl.sim.simulation import recorder
 from p2pfl.sim.simulation.simulation import Run
 from p2pfl.task import group_of
 from p2pfl.topologies.graphml import to_graphml
@@ -364,7 +365,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         summary["objectives"] = objectives.objective_measures(run, goals)
     more = run.recorder.clusters.tables() | run.recorder.elections()
     if "clusters" in more:
-        summary["clusters"] = recorder.over_rounds(more["clusters"], groups)
+        summary["clusters"] = clusters_by_round(more["clusters"], groups)
     summary |= _facts(run)
     return Result(summary, rounds, edges, _notes(run, summary), more, [_tensors(node) for node in nodes] if models else None)
 
@@ -542,7 +543,7 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
         if scenario.pool.of == "fronts":
             row["extra_metrics"] = {"own_fronts": float(np.mean(objectives.own_fronts(mine)))} | row["extra_metrics"]
         mine = [pool for pool in pools if pool["name"] == name]
-    elif (found := recorder.over_seeds(mine)) is not None:
+    elif (found := clusters_over_seeds(mine)) is not None:
         row["clusters"] = found
     if any(run.get("reported_stage") == "auto" for run in runs):
         row["stages"] = _stages(mine)

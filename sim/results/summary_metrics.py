@@ -1,7 +1,8 @@
 """Figures of a finished run for its summary.
 
 They are the traffic, the collaboration of nodes, the quality of each snapshot, the test metric of the mean of the honest
-nodes' models (key `mean_model` of a scenario), and the cost until the run reached the target of its scenario.
+nodes' models (key `mean_model` of a scenario), the cost until the run reached the target of its scenario, and the
+development of the clusters of a coordinated policy.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from p2pfl.sim.results.learning_curves import Columns, bytes_sent, mean, of_node
 from p2pfl.sim.simulation.simulation import Run
 from p2pfl.task import group_of
 
-Table = Mapping[str, np.ndarray]
+SAME_CLUSTERS = 0.95  # the adjusted Rand index from which clusters count as equal to the true groups
 COSTS = ("round", "virtual_s", "bytes")
 
 
@@ -94,7 +95,7 @@ def _budget(nodes: Sequence[Node]) -> dict[str, Any]:
     return figures
 
 
-def by_snapshot(rounds: Table, metric: str, by: BestBy = "loss", higher_is_better: bool = True) -> dict[str, float]:
+def by_snapshot(rounds: Columns, metric: str, by: BestBy = "loss", higher_is_better: bool = True) -> dict[str, float]:
     """Return for each snapshot the mean over the nodes of the test metric in the round that is best on validation.
 
     This is the figure that a policy would report if it judged this snapshot; only evaluated rounds count.
@@ -119,7 +120,7 @@ def by_snapshot(rounds: Table, metric: str, by: BestBy = "loss", higher_is_bette
     return found
 
 
-def late_figures(rounds: Table, metric: str, count: int) -> dict[str, dict[str, Any]]:
+def late_figures(rounds: Columns, metric: str, count: int) -> dict[str, dict[str, Any]]:
     """Return the test metric after local training in each node's last evaluated round, and means over its last ones.
 
     `trained` is the metric of the model after the last local training, before the merge. With `ft = "replace-last"` the
@@ -141,7 +142,7 @@ def late_figures(rounds: Table, metric: str, count: int) -> dict[str, dict[str, 
     return found
 
 
-def collaboration(edges: Table, rounds: Table, groups: Sequence[Any]) -> dict[str, Any]:
+def collaboration(edges: Columns, rounds: Columns, groups: Sequence[Any]) -> dict[str, Any]:
     """Return statistics of the links between nodes.
 
     edges: models aggregated in the last round that a node did. The other values cover the last half of the rounds,
@@ -258,3 +259,71 @@ def mean_reached(each: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | N
     if not there:
         return None
     return {**{cost: float(np.mean([one[cost] for one in there])) for cost in COSTS}, "seeds": len(there)}
+
+
+def adjusted_rand(one: Sequence[Any], other: Sequence[Any]) -> float:
+    """Return the agreement of two partitions of n members: 1 if they are equal, about 0 for agreement by chance.
+
+    It is the index of Hubert and Arabie 1985, as in scikit-learn: 1 if both have one part, or both have n.
+
+    Args:
+        one, other: the part of each member.
+    """
+    first, second = (np.unique([str(part) for part in parts], return_inverse=True)[1] for parts in (one, other))
+    if not len(first):
+        return 1.0
+    table = np.zeros((first.max() + 1, second.max() + 1))
+    np.add.at(table, (first, second), 1)
+    together = _count_pairs(table)
+    rows, columns, everyone = _count_pairs(table.sum(1)), _count_pairs(table.sum(0)), _count_pairs(table.sum(keepdims=True))
+    chance = rows * columns / everyone if everyone else 0.0
+    most = (rows + columns) / 2
+    return 1.0 if most == chance else float((together - chance) / (most - chance))
+
+
+def _count_pairs(counts: np.ndarray) -> float:
+    return float((counts * (counts - 1) / 2).sum())
+
+
+def clusters_by_round(table: Columns, groups: Sequence[Any]) -> dict[str, Any]:
+    """Return the development of a run's clusters.
+
+    rounds, count: the rounds in which clusters were assigned, and their number of clusters. A node without an
+        assignment in a round stays in its last cluster; a node that was never assigned one is in the cluster of all
+        nodes.
+    adjusted_rand: in the same rounds, against the true groups; None if a node has no group. With it `best`, the
+        greatest value, `best_round`, its first round, and `final`.
+    nodes: the final cluster of each node.
+
+    Args:
+        table: see p2pfl.sim.simulation.recorder.ClusterNotes.tables.
+        groups: of each node.
+    """
+    current = [""] * len(groups)
+    known = all(group is not None for group in groups)
+    figures: dict[str, Any] = {"rounds": [], "count": [], "adjusted_rand": [] if known else None}
+    for round in np.unique(table["round"]).tolist():
+        rows = table["round"] == round
+        for node, cluster in zip(table["node"][rows].tolist(), table["cluster"][rows].tolist(), strict=True):
+            current[node] = cluster
+        figures["rounds"].append(round)
+        figures["count"].append(len(set(current)))
+        if known:
+            figures["adjusted_rand"].append(adjusted_rand(current, groups))
+    if known:
+        index = figures["adjusted_rand"]
+        figures |= {"best": max(index), "best_round": figures["rounds"][index.index(max(index))], "final": index[-1]}
+    return figures | {"nodes": current}
+
+
+def clusters_over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the summary of the clusters for a row of the table, or None without clusters and true groups.
+
+    best, best_round, final: as for a run (see `clusters_by_round`), averaged over seeds.
+    reached: number of seeds that reached the true groups in some round, by an adjusted Rand index of SAME_CLUSTERS or more.
+    """
+    found = [run["clusters"] for run in runs if run.get("clusters", {}).get("adjusted_rand")]
+    if not found:
+        return None
+    row: dict[str, Any] = {key: float(np.mean([f[key] for f in found])) for key in ("best", "best_round", "final")}
+    return row | {"reached": sum(f["best"] >= SAME_CLUSTERS for f in found)}

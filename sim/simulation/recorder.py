@@ -3,7 +3,7 @@
 The `Recorder` observes all nodes. Its tables have a row for each round of a node and for each model that a node has
 merged; rounds that a node repeats after it went back count once, as repeated. The `Trace` hashes every event in order:
 equal traces mean equal runs. `ClusterNotes` holds the clusters that a coordinated policy assigns, by round, and the
-similarity of their members' models (see p2pfl.policies.clusters); `over_rounds` and `over_seeds` summarise them.
+similarity of their members' models (see p2pfl.policies.clusters).
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ _Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]  # the numbers of two nodes, 
 # number of equal parts of a run after which matrices are recorded, in addition to rounds in which a cluster splits
 TIMES = 10
 MOST_PAIRS = 2**20  # maximum pairs of nodes in all recorded matrices of a run
-SAME = 0.95  # the adjusted Rand index from which clusters count as equal to the true groups
 
 
 class Recorder(Observer):
@@ -297,7 +296,7 @@ class Trace:
 
 
 class ClusterNotes:
-    """Recorder of a run's clusters.
+    """Clusters of the nodes of a run by round, and matrices of similarities in a few of its rounds.
 
     Args:
         place: the number of each node.
@@ -379,71 +378,3 @@ class ClusterNotes:
         last = np.diff(keys[order], append=-1) != 0  # of a round that a node repeats, the last cluster counts
         table = {name: column[order[last]] for name, column in table.items()}
         return table | {"cluster": np.array(list(self._names), np.str_)[table["cluster"]]}
-
-
-def adjusted_rand(one: Sequence[Any], other: Sequence[Any]) -> float:
-    """Return the agreement of two partitions of n members: 1 if they are equal, about 0 for agreement by chance.
-
-    It is the index of Hubert and Arabie 1985, as in scikit-learn: 1 if both have one part, or both have n.
-
-    Args:
-        one, other: the part of each member.
-    """
-    first, second = (np.unique([str(part) for part in parts], return_inverse=True)[1] for parts in (one, other))
-    if not len(first):
-        return 1.0
-    table = np.zeros((first.max() + 1, second.max() + 1))
-    np.add.at(table, (first, second), 1)
-    together = _pairs(table)
-    rows, columns, everyone = _pairs(table.sum(1)), _pairs(table.sum(0)), _pairs(table.sum(keepdims=True))
-    chance = rows * columns / everyone if everyone else 0.0
-    most = (rows + columns) / 2
-    return 1.0 if most == chance else float((together - chance) / (most - chance))
-
-
-def _pairs(counts: np.ndarray) -> float:
-    return float((counts * (counts - 1) / 2).sum())
-
-
-def over_rounds(table: Table, groups: Sequence[Any]) -> dict[str, Any]:
-    """Return the development of a run's clusters.
-
-    rounds, count: the rounds in which clusters were assigned, and their number of clusters. A node without an
-        assignment in a round stays in its last cluster; a node that was never assigned one is in the cluster of all
-        nodes.
-    adjusted_rand: in the same rounds, against the true groups; None if a node has no group. With it `best`, the
-        greatest value, `best_round`, its first round, and `final`.
-    nodes: the final cluster of each node.
-
-    Args:
-        table: see ClusterNotes.tables.
-        groups: of each node.
-    """
-    current = [""] * len(groups)
-    known = all(group is not None for group in groups)
-    figures: dict[str, Any] = {"rounds": [], "count": [], "adjusted_rand": [] if known else None}
-    for round in np.unique(table["round"]).tolist():
-        rows = table["round"] == round
-        for node, cluster in zip(table["node"][rows].tolist(), table["cluster"][rows].tolist(), strict=True):
-            current[node] = cluster
-        figures["rounds"].append(round)
-        figures["count"].append(len(set(current)))
-        if known:
-            figures["adjusted_rand"].append(adjusted_rand(current, groups))
-    if known:
-        index = figures["adjusted_rand"]
-        figures |= {"best": max(index), "best_round": figures["rounds"][index.index(max(index))], "final": index[-1]}
-    return figures | {"nodes": current}
-
-
-def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the summary of the clusters for a row of the table, or None without clusters and true groups.
-
-    best, best_round, final: as for a run (see `over_rounds`), averaged over seeds.
-    reached: number of seeds that reached the true groups in some round, by an adjusted Rand index of 0.95 or more.
-    """
-    found = [run["clusters"] for run in runs if run.get("clusters", {}).get("adjusted_rand")]
-    if not found:
-        return None
-    row: dict[str, Any] = {key: float(np.mean([f[key] for f in found])) for key in ("best", "best_round", "final")}
-    return row | {"reached": sum(f["best"] >= SAME for f in found)}

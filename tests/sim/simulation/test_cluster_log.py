@@ -14,9 +14,10 @@ from p2pfl.sim.cli.main import main
 from p2pfl.sim.execution.resume import Parts
 from p2pfl.sim.results.objectives import with_distances
 from p2pfl.sim.results.results import result_of, summarise, write
+from p2pfl.sim.results.summary_metrics import adjusted_rand, clusters_by_round, clusters_over_seeds
 from p2pfl.sim.scenario.scenario import jobs_of, resolve
 from p2pfl.sim.simulation import recorder
-from p2pfl.sim.simulation.recorder import ClusterNotes, adjusted_rand, over_rounds, over_seeds
+from p2pfl.sim.simulation.recorder import ClusterNotes
 from p2pfl.sim.simulation.simulation import Simulation, run
 
 PARTITIONS = st.integers(1, 12).flatmap(lambda n: st.tuples(*[st.lists(st.integers(0, 3), min_size=n, max_size=n)] * 2))
@@ -64,17 +65,17 @@ def test_clusters_over_rounds_by_hand():
     table = notes.tables()["clusters"]
     assert table["round"].tolist() == [1, 1, 2, 2, 2, 2, 3, 3]
     assert table["cluster"].tolist() == ["", "", "0", "0", "1", "1", "00", "01"]
-    found = over_rounds(table, ["x", "x", "y", "y"])
+    found = clusters_by_round(table, ["x", "x", "y", "y"])
     assert found["rounds"] == [1, 2, 3]
     assert found["count"] == [1, 2, 4]  # c, d: the common cluster in round 1; b, c: their last one in round 3
     assert found["adjusted_rand"] == [0.0, 1.0, 0.0]
     assert (found["best"], found["best_round"], found["final"]) == (1.0, 2, 0.0)
     assert found["nodes"] == ["00", "0", "1", "01"]
-    unknown = over_rounds(table, ["x", "x", "y", None])
+    unknown = clusters_by_round(table, ["x", "x", "y", None])
     assert unknown["adjusted_rand"] is None
     assert "best" not in unknown
-    assert over_seeds([{"clusters": unknown}]) is None
-    assert over_seeds([{"clusters": found}, {"clusters": found | {"best": 0.5, "best_round": 3}}]) == {
+    assert clusters_over_seeds([{"clusters": unknown}]) is None
+    assert clusters_over_seeds([{"clusters": found}, {"clusters": found | {"best": 0.5, "best_round": 3}}]) == {
         "best": 0.75,
         "best_round": 2.5,
         "final": 0.0,
