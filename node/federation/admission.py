@@ -19,8 +19,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from p2pfl._util.atomic_files import is_folder_locked, lock_folder, replace_file, sync_folder
-from p2pfl._util.disk import PRIVATE
+from p2pfl._util.atomic_files import is_folder_locked, lock_folder, replace_file
+from p2pfl._util.disk import PRIVATE, SYSTEM
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import membership_file
 from p2pfl.node.federation.agreement import Approve, approve_all, check_agreement
@@ -243,7 +243,7 @@ def request(folder: Path, new_key: bool = False) -> str:
             if (folder / name).exists():
                 (folder / name).replace(folder / f"{name}{OLD}")
         fresh.replace(folder / config.KEY)  # last, so that the command can be repeated after an interruption
-        sync_folder(folder)
+        SYSTEM.sync(folder)
         return line
 
 
@@ -411,7 +411,7 @@ def set_checkpoints_aside(folder: Path) -> bool:
         older.unlink()
     if found:
         found[0].replace(folder / EARLIER)
-        sync_folder(folder)
+        SYSTEM.sync(folder)
     return bool(found)
 
 

@@ -253,8 +253,8 @@ class InvitationService:
             raise ProtocolError("malformed", "the name of a node has at most 64 letters, digits, '.', '_' and '-'")
         redeemer = self._redeemer
         note = await asyncio.to_thread(redeemer.read_note, join.secret)
-        if redeemer.has_news():  # a command has added entries, or this node has not read the file yet
-            await self._with_log(redeemer.read_news)
+        if redeemer.file.has_changed():  # a command has added entries, or this node has not read the file yet
+            await self._with_log(redeemer.file.merge)
         if redeemer.may_come_back(note, self._membership, key, join.name):
             return True
         await self._with_log(partial(redeemer.redeem, key=key, join=join))
@@ -300,11 +300,11 @@ def open_service(
 class TokenRedeemer:
     """Notes of tokens, membership log and admission key in a node's folder.
 
-    All methods except `has_news` wait for the disk, and for other processes that hold the lock of the log.
+    Its methods wait for the disk, and for other processes that hold the lock of the log.
 
     Args:
         passphrase: passphrase of the admission key, if it is encrypted.
-        file: file of the log.
+        file: file of the log; by default that of the folder.
         now: returns seconds since 1970.
         booted: returns seconds since the machine was started.
     """
@@ -320,22 +320,10 @@ class TokenRedeemer:
     ) -> None:
         self._folder = folder
         self._passphrase = passphrase
-        self._file = file or MembershipFile(folder)
+        self.file = file or MembershipFile(folder)
         self._now = now
         self._booted = booted
         self._key: Identity | None = None
-
-    def has_news(self) -> bool:
-        """Return whether the log on disk may contain entries that have not been read yet."""
-        return self._file.has_changed()
-
-    def read_news(self, log: Membership) -> None:
-        """Add the new entries on disk to a log.
-
-        Raises:
-            ConfigurationError: the file cannot be read, or is damaged.
-        """
-        self._file.merge(log)
 
     def read_note(self, secret: bytes) -> Note:
         """Return the note of a token.
@@ -366,7 +354,7 @@ class TokenRedeemer:
             ProtocolError: the token does not admit this newcomer.
             ConfigurationError: a file cannot be read or written, or the admission key is not the one in force.
         """
-        with as_configuration(), self._file.adding(log):
+        with as_configuration(), self.file.adding(log):
             note = read_note(self._folder, join.secret)
             late = self._is_late(note)
             if late and not note.expired:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from p2pfl._util.atomic_files import DamagedFileError, read_sealed, reason, replace_file, sync_folder, write_sealed
+from p2pfl._util.atomic_files import DamagedFileError, read_sealed, reason, replace_file, write_sealed
 from p2pfl._util.disk import LOCK_PATIENCE, NO_FILE, PRIVATE, SYSTEM, Disk
 from p2pfl._util.failpoints import failpoint
 from p2pfl._util.printable import key_name
@@ -232,7 +232,7 @@ def load(folder: Path, membership: Membership, passphrase: bytes | None = None) 
             if each is successor:
                 replace_file(folder / f"{ADMISSION}.old", [path.read_bytes()], mode=PRIVATE)
                 successor.replace(path)
-                sync_folder(folder)
+                SYSTEM.sync(folder)
             return identity
         if locked:
             raise locked[0]

@@ -60,11 +60,6 @@ def replace_file(
         disk.sync(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush a folder, so that created, renamed or removed files in it survive a power failure."""
-    SYSTEM.sync(folder)
-
-
 def write_sealed(
     path: Path,
     magic: bytes,
