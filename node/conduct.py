@@ -1,17 +1,14 @@
-"""Penalties of peers, their score, and the exclusion of peers with a high score.
+"""Conduct of peers: points for what they have provably done, and the exclusion of peers with too many.
 
 A point needs evidence that does not rest on the word of another peer. What a peer says about itself, such as the round
 of its model, counts against nobody else. So does the order in which models arrive: a peer can fetch a model from its
 author, and show it to this node before the author does. Only the author of a model knows who has copied it. This node
 therefore gives points for copies of its own models, and for a model that a peer has shown before for another round.
 
-Detection of members that send different models of one round to different peers.
-
-After a fetch a node sends the signed headers of the received models to one peer, drawn at random. A node that knows two
-different models of one round has a proof. It sends the proof to all peers, which verify it with the member's key and
-pass it on.
-
-Signed models that a node has fetched or that peers reported, for comparison with others of the same round.
+A member that sends different models of one round to different peers (equivocation) is found by comparison. After a fetch
+a node sends the signed headers of the received models to one peer, drawn at random. A node that knows two different
+models of one round, fetched or reported, has a proof. It sends the proof to all peers, which verify it with the
+member's key and pass it on. A proof alone suffices to leave a member out.
 """
 
 from __future__ import annotations
@@ -48,6 +45,7 @@ from p2pfl.protocols.wire.signed_models import (
 from p2pfl.random_streams import RandomStreams
 
 Penalty = Literal["equivocation", "refused models", "repeated models", "free riding"]
+# By penalty. A proof of equivocation suffices for every value of `distrust`.
 POINTS: Mapping[Penalty, int] = {"equivocation": MOST_DISTRUST, "refused models": 1, "repeated models": 1, "free riding": 1}
 UNSERVED = 10  # requests without a model in a row, and models sent in that time, that count as free riding once
 REMEMBERED = 8  # models of each sender, and of this node, that are compared with later ones
@@ -55,9 +53,6 @@ NEAR = 2  # reported models of rounds further from the own round are compared, b
 REPORT_RATE, REPORT_BURST = 5.0, 20  # reports of one peer per second that are read
 KEPT = 6  # signed models of one sender and source: three rounds of two stages
 Key = tuple[tuple[int, int], int, str]
-
-
-"""Points of each penalty in the score of a peer. A proof suffices for every value of `distrust`."""
 
 
 class ConductState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,6 +1,6 @@
-"""Addresses in readable form, and the networks to which they belong.
+"""Addresses in readable form, the networks to which they belong, and the addresses of MQTT brokers.
 
-Address of an MQTT broker: its URL, an account there, and the certificate that it must show.
+The address of a broker is its URL, with an account there, and the certificate that it must show:
 
     mqtt://[user[:password]@]host[:port]
     mqtts://[user[:password]@]host[:port][#sha256=fingerprint]
@@ -91,7 +91,7 @@ def network(host: str) -> bytes:
 
 @dataclass(frozen=True)
 class BrokerAddress:
-    """Address of a broker.
+    """URL of a broker, the account there, and the certificate that it must show.
 
     Attributes:
         scheme: "mqtt", or "mqtts" for TLS.

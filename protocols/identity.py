@@ -1,6 +1,5 @@
-"""Identity of a node: an Ed25519 key in a file that only its owner can read, and its signatures.
-
-See p2pfl.protocols.key_files.
+"""Identity of a node: an Ed25519 key in a file that only its owner can read (p2pfl.protocols.key_files), and its
+signatures.
 """
 
 from __future__ import annotations

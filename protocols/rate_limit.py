@@ -1,8 +1,7 @@
-"""Rate limits on requests that cause work.
+"""Rate limits on requests that cause work, and limits on what one member may send over all its links.
 
-Limits on what one member may send over all its links: incomplete frames and their memory, and frames per second.
-
-No I/O: the caller closes links and pauses their reading.
+The latter are the number and the memory of incomplete frames, and frames per second. No I/O: the caller closes links
+and pauses their reading.
 """
 
 from __future__ import annotations

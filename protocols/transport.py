@@ -6,8 +6,6 @@ joined. It may not arrive at all. Frames of one link arrive in the order in whic
 Between machines a link exists only after both sides have proven their keys to each other. Only members get one: an
 `AccessControl` decides which nodes are members. Addresses are plain strings, "tcp://192.168.1.5:4100", "mqtt:", or
 "memory:alice"; only the transport interprets them.
-
-Timer that can be restarted and cancelled.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Interface for publishing models and obtaining peers' models.
+"""Interface for publishing models and obtaining peers' models, and what its two implementations share.
 
-Machines and the simulator implement it differently.
-
-Decisions that the message exchange and the simulator's exchange share.
-
-Configuration of a message exchange.
+Machines exchange messages (p2pfl.node.exchange.message_exchange). The simulator computes what these messages would have
+done (p2pfl.sim.simulation.modelled_exchange). The names of suspicions and the precision of losses are here, so that both
+give equal results.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Encoding of a node's models: its codec, the versions that peers know, and the node's copies of peers' models.
+"""A node's models as its peers receive them, and its peers' models as it has received them.
 
 With most codecs, all peers receive the same bytes. With `top-k` and `sparse`, a request names the earlier model of which
 the requesting node still has a copy. The answer is the difference from that model if it is smaller than the whole model.
 
-Published models of a node, from its last two rounds and its preparation.
-
-Encoding of a node's models for publication.
+The Publisher encodes a model once, and the Outbox keeps the models of the last two rounds and of the preparation, which
+answer requests. In the other direction, ModelEncoder.receive makes all checks of the content of an incoming model.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Missing = Literal["wait"] | Absence
 
 
 class ModelEncoder:
-    """Encoder and decoder of models.
+    """The codec of the federation, with the earlier models that peers know of this node, and it of them.
 
     Args:
         initial: the model with which all nodes start; only `top-k` and `sparse` need it.

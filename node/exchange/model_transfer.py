@@ -1,13 +1,8 @@
-"""Client that fetches models from peers and checks the answers.
+"""Requests for models and losses, and the answers to them; see p2pfl.node.exchange.message_exchange for their states.
 
-Server of this node's models.
-
-A peer receives the next model only when it has read the previous ones. If several models wait for that, only the newest
-is kept.
-
-Requests to several peers, with one deadline for all answers.
-
-Losses of models on training data: requests to peers, and answers to their requests.
+PeerRequests asks several peers at once, with one deadline for all answers. ModelClient and LossClient ask through it.
+ModelServer and LossServer answer; the server of models sends a peer the next model only when it has read the previous
+ones, and keeps only the newest of those that wait.
 """
 
 from __future__ import annotations
@@ -43,7 +38,7 @@ LossFunction = Callable[[Parameters], Awaitable[float]]
 
 
 class ModelClient:
-    """Client that fetches models from peers.
+    """Requests for models of peers, and the checks of the answers.
 
     Args:
         limit: limit of the norm of a model.
@@ -157,7 +152,7 @@ class ModelClient:
 
 
 class ModelServer:
-    """Server of this node's models.
+    """Answers to requests for this node's models. A model is encoded once for all peers that know the same earlier one.
 
     Attributes:
         payloads: models and their encoded forms, by round, stage, and the tag of the model from which it is a difference.
@@ -331,7 +326,7 @@ class PeerRequests:
 
 
 class LossClient:
-    """Client that requests the losses of this node's models from peers."""
+    """Requests for the losses of this node's models on the training data of peers."""
 
     def __init__(self, peering: PeerManager, requests: PeerRequests) -> None:
         self._peering = peering
@@ -360,7 +355,7 @@ class LossClient:
 
 
 class LossServer:
-    """Server that computes the losses of peers' models.
+    """Answers to requests for the losses of peers' models on this node's training data.
 
     Args:
         size: S, the number of values of a model that peers know.

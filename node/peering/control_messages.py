@@ -39,7 +39,7 @@ NEWS_RATE, NEWS_BURST = 0.2, 3  # introductions per second of one peer that are 
 
 
 class Introducer:
-    """Introducer that greets peers over new links and accepts peers with equal settings.
+    """Greeting of peers over new links, and acceptance of those with equal settings.
 
     If the settings differ, each side excludes the other and names the difference.
     """
@@ -129,7 +129,7 @@ def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
 
 
 class MembershipGossip:
-    """Gossip that sends peers the entries that they lack and accepts entries from them.
+    """Entries of the membership log: those that peers lack are sent until confirmed, those that peers send are accepted.
 
     A frame may be lost while its link remains. A peer therefore confirms entries with its own membership version, and
     receives them again until it does.
@@ -243,7 +243,7 @@ class IncarnationCheck:
 
 
 class Prober:
-    """Prober that carries out the steps of the failure detector and answers the probes of others."""
+    """The failure detector's steps, carried out, and answers to the probes of others."""
 
     def __init__(self, table: PeerTable) -> None:
         self._table = table

@@ -25,7 +25,7 @@ HINT_RATE, HINT_BURST = 1.0, MOST_ADDRESSES  # addresses of one peer, reported b
 
 
 class Dialler:
-    """Dialler that connects to each peer until it is introduced, and again when its link ends."""
+    """Dialling of each peer until it is introduced, and again when its link ends or a direct link becomes possible."""
 
     def __init__(
         self,

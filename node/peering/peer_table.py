@@ -301,7 +301,7 @@ class _Peer:
 
 
 class FailureDetector:
-    """Failure detector that judges each watched peer and returns the due probes.
+    """Judgement of each watched peer by the time of its last message, and the probes that are due.
 
     Args:
         rng: shuffles the order in which peers are probed.

@@ -1,10 +1,7 @@
-"""Configuration of a node's peering: its identity, its addresses, its agreed settings, and its public state.
+"""What a peer manager is given: its configuration, reports about members, and the guard that excludes offenders.
 
-Reports about members, passed from transports and discovery services to the parts that use them.
-
-Temporary exclusion of members that violate the wire protocol, for longer at each repetition.
-
-Links of newcomers, which are not members yet and may send one request to join.
+Reports (Discovery) come from transports and discovery services; they are hints, never facts. The Guard excludes members
+that violate the wire protocol for a time, which doubles at each repetition.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import AccessControl, Transport
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier
 
+# Causes of refusal that only a violation of the protocol can produce, never a network fault.
 GRAVE = frozenset(
     {
         "malformed",
@@ -143,9 +141,6 @@ class Discovery:
             subscriber.broker_changed(problem)
 
 
-"""Causes of refusal that only a violation of the protocol can produce, never a network fault."""
-
-
 class _Record:
     """Exclusions of one member.
 
@@ -236,6 +231,4 @@ class JoinReply(NamedTuple):
 
 
 AnswerJoin = Callable[[bytes, bytes, str], Awaitable[JoinReply]]
-
-
 """Function of a newcomer's public key, its request, and its host ("broker" if the host is unknown)."""

@@ -1,12 +1,11 @@
-"""Interface of the broker client for p2pfl.protocols.mqtt.transport, and its implementation with aiomqtt.
+"""Interface of the broker client for p2pfl.protocols.mqtt.transport, its implementation with aiomqtt, and an inquiry.
 
 The client handles no trusted or secret data except the password, and no text of this module contains the password.
 
-Inquiry at a broker that refuses or closes connections: what answers at its address, and which limits it announces.
-
-Nodes use MQTT 3.1.1, in which a broker closes a connection without a reason. MQTT 5 states reasons and limits, so the
-inquiry connects once in that version. It sends the account only to a broker that has shown the expected certificate, as
-a node does, and nothing else of the node.
+Nodes use MQTT 3.1.1, in which a broker closes a connection without a reason. MQTT 5 states reasons and limits. The
+inquiry at a broker that refuses or closes connections therefore connects once in that version, to learn what answers
+at its address, and which limits it announces. It sends the account only to a broker that has shown the expected
+certificate, as a node does, and nothing else of the node.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Connection of a node with its broker, which is opened again whenever it ends.
+"""Connection of a node with its broker, which is opened again whenever it ends, and the check that messages arrive over it.
 
-Check that the broker delivers messages, because it may acknowledge packets that its rules or limits then block.
-
-A node publishes packets to itself: a small one periodically, and on a connection one of the size in use. Brokers discard
-packets above a limit without notice, or close the connection. If a packet does not arrive, smaller ones follow, from the
-smallest, until one does not arrive either. Each size counts as lost only when two packets of it were lost, because a
-broker may also lose one, or go away, by chance.
+A broker may acknowledge packets that its rules or limits then block. A node therefore publishes packets to itself: a
+small one periodically, and on a connection one of the size in use. Brokers discard packets above a limit without
+notice, or close the connection. If a packet does not arrive, smaller ones follow, from the smallest, until one does not
+arrive either. Each size counts as lost only when two packets of it were lost, because a broker may also lose one, or go
+away, by chance.
 
 A broker delivers the packets of a topic in their order. So after each packet of a size a small one follows, and if only
 that one arrives, the broker has dropped the other, however slow the network is.

@@ -1,16 +1,12 @@
-"""Link with another node through a broker: its frames, its limits and its end. See p2pfl.protocols.mqtt.transport.
+"""Links with other nodes through a broker: their handshakes, their frames, their limits and their ends.
 
-Links of one node through a broker: the services for them, and the limits on their number.
-
-Handshake of one link through a broker: TLS 1.3 in packets, each repeated until it is answered. No I/O.
+See p2pfl.protocols.mqtt.transport for the topics. A handshake is TLS 1.3 in packets, each repeated until it is answered:
 
     handshake   7 | link 16 | number 1 | checksum 16 | bytes of TLS
 
 The sides take turns, and the dialler begins. Each message travels in one packet, and is acknowledged by the next one of
 the other side; the listener's last one by the first sealed packet. The numbers of each side count from 0. The checksum
 detects damage, not forgery: like a direct connection, a handshake can be ended by those who carry or see it.
-
-Answers to nodes that dial through a broker.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Topics and kinds of packets of links through a broker; see p2pfl.protocols.mqtt.transport.
+"""Packets of links through a broker: their topics and kinds, their seal, and the limits on unverified ones.
 
-Seal of the packets of a proven link through a broker.
+The keys of the seal follow from the handshake's secret, which only TLS has carried. A packet that the broker or another
+of its users has altered or forged does not open, and is dropped. TLS records instead of sealed packets would end the
+link then.
 
-Its keys follow from the handshake's secret, which only TLS has carried. A packet that the broker or another of its
-users has altered or forged does not open, and is dropped. TLS records instead of sealed packets would end the link
-then.
-
-Limits on a node's work for handshakes and presences that are not verified yet.
+Handshakes and presences cost work before they are verified; this work is limited.
 """
 
 from __future__ import annotations

@@ -2,10 +2,6 @@
 
 The signature prevents the broker from forging a presence, but not from withholding it or sending an old one. Addresses
 are hints: a node proves its key when it is dialled. A packet is 64 bytes of signature and the signed msgpack.
-
-Exchange of presences through a broker: announcement of this node, and processing of the announcements of others.
-
-See p2pfl.protocols.mqtt.presence.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class _Sent:
 
 
 class ReliableStream:
-    """Reliable stream of one link.
+    """Both directions of one link: chunks that are sent until they are acknowledged, and frames that are put together.
 
     Args:
         id: id of the link.

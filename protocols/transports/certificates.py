@@ -1,6 +1,6 @@
-"""TLS contexts of a node, with a self-signed certificate and without certificate authorities.
+"""Credentials of a node for TLS: a self-signed certificate of its key, the contexts with it, and the proofs of its key.
 
-Credentials of a node for TLS: its certificate, its contexts, and the proofs of its key.
+There are no certificate authorities: the key in a certificate is compared with the expected one.
 """
 
 from __future__ import annotations

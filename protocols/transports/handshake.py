@@ -7,12 +7,10 @@
 
 The client proves itself inside the connection, because Python's ssl cannot accept a client certificate that it does not
 know in advance. The signature covers the server's key and certificate, so that a member cannot pass on a proof that it
-received. This module has no state; p2pfl.protocols.transports.tls and p2pfl.protocols.mqtt.transport handle the
-connection and its time limits.
+received.
 
-Proofs of both sides' keys as state machines that take steps and return answers.
-
-See p2pfl.protocols.transports.handshake.
+ClientProof and ServerProof are the two sides as state machines, which take steps and return answers. They do no I/O:
+p2pfl.protocols.transports.tls and p2pfl.protocols.mqtt.transport handle the connection and its time limits.
 """
 
 from __future__ import annotations

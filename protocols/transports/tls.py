@@ -2,15 +2,12 @@
 
 Both sides have proven their keys (p2pfl.protocols.transports.handshake).
 
-The cost that a stranger can cause is limited. Unproven connections are few, short and small
-(p2pfl.protocols.transports.tls), and none of them reaches the handler. The cost of a member is limited as well
-(p2pfl.protocols.rate_limit). A frame is received directly into memory of its length, which is allocated once the
-length is known and allowed (p2pfl.protocols.transports.tls_link).
+The cost that a stranger can cause is limited. Unproven connections are few for each host and in total, short and small,
+and none of them reaches the handler. A connection beyond the limit is reset before TLS, which is cheap and keeps the
+queue of the operating system free for others. An IPv6 host counts by its /64.
 
-Listening sockets with limits on connections per host and in total.
-
-A connection beyond the limit is reset before TLS. This is cheap and keeps the queue of the operating system free for
-others. An IPv6 host counts by its /64.
+The cost of a member is limited as well (p2pfl.protocols.rate_limit). A frame is received directly into memory of its
+length, which is allocated once the length is known and allowed (p2pfl.protocols.transports.tls_link).
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""TLS 1.3 and the proof of both keys over any stream of bytes, for one side. No I/O.
+"""TLS 1.3 and the proof of both keys over any stream of bytes, for one side, and the reader of frames in it. No I/O.
 
 The messages and checks are those of direct links: a TLS handshake with the listener's certificate, then the steps of
 p2pfl.protocols.transports.handshake as frames within TLS. Both sides of a proven handshake share a secret, which only
 TLS has carried.
 
-Assembly of frames from a stream of bytes: four bytes of length, then the frame.
-
-The payload of a large frame is hashed while it arrives: its bytes are in the processor's cache then, and the node waits
-for the network anyway.
+A frame is four bytes of length, then its content. The payload of a large frame is hashed while it arrives: its bytes are
+in the processor's cache then, and the node waits for the network anyway.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ STEP = 256 << 10  # bytes that are hashed at once
 
 
 class TlsHandshake:
-    """Handshake of one side.
+    """TLS and the proofs of one side: it takes the bytes of the other side, and returns its own.
 
     Args:
         key: the dialled key; None on the dialled side.

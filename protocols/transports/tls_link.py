@@ -1,6 +1,8 @@
 """One connection of p2pfl.protocols.transports.tls: its handshake, its frames, its limits and its end.
 
-Outgoing data of a connection, cut into small pieces so that a large model does not block the node.
+A link is a stranger's until both keys are proven, then a member's with small frames until the member is introduced
+(`trust`), then one with frames of full size. Outgoing data is cut into small pieces, so that the encryption of a large
+model does not block the node.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The header is a msgpack array, padded with zeros in its last field. Its width ne
 size of a frame is known without building it. The signature covers a label, the hash of the header as received, and the
 hash of the payload.
 
-Refusal of repeated frames without a clock, by the sender's incarnation and a window of sequence numbers.
+Repeated frames are refused without a clock, by the sender's incarnation and a window of sequence numbers.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ EMPTY = Payload.of()
 
 
 class FrameSigner:
-    """Signer of one node's frames.
+    """Frames of one node, numbered and signed.
 
     Args:
         incarnation: number of the node's starts.

@@ -1,14 +1,14 @@
-"""Payload of an update: the parameters, by default as raw little-endian float32, then the extras as msgpack.
+"""Payloads of updates, submissions and assignments.
+
+That of an update is the parameters, by default as raw little-endian float32, then the extras as msgpack.
 
 The parameters come first. Both sides know their length from the layout, so they become an array without a copy (other
 codecs: see p2pfl.node.exchange.model_encoding). An update without extras ends after the parameters.
 
-Payloads of a submission and of an assignment.
-
     submission = model | model at the start of the round, if sent | msgpack [extras, previous], or nothing
     assignment = model | msgpack [weights, extras]
 
-Models are raw little-endian float32. Extras are encoded as in an update (see p2pfl.protocols.wire.payload). Weights are
+Models are raw little-endian float32. Extras are encoded as in an update. Weights are
 a list of [name, weight] for each node whose model counted. The data after the models has at most EXTRAS_LIMIT bytes in
 all.
 """
