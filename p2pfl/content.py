@@ -72,6 +72,7 @@ _files: dict[str, tuple[_Identity, bytes]] = {}  # digests of this process, by a
 ATTRIBUTE = "inputs"
 _LONGEST = 4096  # characters of a path
 Declared = Callable[[Mapping[str, Any]], Iterable[str | PurePath]]
+"""Function from the options of a factory to the paths that it reads."""
 
 
 class UnknownContentError(P2pflError):
@@ -397,9 +398,6 @@ def _describe(value: object) -> str:
     """Return a short name of an object for an error."""
     name = getattr(value, "__qualname__", None)
     return name if isinstance(name, str) else f"an object of {type(value).__module__}.{type(value).__qualname__}"
-
-
-"""Function from the options of a factory to the paths that it reads."""
 
 
 class Input(NamedTuple):

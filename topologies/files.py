@@ -4,16 +4,10 @@ Sizes are limited before anything is read. The result is always a simple graph o
 once, edges from a node to itself are left out, and nodes without edges are kept. A reader recognises a format by all lines
 of a file, or refuses the file in one line; the facts of what it understood are in the graph.
 
-Formats of graphs that are recognised and refused, each with the command that converts it.
-
 Files come under any name: a graph of DIMACS, METIS or DOT in a file `.txt` would otherwise be taken for a list of edges.
-
-Readers of two formats of networkx that hold attributes: node-link JSON and GML.
-
-Readers of adjacency lists and adjacency matrices.
-
-The dialect of adjacency lists is that of networkx.write_adjlist, in which each node begins one line. networkx's own
-reader accepts lines of any form, so that names with blanks become other nodes.
+Such formats are refused with the command that converts them. The dialect of adjacency lists is that of
+networkx.write_adjlist, in which each node begins one line. networkx's own reader accepts lines of any form, so that names
+with blanks become other nodes.
 """
 
 from __future__ import annotations

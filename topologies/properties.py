@@ -1,9 +1,8 @@
-"""Properties of a graph: degrees, components, distances, and the speed at which averages spread.
+"""Properties of a graph (degrees, components, distances, speed at which averages spread), and facts of a graph file.
 
-Facts of a graph file as its reader understood it, for the user to compare with what they meant.
-
-`p2pfl-sim topology` shows them, and `p2pfl-sim run` prints their line and writes them to `summary.json`. They have the
-shape of p2pfl.data_facts.DataFacts, with nodes and edges in place of samples and columns.
+The facts are what a reader understood, for the user to compare with what they meant. `p2pfl-sim topology` shows them, and
+`p2pfl-sim run` prints their line and writes them to `summary.json`. They have the shape of p2pfl.data_facts.DataFacts, with
+nodes and edges in place of samples and columns.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Rows of fields of a text with a graph: its encoding, comments, separators and quotes.
+"""Rows of fields of a text with a graph: encoding, comments, separators and quotes, and the names of its columns.
 
 All lines decide, not the first one: the separator is the sign that is in each line with several fields. A line that does
 not fit the others is refused with its number. networkx's readers of lists are not used: they cut each line at the first
 `#`, also inside a name, skip lines that they do not understand, and split names at blanks.
-
-Names by which tables of edges call their columns: source, target and weight.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Selection of peers: uniform sampling, and sampling by similarity (DAC, section 2.1).
+"""Selection of peers, uniform or by similarity (DAC, section 2.1), and the weights of their models in a mean.
 
-Weights of models in a mean: by peer, own included, with the sum 1. `weighted_mean` computes the mean itself.
+Weights are by peer, own included, with the sum 1; `weighted_mean` computes the mean itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Similarity of two models (Listo Zec et al., "On the effects of similarity metrics in decentralized deep learning
-under distributional shift", section 3). Each function compares one node's model with K other models; greater is more
-similar. The result is always finite; an undefined value is 0, which counts as unknown.
+"""Similarity of models, and a node's table of similarities to its peers.
 
-Similarities of a node to its peers, in arrays over the peers.
+The measures are those of Listo Zec et al., "On the effects of similarity metrics in decentralized deep learning under
+distributional shift", section 3. Each compares one node's model with K other models; greater is more similar. The result is
+always finite; an undefined value is 0, which counts as unknown.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ RANGES = {
     "l2": (0.0, 1 / EPSILON),
     "inverse-loss": (0.0, 1 / EPSILON),
 }
-Keys = NDArray[np.uint64]
-
-
 """The lowest and the highest value of each measure."""
+
+Keys = NDArray[np.uint64]
 
 
 def inverse_loss(losses: ArrayLike) -> Scores:

@@ -1,6 +1,6 @@
-"""Interface of attacks, and the models of honest nodes as attackers see them.
+"""Interface of attacks, the models of honest nodes as attackers see them, and the policy of an attacker.
 
-Policies of attackers: the policy of the other nodes, with forged models.
+An attacker runs the policy of the other nodes, and publishes forged models in place of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Attacks by name, as the key `attack` of a scenario names them.
-
-Wrong labels for the training data of an attacker.
-"""
+"""Attacks by name, as the key `attack` of a scenario names them, and the wrong labels of `label-flip`."""
 
 from __future__ import annotations
 

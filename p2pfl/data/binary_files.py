@@ -1,19 +1,12 @@
-"""Reader of published files, plain or gzip, that does not trust the sizes in them.
+"""Readers of published files of numbers that do not trust the sizes in them: IDX, CIFAR's binary form, and .npz.
 
-Reader of the IDX format of MNIST and similar sets: a header of types and dimensions, then the values, big-endian.
-
-Bytes 0 and 1 are zero, byte 2 is the type, byte 3 the number of dimensions; each dimension is four bytes
-(LeCun, Cortes and Burges, "The MNIST database of handwritten digits", file formats).
-
-Reader of the binary form of CIFAR-10 and CIFAR-100: records of one or two label bytes and 3,072 pixel bytes.
-
-A record's pixels are 32 rows of 32, red first, then green, then blue (Krizhevsky 2009, "binary version").
-
-Reader of numeric arrays from a NumPy archive (.npz) that does not trust the sizes in it.
-
-An archive is a zip file with a member NAME.npy for each array: a magic string, a header with type and shape, the values
-(NumPy enhancement proposal 1). Only the requested members are read, and their headers are checked before memory is
-allocated. Nothing is unpickled.
+- IDX (MNIST and similar sets), plain or gzip, big-endian: bytes 0 and 1 are zero, byte 2 is the type, byte 3 the number of
+  dimensions; each dimension is four bytes (LeCun, Cortes and Burges, "The MNIST database of handwritten digits").
+- CIFAR-10 and CIFAR-100: records of one or two label bytes and 3,072 pixel bytes, 32 rows of 32, red first, then green, then
+  blue (Krizhevsky 2009, "binary version").
+- .npz: a zip file with a member NAME.npy for each array, with a magic string, a header with type and shape, and the values
+  (NumPy enhancement proposal 1). Only the requested members are read, and their headers are checked before memory is
+  allocated. Nothing is unpickled.
 """
 
 from __future__ import annotations

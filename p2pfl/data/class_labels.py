@@ -1,7 +1,4 @@
-"""Labels in a file, and the classes 0 to K - 1 that they stand for.
-
-Rows of a table of numbers and categories, column by column.
-"""
+"""Rows of a table, column by column, and the classes 0 to K - 1 that its labels stand for."""
 
 from __future__ import annotations
 

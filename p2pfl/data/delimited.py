@@ -47,6 +47,7 @@ _MARKERS = frozenset(
         *("null", "(null)", "missing", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan", "\\n"),
     )
 )
+"""Texts that programs write for a missing number, in lower case."""
 _LOOKS = (
     (r"[+-]?[\d_]*\d(\.[\d_]+)?([eE][+-]?\d+)?", "an underscore in a number; remove it, unless the text is a code"),
     (r"[+-]?\d{1,3}(,\d{3})+\.\d+", "commas between thousands; write the number without them"),
@@ -260,9 +261,6 @@ def _longer(file: IO[bytes], most: int) -> bool:
         left -= len(block)
     file.seek(0)
     return not left
-
-
-"""Texts that programs write for a missing number, in lower case."""
 
 
 def numbers(cells: Sequence[str]) -> list[float] | None:

@@ -4,13 +4,8 @@ A name is a folder of the data root, which is the option `root` or else the envi
 must contain IDX files or CIFAR's binary files. IDX files are `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, and
 `t10k-` or `test-` for the test part; a prefix and `.gz` are allowed. CIFAR's files are `data_batch_*.bin` and
 `test_batch*.bin`, or `train.bin` and `test.bin`. For the sets in KNOWN, the numbers and shapes are checked; of the
-CIFAR sets a part of the batches is sufficient. `digits` needs no file.
-
-Catalog of published image sets: their sources, and the expected properties of their files.
-
-Reader of the training and test part of an image set from the files in a folder.
-
-scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels from 0 to 16. No data file is needed.
+CIFAR sets a part of the batches is sufficient. `digits` needs no file: it is scikit-learn's set of 1,797 handwritten
+digits, 8 x 8 pixels from 0 to 16.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Tasks that train a relaxed fairness between groups and report the exact one.
-
-Plain classifier without a preference, reported with the measures of PraFFL as its baseline.
-"""
+"""Tasks that train a relaxed fairness between groups and report the exact one, and the plain classifier of PraFFL."""
 
 from __future__ import annotations
 

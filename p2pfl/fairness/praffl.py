@@ -1,14 +1,9 @@
 """PraFFL (Ye, Kou and Tang 2025): one training gives a model for every preference between performance and fairness.
 
 A model consists of a communicated part psi, which nodes share and average, and a hypernetwork beta, which never leaves
-its node. beta turns a preference into the head that completes psi. The policy decides how psi is averaged: in the paper
-all clients have equal weight (eq. 14), with `coordinated-fedavg` they are weighted by samples.
-p2pfl.fairness.praffl contains the parts, p2pfl.fairness.praffl trains and evaluates them,
-p2pfl.tasks.praffl provides the data.
-
-Local training of PraFFL (algorithm 1): first psi with a fixed head, then the hypernetwork.
-
-PraFFL's model and training settings: the communicated part psi and the hypernetwork beta.
+its node. beta turns a preference into the head that completes psi. A training (algorithm 1) first improves psi with a fixed
+head, then the hypernetwork. The policy decides how psi is averaged: in the paper all clients have equal weight (eq. 14),
+with `coordinated-fedavg` they are weighted by samples. p2pfl.tasks.praffl provides the data.
 """
 
 from __future__ import annotations

@@ -1,7 +1,22 @@
-"""Training of many nodes as one tensor program, with the same results as training them one by one.
+"""Training and evaluation of many nodes as one tensor program: the same computations as one node after another, but faster.
 
-Rows of a stack are nodes. Nodes whose next batch has the same size make their step together. Therefore nothing is
-padded, no sample is masked, and each node uses the same batches as when it trains alone.
+**What is stacked.** Nodes whose tasks differ in nothing but their data have models of one layout, so that K of them are the
+rows of one array, [K, P]. A kernel (p2pfl.learning.kernels) computes the gradients of all rows with few large products, and
+the optimiser steps on the whole array. Tasks that differ, or a module that couples the samples of a batch or that torch
+cannot map over rows, are refused; the simulator then notes the reason and uses a SequentialLearner.
+
+**When.** The simulator collects the queries that nodes ask at one instant, and hands over those of one name together.
+Trainings are grouped: equal epochs, rule, learning rate, and presence of a proximal term. Within a group, nodes with more
+full batches come first. Nodes whose next batch has the same size make their step together. Therefore nothing is padded and
+no sample is masked: each node uses the same batches as when it trains alone.
+
+**Which bits are equal.** The order of the samples and the seeds of random layers are those of a TorchLearner, because each
+row has the generators of its own node. Sums over a batch are taken in another order, so that trained models agree within
+about 1e-6 relative. The same stack gives the same bits in each run. Smaller stacks would change the last bits: a stack is
+never divided among processes, and in one process only at multiples of the kernel's `alignment`.
+
+**Copies.** The trained and the averaged models of a round stay rows of one array (`RowCache`), so that the next query stacks
+them again without a copy. Parts of a stack fit into the cache of the processor (`PART`, `CHUNK`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Training steps of many models of one architecture, each along its own gradient.
-
-Data and models of many nodes as tensors, for training and evaluation in one tensor program.
-"""
+"""Parts of a stack: the data of many nodes as tensors, models as rows of one array, and the steps of their training."""
 
 from __future__ import annotations
 

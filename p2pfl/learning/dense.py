@@ -1,16 +1,8 @@
-"""Training of a dense network with NumPy: the same batches and steps as TorchLearner, equal except for rounding.
+"""Dense networks without PyTorch: the network, its gradients, the task and the learner, for small nodes.
 
-Tasks of a dense network and arrays, for nodes without PyTorch.
-
-Definition of a dense network's learning problem: data, loss, optimiser.
-
-Dense networks on flat vectors: outputs and exact gradients.
-
-Initial values of `torch.nn.Linear`, drawn without torch.
-
-PyTorch's generator for CPUs is MT19937 with the seeding of Matsumoto and Nishimura (2002); NumPy has it as well.
-
-Order of a node's samples in a training, the same for torch and NumPy.
+Batches, steps and initial values equal those of TorchLearner, except for rounding. The order of the samples comes from the
+same function (`orders`). Initial values are those of `torch.nn.Linear`: PyTorch's generator for CPUs is MT19937 with the
+seeding of Matsumoto and Nishimura (2002), which NumPy has as well.
 """
 
 from __future__ import annotations
@@ -41,6 +33,7 @@ from p2pfl.update_rules import Descent, Mixture, Rule, Steps, TrainSubset
 
 KNOWN_RULES = (Descent, Steps, TrainSubset)
 LossWithGradient = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""(outputs [n, k], targets [n, ...]) -> the loss of each sample [n], and its gradient by the outputs [n, k]."""
 _BITS = 24  # of a draw that become a float32
 
 
@@ -261,9 +254,6 @@ class DenseTask(DenseProblem):
 
     def learner(self, streams: RandomStreams, device: str = "cpu") -> DenseLearner:
         return DenseLearner(self, streams, device)
-
-
-"""(outputs [n, k], targets [n, ...]) -> the loss of each sample [n], and its gradient by the outputs [n, k]."""
 
 
 @dataclass(frozen=True)

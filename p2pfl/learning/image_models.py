@@ -1,9 +1,7 @@
-"""Models for images, by name: `linear`, `mlp`, `cnn` and `resnet18`.
+"""Models for images by name, `linear`, `mlp`, `cnn` and `resnet18`, and their initial values from a safetensors file.
 
-ResNet-18 (He et al., "Deep residual learning for image recognition", 2016, section 4.1). Its tensors have the names
+ResNet-18 is that of He et al., "Deep residual learning for image recognition", 2016, section 4.1. Its tensors have the names
 and shapes of torchvision's, so weights trained elsewhere can be used once they are saved as safetensors.
-
-Reader of initial models from safetensors files.
 """
 
 from __future__ import annotations
@@ -25,14 +23,10 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout, Parameters
 
 Shape = tuple[int, int, int]
-Start = Literal["torch", "kaiming"]
-MOST_LISTED = 20  # names in an error
-
-
 """Channels, height and width of an image."""
-
-
+Start = Literal["torch", "kaiming"]
 """Initial weights: torch's defaults, or Kaiming's uniform ones with biases of 0."""
+MOST_LISTED = 20  # names in an error
 
 
 def linear(shape: Shape, classes: int) -> nn.Module:

@@ -1,7 +1,4 @@
-"""Losses and metrics of torch modules: one value for each sample.
-
-Metrics of classification and regression, by name: means over samples, and figures of a whole split such as F1.
-"""
+"""Losses and metrics of torch modules by name: one value for each sample, or one figure of a whole split such as F1."""
 
 from __future__ import annotations
 
@@ -19,8 +16,6 @@ from p2pfl.learning.measures import auc, balanced_accuracy, check_installed, f1,
 
 FEW_CLASSES, MANY_SAMPLES = 16, 256  # with fewer classes and this many samples, cross-entropy is faster across samples
 PerSample = Callable[[Tensor, Tensor], Tensor]
-
-
 """(outputs [n, ...], targets [n, ...]) -> [n]: one value for each sample, so that nodes' samples can be stacked."""
 
 

@@ -10,8 +10,6 @@ import numpy as np
 from p2pfl.errors import MissingRequirementError, unknown
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
-
-
 """(outputs float32 [n, ...], targets [n, ...]) of all samples of a split -> the figure; NaN where it is undefined."""
 
 

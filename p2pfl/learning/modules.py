@@ -1,8 +1,7 @@
-"""Torch modules as flat vectors: size, layout, values.
+"""Torch modules as flat vectors: size, layout, values, and the generators from which they draw.
 
-Seeds of the generators from which a module draws: torch's own, and the global ones of NumPy and Python.
-
-The generators of a process are shared by everything in it. A block that seeds them therefore restores them at its end.
+A module draws from torch's generator, and may draw from the global ones of NumPy and Python. These are shared by everything
+in a process: a block that seeds them (`seeded`) restores them at its end.
 """
 
 from __future__ import annotations

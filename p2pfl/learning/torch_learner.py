@@ -1,9 +1,17 @@
 """Training of one node with PyTorch's autograd: the reference on real machines, which the stacked form must match.
 
-Sizes of a node's batches.
+A model is one flat vector, [P]; its layout says which tensor is where. The module computes with views of the vector in place
+of its own tensors, and the optimiser steps on the trained values as a whole. What a module must keep from one training to
+the next (integer buffers, attributes that `forward` changes) is the last part of the vector.
 
-Some modules need several samples in a batch. With one sample, batch norm has no variance: torch refuses it, and a
-module's own code divides by 0. A last batch that is too small for the module therefore joins the batch before.
+Every draw of a training comes from (seed, node, round, purpose): the order of the samples from `orders`, and the numbers of
+random layers from torch's generator, which is seeded for the training and restored after it. The same query therefore gives
+the same bits, whatever was computed before it, on a machine or in a simulation. The exceptions are an optimiser that is
+`lasting`, and state that a vector cannot carry (p2pfl.learning.module_probe.Conduct).
+
+A batch has `batch_size` samples, and the last one of an epoch the rest. Some modules need several samples in a batch: with
+one, batch norm has no variance, and torch refuses it or a module's own code divides by 0. A last batch that is too small for
+the module joins the batch before (`batch_sizes`).
 """
 
 from __future__ import annotations

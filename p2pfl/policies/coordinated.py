@@ -1,6 +1,6 @@
 """FedAvg and FedProx with a coordinator, and the common parts of all coordinated policies.
 
-FedProx: FedAvg with a proximal term that keeps nodes near the model with which the round began.
+FedProx adds a proximal term to the loss, which keeps nodes near the model with which the round began.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 
 from p2pfl.algorithms import selection, similarity
-from p2pfl.algorithms import selection as aggregation
 from p2pfl.algorithms.similarity import PeerSimilarities
 from p2pfl.parameters import Parameters
 from p2pfl.policies.schedule import Schedule, stages
@@ -85,11 +84,11 @@ class Dac:
         self.estimate(peers.ids, updates, me.robust)
 
         if self.aggregation == "fedavg":
-            weights = aggregation.fedavg(samples(me, updates))
+            weights = selection.fedavg(samples(me, updates))
         else:
             before = self.weights == "probability"
             scores = dict(zip(ids, p.tolist(), strict=True)) if before else self.known.measured
-            weights = aggregation.fedsim(me.id, {u.sender: scores.get(u.sender, 0.0) for u in updates})
+            weights = selection.fedsim(me.id, {u.sender: scores.get(u.sender, 0.0) for u in updates})
         merged = await merge(me, trained, updates, weights)
         if self.schedule == "sequential":
             await peers.publish(merged.params, _extras(self.known), stage="merged")

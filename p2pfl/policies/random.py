@@ -1,6 +1,6 @@
 """Random gossip: each round, average with m random peers, or with the neighbours in a fixed random graph.
 
-Oracle: random gossip among the peers of the own group, which a real node does not know.
+`oracle` does so among the peers of the own group, which a real node does not know.
 """
 
 from __future__ import annotations

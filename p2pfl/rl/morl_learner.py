@@ -1,10 +1,7 @@
-"""Learner of a MorlTask, based on stable-baselines3.
+"""Learner of a MorlTask, based on stable-baselines3: environments, algorithms, and the conversion of networks to a vector.
 
-Where possible it uses only the public interface. It never uses stable-baselines3's own files, which are pickles.
-
-Components of p2pfl.rl.morl_learner: environments, and stable-baselines3's algorithms with their networks.
-
-Environments with few observations, for which networks can compute the values of all observations at once.
+Where possible it uses only the public interface. It never uses stable-baselines3's own files, which are pickles. If an
+environment has few observations, networks compute the values of all observations at once.
 """
 
 from __future__ import annotations

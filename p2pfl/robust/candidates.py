@@ -1,7 +1,4 @@
-"""Models of one merge as robust rules see them, and the interface of the rules.
-
-Limits on what members report about themselves and learn about others.
-"""
+"""Models of one merge as robust rules see them, the interface of the rules, and limits on what members report and learn."""
 
 from __future__ import annotations
 

@@ -1,16 +1,13 @@
-"""Rules that clip models to a distance from the node's own model.
+"""Rules that clip models to a distance from the node's own model, for peers' models and for a coordinator's assignments.
 
-Clipping of received models to the median distance from the node's own model: the default of live nodes.
+The rules `scclip`, `cs+`, `cs-he` and `gts` clip in the merge. Live nodes clip on reception by default, before the policy
+sees a model: to the median distance of many peers' models from the own one (`clip_models`).
 
-Limits on how far a coordinator's assignments move a node.
-
-A peer's model is clipped to the median distance of many peers' models (p2pfl.robust.clipping). All assignments come
-from one sender, which would also set their median. Their radius therefore contains no distance of an assignment, neither
-before nor after clipping. It is the length of the node's own training steps.
-
-In the same way, the loss of an assignment is compared with the lowest loss with which the node has begun a round. The
-node's own model is no measure: a coordinator can make it worse step by step, and an honest mean may be much worse for a
-node than what it has trained itself.
+A coordinator's assignments need another radius. All of them come from one sender, which would also set their median. Their
+radius therefore contains no distance of an assignment, neither before nor after clipping. It is the length of the node's own
+training steps. In the same way, the loss of an assignment is compared with the lowest loss with which the node has begun a
+round. The node's own model is no measure: a coordinator can make it worse step by step, and an honest mean may be much worse
+for a node than what it has trained itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Rules that merge each coordinate for itself (Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018).
-
-Geometric median of models.
+"""Rules with a centre of all models: median and trimmed mean of each coordinate (Yin et al., "Byzantine-Robust Distributed
+Learning", ICML 2018), and the geometric median of whole models.
 """
 
 from __future__ import annotations

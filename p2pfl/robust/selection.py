@@ -1,6 +1,4 @@
-"""Rules that leave out models.
-
-Rules that compare the losses of models on the node's own data.
+"""Rules that leave out models, by their distances or by their losses on the node's own data.
 
 The losses are those on validation data. Without such data, `ubar` and `loss` take the training data, and `clip-loss` leaves
 the weights unchanged.

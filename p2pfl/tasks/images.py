@@ -1,6 +1,6 @@
 """Image classification on real data sets, divided among nodes, with optional shifts between groups of nodes.
 
-Rotation, translation and noise for images. The area outside of an image is black.
+A shift of inputs rotates or translates images, or adds noise; the area outside of an image is black.
 """
 
 from __future__ import annotations

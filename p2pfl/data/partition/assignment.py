@@ -1,10 +1,8 @@
 """Plan of a division: the samples, group and shift of each node, from options and a seed.
 
-Shifts between groups of nodes: in inputs, classes, labels of classes, or whole data sets.
-
-The kinds are those of Listo Zec et al. (section 3.3). Groups are blocks of nodes: the first nodes are group 0. `sizes`
-are proportions, scaled to the number of nodes by the largest remainder; equal by default. If there are at least as many
-nodes as groups, no group is empty.
+A shift makes groups of nodes differ: in inputs, classes, labels of classes, or whole data sets (Listo Zec et al., section
+3.3). Groups are blocks of nodes: the first nodes are group 0. `sizes` are proportions, scaled to the number of nodes by the
+largest remainder; equal by default. If there are at least as many nodes as groups, no group is empty.
 """
 
 from __future__ import annotations

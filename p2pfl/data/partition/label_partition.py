@@ -3,9 +3,8 @@
 All functions return one sorted index array (int64) for each node. Unless a function states otherwise, each sample
 belongs to exactly one node. A node that would be empty takes a sample of any class from the node with the most samples
 (on a tie the first). Every node therefore has a sample if there are as many samples as nodes. Draws are converted to
-integers before they are used, and sorts are stable: the same generator gives the same split on every platform.
-
-Integers in given proportions, by the largest remainder method (Hamilton).
+integers before they are used (by the largest remainder, Hamilton), and sorts are stable: the same generator gives the same
+split on every platform.
 """
 
 from __future__ import annotations

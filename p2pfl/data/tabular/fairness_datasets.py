@@ -1,6 +1,6 @@
-"""Data sets with groups: tables, and PraFFL's SYNTHETIC.
+"""Data sets with groups: tables with a schema, and PraFFL's SYNTHETIC.
 
-PraFFL's SYNTHETIC: two Gaussians in the plane, with a sensitive attribute that depends on the position.
+SYNTHETIC has two Gaussians in the plane, and a sensitive attribute that depends on the position.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.random_streams import RandomStreams
 
 Encode = Callable[[np.ndarray], np.ndarray]
+"""Function from indices of rows to their features, float32 [n, d]."""
 SYNTHETIC, SYNTHETIC_ROWS = "synthetic", 5000
 MOST_ROWS = 2**24  # of SYNTHETIC
 LABEL = "label"
@@ -27,9 +28,6 @@ MEANS = np.array([[-2.0, -2.0], [2.0, 2.0]])
 COVARIANCES = np.array([[[10.0, 1.0], [1.0, 3.0]], [[5.0, 1.0], [1.0, 5.0]]])
 POSITIVE = 0.6  # fraction of positive labels
 TURN = np.pi / 4  # rotation of a point before its attribute is drawn
-
-
-"""Function from indices of rows to their features, float32 [n, d]."""
 
 
 class Attribute(NamedTuple):

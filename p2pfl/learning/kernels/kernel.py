@@ -1,16 +1,11 @@
-"""Choice of a kernel for a task.
+"""Choice of a kernel: what computes the gradients of a stack of models, and the kernel for any module.
 
-Chains of linear layers, and of convolutions before them, have hand-written gradients. Any other module that torch can
-`vmap` uses `torch.func`.
+Chains of linear layers, and of convolutions before them, have hand-written gradients. The functions in the first part
+describe such a chain by the places of its tensors in the flat vector; None stands for any other module. That uses
+VmapKernel, with torch's `vmap` over the models, after a check that the stack computes what single models compute.
 
-Modules that are chains of layers, described for the hand-written gradients.
-
-Gradients on a GPU that are recorded once for each size of a stack, as a CUDA graph, and then replayed.
-
-A gradient of small networks starts a hundred short computations. Python takes longer to start them than the GPU to
-compute them; a replay starts all of them at once.
-
-Kernel for any module that torch can `vmap`.
+On a GPU, a gradient of small networks starts a hundred short computations. Python takes longer to start them than the GPU to
+compute them. GraphedKernel records them once for each size of a stack, as a CUDA graph; a replay starts all at once.
 """
 
 from __future__ import annotations
@@ -44,12 +39,15 @@ FEWEST_MODELS = 4  # that must fit into the cache for their convolutions to be f
 FEWEST_SAMPLES = 8  # whose convolutions must fit into the memory of a kernel
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 Parts = Sequence[tuple[str, nn.Module]]
+"""Layers with the beginnings of their names in the state of the module: "" or with a dot at the end."""
 Places = Mapping[str, tuple[int, int]]
+"""Places of tensors in the flat vector, by name."""
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh"}
 SEEN = 4  # gradients of a size before it is recorded
 LARGEST_RECORDED = 2**21  # values of models, 8 MiB: with more, the copy to where the graph reads takes longer than starting
 MOST = 2**24  # values of samples of all recorded sizes; the memory of their convolutions is some fifty times as large
 Size = tuple[int, int]
+"""Numbers of models and of samples for each."""
 NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
@@ -121,12 +119,6 @@ def convolution_flops(task: TorchProblem) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad(), seeded(0):
         module(x[:2])  # two, because batch norm without running statistics does not take one
     return int(counter.get_flop_counts()["Global"].get(torch.ops.aten.convolution, 0)) // len(x[:2])
-
-
-"""Layers with the beginnings of their names in the state of the module: "" or with a dot at the end."""
-
-
-"""Places of tensors in the flat vector, by name."""
 
 
 def dense_chain(task: TorchProblem) -> list[Layer] | None:
@@ -250,9 +242,6 @@ def _tensors(
 def _pair(value: Any) -> tuple[int, int]:
     first, second = (value, value) if isinstance(value, int) else value
     return first, second
-
-
-"""Numbers of models and of samples for each."""
 
 
 class GraphedKernel:

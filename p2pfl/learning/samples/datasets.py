@@ -1,14 +1,12 @@
-"""Inputs and targets of arrays, tensors, torch datasets and Hugging Face datasets, as two arrays.
+"""Inputs and targets of arrays, tensors, torch datasets, Hugging Face datasets and Pillow images, as two arrays.
 
-Datasets are recognised by their methods, so that neither torchvision nor Hugging Face's `datasets` is a dependency.
+Datasets and images are recognised by their methods, so that neither torchvision, Hugging Face's `datasets` nor Pillow is a
+dependency. The samples of a dataset are kept for the next node that names the same object; its attributes are compared, to
+recognise cheaply that a task function has changed it in between.
 
-Attributes of a user's dataset, to recognise cheaply that a task function has changed it for the next node.
-
-Pixels of Pillow images. Pillow converts every mode that has a fixed range; other modes are refused.
-
-The images of a set are grey (mode L) or have three colours (RGB). A palette, or another mode that may hold only grey, is
-either: it is grey in a grey set if it has no other colours. Pillow is no dependency: images are recognised by their
-methods.
+Pillow converts every mode that has a fixed range; other modes are refused. The images of a set are grey (mode L) or have
+three colours (RGB). A palette, or another mode that may hold only grey, is either: it is grey in a grey set if it has no
+other colours.
 """
 
 from __future__ import annotations
@@ -36,6 +34,7 @@ from p2pfl.learning.modules import seeded
 from p2pfl.learning.samples.numeric import Array, Label, Labels, is_alike, kind_of, numbers
 
 Columns = tuple[str | Sequence[str], str]
+"""Names of the column of the inputs (or of several columns of numbers) and of the column of the targets."""
 TARGETS = ("label", "labels", "target", "targets", "y")  # usual names of the column of the targets
 # Samples of the datasets that were read: many nodes and runs of a simulation share one dataset.
 _known: dict[tuple[int, str, tuple[Label, ...]], _Kept] = {}
@@ -45,11 +44,9 @@ Generator = np.random.Generator | np.random.RandomState | torch.Generator | Rand
 PLAIN = bool | int | float | complex | str | bytes | None
 WHOLE = type | FunctionType | BuiltinFunctionType | ModuleType | np.ndarray | torch.Tensor | Generator
 MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV", "LAB"}
+"""Modes with values from 0 to 255 (or 0 and 1), which Pillow converts to RGB."""
 GREY, MAYBE_GREY = {"1", "L", "LA", "La"}, {"P", "PA"}  # a palette may have no other colours than grey
 ORIENTATION = 0x0112  # EXIF tag; 1 is upright
-
-
-"""Names of the column of the inputs (or of several columns of numbers) and of the column of the targets."""
 
 
 class Source(NamedTuple):
@@ -521,9 +518,6 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, list | tuple | Mapping):
         return [] if len(value) > MOST_ELEMENTS else [*(value.values() if isinstance(value, Mapping) else value)]
     return [*vars(value).values()] if hasattr(value, "__dict__") else []
-
-
-"""Modes with values from 0 to 255 (or 0 and 1), which Pillow converts to RGB."""
 
 
 def is_picture(value: Any) -> bool:

@@ -1,8 +1,7 @@
-"""Numbers of a user's values: arrays, tensors, lists, columns of pandas and polars.
+"""Numbers and labels of a user's values: arrays, tensors, lists, columns of pandas and polars.
 
 A value is taken as it is, converted without loss, or refused by its place. Nothing is filled in, and no text is parsed.
-
-Labels of a user's data, and the classes 0 to K - 1 that they stand for.
+Labels stand for the classes 0 to K - 1.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from p2pfl.errors import ConfigurationError
 
 Array = np.ndarray | Tensor
 WIDER: dict[Any, Any] = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
+"""Types that torch hardly supports, and those that hold their values."""
 PLAIN = {int, float, bool, str, list, tuple, type(None)}  # of Python, which NumPy checks itself
 TEXT = "text; number the classes from 0, or list `labels`"
 TEXT_INPUT = "text; convert it to numbers"
@@ -26,9 +26,6 @@ GREATEST = 2**63 - 1
 MISSING = "a missing value; fill it in, or remove the sample"
 Label = int | float | str
 MOST_NAMED = 8  # labels that a message lists
-
-
-"""Types that torch hardly supports, and those that hold their values."""
 
 
 def numbers(what: str, values: Any) -> Array:
