@@ -297,6 +297,7 @@ class EquivocationWatch:
 
     def _compare(self, model: SignedModel) -> None:
         known = self._book.find(model)
+        # A report of a distant round is not kept, because old headers would displace the recent ones in the book.
         near = self._asynchronous or abs(model.round - self._peering.round) <= NEAR
         if model.sender == self._key or (known is None and not near) or not self._is_member(model.sender):
             return
@@ -358,6 +359,7 @@ class EquivocationWatch:
             ProtocolError: the proof is not valid.
         """
         sender = parse_signed_model(proof[: len(proof) // 2], self._federation).sender
+        # Before the signatures are verified: a repeated proof, or one of a stranger, must cost no more than a look-up.
         if sender in self.conduct.proofs or not self._is_member(sender):
             return
         one, _ = read_proof(proof, self._federation)

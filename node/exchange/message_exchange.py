@@ -190,7 +190,7 @@ class MessageExchange:
         """
         peering = self.peering
         self._host = host
-        peering.round = max(self.outbox.round, peering.round)
+        peering.round = max(self.outbox.round, peering.round)  # `resume` has set it if the policy is coordinated
         peering.final = self.outbox.final
         await peering.start(tasks)
         if self.election is not None:

@@ -118,7 +118,7 @@ class Dialler:
         """Dial all addresses of a peer at the same time; if none answers, connect through the broker."""
         before, peer.untried = peer.link, False
         link = await self._first_of(peer, self._to_dial(peer) if self._directly else [])
-        if link is None and before is None:
+        if link is None and before is None:  # a link through the broker in use is kept, and not replaced by another one
             link = await self._first_of(peer, [address for address in peer.addresses if not is_direct(address)])
         if not peer.addresses:
             self._note(peer, "no address known yet")

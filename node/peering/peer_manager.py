@@ -141,7 +141,7 @@ class PeerManager(PeerTable):
 
     def remove(self, name: str, reason: str) -> None:
         """Disconnect a former member, and drop its pending messages. It first receives the entry that removes it."""
-        if self.peers[name].introduced:
+        if self.peers[name].introduced:  # before the link is closed, so that it learns why
             self.gossip.send(self.peers[name])
         peer = self.peers.pop(name)
         self._names.pop(peer.key, None)
@@ -303,7 +303,7 @@ class PeerManager(PeerTable):
                 raise ProtocolError("differs", peer.problem)
             if peer.link is None:
                 raise ProtocolError("not introduced", peer.name)
-            self._note_round(peer, message)
+            self._note_round(peer, message)  # before `heard`, which compares the rounds
             self.heard(peer)
         self.traffic.count_message("received", message, OVERHEAD + len(opened.payload))
         match message:
