@@ -30,7 +30,6 @@ from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.rate_limit import RATE, Buffers, Reception, TokenBucket
 from p2pfl.protocols.transport import AccessControl, Handler, Timer
 from p2pfl.protocols.transports.certificates import Credentials
-from p2pfl.protocols.transports.handshake import ClientProof, ServerProof
 from p2pfl.protocols.transports.tls_link import PATIENCE, TlsLink, words
 
 DIALLING = 3.0  # seconds for an address to answer
@@ -197,18 +196,6 @@ class TlsTransport:
         return task
 
     # Services for links
-
-    def server_proof(self) -> ServerProof:
-        return self.credentials.server_proof()
-
-    def client_proof(self, key: bytes, certificate: bytes, joining: bool) -> ClientProof:
-        return self.credentials.client_proof(key, certificate, joining)
-
-    def opened(self, link: TlsLink) -> None:
-        self.connected.add(link)
-
-    def ended(self, link: TlsLink) -> None:
-        self.connected.discard(link)
 
     def trust(self, link: TlsLink) -> None:
         self.strangers.pop(link, None)

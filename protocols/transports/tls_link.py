@@ -21,7 +21,7 @@ from p2pfl.protocols.errors import ProtocolError, RefusedError, TransportError
 from p2pfl.protocols.rate_limit import Buffers, Reception
 from p2pfl.protocols.transport import NO_SESSION, Handler, Part, Timer
 from p2pfl.protocols.transports import handshake
-from p2pfl.protocols.transports.certificates import key_of
+from p2pfl.protocols.transports.certificates import Credentials, key_of
 from p2pfl.protocols.transports.handshake import ClientProof, ServerProof, refusal_of
 from p2pfl.protocols.transports.tls_handshake import PREFIX, FrameReader
 from p2pfl.protocols.wire.envelope import OVERHEAD
@@ -41,25 +41,17 @@ class LinkOwner(Protocol):
 
     Attributes:
         max_frame: maximum bytes of a frame on a trusted link.
+        credentials: make the proofs of this node's key.
+        connected: links whose connection has not ended, closed or not; they must be ended with the transport.
     """
 
     max_frame: int
     buffers: Buffers
+    credentials: Credentials
+    connected: set[TlsLink]
 
     @property
     def handler(self) -> Handler: ...
-
-    def server_proof(self) -> ServerProof:
-        """Return a new proof for an accepted connection."""
-
-    def client_proof(self, key: bytes, certificate: bytes, joining: bool) -> ClientProof:
-        """Return a new proof for a connection with the owner of `key`."""
-
-    def opened(self, link: TlsLink) -> None:
-        """Record that the link has a connection, which must be ended."""
-
-    def ended(self, link: TlsLink) -> None:
-        """Record that the link's connection has ended."""
 
     def meet(self, stranger: TlsLink) -> None:
         """Add a link that is not proven yet."""
@@ -248,7 +240,7 @@ class TlsLink(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.connection = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
-        self.owner.opened(self)
+        self.owner.connected.add(self)
         self.connection.set_write_buffer_limits(high=PIECES)
         if self._closed:
             self.connection.abort()
@@ -267,7 +259,7 @@ class TlsLink(asyncio.BufferedProtocol):
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # data for a slow network waits here, where it is counted
             tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 2 * PIECE)
         if self.key is None:
-            self._proof = proof = self.owner.server_proof()
+            self._proof = proof = self.owner.credentials.server_proof()
             self._send_step(proof.begin())
             return
         self.host, port = tls.get_extra_info("peername")[:2]
@@ -277,7 +269,7 @@ class TlsLink(asyncio.BufferedProtocol):
         if key_of(certificate) != self.key:
             self.refuse("wrong key", "has another key than expected")
             return
-        self._proof = self.owner.client_proof(self.key, certificate, self.joining)
+        self._proof = self.owner.credentials.client_proof(self.key, certificate, self.joining)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.buffer()
@@ -322,7 +314,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self.refuse("fault", f"internal error: {error!r}")
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.owner.ended(self)
+        self.owner.connected.discard(self)
         self.ended.set_result(None)
         self.fail(words(error) if error else "closed by the other side")
 

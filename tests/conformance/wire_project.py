@@ -236,7 +236,7 @@ def check_frames(given):
         listener, recorder = Listener(), Recorder()
         access = log_of({"federation": "00" * 16, "admission": "00" * 32, "log": ""})
         transport = TlsTransport("127.0.0.1:0", KEYS["bob"], access, given["limit"])
-        transport.server_proof = lambda: recorder
+        transport.credentials.server_proof = lambda: recorder
         transport.use(listener)
         link = TlsLink(transport)
         link.connection_made(mock.MagicMock())
