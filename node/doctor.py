@@ -160,7 +160,7 @@ def _own_topic(ready: LoadedNode) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """Finding of a check.
+    """What a check has found.
 
     Attributes:
         check: the subject of the check, in one word.
@@ -541,7 +541,7 @@ async def try_broker(bus: Bus, topic: str, first: float, all_sizes: float) -> st
 
 
 class _Trial:
-    """Trial of one broker; listener of its connections.
+    """Sends the packets of a node through one broker, and notes what arrives.
 
     Attributes:
         over: set when a problem is known, or when the broker works.

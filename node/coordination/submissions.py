@@ -396,7 +396,7 @@ class Coordination(NamedTuple):
 
 
 class CoordinationRoles(NamedTuple):
-    """Roles of a node in coordinated rounds.
+    """What a node does in coordinated rounds: it takes part, and it may coordinate.
 
     Attributes:
         client: submits to the coordinator.

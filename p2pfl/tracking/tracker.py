@@ -75,7 +75,7 @@ Factory = Callable[[TrackedRun, Path], Tracker]
 
 
 class NamedFactory(NamedTuple):
-    """Factory of trackers, with its name for folders and messages."""
+    """How a tracker is made, and the name of its folder and in messages."""
 
     name: str
     make: Factory

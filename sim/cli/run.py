@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CommandResults:
-    """Results of a command.
+    """What `run` and `sweep` have computed and written.
 
     Attributes:
         file: the runs that have results.
