@@ -63,9 +63,19 @@ def _skip_member(app, what, name, obj, skip, options):
     return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
 
 
+def _list_members(app, what, name, obj, options, lines):
+    """List the members of a task that are not methods, which autodoc does not see in the class."""
+    if obj is p2pfl.Task:
+        found = {name: value.__doc__ for name, value in vars(obj).items() if type(value).__name__ == "member"}
+        lines += ["", "Attributes:"]
+        for member, text in found.items():
+            lines.append(f"    {member}: {' '.join(text.removeprefix('Return ').split())}")
+
+
 def setup(app):
     """Insert the parts of the reference that come from the code."""
     app.connect("source-read", lambda app, name, source: source.__setitem__(0, render(source[0])))
+    app.connect("autodoc-process-docstring", _list_members, priority=300)
     app.connect("autodoc-process-docstring", _mark_code, priority=400)  # napoleon has 500
     app.connect("autodoc-process-docstring", _restore_colon, priority=600)
     app.connect("autodoc-process-signature", _hide_signature)
