@@ -93,7 +93,7 @@ def pool_results(name: str, of: str, members: Sequence[Mapping[str, Any]]) -> li
     """Return the combined solutions of the runs of a pool and their measures, for each seed.
 
     labels: of each solution, the name of its run without that of the pool, and its node.
-    objectives: as for `of_run`; its `nodes` are the solutions.
+    objectives: as for `of_points`; its `nodes` are the solutions.
 
     Args:
         of: the solutions of a run; see p2pfl.sim.scenario.scenario.Pool.

@@ -60,7 +60,7 @@ class ModelledNetwork:
         self.synchronous = settings.mode == "synchronous"
         self.steady = links.steady
         self.peers: dict[str, ModelledPeer] = {}
-        self.board = Board(self._traffic_of) if self.synchronous and links.instant else None
+        self.board = Board(lambda name: self.peers[name].traffic) if self.synchronous and links.instant else None
         self.slowest = 0
         self.fastest = 0
         self._at_round: dict[float, int] = {0: 0}  # number of nodes at each round
@@ -93,9 +93,6 @@ class ModelledNetwork:
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             self.loop.call_later(self.links.longest, _wake, waiter)
-
-    def _traffic_of(self, name: str) -> Traffic:
-        return self.peers[name].traffic
 
     def close_board(self) -> None:
         """Serve every request on its own from now on, because a node may answer some of them differently."""
@@ -296,7 +293,7 @@ class ModelledPeer:
         network.round_changed(self.round, round)
         before, self.round = self.round, round
         if not network.steady:
-            self._announce(round)
+            self._tell(self.around(), round, announced=True)
             return
         if not network.links.instant:
             if round < before:
@@ -305,18 +302,18 @@ class ModelledPeer:
             if len(self._announced) > 4:
                 del self._announced[min(self._announced)]
         if self.suspected_by:
-            self._end_suspicions(round)
+            self._tell(list(self.suspected_by.values()), round)  # a message ends their suspicion
         if self._awaited:
             for awaited in [r for r in self._awaited if r <= round]:
                 for other, gather in self._awaited.pop(awaited):
                     gather.add(self.name, None, self.arrival(other, OVERHEAD))
 
-    def _announce(self, round: float) -> None:
-        """Send a round to every peer."""
-        for other in self.around():
+    def _tell(self, others: Sequence[ModelledPeer], round: float, announced: bool = False) -> None:
+        """Send a round to other nodes."""
+        for other in others:
             when = self.arrival(other, OVERHEAD)
             if when is not None:
-                self.network.loop.call_at(when, other.heard, self, round, True)
+                self.network.loop.call_at(when, other.heard, self, round, announced)
 
     def around(self) -> list[ModelledPeer]:
         """Return the nodes that this one may fetch from, and those that may fetch from it, by name."""
@@ -324,13 +321,6 @@ class ModelledPeer:
         if self.requesters is not both:
             both = tuple(sorted({*both, *self.requesters}))
         return [self.network.peers[id] for id in both]
-
-    def _end_suspicions(self, round: float) -> None:
-        """Send the round to the nodes that suspect this one."""
-        for other in list(self.suspected_by.values()):
-            when = self.arrival(other, OVERHEAD)
-            if when is not None:
-                self.network.loop.call_at(when, other.heard, self, round)
 
     def known_round(self, other: ModelledPeer, now: float) -> float:
         """Return the round that `other` knows this node to have reached."""

@@ -144,9 +144,12 @@ def run(
 class Simulation:
     """All objects of a run, made from its plan, to be run once.
 
-    Args: see `run`. workers: processes for the training of nodes that are trained one by one. initial: the model that
-        all nodes start from, in place of the task's. shards: starts these processes; by default on this machine. links:
-        in place of those that the scenario's network describes.
+    Args:
+        graph, order: see `run`.
+        workers: processes for the training of nodes that are trained one by one.
+        initial: the model that all nodes start from, in place of the task's.
+        shards: starts these processes; by default on this machine.
+        links: in place of those that the scenario's network describes.
 
     Attributes:
         processes: the number of processes in use.
@@ -191,10 +194,7 @@ class Simulation:
         self._note_small_budgets()
 
     def run(self, progress: Progress = lambda rounds: None) -> Run:
-        """Run to the end.
-
-        Args: see `run`.
-        """
+        """Run to the end; see the function `run`."""
         self.recorder.progress = progress
         begun = time.perf_counter()
         try:
