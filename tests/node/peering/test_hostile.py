@@ -48,7 +48,7 @@ async def assert_served(asker, node):
 
 @pytest.mark.slow
 def test_half_open_connections_do_not_block_peers(tmp_path, monkeypatch):
-    for limit in ("HOST_BURST", "BURST"):  # so that all of them count as strangers, for which the node waits
+    for limit in ("HOST_BURST", "CONNECTION_BURST"):  # so that all of them count as strangers, for which the node waits
         monkeypatch.setattr(f"p2pfl.protocols.transports.tls.{limit}", 10 * HALF_OPEN)
     members = folders(tmp_path, "alice", "bob", "carol")
 
