@@ -35,11 +35,10 @@ from p2pfl.task import Task
 AFRESH = "move the checkpoints (checkpoint, checkpoint.1, checkpoint.2) away to start from round 0"
 _MAGIC = b"p2pfl checkpoint 1\n"
 Array = tuple[str, list[int], bytes]
+"""Type, shape and values of an array."""
+
 MOST_FEATURES = 10_000  # names of features that a checkpoint keeps
 MOST_NAMED = 6  # names in a message
-
-
-"""Type, shape and values of an array."""
 
 
 class Model(msgspec.Struct, frozen=True):

@@ -48,6 +48,7 @@ scenario, each in the longest form that was measured."""
 FILE = SHIPPED.resolve().parents[1] / "results" / "measured.json"  # in a checkout; missing if p2pfl is installed
 LEFT_OUT = "paper", "seed", "varied", "device"  # settings of a run that do not determine its figures
 Form = tuple[str, ScenarioFile]
+"""A form of a shipped scenario: its name, and the scenario in this form."""
 
 
 @dataclass(frozen=True)
@@ -370,9 +371,6 @@ def record(path: Path, scenario: str, form: str, measured: Measured) -> None:
 
 def _rounded(figure: float) -> float:
     return float(f"{figure:.4g}")
-
-
-"""A form of a shipped scenario: its name, and the scenario in this form."""
 
 
 def take(folder: Path, book: Path) -> str:
