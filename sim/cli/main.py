@@ -226,7 +226,7 @@ def _pareto(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from p2pfl.sim.report.sentences import compare
+    from p2pfl.sim.report.findings import compare
     from p2pfl.sim.report.write import write_report
 
     page = write_report(options.folders, options.out, options.seed)

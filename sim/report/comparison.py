@@ -1,6 +1,8 @@
 """Comparison of folders: differences of the runs that two folders share, and of the scenarios of all.
 
 Runs are compared seed by seed. A difference counts as decided if its mean over the seeds is greater than its spread.
+
+Here are the pairs and the figures. `p2pfl.sim.report.findings` puts the pairs into the sentences at the head of a report.
 """
 
 from __future__ import annotations

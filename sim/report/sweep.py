@@ -10,8 +10,8 @@ import numpy as np
 
 from p2pfl.sim.formatting import LIMITS, setting
 from p2pfl.sim.report.figures import DECADE, costs, points, scatter
+from p2pfl.sim.report.findings import unreached
 from p2pfl.sim.report.folder import Entry, Reached
-from p2pfl.sim.report.sentences import unreached
 from p2pfl.sim.report.series import Factor, Figure, Section, Series, by_key, factors, grid, label_words, title_of
 
 COSTS = (  # fields of Reached, with label and unit

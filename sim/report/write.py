@@ -21,11 +21,11 @@ from p2pfl.sim.report.collaboration import collaboration_section
 from p2pfl.sim.report.comparison import comparison_section, comparisons, differences
 from p2pfl.sim.report.coordination import clusters_section, elections_section
 from p2pfl.sim.report.figures import worth_showing
+from p2pfl.sim.report.findings import findings_of_folders
 from p2pfl.sim.report.folder import Folder, Row
+from p2pfl.sim.report.node_results import learning_section, results_section, traffic_section
 from p2pfl.sim.report.objectives import answers_section, measure_tables, objectives_section, search_section, search_table
-from p2pfl.sim.report.outcome import learning_section, results_section, traffic_section
 from p2pfl.sim.report.page import render
-from p2pfl.sim.report.sentences import findings_of_folders
 from p2pfl.sim.report.series import MOST_RUNS, Section, Series, caption, factors, folder_names, gather, labels, styles
 from p2pfl.sim.report.sweep import grid_section, sweep_section, target_section
 from p2pfl.sim.results.tables import REPORT

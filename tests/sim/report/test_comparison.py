@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from p2pfl.sim.cli.main import main
-from p2pfl.sim.report.sentences import compare
+from p2pfl.sim.report.findings import compare
 from p2pfl.sim.report.write import report
 from tests.support.report_folders import edges_of, entry, leave, rounds_of
 from tests.support.report_pages import figures, rows, texts

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.formatting import difference, number, size
-from p2pfl.sim.report import outcome
+from p2pfl.sim.report import node_results
 from p2pfl.sim.report.collaboration import MOST_NODES, count_links, order_nodes, place_nodes, strongest_links, windows
 from p2pfl.sim.report.comparison import flat
 from p2pfl.sim.report.figures import worst, worst_tenth
@@ -185,8 +185,8 @@ def test_distribution_shows_one_seed_and_marks_worst_nodes(by_hand, text):
 
 
 def test_distribution_of_many_nodes_shows_part_of_them(by_hand, monkeypatch):
-    monkeypatch.setattr(outcome, "MOST_MARKS", 4)
-    monkeypatch.setattr(outcome, "LEAST_MARKS", 2)
+    monkeypatch.setattr(node_results, "MOST_MARKS", 4)
+    monkeypatch.setattr(node_results, "LEAST_MARKS", 2)
     found = figures(report([by_hand]))["nodes"]
     assert found["runs"]["a"] == {"values": pytest.approx([0.1, 0.9]), "worst": [1, 0], "mean": pytest.approx(0.5)}
     assert found["labels"] == ["value 1", "value 2"]

@@ -1,4 +1,4 @@
-"""Sections on the outcome of runs: the metric of each node and group, the learning curves, and the traffic."""
+"""Sections on the results of the nodes: the metric of each node and group, the learning curves, and the traffic."""
 
 from __future__ import annotations
 

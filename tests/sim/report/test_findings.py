@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
+from p2pfl.sim.report.findings import best, budget_pairs, findings_of_runs
 from p2pfl.sim.report.folder import Summary
-from p2pfl.sim.report.sentences import best, budget_pairs, findings
 from p2pfl.sim.report.series import Run, runs_of
 
 
@@ -26,7 +26,7 @@ def run(name, mean, seed=0, *, sent=1000, reached=None, models=5, **more):
 
 def said(runs, tables=(), **more):
     summary = msgspec.convert({"scenario": "x", "runs": runs, **more}, Summary)
-    return findings(runs_of(summary, tables), summary.target)
+    return findings_of_runs(runs_of(summary, tables), summary.target)
 
 
 # Best, or not decided

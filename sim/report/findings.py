@@ -48,7 +48,7 @@ Value = Callable[[Entry], float | None]
 Ranked = tuple[str, Mapping[int, float]]  # a run, or a rule, in words, and its figure by seed
 
 
-def findings(runs: Sequence[Run], target: float | None = None) -> list[str]:
+def findings_of_runs(runs: Sequence[Run], target: float | None = None) -> list[str]:
     """Return all sentences on the runs of one folder, for its report and for a terminal."""
     return [*most_accurate(runs), *_of_one_folder(runs, target)]
 
@@ -56,7 +56,7 @@ def findings(runs: Sequence[Run], target: float | None = None) -> list[str]:
 def findings_of_folders(folders: Sequence[Folder], series: Sequence[Series]) -> list[str]:
     """Return the sentences for the head of a report."""
     if len(folders) == 1:
-        return findings(series, folders[0].summary.target)
+        return findings_of_runs(series, folders[0].summary.target)
     names = folder_names([folder.path for folder in folders])
     found = [*changes(comparisons(series), names[1]), *most_accurate(series)]
     for folder, name in zip(folders, names, strict=True):
