@@ -1,4 +1,8 @@
-"""Interfaces of a policy: `Me`, its own node, and `NodePeers`, its only access to other nodes."""
+"""What a policy sees of a running node: `Me`, the node itself, and `NodePeers`, its only access to other nodes.
+
+They implement the interfaces of p2pfl.policy. `NodePeers` also protects the node from what it fetches: it charges the
+budget, clips peers' models, and limits how far the coordinator's assignments move the node (p2pfl.robust.clipping).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Graphs from files: GraphML, GML, node-link JSON, lists and tables of edges, adjacency lists and matrices.
 
 Sizes are limited before anything is read. The result is always a simple graph on the nodes 0..n-1: parallel edges count
-once, edges from a node to itself are left out, and nodes without edges are kept. A reader recognises a format by all lines
-of a file, or refuses the file in one line; the facts of what it understood are in the graph.
+once, edges from a node to itself are left out, and nodes without edges are kept. The suffix selects the reader. Among
+lists, tables and matrices of numbers all lines decide, or the file is refused in one line; the facts of what it understood
+are in the graph.
 
 Files come under any name: a graph of DIMACS, METIS or DOT in a file `.txt` would otherwise be taken for a list of edges.
 Such formats are refused with the command that converts them. The dialect of adjacency lists is that of

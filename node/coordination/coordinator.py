@@ -126,6 +126,7 @@ class Coordinator:
     """Collects the submissions of the terms in which this node coordinates; idle otherwise.
 
     Args:
+        backend: what a coordinator needs of its machine.
         deadline: seconds for which participants wait.
 
     Attributes:
@@ -135,8 +136,8 @@ class Coordinator:
         away: members that missed a round and have not sent anything since. The coordinator does not wait for them.
     """
 
-    def __init__(self, office: CoordinatorBackend, deadline: float) -> None:
-        self._office = office
+    def __init__(self, backend: CoordinatorBackend, deadline: float) -> None:
+        self._backend = backend
         self._deadline = deadline
         self.term = Term(0, 0)
         self.state: Mapping[str, Any] = {}
@@ -202,21 +203,21 @@ class Coordinator:
         """
         if not self._open or self._working is not None:
             return
-        if not self._office.coordinates(self.term):
+        if not self._backend.coordinates(self.term):
             self._give_up()
             return
-        near = {round: opened for round, opened in self._open.items() if round <= self._office.credible_round() + 1}
+        near = {round: opened for round, opened in self._open.items() if round <= self._backend.credible_round() + 1}
         for round, opened in near.items():
             if not opened.timed:
                 opened.timed = True
-                self._office.later(self._deadline / 2, partial(self._expire, round, opened))
+                self._backend.later(self._deadline / 2, partial(self._expire, round, opened))
         if any(opened.expired or not self._missing(round) for round, opened in near.items()):
             self._close(min(near))  # the step of an earlier round comes first
 
     def _missing(self, round: int) -> AbstractSet[str]:
         """Return the members whose submission for a round may still arrive: neither away nor at a later round."""
         ahead = {sender for other, opened in self._open.items() if other >= round for sender in opened.entries}
-        return self._office.known_participants() - self.away - ahead
+        return self._backend.known_participants() - self.away - ahead
 
     def _expire(self, round: int, opened: _OpenRound) -> None:
         if self._open.get(round) is opened:
@@ -229,15 +230,15 @@ class Coordinator:
         self._working = entries = self._open.pop(round).entries
         self._closed = round
         submissions = [entry.submission for entry in entries.values()]
-        self._office.compute(submissions, self.state, partial(self._finish, self.term, entries))
+        self._backend.compute(submissions, self.state, partial(self._finish, self.term, entries))
 
     def _finish(self, term: Term, entries: dict[str, PendingSubmission], result: StepResult) -> None:
         """Send the assignments of a step."""
         if self._working is not entries:  # of an earlier term
             return
-        if not self._office.leads(term):  # check immediately before sending
-            if self._office.coordinates(term):
-                self._office.later(LAPSE, partial(self._finish, term, entries, result))
+        if not self._backend.leads(term):  # check immediately before sending
+            if self._backend.coordinates(term):
+                self._backend.later(LAPSE, partial(self._finish, term, entries, result))
             else:
                 self._give_up()
             return

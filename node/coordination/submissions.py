@@ -10,6 +10,8 @@ The theory is at the head of p2pfl.node.coordination.coordinator. Here are the p
 - `MessageCoordinatorBackend`, what a `Coordinator` needs of a machine: an event loop, peers, an election, and a thread for
   the policy's step.
 - `make_coordination_roles`, which builds all of them for one node.
+
+How far an assignment may move the node is limited where the policy receives it, in p2pfl.node.policy_api.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folder of a node: its configuration, settings of rounds, and the incarnation counter.
+"""Folder of a node: its configuration, and the incarnation counter.
 
 Everything that a node keeps is in this one folder.
 """

@@ -2,14 +2,14 @@
 
 node.toml        configuration, written by `init` and edited by the owner
 key.pem          private key, mode 0600
-federation.toml  agreement of the members, signed (see p2pfl.node.federation.admission)
+federation.toml  agreement of the members, signed (see p2pfl.node.federation.agreement)
 membership       log of the members, signed
 checkpoint       state after the last round; `checkpoint.1` and `checkpoint.2` are the two previous ones
 incarnation      number of the node's starts; `incarnation.1` is the previous one
 vote             newest term and this node's vote in it (see p2pfl.node.coordination.election_runner)
 status.json      state that `status` shows
 
-Text of a new node.toml: all keys with their defaults and a comment each.
+`render` makes the text of a new node.toml: all keys with their defaults and a comment each.
 """
 
 from __future__ import annotations

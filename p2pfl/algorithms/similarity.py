@@ -63,7 +63,7 @@ class CompareModels(Query[Scores], frozen=True, gc=False):
     """Return the similarity of one node's model to K others; float64 [K].
 
     Attributes:
-        measure: the function of this module: `inverse_l2`, `cosine_weights` or `cosine_gradients`.
+        measure: a key of RANGES other than `inverse-loss`, which needs data.
         initial: the common initial model, for `cosine-gradients`.
     """
 

@@ -3,10 +3,8 @@
 The standard library's csv module parses the lines, in strict mode. This module adds what it leaves to its caller: the
 encoding, the separator, lines of another width, comments, and empty lines. Nothing of it is guessed.
 
-Numbers written as text, by one strict grammar: digits, a decimal point, an exponent.
-
-Python's `float` also takes underscores (1_0), digits of other scripts, "nan" and "inf". In data files these are codes,
-markers of missing values, or mistakes.
+Numbers are read by one strict grammar: digits, a decimal point, an exponent. Python's `float` also takes underscores (1_0),
+digits of other scripts, "nan" and "inf". In data files these are codes, markers of missing values, or mistakes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Built-in policies, by name.
 
-Each module contains one policy and follows its paper.
+A module contains one policy, or variants of one, and follows its paper. `clusters`, `personal` and `schedule` are parts
+that several policies share.
 """
 
 from __future__ import annotations

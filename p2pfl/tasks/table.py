@@ -1,7 +1,7 @@
 """Classification of a node's own data from an .npz or .csv file, with an MLP, for data that never leaves its machine.
 
 Settings common to all nodes (classes, features, the model, the training) are options. The path of a node's file is
-private and is configured separately.
+a local option: it stays on the machine (see p2pfl.task_specs).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Transports: TLS 1.3 over TCP, in-process queues for simulations and tests, and several transports as one.
+"""Transports: TLS 1.3 over TCP, and in-process queues for simulations and tests.
 
 The interface is `p2pfl.protocols.transport`.
 """

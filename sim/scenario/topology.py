@@ -219,7 +219,10 @@ def locate_nodes(graph: nx.Graph, names: Sequence[str]) -> tuple[dict[str, Point
 
 
 def edges_of(topology: Mapping[str, Any], nodes: int) -> float:
-    """Return a lower bound of a topology's edges; 0 if its options are invalid, or it comes from a file."""
+    """Return a lower bound of a topology's edges; 0 if it is not known before the graph is built.
+
+    It serves the estimate of memory. A topology without a case here is only estimated lower.
+    """
 
     def option(name: str, default: float, most: float) -> float:
         value = topology.get(name, default)

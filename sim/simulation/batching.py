@@ -76,8 +76,8 @@ class Batcher:
     def ask(self, job: NodeQuery[R], seconds: float = 0.0) -> Future[R]:
         """Request the result of a job that takes the given virtual seconds.
 
-        A job that is not urgent costs no virtual time. It is computed together with trainings, or as soon as its result
-        is awaited.
+        A job whose query is not `urgent` costs no virtual time: it waits for the next batch of trainings, or until its
+        result is awaited.
         """
         query = job.query
         queue = self.queues.get(query.name)

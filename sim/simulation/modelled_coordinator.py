@@ -89,17 +89,17 @@ class ModelledCoordination:
     """Coordination in one modelled network.
 
     Attributes:
-        offices: coordinator backends by the name of their node.
+        backends: coordinator backends by the name of their node.
     """
 
     def __init__(self, network: ModelledNetwork) -> None:
         self.network = network
-        self.offices: dict[str, ModelledCoordinatorBackend] = {}
+        self.backends: dict[str, ModelledCoordinatorBackend] = {}
         self._lowest = ""  # name of a node
 
     def join(self, peer: ModelledPeer, step: Step) -> ModelledParticipant:
         """Add a participant; `step` is the joint step of its policy."""
-        self.offices[peer.name] = ModelledCoordinatorBackend(self, peer, step)
+        self.backends[peer.name] = ModelledCoordinatorBackend(self, peer, step)
         self._lowest = min(self._lowest or peer.name, peer.name)
         return ModelledParticipant(self, peer)
 
@@ -136,7 +136,7 @@ class ModelledParticipant:
         answer = Gather(network.loop, 1, network.settings.deadline)
         arrives = self._send(submission, network.peers[leader.id])
         if arrives is not None:
-            network.loop.call_at(arrives, self.coordination.offices[leader.id].take, leader.term, submission, peer, answer)
+            network.loop.call_at(arrives, self.coordination.backends[leader.id].take, leader.term, submission, peer, answer)
         network.open(answer)
         if not await answer.future:
             self.expired += 1
@@ -171,7 +171,7 @@ class ModelledParticipant:
         network = self._peer.network
         when = self._peer.arrival(network.peers[leader.id], OVERHEAD)
         if when is not None:
-            network.loop.call_at(when, self.coordination.offices[leader.id].leave, self._peer.name)
+            network.loop.call_at(when, self.coordination.backends[leader.id].leave, self._peer.name)
 
 
 class ModelledCoordinatorBackend:

@@ -1,4 +1,4 @@
-"""Tables with sensitive attributes: schemas, the data sets of fairness research, synthetic rows.
+"""Tables: `labelled` reads plain rows with a label, and `table` reads published files with sensitive attributes.
 
 A schema in TOML describes the columns of a published file.
 """

@@ -25,10 +25,9 @@ A schema is a TOML file:
 
 `schemas/` contains the schemas of adult, bank and compas.
 
-Kind of a column whose owner has left it open: numbers, or categories.
-
-A column of numbers and known markers of missing values is numeric. A column of texts is categorical. A column of many
-different numbers with other texts among them is neither: one input for each number would be useless, so it is refused.
+A column of kind `auto` becomes numeric or categorical. One of numbers and known markers of missing values is numeric. A
+column of texts is categorical. A column of many different numbers with other texts among them is neither: one input for
+each number would be useless, so it is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Interface of the kernels.
-
-Number of values that are computed at once.
-"""
+"""Interface of the kernels, `BatchedGradient`, and how many values one computes at once, `values_at_once`."""
 
 from __future__ import annotations
 

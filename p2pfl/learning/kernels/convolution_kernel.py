@@ -1,6 +1,6 @@
 """Kernel for chains of convolutions, then of linear layers.
 
-Blocks of a convolution, maximum pooling and an activation, computed for k models at once in memory that is kept.
+It computes blocks of a convolution, maximum pooling and an activation for k models at once, in memory that it keeps.
 
 Samples are the last dimension of all values, [k, channels, height, width, b]: a pixel of all samples is contiguous, and so
 is a row of pixels. Copies and products then work on long contiguous runs. The input is copied once for each column of the
