@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from p2pfl.topologies.properties import Content, Limits
+from p2pfl.topologies.graph_facts import Content, Limits
 from p2pfl.topologies.text_rows import NUMBER, PAIRS, SEPARATORS, Rows, columns_of, fields_of, quote, stem_of, weight_of
 
 LONGEST_NAME = 10_000  # characters

@@ -28,7 +28,7 @@ import networkx as nx
 
 from p2pfl.topologies import edge_lists, graphml, text_rows
 from p2pfl.topologies.edge_lists import LONGEST_NAME, order_by_number, weight_number
-from p2pfl.topologies.properties import Content, GraphFacts, Limits
+from p2pfl.topologies.graph_facts import Content, GraphFacts, Limits
 from p2pfl.topologies.text_rows import NUMBER, SEPARATORS, Rows, columns_of, decode, quote
 
 GRAPHML = (".graphml", ".xml")
@@ -130,7 +130,7 @@ def read(file: str, directed: bool | None = None) -> nx.Graph:
         them. Edges have the attribute `weight`, a positive number, if any edge of the file has one. It is then 1 for edges
         without a weight, and the largest one counts for parallel edges. The dict graph.graph contains `name`, the file's
         name without its suffix, `notes`, lines about what was left out or should be checked, and `facts`, a
-        p2pfl.topologies.properties.GraphFacts.
+        p2pfl.topologies.graph_facts.GraphFacts.
 
     Raises:
         ValueError: the file is invalid or ambiguous; the text is one line with the fault, its position and the remedy.

@@ -27,7 +27,7 @@ from p2pfl.sim.scenario.names import named_changes
 from p2pfl.sim.scenario.network import Network
 from p2pfl.topologies import BUILDERS, labels, places, properties, read
 from p2pfl.topologies.geography import Point
-from p2pfl.topologies.properties import facts_of
+from p2pfl.topologies.graph_facts import facts_of
 
 EDGE = 150  # minimum bytes of one edge in a graph and in a simulation; 200 were measured
 FILE = "file"  # name of a topology from a file in a resolved scenario

@@ -27,7 +27,7 @@ from p2pfl.task import POINT, Part, Task, make_task
 from p2pfl.task_specs import TASKS
 from p2pfl.topologies import complete_properties, labels, neighbours
 from p2pfl.topologies.geography import Point
-from p2pfl.topologies.properties import GraphFacts, facts_of
+from p2pfl.topologies.graph_facts import GraphFacts, facts_of
 
 MOST_NOTES = 3  # different notes on the samples of single nodes
 READS_ROWS = ("classification",)  # built-in tasks whose nodes may have the same samples

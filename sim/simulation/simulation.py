@@ -87,7 +87,7 @@ from p2pfl.sim.simulation.modelled_network import ModelledConfig, ModelledNetwor
 from p2pfl.sim.simulation.plan import RunPlan, plan
 from p2pfl.sim.simulation.recorder import Recorder
 from p2pfl.sim.simulation.sharding import LocalShards, ShardedBackend, ShardSource
-from p2pfl.topologies.properties import GraphFacts
+from p2pfl.topologies.graph_facts import GraphFacts
 
 Progress = Callable[[int], None]
 
