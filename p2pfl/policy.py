@@ -355,7 +355,7 @@ class SupportsSimilarities(Protocol):
         """
 
 
-Step = Callable[[Sequence[Submission], Mapping[str, Any], Layout], tuple[dict[str, Assignment], dict[str, Any]]]
+PolicyStep = Callable[[Sequence[Submission], Mapping[str, Any], Layout], tuple[dict[str, Assignment], dict[str, Any]]]
 """See `Coordinated.step`."""
 
 

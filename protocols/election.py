@@ -112,7 +112,7 @@ class Timing(msgspec.Struct, frozen=True):
 TIMING = Timing()
 
 
-class Step(NamedTuple):
+class ElectionStep(NamedTuple):
     """Actions to carry out, in this order.
 
     Attributes:
@@ -314,7 +314,7 @@ class Election(Voter):
 
     # Events
 
-    def tick(self, now: float) -> Step:
+    def tick(self, now: float) -> ElectionStep:
         """Handle the passage of time."""
         before = self.ballot
         if self.role == "coordinator":
@@ -330,7 +330,7 @@ class Election(Voter):
             self._ask(now)
         return self._step(before)
 
-    def receive(self, sender: str, message: m.ElectionMessage, now: float) -> Step:
+    def receive(self, sender: str, message: m.ElectionMessage, now: float) -> ElectionStep:
         """Handle a verified message.
 
         Raises:
@@ -355,7 +355,7 @@ class Election(Voter):
                     self._on_follow(sender, term, message.beat, now)
         return self._step(before)
 
-    def change(self, electorate: Electorate, now: float) -> Step:
+    def change(self, electorate: Electorate, now: float) -> ElectionStep:
         """Adopt a changed membership, which is on disk already. An older version changes nothing."""
         before = self.ballot
         if electorate.membership_version < self.term.membership_version:
@@ -370,9 +370,9 @@ class Election(Voter):
                 self._run(now)
         return self._step(before)
 
-    def _step(self, before: Ballot) -> Step:
+    def _step(self, before: Ballot) -> ElectionStep:
         send, self._send = tuple(self._send), []
-        return Step(self.ballot if self.ballot != before else None, send)
+        return ElectionStep(self.ballot if self.ballot != before else None, send)
 
     # Standing for election
 

@@ -58,7 +58,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from p2pfl.parameters import Layout, problem, weighted_mean
-from p2pfl.policy import Assignment, Step, Submission
+from p2pfl.policy import Assignment, PolicyStep, Submission
 from p2pfl.protocols.election import Term
 from p2pfl.robust.candidates import Candidates, MergeRule, Reweighting, cap_samples, distances_from
 from p2pfl.robust.clipping import factor_of, lower_median, move_towards, radii_of
@@ -260,7 +260,7 @@ class Coordinator:
 
 
 def run_protected_step(
-    step: Step,
+    step: PolicyStep,
     submissions: Sequence[Submission],
     state: Mapping[str, Any],
     layout: Layout,
@@ -288,7 +288,7 @@ def run_protected_step(
 
 
 def run_step(
-    step: Step, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout, coordinator: str
+    step: PolicyStep, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout, coordinator: str
 ) -> StepResult:
     """Run a policy's step, if necessary without the submissions that make it raise.
 
@@ -319,7 +319,7 @@ def run_step(
 
 
 def _run_checked(
-    step: Step, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
+    step: PolicyStep, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
 ) -> tuple[Mapping[str, Assignment], Mapping[str, Any]]:
     assignments, after = step(submissions, state, layout)
     for id, assignment in assignments.items():

@@ -25,7 +25,7 @@ from p2pfl._util.failpoints import failpoint
 from p2pfl._util.machine import boot_clock
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.log import LOG
-from p2pfl.protocols.election import LAST, TIMING, Ballot, Election, Electorate, Step, Term, Timing
+from p2pfl.protocols.election import LAST, TIMING, Ballot, Election, ElectionStep, Electorate, Term, Timing
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.membership.log import Member
 from p2pfl.protocols.rate_limit import TokenBucket
@@ -258,7 +258,7 @@ class ElectionRunner:
         elif self._running:
             self.begin()
 
-    def _do(self, step: Step) -> None:
+    def _do(self, step: ElectionStep) -> None:
         if step.write is not None:
             try:
                 self._votes.save(step.write)

@@ -39,7 +39,7 @@ from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.policy import Assignment, Step, Submission
+from p2pfl.policy import Assignment, PolicyStep, Submission
 from p2pfl.protocols.election import Term
 from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.wire import messages as m
@@ -338,7 +338,7 @@ class MessageCoordinatorBackend:
         layout: Layout,
         *,
         newest: Callable[[], int],
-        step: Step,
+        step: PolicyStep,
         robust: Robust,
     ) -> None:
         self._peering = peering
@@ -394,7 +394,7 @@ class Coordination(NamedTuple):
     """
 
     election: ElectionRunner
-    step: Step
+    step: PolicyStep
 
 
 class CoordinationRoles(NamedTuple):

@@ -28,7 +28,7 @@ from p2pfl.node.coordination.election_runner import timing_of
 from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.settings import check_coordinated
 from p2pfl.policies import make_policy
-from p2pfl.policy import Assignment, Coordinated, Policy, Step, Submission
+from p2pfl.policy import Assignment, Coordinated, Policy, PolicyStep, Submission
 from p2pfl.protocols.election import Term
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.payload import encode_assignment, encode_submission
@@ -97,7 +97,7 @@ class ModelledCoordination:
         self.backends: dict[str, ModelledCoordinatorBackend] = {}
         self._lowest = ""  # name of a node
 
-    def join(self, peer: ModelledPeer, step: Step) -> ModelledParticipant:
+    def join(self, peer: ModelledPeer, step: PolicyStep) -> ModelledParticipant:
         """Add a participant; `step` is the joint step of its policy."""
         self.backends[peer.name] = ModelledCoordinatorBackend(self, peer, step)
         self._lowest = min(self._lowest or peer.name, peer.name)
@@ -181,7 +181,7 @@ class ModelledCoordinatorBackend:
         left: names of nodes that have stopped.
     """
 
-    def __init__(self, coordination: ModelledCoordination, owner: ModelledPeer, step: Step) -> None:
+    def __init__(self, coordination: ModelledCoordination, owner: ModelledPeer, step: PolicyStep) -> None:
         self._coordination = coordination
         self._owner = owner
         self._step = step

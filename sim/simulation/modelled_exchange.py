@@ -36,7 +36,7 @@ from p2pfl.node.exchange.model_encoding import Missing, Published, Publisher
 from p2pfl.node.exchange.rounds import PACING_SHARE, SILENT_AFTER, Pacing, common_round, is_awaited
 from p2pfl.node.peering.peer import Traffic
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Assignment, Extras, Stage, Step, Submission, Update
+from p2pfl.policy import Assignment, Extras, PolicyStep, Stage, Submission, Update
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.simulation.modelled_coordinator import ModelledCoordination
 from p2pfl.sim.simulation.modelled_network import Gather, ModelledConfig, ModelledNetwork, ModelledPeer, Waiting, yield_once
@@ -62,7 +62,7 @@ class ModelledExchange:
         network: ModelledNetwork,
         config: ModelledConfig,
         loss: Losses,
-        coordination: tuple[ModelledCoordination, Step] | None = None,
+        coordination: tuple[ModelledCoordination, PolicyStep] | None = None,
     ) -> None:
         self.network = network
         self.name = config.name

@@ -21,7 +21,7 @@ from p2pfl.node.coordination.election_runner import Elected
 from p2pfl.node.node import Node, Observer
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.clusters import read
-from p2pfl.policy import Assignment, Coordinated, Merge, Stage, Step, Submission, SupportsSimilarities, Update
+from p2pfl.policy import Assignment, Coordinated, Merge, PolicyStep, Stage, Submission, SupportsSimilarities, Update
 from p2pfl.sim.columns import Columns, Table
 from p2pfl.sim.simulation.clock import VirtualLoop
 
@@ -322,7 +322,7 @@ class ClusterNotes:
         """Return the number of rows of the table `clusters` that are in memory."""
         return self._clusters.held
 
-    def watching(self, policy: Coordinated) -> Step:
+    def watching(self, policy: Coordinated) -> PolicyStep:
         """Return the policy's step, wrapped to record the similarities of the models that it receives."""
         if not isinstance(policy, SupportsSimilarities):
             return policy.step

@@ -69,7 +69,7 @@ from p2pfl.node.exchange.message_exchange import MessageExchange, federation_id,
 from p2pfl.node.node import Node
 from p2pfl.node.peering.peer import Member
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Coordinated, Policy, Step, Update, asks_scores
+from p2pfl.policy import Coordinated, Policy, PolicyStep, Update, asks_scores
 from p2pfl.protocols.election import Electorate
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transports.in_process import InProcessNetwork
@@ -334,7 +334,7 @@ class Parts(NamedTuple):
     links: Links
     trainers: Sequence[BatchedTrainer]
     policies: Sequence[Policy]
-    steps: Sequence[Step | None]
+    steps: Sequence[PolicyStep | None]
 
 
 def make_exchanges(parts: Parts) -> Sequence[Exchange]:
