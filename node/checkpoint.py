@@ -81,7 +81,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         outbox: the published models that may still be requested; shared parts.
         final: whether nothing more will be published.
         codec: encoding of sent models.
-        steps: the tags of the latest publications, and the changes; see p2pfl.compression.sparse_updates.Step.
+        steps: the tags of the latest publications, and the changes; see p2pfl.compression.sparse_updates.Publication.
         prepared: whether the preparation before the first round is done.
         learner: the state that the learner keeps from round to round.
         peers: the knowledge of peers that the robust rule and the budget keep from round to round.

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from p2pfl._util.failpoints import failpoint
-from p2pfl.compression.sparse_updates import Step
+from p2pfl.compression.sparse_updates import Publication
 from p2pfl.errors import ConfigurationError, first_error
 from p2pfl.node import policy_api
 from p2pfl.node.checkpoint import (
@@ -342,7 +342,7 @@ class Node:
         loop, outbox = asyncio.get_running_loop(), self.exchange.outbox
         models = [*outbox.models.values(), *([] if coming is None else [coming])]
         packed = [pack_model(model, loop.time()) for model in models]
-        steps = [(step.tag, step.changed) for step in self.exchange.encoder.state()]
+        steps = [(each.tag, each.changed) for each in self.exchange.encoder.state()]
         checkpoint = msgspec.structs.replace(self._saved, outbox=packed, final=outbox.final, steps=steps)
         await loop.run_in_executor(None, self._store.save, checkpoint)
         if coming is not None:
@@ -380,8 +380,8 @@ class Node:
         outbox, now = self.exchange.outbox, asyncio.get_running_loop().time()
         for model in checkpoint.outbox:
             outbox.add(unpack_model(model, self.name, self.me.n_samples, now))
-        steps = [Step(tag, changed) for tag, changed in checkpoint.steps]
-        self.exchange.encoder.restore(steps, outbox.models.values())
+        publications = [Publication(tag, changed) for tag, changed in checkpoint.steps]
+        self.exchange.encoder.restore(publications, outbox.models.values())
         self._ended = checkpoint.final
         outbox.final = checkpoint.final and self.done  # unless there are more rounds to do now
         for observer in self._observers:

@@ -17,7 +17,15 @@ import numpy as np
 from msgspec.structs import replace
 
 from p2pfl.compression.codecs import Codec, Decoded, DecodeError, Differential, Float32, Sparse, decoded
-from p2pfl.compression.sparse_updates import Copies, Copy, Public, PublicModel, QuantisedPublic, Step, tag
+from p2pfl.compression.sparse_updates import (
+    PeerCopies,
+    PeerCopy,
+    PlainPublicCopy,
+    Publication,
+    PublicCopy,
+    QuantisedPublicCopy,
+    tag,
+)
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.parameters import Layout, Parameters, detached, norm
 from p2pfl.policy import Extras, Stage, Update
@@ -42,14 +50,17 @@ class ModelEncoder:
         self.codec = codec
         self.layout = layout
         self.whole = codec.size(layout)
-        self._public: PublicModel | None = None
-        self._copies: Copies | None = None
+        self._public: PublicCopy | None = None
+        self._copies: PeerCopies | None = None
         if isinstance(codec, Differential):
             if initial is None:
                 raise ConfigurationError("a codec that sends differences needs a common initial model")
             k = codec.count(layout)
-            self._public = QuantisedPublic(codec, k, initial) if isinstance(codec, Sparse) else Public(k, initial)
-            self._copies = Copies(codec.copies, initial)
+            if isinstance(codec, Sparse):
+                self._public = QuantisedPublicCopy(codec, k, initial)
+            else:
+                self._public = PlainPublicCopy(k, initial)
+            self._copies = PeerCopies(codec.copies, initial)
 
     @property
     def differences(self) -> bool:
@@ -69,8 +80,8 @@ class ModelEncoder:
         if not np.isfinite(params).all():
             raise RunError("cannot publish the model: some of its values are not finite")
         if self._public is not None:
-            step = self._public.publish(params)
-            return self._public.params, step.tag
+            publication = self._public.publish(params)
+            return self._public.params, publication.tag
         return self.codec.decode(self.codec.encode(params, self.layout), self.layout).params, WHOLE
 
     def base(self, model: Published, known: bytes) -> bytes:
@@ -89,26 +100,27 @@ class ModelEncoder:
             return self.codec.encode(params, self.layout)
         return self._public.encode(params, base, model.tag)
 
-    def state(self) -> list[Step]:
-        return [] if self._public is None else self._public.steps
+    def state(self) -> list[Publication]:
+        return [] if self._public is None else self._public.publications
 
-    def restore(self, steps: Sequence[Step], models: Collection[Published]) -> None:
+    def restore(self, publications: Sequence[Publication], models: Collection[Published]) -> None:
         """Restore the state from before a restart, with the models that were published."""
-        if self._public is not None and steps:
-            params = next((model.update.params for model in models if model.tag == steps[-1].tag), self._public.params)
-            if tag(params) == steps[-1].tag:
-                self._public.restore(steps, params)
+        if self._public is not None and publications:
+            last = publications[-1].tag
+            params = next((model.update.params for model in models if model.tag == last), self._public.params)
+            if tag(params) == last:
+                self._public.restore(publications, params)
 
     # Models that this node has of its peers
 
-    def ask(self, ids: Sequence[str]) -> dict[str, Copy]:
+    def ask(self, ids: Sequence[str]) -> dict[str, PeerCopy]:
         """Return the copies of the models of peers to ask now, and drop old copies in favour of their answers."""
         if self._copies is None:
             return {}
         self._copies.ask(ids)
         return {id: self._copies.of(id) for id in ids}
 
-    def decode(self, payload: memoryview, base: bytes, copy: Copy | None) -> tuple[Decoded, memoryview]:
+    def decode(self, payload: memoryview, base: bytes, copy: PeerCopy | None) -> tuple[Decoded, memoryview]:
         """Return the model at the start of a payload, and the bytes after it.
 
         Args:
@@ -129,7 +141,7 @@ class ModelEncoder:
             raise ProtocolError(error.cause, str(error)) from error
 
     def receive(
-        self, payload: memoryview, base: bytes, copy: Copy | None, limit: NormLimit
+        self, payload: memoryview, base: bytes, copy: PeerCopy | None, limit: NormLimit
     ) -> tuple[Parameters, dict[str, np.ndarray]]:
         """Return the model and the extras in a peer's answer, after all checks of its content.
 
@@ -148,7 +160,7 @@ class ModelEncoder:
     def keep(self, id: str, round: int, params: Parameters, known: bytes = WHOLE) -> None:
         """Keep a copy of a peer's model; `known` is its tag, if it has been computed already."""
         if self._copies is not None:
-            self._copies.keep(id, Copy(known or tag(params), params, round))
+            self._copies.keep(id, PeerCopy(known or tag(params), params, round))
 
     def expected_bytes(self, id: str, round: int) -> int:
         """Return the size in bytes of the frame that will contain a peer's model of a round, without extras.

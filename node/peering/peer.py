@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from p2pfl.compression.sparse_updates import Copy
+from p2pfl.compression.sparse_updates import PeerCopy
 from p2pfl.policy import Stage
 from p2pfl.protocols.transport import Link, Timer
 from p2pfl.protocols.wire import messages as m
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
 
     round: int
     stage: Stage
-    known: Copy | None
+    known: PeerCopy | None
 
 
 class Peer:

@@ -1,25 +1,34 @@
-"""Sparse updates: differences between models, their encoding, and a record of which peer has which model.
+"""Sparse updates: public copies of models, and the differences between them that peers receive.
 
-A model is identified by its content, eight bytes of its hash. If a peer requests the changes since a model that the
-sender never had (for example because it lost its disk), the peer is treated as having none.
+A node does not send its model but moves a public copy of it, w^, towards the model: each publication changes some entries
+of w^. A peer with an earlier w^ receives the difference, while its sender remembers it; any other the whole of w^. All peers
+that follow w^ have the same bits. Two codecs do this (`p2pfl.compression.codecs` says what they lose), each with its
+`PublicCopy` here. The receiving node keeps what it has of its peers in `PeerCopies`.
 
-    entries = count (uint32) | which | values (float32)
+A model is identified by its content, eight bytes of its hash (`tag`). If a peer requests the changes since a model that the
+sender never had (for example because the sender lost its disk), the peer is treated as having none.
 
-`which` is the smaller of two forms: the ascending indices, uint32 each, or a bitmap of the P entries.
+Codec `top-k`: entries with their values
+    `PlainPublicCopy` copies the entries that are furthest from the model. A difference lists all entries that may differ
+    between two publications, once each:
 
-Sparse updates with quantised values: the messages of the codec `sparse`, and the public copy that they describe.
+        entries = count (uint32) | which | values (float32)
 
-A difference is the sequence of the publications that the receiver lacks:
+    `which` is the smaller of two forms: the ascending indices, uint32 each, or a bitmap of the P entries.
 
-    difference = count of messages (uint16) | messages
-    message    = count (uint32) | unit (float32) | which | levels
+Codec `sparse`: changes with quantised values
+    `QuantisedPublicCopy` adds multiples of a unit to the entries. A difference is the sequence of the publications that the
+    receiver lacks; only in their order do the rounded sums have the same bits:
 
-`which` is the smaller of two forms of the ascending indices: a bitmap of the P entries, or an Elias-Fano code. `levels`
-has `bits` bits for each entry: one less than the magnitude in units, then the sign. Packed numbers begin with the lowest
-bit of the first byte; unused bits are 0. The size of a message follows from its count.
+        difference = count of messages (uint16) | messages
+        message    = count (uint32) | unit (float32) | which | levels
 
-An Elias-Fano code (Elias, 1974) has l = floor(log2(P / count)) low bits of each index, packed, and then a bitmap of
-count + floor((P - 1) / 2**l) bits for the rest h = index >> l: bit h + k is 1 for the k-th index, k = 0, 1, ...
+    `which` is the smaller of two forms of the ascending indices: a bitmap of the P entries, or an Elias-Fano code. `levels`
+    has `bits` bits for each entry: one less than the magnitude in units, then the sign. Packed numbers begin with the lowest
+    bit of the first byte; unused bits are 0. The size of a message follows from its count.
+
+    An Elias-Fano code (Elias, 1974) has l = floor(log2(P / count)) low bits of each index, packed, and then a bitmap of
+    count + floor((P - 1) / 2**l) bits for the rest h = index >> l: bit h + k is 1 for the k-th index, k = 0, 1, ...
 """
 
 from __future__ import annotations
@@ -61,30 +70,29 @@ def largest(difference: Parameters, k: int) -> Indices:
     return np.flatnonzero(chosen).astype(np.uint32)
 
 
-class Step(NamedTuple):
+class Publication(NamedTuple):
     """A publication: the tag of the resulting model, and the change from the previous model.
 
     Attributes:
-        changed: the indices of the changed entries, uint32; with quantised values the whole message, see
-            p2pfl.compression.sparse_updates.
+        changed: with `top-k` the indices of the changed entries, uint32; with `sparse` the whole message.
     """
 
     tag: bytes
     changed: bytes
 
 
-class PublicModel(Protocol):
+class PublicCopy(Protocol):
     """Public copy of a node's model, of which peers receive differences.
 
     Attributes:
         params: the copy, float32 [P].
-        steps: the latest publications.
+        publications: the latest ones.
     """
 
     params: Parameters
-    steps: list[Step]
+    publications: list[Publication]
 
-    def publish(self, params: Parameters) -> Step:
+    def publish(self, params: Parameters) -> Publication:
         """Move the copy towards `params`, float32 [P]."""
 
     def size(self, one: bytes, other: bytes) -> int | None:
@@ -99,11 +107,52 @@ class PublicModel(Protocol):
     def bound(self, publications: int) -> int | None:
         """Return the maximum bytes of the difference over some publications; None if it is not known."""
 
-    def restore(self, steps: Sequence[Step], params: Parameters) -> None:
-        """Restore the steps of an earlier run; `params` is the last model."""
+    def restore(self, publications: Sequence[Publication], params: Parameters) -> None:
+        """Restore the publications of an earlier run; `params` is the last model."""
 
 
-class Public:
+class PeerCopy(NamedTuple):
+    """The last received model of a peer."""
+
+    tag: bytes
+    params: Parameters
+    round: int
+
+
+class PeerCopies:
+    """Models of the peers that a node requested last.
+
+    Args:
+        most: maximum number of models.
+        start: the common initial model.
+    """
+
+    def __init__(self, most: int, start: Parameters) -> None:
+        self._most = most
+        self._start = PeerCopy(tag(start), start, 0)
+        self._kept: dict[str, PeerCopy] = {}  # the most recently requested peer is last
+
+    def of(self, id: str) -> PeerCopy:
+        """Return the last kept model of a peer, or the common initial model."""
+        return self._kept.get(id, self._start)
+
+    def ask(self, ids: Sequence[str]) -> None:
+        """Record that peers are about to be requested, in this order, and drop the least recently requested ones."""
+        for id in ids:
+            self._kept[id] = self._kept.pop(id, self._start)
+        for id in list(self._kept)[: max(0, len(self._kept) - self._most)]:
+            del self._kept[id]
+
+    def keep(self, id: str, copy: PeerCopy) -> None:
+        """Keep a received model, unless its peer has been dropped since."""
+        if id in self._kept:
+            self._kept[id] = copy
+
+
+# The codec top-k: entries with their values
+
+
+class PlainPublicCopy:
     """Public copy w^ of a node's model, as peers know it.
 
     Args:
@@ -112,35 +161,35 @@ class Public:
 
     Attributes:
         params: w^, float32 [P].
-        steps: the last publications, initially only the start. The changed entries of the first one are not used.
+        publications: the last ones, initially only the start. The changed entries of the first one are not used.
     """
 
     def __init__(self, k: int, start: Parameters) -> None:
         self.k = k
         self.params = start
-        self.steps = [Step(tag(start), b"")]
+        self.publications = [Publication(tag(start), b"")]
         self._between: dict[tuple[bytes, bytes], Indices] = {}  # cache: many peers request the same
 
-    def publish(self, params: Parameters) -> Step:
+    def publish(self, params: Parameters) -> Publication:
         """Set the entries of w^ that are furthest from `params`, float32 [P], to their values."""
         with np.errstate(over="ignore"):
             changed = largest(params - self.params, self.k)
         public = self.params.copy()
         public[changed] = params[changed]
         self.params = public
-        self.steps = [*self.steps[-REMEMBERED:], Step(tag(public), changed.tobytes())]
+        self.publications = [*self.publications[-REMEMBERED:], Publication(tag(public), changed.tobytes())]
         self._between = {}
-        return self.steps[-1]
+        return self.publications[-1]
 
     def between(self, one: bytes, other: bytes) -> Indices | None:
         """Return the indices that may differ between two published models; None if one is not remembered."""
         if (one, other) in self._between:
             return self._between[one, other]
-        places = {step.tag: place for place, step in enumerate(self.steps)}
+        places = {each.tag: place for place, each in enumerate(self.publications)}
         if one not in places or other not in places:
             return None  # not cached: peers can send any number of tags
         first, last = sorted((places[one], places[other]))
-        changed = [np.frombuffer(step.changed, np.uint32) for step in self.steps[first + 1 : last + 1]]
+        changed = [np.frombuffer(each.changed, np.uint32) for each in self.publications[first + 1 : last + 1]]
         self._between[one, other] = np.unique(np.concatenate(changed)) if changed else np.zeros(0, np.uint32)
         return self._between[one, other]
 
@@ -169,9 +218,9 @@ class Public:
         count, size = self.k * publications, len(self.params)
         return entries_size(count, size) if publications <= REMEMBERED and count < size else None
 
-    def restore(self, steps: Sequence[Step], params: Parameters) -> None:
-        """Restore the steps of an earlier run; `params` is the last model."""
-        self.steps = list(steps)
+    def restore(self, publications: Sequence[Publication], params: Parameters) -> None:
+        """Restore the publications of an earlier run; `params` is the last model."""
+        self.publications = list(publications)
         self.params = params
         self._between = {}
 
@@ -230,42 +279,100 @@ def _indices_from_bitmap(data: Data, count: int, size: int) -> NDArray[np.intp]:
     return indices
 
 
-class Copy(NamedTuple):
-    """The last received model of a peer."""
-
-    tag: bytes
-    params: Parameters
-    round: int
+# The codec sparse: changes with quantised values
 
 
-class Copies:
-    """Models of the peers that a node requested last.
+class QuantisedPublicCopy:
+    """Public copy w^ of a node's model under the codec `sparse`, and the messages that have changed it.
 
     Args:
-        most: maximum number of models.
         start: the common initial model.
+
+    Attributes:
+        params: w^, float32 [P].
+        publications: the latest ones with their messages, initially only the start. The message of the first one is not
+            used. Together the others have fewer bytes than a model.
     """
 
-    def __init__(self, most: int, start: Parameters) -> None:
-        self._most = most
-        self._start = Copy(tag(start), start, 0)
-        self._kept: dict[str, Copy] = {}  # the most recently requested peer is last
+    def __init__(self, codec: Sparse, k: int, start: Parameters) -> None:
+        self._k = k
+        self._bits = codec.bits
+        self.params = start
+        self.publications = [Publication(tag(start), b"")]
 
-    def of(self, id: str) -> Copy:
-        """Return the last kept model of a peer, or the common initial model."""
-        return self._kept.get(id, self._start)
+    def publish(self, params: Parameters) -> Publication:
+        """Move w^ towards `params`, float32 [P]."""
+        with np.errstate(over="ignore"):
+            difference = np.clip(params - self.params, -GREATEST, GREATEST)
+        change = quantise(difference, self._k, self._bits)
+        public = change.apply(self.params)
+        fits = np.isfinite(public[change.indices])
+        if not fits.all():  # rounded beyond the greatest float32
+            change = change.part(fits)
+            public = change.apply(self.params)
+        self.params = public
+        self.publications.append(Publication(tag(public), encode_change(change, len(public), self._bits)))
+        while len(self.publications) > MESSAGES + 1 or self._length(0, len(self.publications) - 1) >= 4 * len(public):
+            del self.publications[0]
+        return self.publications[-1]
 
-    def ask(self, ids: Sequence[str]) -> None:
-        """Record that peers are about to be requested, in this order, and drop the least recently requested ones."""
-        for id in ids:
-            self._kept[id] = self._kept.pop(id, self._start)
-        for id in list(self._kept)[: max(0, len(self._kept) - self._most)]:
-            del self._kept[id]
+    def size(self, one: bytes, other: bytes) -> int | None:
+        """Return the bytes of the difference between two published models; None if it is not known."""
+        span = self._span(one, other)
+        return None if span is None else self._length(*span)
 
-    def keep(self, id: str, copy: Copy) -> None:
-        """Keep a received model, unless its peer has been dropped since."""
-        if id in self._kept:
-            self._kept[id] = copy
+    def encode(self, params: Parameters, one: bytes, other: bytes) -> bytes:
+        """Return the difference of `params`, whose tag is `other`, from the model `one`.
+
+        Raises:
+            KeyError: `size` returns None for these.
+        """
+        span = self._span(one, other)
+        if span is None:
+            raise KeyError(one)
+        messages = [each.changed for each in self.publications[span[0] + 1 : span[1] + 1]]
+        return len(messages).to_bytes(COUNT, "little") + b"".join(messages)
+
+    def decode(self, data: Data, base: Parameters) -> tuple[Parameters, int]:
+        """Return a peer's model, from its difference from `base`; see decode_changes."""
+        return decode_changes(data, base, self._bits)
+
+    def bound(self, publications: int) -> int | None:
+        """Return the maximum bytes of the difference over some publications; None if it is not known."""
+        rounding = 2  # bytes; a message with fewer entries may have as many more
+        each = change_size(self._k, len(self.params), self._bits) + rounding
+        return COUNT + publications * each if publications <= MESSAGES else None
+
+    def restore(self, publications: Sequence[Publication], params: Parameters) -> None:
+        """Restore the publications of an earlier run; `params` is the last model."""
+        self.publications = list(publications)
+        self.params = params
+
+    def _span(self, one: bytes, other: bytes) -> tuple[int, int] | None:
+        places = {each.tag: place for place, each in enumerate(self.publications)}
+        first, last = places.get(one), places.get(other)
+        return None if first is None or last is None or first > last else (first, last)
+
+    def _length(self, first: int, last: int) -> int:
+        return COUNT + sum(len(each.changed) for each in self.publications[first + 1 : last + 1])
+
+
+def decode_changes(data: Data, base: Parameters, bits: int) -> tuple[Parameters, int]:
+    """Return `base`, float32 [P], after the changes of a difference, and the number of bytes read.
+
+    Raises:
+        DecodeError: the difference is not valid.
+    """
+    messages, end = int.from_bytes(data[:COUNT], "little"), COUNT
+    if len(data) < COUNT:
+        raise DecodeError("wrong length", f"{len(data)} bytes of a difference")
+    if messages > MESSAGES:
+        raise DecodeError("malformed", f"{messages} messages, at most {MESSAGES} are allowed")
+    params = base
+    for _ in range(messages):
+        change, length = decode_change(data[end:], len(base), bits)
+        params, end = change.apply(params), end + length
+    return decoded(params).params, end
 
 
 class Change(NamedTuple):
@@ -351,7 +458,9 @@ def change_size(count: int, size: int, bits: int) -> int:
     return HEAD + _indices_size(count, size) + _packed_size(count, bits)
 
 
-# Indices
+# Indices of a change
+
+
 def encode_indices(indices: Indices, size: int) -> bytes:
     """Return the bytes of ascending indices below P = `size`, in the smaller form."""
     count = len(indices)
@@ -415,6 +524,8 @@ def _marked(data: Data, count: int) -> NDArray[np.int64]:
 
 
 # Packed numbers
+
+
 def _packed_size(count: int, width: int) -> int:
     return -(-count * width // 8)
 
@@ -434,97 +545,3 @@ def _unpack(data: Data, count: int, width: int) -> NDArray[np.uint32]:
     for place in range(width):
         numbers |= bits[place : count * width : width].astype(np.uint32) << np.uint32(place)
     return numbers
-
-
-# Public copies
-def decode_changes(data: Data, base: Parameters, bits: int) -> tuple[Parameters, int]:
-    """Return `base`, float32 [P], after the changes of a difference, and the number of bytes read.
-
-    Raises:
-        DecodeError: the difference is not valid.
-    """
-    messages, end = int.from_bytes(data[:COUNT], "little"), COUNT
-    if len(data) < COUNT:
-        raise DecodeError("wrong length", f"{len(data)} bytes of a difference")
-    if messages > MESSAGES:
-        raise DecodeError("malformed", f"{messages} messages, at most {MESSAGES} are allowed")
-    params = base
-    for _ in range(messages):
-        change, length = decode_change(data[end:], len(base), bits)
-        params, end = change.apply(params), end + length
-    return decoded(params).params, end
-
-
-class QuantisedPublic:
-    """Public copy w^ of a node's model under the codec `sparse`, and the messages that have changed it.
-
-    Args:
-        start: the common initial model.
-
-    Attributes:
-        params: w^, float32 [P].
-        steps: the latest publications with their messages, initially only the start. The message of the first one is not
-            used. Together the others have fewer bytes than a model.
-    """
-
-    def __init__(self, codec: Sparse, k: int, start: Parameters) -> None:
-        self._k = k
-        self._bits = codec.bits
-        self.params = start
-        self.steps = [Step(tag(start), b"")]
-
-    def publish(self, params: Parameters) -> Step:
-        """Move w^ towards `params`, float32 [P]."""
-        with np.errstate(over="ignore"):
-            difference = np.clip(params - self.params, -GREATEST, GREATEST)
-        change = quantise(difference, self._k, self._bits)
-        public = change.apply(self.params)
-        fits = np.isfinite(public[change.indices])
-        if not fits.all():  # rounded beyond the greatest float32
-            change = change.part(fits)
-            public = change.apply(self.params)
-        self.params = public
-        self.steps.append(Step(tag(public), encode_change(change, len(public), self._bits)))
-        while len(self.steps) > MESSAGES + 1 or self._length(0, len(self.steps) - 1) >= 4 * len(public):
-            del self.steps[0]
-        return self.steps[-1]
-
-    def size(self, one: bytes, other: bytes) -> int | None:
-        """Return the bytes of the difference between two published models; None if it is not known."""
-        span = self._span(one, other)
-        return None if span is None else self._length(*span)
-
-    def encode(self, params: Parameters, one: bytes, other: bytes) -> bytes:
-        """Return the difference of `params`, whose tag is `other`, from the model `one`.
-
-        Raises:
-            KeyError: `size` returns None for these.
-        """
-        span = self._span(one, other)
-        if span is None:
-            raise KeyError(one)
-        messages = [step.changed for step in self.steps[span[0] + 1 : span[1] + 1]]
-        return len(messages).to_bytes(COUNT, "little") + b"".join(messages)
-
-    def decode(self, data: Data, base: Parameters) -> tuple[Parameters, int]:
-        """Return a peer's model, from its difference from `base`; see decode_changes."""
-        return decode_changes(data, base, self._bits)
-
-    def bound(self, publications: int) -> int | None:
-        """Return the maximum bytes of the difference over some publications; None if it is not known."""
-        rounding = 2  # bytes; a message with fewer entries may have as many more
-        each = change_size(self._k, len(self.params), self._bits) + rounding
-        return COUNT + publications * each if publications <= MESSAGES else None
-
-    def restore(self, steps: Sequence[Step], params: Parameters) -> None:
-        """Restore the steps of an earlier run; `params` is the last model."""
-        self.steps = list(steps)
-        self.params = params
-
-    def _span(self, one: bytes, other: bytes) -> tuple[int, int] | None:
-        places = {step.tag: place for place, step in enumerate(self.steps)}
-        first, last = places.get(one), places.get(other)
-        return None if first is None or last is None or first > last else (first, last)
-
-    def _length(self, first: int, last: int) -> int:
-        return COUNT + sum(len(step.changed) for step in self.steps[first + 1 : last + 1])

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from p2pfl.compression.sparse_updates import Copy
+from p2pfl.compression.sparse_updates import PeerCopy
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.exchange.base import Detached, ExchangeHost, late_answer, late_round
 from p2pfl.node.exchange.model_encoding import Missing, Published, Publisher
@@ -327,7 +327,7 @@ class Fetch(Gather):
         ids: Sequence[str],
         round: int,
         stages: Stage | Mapping[str, Stage],
-        known: Mapping[str, Copy],
+        known: Mapping[str, PeerCopy],
     ) -> None:
         network = asker.network
         super().__init__(network.loop, len(ids), network.settings.deadline)

@@ -12,7 +12,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2pfl.compression.codecs import CODECS, make_codec
-from p2pfl.compression.sparse_updates import Copy, tag
+from p2pfl.compression.sparse_updates import PeerCopy, tag
 from p2pfl.node.exchange.base import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.exchange.model_encoding import ModelEncoder
@@ -419,7 +419,7 @@ def encoder_of(given, known):
 
 def check_model(given):
     encoder, initial = encoder_of(given, given["known"])
-    copy = None if given["known"] is None else Copy(tag(initial), initial, 0)
+    copy = None if given["known"] is None else PeerCopy(tag(initial), initial, 0)
     (params, _), rest = encoder.decode(memoryview(unhex(given["bytes"])), unhex(given["base"]), copy)
     extras = decode_extras(rest)
     dtypes = {np.dtype("<f4"): "f4", np.dtype("<f8"): "f8", np.dtype("<i8"): "i8", np.dtype("<u8"): "u8"}
@@ -435,7 +435,7 @@ def check_update(given):
 async def _update(given):
     asked, said = given["asked"], given["message"]
     encoder, initial = encoder_of(given, asked["known"])
-    copy = None if asked["known"] is None else Copy(tag(initial), initial, 0)
+    copy = None if asked["known"] is None else PeerCopy(tag(initial), initial, 0)
     alice, bob = KEYS["alice"], KEYS["bob"]
     config = ExchangeConfig(
         peering=PeeringConfig(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from p2pfl.algorithms.selection import fitting
 from p2pfl.compression.codecs import CODECS, Differential, Sparse, TopK, make_codec
-from p2pfl.compression.sparse_updates import Copy, Step, encode_entries, tag
+from p2pfl.compression.sparse_updates import PeerCopy, Publication, encode_entries, tag
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.node.exchange.model_encoding import WHOLE, ModelEncoder, Published
 from p2pfl.node.settings import Settings
@@ -353,7 +353,7 @@ def test_peer_with_unknown_model_receives_whole_model(codec):
 @pytest.mark.parametrize("codec", [TopK(0.1), Sparse(0.1)], ids=str)
 def test_decode_rejects_difference_from_unknown_model(codec):
     encoder = ModelEncoder(codec, LAYOUT, START)
-    for copy in (None, Copy(b"87654321", START, 0)):
+    for copy in (None, PeerCopy(b"87654321", START, 0)):
         with pytest.raises(ProtocolError, match="a difference from an unknown model"):
             encoder.decode(memoryview(bytes(4)), b"12345678", copy)
 
@@ -361,7 +361,7 @@ def test_decode_rejects_difference_from_unknown_model(codec):
 def test_restore_ignores_steps_without_their_model():
     encoder = ModelEncoder(TopK(0.1), LAYOUT, START)
     before = encoder.state()
-    encoder.restore([Step(b"12345678", b"")], [])
+    encoder.restore([Publication(b"12345678", b"")], [])
     assert encoder.state() == before
     assert published(encoder, START + 1).tag == tag(np.repeat(np.float32([1, 0]), [10, 90]))
 

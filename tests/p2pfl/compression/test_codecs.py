@@ -12,9 +12,9 @@ from hypothesis.extra import numpy as arrays
 from p2pfl.compression.codecs import BFloat16, DecodeError, Float16, Float32, Int8, Sparse, TopK, make_codec
 from p2pfl.compression.sparse_updates import (
     REMEMBERED,
-    Copies,
-    Copy,
-    Public,
+    PeerCopies,
+    PeerCopy,
+    PlainPublicCopy,
     decode_entries,
     encode_entries,
     entries_size,
@@ -305,20 +305,20 @@ def test_decode_entries_of_any_bytes_is_finite_or_refused(data, size):
 
 
 def test_public_sends_omitted_entry_when_it_is_largest():
-    public = Public(1, vector(0, 0, 0))
+    public = PlainPublicCopy(1, vector(0, 0, 0))
     wanted = vector(3, -5, 1)
     seen = []
     for _ in range(4):
         public.publish(wanted)
         seen.append(public.params.tolist())
     assert seen == [[0, -5, 0], [3, -5, 0], [3, -5, 1], [3, -5, 1]]
-    assert len(public.steps[-1].changed) == 0
+    assert len(public.publications[-1].changed) == 0
 
 
 @given(models, st.floats(0.01, 1))
 def test_public_of_constant_model_converges_in_expected_steps(params, share):
     codec, shapes = TopK(share), layout(len(params))
-    public = Public(codec.count(shapes), np.zeros(len(params), np.float32))
+    public = PlainPublicCopy(codec.count(shapes), np.zeros(len(params), np.float32))
     for _ in range(ceil(1 / share)):
         public.publish(params)
     assert (public.params == params).all()
@@ -327,7 +327,7 @@ def test_public_of_constant_model_converges_in_expected_steps(params, share):
 def test_public_mean_over_rounds_equals_published_mean():
     rng = np.random.default_rng(0)
     centre = rng.standard_normal(50).astype(np.float32)
-    public = Public(5, np.zeros(50, np.float32))
+    public = PlainPublicCopy(5, np.zeros(50, np.float32))
     published, seen = [], []
     for _ in range(3000):
         published.append(centre + rng.normal(0, 0.1, 50).astype(np.float32))
@@ -346,7 +346,7 @@ def test_public_mean_over_rounds_equals_published_mean():
 )
 def test_public_difference_reproduces_the_whole_model(published, k, data):
     start = np.zeros(12, np.float32)
-    public, known = Public(k, start), [start]
+    public, known = PlainPublicCopy(k, start), [start]
     for params in published:
         public.publish(params)
         known.append(public.params)
@@ -360,13 +360,13 @@ def test_public_difference_reproduces_the_whole_model(published, k, data):
 @pytest.mark.slow
 def test_public_remembers_only_the_last_publications():
     start = np.zeros(20, np.float32)
-    public, known = Public(1, start), [start]
+    public, known = PlainPublicCopy(1, start), [start]
     for _ in range(12):
         public.publish(np.arange(1, 21, dtype=np.float32))
         known.append(public.params)
     changed = [public.between(tag(old), tag(known[-1])) for old in known]
     assert [None if c is None else len(c) for c in changed] == [None] * 4 + [8, 7, 6, 5, 4, 3, 2, 1, 0]
-    assert len(public.steps) == REMEMBERED + 1
+    assert len(public.publications) == REMEMBERED + 1
     assert public.between(b"strange!", tag(known[-1])) is None
     tracemalloc.start()
     for k in range(10_000):
@@ -377,26 +377,26 @@ def test_public_remembers_only_the_last_publications():
 
 
 def test_public_restored_from_state_continues_identically():
-    first = Public(2, np.zeros(9, np.float32))
+    first = PlainPublicCopy(2, np.zeros(9, np.float32))
     for k in range(5):
         first.publish(np.arange(9, dtype=np.float32) * k)
-    second = Public(2, np.zeros(9, np.float32))
-    second.restore(first.steps, first.params)
+    second = PlainPublicCopy(2, np.zeros(9, np.float32))
+    second.restore(first.publications, first.params)
     for public in (first, second):
         public.publish(np.ones(9, np.float32))
     assert first.params.tobytes() == second.params.tobytes()
-    assert [step.tag for step in first.steps] == [step.tag for step in second.steps]
+    assert [each.tag for each in first.publications] == [each.tag for each in second.publications]
 
 
 # Copies of peers' models
 
 
 def copy(number):
-    return Copy(bytes([number]) * 8, vector(number), number)
+    return PeerCopy(bytes([number]) * 8, vector(number), number)
 
 
 def test_copies_drop_least_recently_requested_peer():
-    copies = Copies(2, vector(0))
+    copies = PeerCopies(2, vector(0))
     common = copies.of("a")
     assert common.tag == tag(vector(0))
     for k, id in enumerate(("a", "b", "a", "c"), 1):
@@ -410,7 +410,7 @@ def test_copies_drop_least_recently_requested_peer():
 
 
 def test_copies_with_limit_zero_keep_nothing():
-    copies = Copies(0, vector(0))
+    copies = PeerCopies(0, vector(0))
     copies.ask(["a"])
     copies.keep("a", copy(1))
     assert copies.of("a").tag == tag(vector(0))

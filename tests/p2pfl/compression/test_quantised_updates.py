@@ -11,7 +11,7 @@ from p2pfl.compression.sparse_updates import (
     GREATEST,
     MESSAGES,
     Change,
-    QuantisedPublic,
+    QuantisedPublicCopy,
     change_size,
     decode_change,
     decode_changes,
@@ -36,7 +36,7 @@ def indices_of(*numbers):
 
 
 def public(size, k=1, bits=8):
-    return QuantisedPublic(Sparse(bits=bits), k, np.zeros(size, np.float32))
+    return QuantisedPublicCopy(Sparse(bits=bits), k, np.zeros(size, np.float32))
 
 
 # Bytes
@@ -212,19 +212,19 @@ def test_missed_publications_in_order_give_the_same_bits(published, k, bits):
 def test_public_forgets_messages_that_outgrow_a_model():
     copy = public(1000, k=100, bits=8)
     rng = np.random.default_rng(0)
-    tags = [copy.steps[0].tag]
+    tags = [copy.publications[0].tag]
     for _ in range(40):
         tags.append(copy.publish(rng.standard_normal(1000).astype(np.float32)).tag)
     assert copy.size(tags[0], tags[-1]) is None
     assert copy.size(tags[-1], tags[-1]) == 2
     assert copy.size(tags[-1], tags[-2]) is None  # backwards
-    assert sum(len(step.changed) for step in copy.steps[1:]) < 4000
+    assert sum(len(each.changed) for each in copy.publications[1:]) < 4000
     with pytest.raises(KeyError):
         copy.encode(copy.params, tags[0], tags[-1])
     small = public(1000, k=1)
     for _ in range(100):
         small.publish(rng.standard_normal(1000).astype(np.float32))
-    assert len(small.steps) == MESSAGES + 1
+    assert len(small.publications) == MESSAGES + 1
 
 
 def test_public_restored_from_state_continues_identically():
@@ -232,7 +232,7 @@ def test_public_restored_from_state_continues_identically():
     first, second = public(50, k=5, bits=3), public(50, k=5, bits=3)
     for _ in range(5):
         first.publish(rng.standard_normal(50).astype(np.float32))
-    second.restore(first.steps, first.params)
+    second.restore(first.publications, first.params)
     model = rng.standard_normal(50).astype(np.float32)
     assert first.publish(model) == second.publish(model)
-    assert first.steps == second.steps
+    assert first.publications == second.publications

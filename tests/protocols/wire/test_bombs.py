@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from p2pfl.compression.codecs import Int8, Sparse, TopK
-from p2pfl.compression.sparse_updates import Copy
+from p2pfl.compression.sparse_updates import PeerCopy
 from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.parameters import Layout
 from p2pfl.protocols.errors import FederationError, ProtocolError
@@ -65,13 +65,13 @@ def take_int8(data):
 
 def take_difference(data):
     start = np.zeros(P, np.float32)
-    known = Copy(b"12345678", start, 0)
+    known = PeerCopy(b"12345678", start, 0)
     ModelEncoder(TopK(), SHAPES, start).decode(memoryview(data), known.tag, known)
 
 
 def take_quantised(data):
     start = np.zeros(P, np.float32)
-    known = Copy(b"12345678", start, 0)
+    known = PeerCopy(b"12345678", start, 0)
     ModelEncoder(Sparse(), SHAPES, start).decode(memoryview(b"\1\0" + data), known.tag, known)
 
 

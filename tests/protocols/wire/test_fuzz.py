@@ -24,7 +24,7 @@ import pytest
 
 from p2pfl.compression.codecs import BFloat16, DecodeError, Float16, Int8, TopK
 from p2pfl.compression.sparse_updates import (
-    Copy,
+    PeerCopy,
     decode_changes,
     decode_entries,
     encode_change,
@@ -290,7 +290,7 @@ class FrameFuzzer:
         # Pending requests to him, so that his answers are processed.
         peer = self.exchange.peers["bob"]
         peer.requests = {k: asyncio.get_running_loop().create_future() for k in (1, 2)}
-        peer.asked = {1: Asked(1, "trained", Copy(tag(START), START, 0))}
+        peer.asked = {1: Asked(1, "trained", PeerCopy(tag(START), START, 0))}
         self.coordinate()
         return peer.introduced
 
