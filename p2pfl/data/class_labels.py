@@ -1,4 +1,8 @@
-"""Rows of a table, column by column, and the classes 0 to K - 1 that its labels stand for."""
+"""Labels of a federation's data and the classes 0 to K - 1 that they stand for; rows of a table with two classes.
+
+`ClassLabels` has the labels on which all nodes agree, in the order of the classes. `Rows` are what the readers of tables
+with sensitive attributes (`p2pfl.data.tabular`) return: their columns, and labels that are classes already.
+"""
 
 from __future__ import annotations
 
