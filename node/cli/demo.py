@@ -26,7 +26,7 @@ from rich.table import Table
 from p2pfl._util.console import fail
 from p2pfl._util.printable import byte_size, plural, to_json
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.federation import admission, agreement, loading
+from p2pfl.node.federation import agreement, loading, membership_changes
 from p2pfl.node.federation import join as joining
 from p2pfl.node.folder import config
 from p2pfl.node.status import reader
@@ -90,9 +90,9 @@ def _federation(root: Path, names: Sequence[str], rounds: int, policy: str, brok
     first = root / names[0]
     ready = loading.load(first)
     tables = agreement.draft("demo", ready.config, loading.task_of(ready))
-    admission.create_federation(first, tables, root / "backup.pem")
+    membership_changes.create_federation(first, tables, root / "backup.pem")
     for name in names[1:]:
-        admission.admit(first, admission.request(root / name), "participant", root / f"{name}.admission")
+        membership_changes.admit(first, membership_changes.request(root / name), "participant", root / f"{name}.admission")
         joining.join(root / name, (root / f"{name}.admission").read_text())
     return {name: root / name for name in names}
 

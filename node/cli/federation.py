@@ -121,9 +121,8 @@ def _new_passphrase(group: Any, default: str) -> None:
 
 
 def _create(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import admission, agreement, loading
-    from p2pfl.node.federation import admission as passphrases
-    from p2pfl.node.federation.admission import watch_checkpoints
+    from p2pfl.node.federation import agreement, loading, membership_changes
+    from p2pfl.node.federation.membership_changes import watch_checkpoints
     from p2pfl.node.folder import config
 
     if any(change.partition("=")[0].strip() in ("edge", "edges") for change in options.changes):
@@ -136,7 +135,7 @@ def _create(options: argparse.Namespace) -> int:
                 f"command line: {key} is a setting of each node, not of the federation; set it in"
                 f" {options.folder / config.CONFIG}, or with run --set"
             )
-    passphrase = passphrases.choose(options.passphrase_file, options.passphrase)
+    passphrase = membership_changes.choose_passphrase(options.passphrase_file, options.passphrase)
     pairs = [edge.split("-", 1) if edge.count("-") == 1 else edge.split(" - ", 1) for edge in options.edges]
     if options.edge_list is not None:
         pairs += agreement.read_edges(options.edge_list)
@@ -151,7 +150,7 @@ def _create(options: argparse.Namespace) -> int:
     loading.policy_of(ready)
     tables = agreement.draft(options.name, own, task, edges)
     say_earlier = watch_checkpoints(options.folder, partial(print, file=sys.stderr))
-    federation = admission.create_federation(options.folder, tables, options.backup, passphrase)
+    federation = membership_changes.create_federation(options.folder, tables, options.backup, passphrase)
     say_earlier()
     text = (
         f"created the federation {federation.name} ({federation.id.hex()}) with {own.name} as its first member\n"
@@ -166,9 +165,9 @@ def _create(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import admission
+    from p2pfl.node.federation import membership_changes
 
-    shown = admission.describe(options.folder)
+    shown = membership_changes.describe(options.folder)
     print_answer(options, "\n".join(_lines(shown)), shown)
     return 0
 
@@ -196,9 +195,9 @@ def _text(value: Any) -> str:
 
 
 def _extend(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import admission
+    from p2pfl.node.federation import membership_changes
 
-    admission.extend(options.folder, options.rounds, unlock(options))
+    membership_changes.extend(options.folder, options.rounds, unlock(options))
     text = (
         f"the federation has {options.rounds} rounds now; running members learn of it within seconds, the others when they"
         " run again"
@@ -208,14 +207,13 @@ def _extend(options: argparse.Namespace) -> int:
 
 
 def _rotate(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import admission
-    from p2pfl.node.federation import admission as passphrases
+    from p2pfl.node.federation import membership_changes
 
     old = unlock(options)
-    new = passphrases.choose(options.passphrase_file, options.passphrase)
+    new = membership_changes.choose_passphrase(options.passphrase_file, options.passphrase)
     if new is None and not options.no_passphrase:
         new = old
-    admission.rotate(options.folder, options.backup, old, new)
+    membership_changes.rotate(options.folder, options.backup, old, new)
     text = f"replaced the admission key; the backup of the new key is {options.backup}, and the old key is no longer valid"
     print_answer(options, text, {"backup": str(options.backup)})
     return 0

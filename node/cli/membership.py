@@ -237,13 +237,13 @@ def _confirm(question: str, refusal: str, command: str) -> None:
 
 
 def _request(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import admission
+    from p2pfl.node.federation import membership_changes
     from p2pfl.node.federation.membership_file import awaited_federation
 
-    line = admission.request(options.folder, options.new_key)
+    line = membership_changes.request(options.folder, options.new_key)
     if name := awaited_federation(options.folder):
         print(f"note: this node has left the federation {name} until it joins again", file=sys.stderr)
-    elif name := admission.former_federation(options.folder):
+    elif name := membership_changes.former_federation(options.folder):
         note = f"note: this key is that of a former member of {name}, which cannot admit it again; add --new-key"
         print(note, file=sys.stderr)
     print_answer(options, line, {"request": line})
@@ -251,10 +251,10 @@ def _request(options: argparse.Namespace) -> int:
 
 
 def _admit(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import admission
+    from p2pfl.node.federation import membership_changes
 
     options.folder, word = _folder_and_source(options.folder, options.request)
-    name, role = admission.admit(
+    name, role = membership_changes.admit(
         options.folder,
         read(word, (REQUEST,)),
         options.role,
@@ -268,12 +268,12 @@ def _admit(options: argparse.Namespace) -> int:
 
 
 def _revoke(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import admission
+    from p2pfl.node.federation import membership_changes
 
-    loss = admission.describe_loss(options.folder, options.name)
+    loss = membership_changes.describe_loss(options.folder, options.name)
     if loss and not options.yes:
         _confirm(f"{loss}; revoke it?", f"not revoked: {loss}", f"p2pfl-node revoke {options.folder} {options.name} --yes")
-    admission.revoke(options.folder, options.name, unlock(options))
+    membership_changes.revoke(options.folder, options.name, unlock(options))
     text = f"revoked the membership of {options.name}; running nodes learn of it within seconds"
     print_answer(options, text, {"revoked": options.name})
     return 0

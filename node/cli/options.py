@@ -8,7 +8,7 @@ from pathlib import Path
 
 from p2pfl._util.console import port
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.federation import admission
+from p2pfl.node.federation import membership_changes
 from p2pfl.policies import POLICIES
 from p2pfl.protocols.addresses import join_address, split_address
 
@@ -105,7 +105,7 @@ def add_unlock(
     group.add_argument(
         option, dest="unlock", type=Path, metavar="FILE",
         help=f"file with the passphrase of {what} in its first line, if it is encrypted (default: the environment variable"
-        f" {admission.VARIABLE}, or a prompt)",
+        f" {membership_changes.PASSPHRASE_VARIABLE}, or a prompt)",
     )  # fmt: skip
 
 
@@ -117,4 +117,4 @@ def unlock(options: argparse.Namespace) -> bytes | None:
     if not membership_file.is_encrypted(options.folder):
         return None
     file = options.unlock or config.load(options.folder).passphrase_file
-    return admission.present(options.folder / membership_file.ADMISSION, file)
+    return membership_changes.ask_passphrase(options.folder / membership_file.ADMISSION, file)

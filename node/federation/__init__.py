@@ -1,4 +1,4 @@
-"""Membership of a node in a federation: the agreement, admission, invitations, the membership log on disk.
+"""Membership of a node in a federation: the agreement, changes of the members, invitations, the membership log on disk.
 
 Files and messages are defined in `p2pfl.protocols.membership`.
 """

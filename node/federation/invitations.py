@@ -24,8 +24,8 @@ from p2pfl._util.event_log import EventLogger
 from p2pfl._util.failpoints import failpoint
 from p2pfl._util.machine import boot_clock
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.federation import admission, membership_file
-from p2pfl.node.federation.admission import adding, check_name_is_free
+from p2pfl.node.federation import membership_changes, membership_file
+from p2pfl.node.federation.membership_changes import check_name_is_free, open_log_for_additions
 from p2pfl.node.federation.membership_file import MembershipFile, as_configuration
 from p2pfl.node.folder import config
 from p2pfl.node.log import LOG
@@ -120,7 +120,7 @@ def invite(
     if len(addresses) > MOST_ADDRESSES or any(len(address) > LONGEST_ADDRESS for address in addresses):
         raise ConfigurationError(f"a token can contain at most {MOST_ADDRESSES} addresses of {LONGEST_ADDRESS} characters")
     expires, until = now + 60 * minutes, (boot_clock() if booted is None else booted) + 60 * minutes
-    with adding(folder) as membership:
+    with open_log_for_additions(folder) as membership:
         membership_file.load(folder, membership, passphrase)  # this node needs it when the token is used
         check_name_is_free(membership, name, reuse_name)
         inviter = Identity.load(folder / config.KEY).public
@@ -287,8 +287,8 @@ def open_service(
     try:
         passphrase = None
         if membership_file.is_encrypted(folder):
-            passphrase = admission.present(folder / membership_file.ADMISSION, passphrase_file)
-            with adding(folder) as entries:
+            passphrase = membership_changes.ask_passphrase(folder / membership_file.ADMISSION, passphrase_file)
+            with open_log_for_additions(folder) as entries:
                 membership_file.load(folder, entries, passphrase)
     except ConfigurationError as error:
         log.warning(f"cannot answer invitation tokens: {error}; p2pfl-node admit still works", kind="tokens-unanswered")

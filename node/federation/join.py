@@ -24,10 +24,10 @@ from p2pfl._util.printable import plural, printable
 from p2pfl._util.registry import resolve
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.node.connectivity import BROKER, through_broker
-from p2pfl.node.federation import admission
-from p2pfl.node.federation.admission import STOP_FIRST, watch_checkpoints
+from p2pfl.node.federation import membership_changes
 from p2pfl.node.federation.agreement import Agreement, Approve, apply_agreement, approve_all
 from p2pfl.node.federation.loading import LoadedNode, find_own_modules, task_of
+from p2pfl.node.federation.membership_changes import STOP_FIRST, watch_checkpoints
 from p2pfl.node.federation.membership_file import describe_refusal, load_federation
 from p2pfl.node.folder import config, config_edit
 from p2pfl.node.folder.config import NodeConfig
@@ -93,7 +93,7 @@ def _join(folder: Path, own: NodeConfig, token: str, approve: Approve, notify: C
     try:
         identity = Identity.load(folder / config.KEY)
         if not token.lstrip().startswith(INVITATION):
-            name = admission.accept_bundle(folder, token, own, identity.public, approve=approve)
+            name = membership_changes.accept_bundle(folder, token, own, identity.public, approve=approve)
             say_earlier()
             return name
         invitation = Invitation.parse(token)
@@ -103,7 +103,7 @@ def _join(folder: Path, own: NodeConfig, token: str, approve: Approve, notify: C
             )
         client = InviterClient(invitation, identity, own.name, notify=notify)
         joined, way = asyncio.run(client.ask(*ways_to(invitation, own.broker, notify=notify)))
-        name = admission.accept(folder, joined, invitation, own, identity.public, approve=approve)
+        name = membership_changes.accept(folder, joined, invitation, own, identity.public, approve=approve)
     except TransportError as error:
         raise RunError(f"cannot join: {error}") from error
     except (FederationError, IdentityError, AddressError) as error:

@@ -25,7 +25,7 @@ from p2pfl._util.atomic_files import DiskErrorReporter, is_folder_locked, replac
 from p2pfl._util.disk import PRIVATE
 from p2pfl._util.event_log import EventLogger
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.federation.admission import checkpoints
+from p2pfl.node.federation.membership_changes import checkpoints
 from p2pfl.node.federation.membership_file import awaited_federation, describe_pending, describe_refusal, load_federation
 from p2pfl.node.folder.config import STATUS, load, own_key
 from p2pfl.protocols.membership.log import Membership
@@ -99,7 +99,7 @@ def _after_joining(folder: Path, status: dict[str, Any], membership: Membership)
     """Return the status of a node that has joined a federation since its last run.
 
     A node that has returned with a new key still has its checkpoints, and with them its rounds and figures; see
-    p2pfl.node.federation.admission. The figures of any other node are from before, and do not count.
+    p2pfl.node.federation.membership_changes. The figures of any other node are from before, and do not count.
     """
     joined = status["state"] == "revoked" or (status["state"] in ENDED and not status.get("reason"))
     now: dict[str, Any] = {"federation": membership.file.name, "federation_id": membership.federation.hex()}

@@ -11,8 +11,8 @@ from random import Random
 
 from msgspec.structs import replace
 
-from p2pfl.node.federation import admission
 from p2pfl.node.federation import join as joining
+from p2pfl.node.federation import membership_changes
 from p2pfl.node.federation.membership_file import member_of
 from p2pfl.node.folder import config
 from p2pfl.sim.chaos.schedule import LINKS, draw_schedule
@@ -170,22 +170,22 @@ def enter(federation, name):
     holder, folder = federation.folders[federation.names[0]], federation.folders[name]
     returns = member_of(holder).had(name)
     (folder / KEY_BEFORE).unlink(missing_ok=True)
-    line, bundle = admission.request(folder, new_key=returns), federation.root / f"{name}.admission"
-    admission.admit(holder, line, "participant", bundle, reuse_name=returns)
+    line, bundle = membership_changes.request(folder, new_key=returns), federation.root / f"{name}.admission"
+    membership_changes.admit(holder, line, "participant", bundle, reuse_name=returns)
     joining.join(folder, bundle.read_text())
     federation.start(name)
 
 
 def leave(federation, name):
     """Let the first node revoke a node, whose process must then end by itself."""
-    admission.revoke(federation.folders[federation.names[0]], name)
+    membership_changes.revoke(federation.folders[federation.names[0]], name)
     federation.expect_end(name)
 
 
 def rotate(federation):
     """Let the first node hand over to a new admission key."""
     backup = next(path for k in count() if not (path := federation.root / f"admission-{k}.backup").exists())
-    admission.rotate(federation.folders[federation.names[0]], backup)
+    membership_changes.rotate(federation.folders[federation.names[0]], backup)
 
 
 def fill(folder):

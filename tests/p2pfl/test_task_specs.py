@@ -7,9 +7,10 @@ import pytest
 from p2pfl._util.registry import resolve
 from p2pfl.data import image_sets as sets
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.federation import admission, agreement, loading
+from p2pfl.node.federation import agreement, loading, membership_changes
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
+from p2pfl.protocols.identity import Identity
 from p2pfl.task import Part, make_task
 from p2pfl.task_specs import FACTORIES, OTHERS, TASKS, check_shared
 
@@ -74,11 +75,11 @@ def member(tmp_path):
     def joins(task):
         path = tmp_path / "victim" / config.CONFIG
         path.write_text(path.read_text().replace('name = "digits" ', f'name = "{task["name"]}" '))
-        admission.create_federation(tmp_path / "maker", tables | {"task": task}, tmp_path / "backup.pem")
-        line = admission.request(tmp_path / "victim")
-        admission.admit(tmp_path / "maker", line, "participant", tmp_path / "bundle")
-        key = admission.Identity.load(tmp_path / "victim" / config.KEY).public
-        admission.accept_bundle(
+        membership_changes.create_federation(tmp_path / "maker", tables | {"task": task}, tmp_path / "backup.pem")
+        line = membership_changes.request(tmp_path / "victim")
+        membership_changes.admit(tmp_path / "maker", line, "participant", tmp_path / "bundle")
+        key = Identity.load(tmp_path / "victim" / config.KEY).public
+        membership_changes.accept_bundle(
             tmp_path / "victim", (tmp_path / "bundle").read_text(), config.load(tmp_path / "victim"), key
         )
 

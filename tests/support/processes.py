@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from p2pfl.node.checkpoint import FileStore
-from p2pfl.node.federation import admission, agreement, loading
+from p2pfl.node.federation import agreement, loading, membership_changes
 from p2pfl.node.federation import join as joining
 from p2pfl.node.folder import config
 from tests.support import forked, without_torch
@@ -35,9 +35,11 @@ def federate(root, names, edges="all", roles=MappingProxyType({})):
     first = root / names[0]
     ready = loading.load(first)
     tables = agreement.draft("test", ready.config, loading.task_of(ready), edges)
-    admission.create_federation(first, tables, root / "backup.pem")
+    membership_changes.create_federation(first, tables, root / "backup.pem")
     for name in names[1:]:
-        admission.admit(first, admission.request(root / name), roles.get(name, "participant"), root / f"{name}.admission")
+        membership_changes.admit(
+            first, membership_changes.request(root / name), roles.get(name, "participant"), root / f"{name}.admission"
+        )
         joining.join(root / name, (root / f"{name}.admission").read_text())
     # Earlier members have the log of their admission; here all start with the newest one.
     newest = (root / names[0] / "membership").read_bytes()

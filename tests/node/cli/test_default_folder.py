@@ -9,7 +9,7 @@ import pytest
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main, parser
 from p2pfl.node.cli.options import VARIABLE, default_folder
-from p2pfl.node.federation import admission, agreement
+from p2pfl.node.federation import agreement, membership_changes
 from p2pfl.node.folder import config
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Request
@@ -67,8 +67,8 @@ def test_arguments_after_a_missing_folder_are_found(arguments, found):
 
 def test_join_with_one_argument_takes_a_file_as_admission(capsys, monkeypatch, folder):
     tables = agreement.draft("home", config.load(Path()), make_task("digits", {}, Part(0, 1), 0))
-    admission.create_federation(Path(), tables, folder / "backup.pem")
-    admission.admit(Path(), admission.request(folder / "bob"), "participant", folder / "bob.admission")
+    membership_changes.create_federation(Path(), tables, folder / "backup.pem")
+    membership_changes.admit(Path(), membership_changes.request(folder / "bob"), "participant", folder / "bob.admission")
     monkeypatch.chdir(folder / "bob")
     assert main(["join", "../bob.admission", "--yes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"federation": "home"}
@@ -89,9 +89,9 @@ def test_join_with_one_wrong_argument_names_it(capsys, word, message):
 
 def test_admit_takes_request_from_file_or_standard_input(capsys, monkeypatch, folder):
     tables = agreement.draft("home", config.load(Path()), make_task("digits", {}, Part(0, 1), 0))
-    admission.create_federation(Path(), tables, folder / "backup.pem")
+    membership_changes.create_federation(Path(), tables, folder / "backup.pem")
     request = folder / "bob.request"
-    request.write_text(admission.request(folder / "bob"))
+    request.write_text(membership_changes.request(folder / "bob"))
     assert main(["admit", str(request), "--out", "bob.admission"]) == 0
     with request.open() as file:
         monkeypatch.setattr("sys.stdin", file)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from p2pfl.node.cli.main import main
-from p2pfl.node.federation import admission, agreement
+from p2pfl.node.federation import agreement, membership_changes
 from p2pfl.node.folder import config, config_edit
 from p2pfl.task import Part, make_task
 
@@ -17,7 +17,7 @@ def nodes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config.create(Path("alice"), "alice", "127.0.0.1:4101")
     tables = agreement.draft("home", config.load(Path("alice"), ["rounds=3"]), make_task("digits", {}, Part(0, 1), 0))
-    admission.create_federation(Path("alice"), tables, Path("backup.pem"))
+    membership_changes.create_federation(Path("alice"), tables, Path("backup.pem"))
     config.create(Path("rack/1/bob"), "robert", "127.0.0.1:4102")
     status = {"state": "finished", "pid": 1, "history": [], "round": 10, "rounds": 10}
     Path("rack/1/bob/status.json").write_text(json.dumps(status))

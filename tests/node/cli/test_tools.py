@@ -13,7 +13,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import Checkpoint, FileStore
 from p2pfl.node.cli.export import Exported, export, format_of, newest, write
 from p2pfl.node.early_stopping import EarlyStopping
-from p2pfl.node.federation import admission, agreement
+from p2pfl.node.federation import agreement, membership_changes
 from p2pfl.node.folder import config
 from p2pfl.node.status import endpoints as metrics
 from p2pfl.node.status.text import describe
@@ -153,7 +153,7 @@ def test_export_of_member_names_its_federation(tmp_path):
     config.create(folder, "alice")
     task = make_task("digits", {}, Part(0, 1), 0)
     tables = agreement.draft("home", config.load(folder), task)
-    federation = admission.create_federation(folder, tables, tmp_path / "backup.pem")
+    federation = membership_changes.create_federation(folder, tables, tmp_path / "backup.pem")
     FileStore(folder / config.CHECKPOINT).save(checkpoint(task.layout, task.initial(0), None))
     export(folder, target)
     with safe_open(target, "numpy") as file:

@@ -10,7 +10,7 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.coordination.election_runner import UNKNOWN, ElectionRunner, FileVotes, MemoryVotes, electorate, timing_of
-from p2pfl.node.federation import admission, loading
+from p2pfl.node.federation import loading, membership_changes
 from p2pfl.node.federation.agreement import terms
 from p2pfl.node.federation.membership_file import MembershipFile
 from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
@@ -175,7 +175,7 @@ def test_coordinated_node_contacts_all_members_and_follows_log(tmp_path):
     peering = RecordingPeerManager(around)
     MembershipSync(ready, key, neighbourhood, peering, election)
     assert election.votes("c")
-    admission.revoke(tmp_path / "a", "c")
+    membership_changes.revoke(tmp_path / "a", "c")
     MembershipFile(tmp_path / "a").merge(ready.membership)
     assert peering.gone == ["c"]
     assert not election.votes("c")

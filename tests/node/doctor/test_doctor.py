@@ -27,7 +27,7 @@ from p2pfl.node.doctor import (
     check_port,
     report,
 )
-from p2pfl.node.federation import admission
+from p2pfl.node.federation import membership_changes
 from p2pfl.node.folder import config
 from p2pfl.parameters import Layout
 from p2pfl.protocols.identity import Identity
@@ -149,14 +149,14 @@ def test_check_federation_notes_node_without_federation(tmp_path):
 
 def test_check_federation_distinguishes_member_and_stranger(tmp_path):
     folder = create_node(tmp_path)
-    admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
+    membership_changes.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
     assert check_federation(folder) == Finding("federation", True, "home, members: 1, membership version: 1")
     stranger = create_node(tmp_path, "mallory")
     for name in ("federation.toml", "membership"):
         shutil.copy(folder / name, stranger / name)
     found = check_federation(stranger)
     assert (found.ok, found.result) == (False, "this node is not a member of home")
-    admission.revoke(folder, "alice")
+    membership_changes.revoke(folder, "alice")
     found = check_federation(folder)
     assert found.ok is False
     assert found.result.startswith(
@@ -168,13 +168,13 @@ def test_check_federation_distinguishes_member_and_stranger(tmp_path):
 
 def test_check_federation_tells_how_a_revoked_node_returns(tmp_path):
     folder = create_node(tmp_path)
-    admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
+    membership_changes.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
     assert check_federation(folder, ["bob"]).remedy.endswith(" there with --reuse-name")
 
 
 def test_doctor_of_revoked_node_proposes_its_return_only(tmp_path, monkeypatch):
     members = folders(tmp_path, "alice", "bob")
-    admission.revoke(members["alice"], "bob")
+    membership_changes.revoke(members["alice"], "bob")
     shutil.copy(members["alice"] / "membership", members["bob"] / "membership")
     monkeypatch.setattr(doctor, "check_clock", lambda: Finding("clock", True, ""))
     found = {finding.check: finding for finding in doctor.run_checks(members["bob"])}
@@ -184,8 +184,8 @@ def test_doctor_of_revoked_node_proposes_its_return_only(tmp_path, monkeypatch):
 
 def test_check_federation_mentions_pending_request(tmp_path):
     folder = create_node(tmp_path)
-    admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
-    admission.request(folder, new_key=True)
+    membership_changes.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
+    membership_changes.request(folder, new_key=True)
     found = check_federation(folder)
     assert found.ok is None
     assert found.result == "it has left the federation home and has a new key, which is not admitted yet"
@@ -195,7 +195,7 @@ def test_check_federation_mentions_pending_request(tmp_path):
 
 def test_check_federation_handles_damaged_file_and_missing_key(tmp_path):
     folder = create_node(tmp_path)
-    admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
+    membership_changes.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
     path = folder / "federation.toml"
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b"home", b"hose"))

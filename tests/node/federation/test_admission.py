@@ -18,7 +18,7 @@ from p2pfl._util.atomic_files import lock_folder
 from p2pfl._util.disk import exclusive
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
-from p2pfl.node.federation import admission, agreement, invitations, join, loading, membership_file
+from p2pfl.node.federation import agreement, invitations, join, loading, membership_changes, membership_file
 from p2pfl.node.federation import join as joining
 from p2pfl.node.federation.invitations import INVITATIONS, RECOVERY, REFUSALS, InvitationService, TokenRedeemer
 from p2pfl.node.federation.membership_file import (
@@ -63,7 +63,7 @@ class Home:
         self.alice = self.node("alice")
         self.tables = agreement.draft("home", config.load(self.alice), digits)
         self.backup = root / "backup.pem"
-        self.file = admission.create_federation(self.alice, self.tables, self.backup)
+        self.file = membership_changes.create_federation(self.alice, self.tables, self.backup)
 
     def node(self, name, **options):
         config.create(self.root / name, name, ":4100", **options)
@@ -80,13 +80,13 @@ class Home:
 
     def bundle(self, folder, role=None, new_key=False, **options):
         """Admit a node by hand; return the bundle with which it joins."""
-        line = admission.request(folder, new_key)
-        admission.admit(self.alice, line, role, self.root / "bundle", **options)
+        line = membership_changes.request(folder, new_key)
+        membership_changes.admit(self.alice, line, role, self.root / "bundle", **options)
         return (self.root / "bundle").read_text()
 
     def accept(self, folder, text, **options):
         key = Identity.load(folder / config.KEY).public
-        return admission.accept_bundle(folder, text, config.load(folder), key, **options)
+        return membership_changes.accept_bundle(folder, text, config.load(folder), key, **options)
 
 
 @pytest.fixture
@@ -176,27 +176,27 @@ def test_create_federation_without_backup_writes_nothing(tmp_path, digits):
     (tmp_path / "precious").write_text("precious")
     for backup, why in ((tmp_path / "precious", "exists"), (tmp_path / "none" / "backup.pem", "No such file")):
         with pytest.raises(ConfigurationError, match=why):
-            admission.create_federation(folder, tables, backup)
+            membership_changes.create_federation(folder, tables, backup)
     with pytest.raises(ConfigurationError, match="federation name"):
-        admission.create_federation(folder, tables | {"name": "h o m e"}, tmp_path / "backup.pem")
+        membership_changes.create_federation(folder, tables | {"name": "h o m e"}, tmp_path / "backup.pem")
     assert (tmp_path / "precious").read_text() == "precious"
     assert not (tmp_path / "backup.pem").exists()
     assert {*folder.iterdir()} == {*before, folder / "lock"}
-    admission.create_federation(folder, tables, tmp_path / "backup.pem")
+    membership_changes.create_federation(folder, tables, tmp_path / "backup.pem")
 
 
 def test_create_federation_refuses_second_federation_of_node(home):
     with pytest.raises(ConfigurationError, match="belongs to a federation already"):
-        admission.create_federation(home.alice, home.tables, home.root / "other.pem")
+        membership_changes.create_federation(home.alice, home.tables, home.root / "other.pem")
 
 
 def test_commands_of_node_without_federation_are_refused(home):
     bob = home.node("bob")
     assert load_federation(bob) is None
     for act in (
-        lambda: admission.describe(bob),
-        lambda: admission.revoke(bob, "alice"),
-        lambda: admission.rotate(bob, home.root / "other.pem"),
+        lambda: membership_changes.describe(bob),
+        lambda: membership_changes.revoke(bob, "alice"),
+        lambda: membership_changes.rotate(bob, home.root / "other.pem"),
         lambda: invite(bob, "carol", ["x:1"]),
     ):
         with pytest.raises(ConfigurationError, match="belongs to no federation"):
@@ -204,7 +204,7 @@ def test_commands_of_node_without_federation_are_refused(home):
 
 
 def test_describe_shows_federation_without_secrets(home):
-    shown = admission.describe(home.alice)
+    shown = membership_changes.describe(home.alice)
     assert (shown["federation"], shown["id"], shown["membership_version"]) == ("home", home.file.id.hex(), 1)
     assert [member["name"] for member in shown["members"]] == ["alice"]
     assert shown["agreed"]["task"] == {"name": "digits"}
@@ -322,9 +322,10 @@ def run_concurrently(*works):
 
 
 def test_concurrent_admissions_are_all_kept(home):
-    lines = [admission.request(home.node(f"node-{k}")) for k in range(8)]
+    lines = [membership_changes.request(home.node(f"node-{k}")) for k in range(8)]
     works = [
-        partial(admission.admit, home.alice, line, "participant", home.root / f"bundle-{k}") for k, line in enumerate(lines)
+        partial(membership_changes.admit, home.alice, line, "participant", home.root / f"bundle-{k}")
+        for k, line in enumerate(lines)
     ]
     assert run_concurrently(*works) == [(f"node-{k}", "participant") for k in range(8)]
     assert home.log().membership_version == 9
@@ -558,7 +559,7 @@ def test_invite_reuses_name_of_former_member_only_on_request(home, inviter):
     early = home.token("bob")
     home.bundle(home.node("bob"))
     for name in ("bob", "carol"):
-        admission.revoke(home.alice, name)
+        membership_changes.revoke(home.alice, name)
     with pytest.raises(ConfigurationError, match=r"carol was the name of a former member.*--reuse-name"):
         home.token("carol")
     assert isinstance(inviter.ask(CAROL, home.token("carol", reuse_name=True).secret, "carol"), Joined)
@@ -569,7 +570,7 @@ def test_token_refuses_key_of_current_or_former_member(home, inviter):
     first, second = home.token(), home.token("robert")
     inviter.ask(BOB, first.secret)
     assert refusals(inviter, (BOB, second.secret, "robert")) == ["known key"]
-    admission.revoke(home.alice, "bob")
+    membership_changes.revoke(home.alice, "bob")
     inviter.causes.clear()
     for token in (first, second):
         assert isinstance(inviter.ask(BOB, token.secret, token.member), JoinRefused)
@@ -649,7 +650,7 @@ def test_invite_requires_current_admission_key(home):
     with pytest.raises(ConfigurationError, match=r"has no admission\.pem"):
         invite(bob, "carol", ["x:1"])
     shutil.copy(home.backup, bob / membership_file.ADMISSION)
-    admission.rotate(home.alice, home.root / "second.pem")
+    membership_changes.rotate(home.alice, home.root / "second.pem")
     MembershipFile(bob).save(home.log())
     with pytest.raises(ConfigurationError, match="no longer the admission key"):
         invite(bob, "carol", ["x:1"])
@@ -716,7 +717,7 @@ class Newcomer:
 
     def accept(self, **changes):
         given = {"joined": self.answer, "invitation": self.token, "own": config.load(self.folder), "key": self.key.public}
-        return admission.accept(self.folder, **{**given, **changes})
+        return membership_changes.accept(self.folder, **{**given, **changes})
 
     def refuses(self, **changes):
         """Check that the answer is refused and nothing is saved; return the error message."""
@@ -773,7 +774,7 @@ def test_status_of_node_that_returned_after_revocation_is_joined(home, capsys):
     status = {"state": "finished", "pid": 1, "round": 3, "rounds": 3, "history": [], "name": "bob"}
     status |= {"federation": "home", "federation_id": home.file.id.hex(), "peers": [], "updated": 0.0}
     (bob / config.STATUS).write_text(json.dumps(status))
-    admission.revoke(home.alice, "bob")
+    membership_changes.revoke(home.alice, "bob")
     (bob / MEMBERSHIP).write_bytes((home.alice / MEMBERSHIP).read_bytes())
     revoked = reader.current(bob)
     assert revoked["state"] == "revoked"
@@ -783,7 +784,7 @@ def test_status_of_node_that_returned_after_revocation_is_joined(home, capsys):
     said = capsys.readouterr()
     assert said.err == "note: this key is that of a former member of home, which cannot admit it again; add --new-key\n"
     with pytest.raises(ConfigurationError, match=r"the key of bob is that of a former member.* request FOLDER --new-key"):
-        admission.admit(home.alice, said.out.strip(), "participant", home.root / "bundle", reuse_name=True)
+        membership_changes.admit(home.alice, said.out.strip(), "participant", home.root / "bundle", reuse_name=True)
 
     bundle = home.bundle(bob, new_key=True, reuse_name=True)
     reason = reader.current(bob)["reason"]
@@ -806,7 +807,7 @@ def test_status_of_returned_node_keeps_rounds_trained_alone(home, state, kept):
     bob = home.node("bob")
     joining.join(bob, home.bundle(bob))
     (bob / "checkpoint").write_text("round 5")
-    admission.revoke(home.alice, "bob")
+    membership_changes.revoke(home.alice, "bob")
     bundle = home.bundle(bob, new_key=True, reuse_name=True)
     alone = {"state": state, "reason": "x" * (state == "failed"), "pid": 1, "round": 5, "rounds": 10, "history": []}
     (bob / config.STATUS).write_text(json.dumps(alone))
@@ -823,7 +824,7 @@ def test_running_node_cannot_change_its_federation(home, tmp_path):
     bob, backup = home.node("bob"), tmp_path / "bob-key.backup"
     bundle = home.bundle(bob)
     with lock_folder(bob):
-        for change in (lambda: joining.join(bob, bundle), lambda: admission.create_federation(bob, {}, backup)):
+        for change in (lambda: joining.join(bob, bundle), lambda: membership_changes.create_federation(bob, {}, backup)):
             with pytest.raises(ConfigurationError) as refused:
                 change()
             assert str(refused.value) == f"{bob} is in use: another process runs this node; stop it first"
@@ -857,7 +858,7 @@ def test_accept_refuses_log_without_own_key(home):
     assert without.membership_version == 1
     assert "with the key of this node" in bob.refuses(joined=Joined(home.file.data, without.encode()))
     assert "with the key of this node" in bob.refuses(key=EVE.public)
-    admission.revoke(home.alice, "bob")
+    membership_changes.revoke(home.alice, "bob")
     assert "with the key of this node" in bob.refuses(joined=Joined(home.file.data, home.log().encode()))
 
 
@@ -871,15 +872,15 @@ def test_accept_refuses_altered_file_or_log(home):
 
 def test_accept_works_after_rotation_of_admission_key(home):
     bob = Newcomer(home)
-    admission.rotate(home.alice, home.root / "second.pem")
-    admission.rotate(home.alice, home.root / "third.pem")
+    membership_changes.rotate(home.alice, home.root / "second.pem")
+    membership_changes.rotate(home.alice, home.root / "third.pem")
     assert bob.accept(joined=Joined(home.file.data, home.log().encode())) == "home"
 
 
 def federation_with(home, **changes):
     """Create a federation like home with changed settings; return its folder and its file."""
     folder = home.node("mallory")
-    return folder, admission.create_federation(folder, home.tables | changes, home.root / "mallory.pem")
+    return folder, membership_changes.create_federation(folder, home.tables | changes, home.root / "mallory.pem")
 
 
 @pytest.mark.parametrize("kind", ["task", "policy"])
@@ -891,7 +892,7 @@ def test_accept_imports_no_module_that_owner_did_not_name(home, tmp_path, monkey
         (place / "evil.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(tmp_path / "modules")
     monkeypatch.chdir(bob)
-    admission.admit(folder, admission.request(bob), "participant", home.root / "bundle")
+    membership_changes.admit(folder, membership_changes.request(bob), "participant", home.root / "bundle")
     with pytest.raises(ConfigurationError) as caught:
         home.accept(bob, (home.root / "bundle").read_text())
     own = {"task": "digits", "policy": "dac"}[kind]
@@ -906,7 +907,7 @@ def test_accept_imports_no_module_that_owner_did_not_name(home, tmp_path, monkey
 def test_accept_refuses_federation_with_invalid_settings(home):
     folder, _ = federation_with(home, rounds=-1)
     bob = home.node("bob")
-    admission.admit(folder, admission.request(bob), "participant", home.root / "bundle")
+    membership_changes.admit(folder, membership_changes.request(bob), "participant", home.root / "bundle")
     with pytest.raises(ConfigurationError, match="rounds"):
         home.accept(bob, (home.root / "bundle").read_text())
     assert load_federation(bob) is None
@@ -930,7 +931,10 @@ def test_admit_same_request_twice_returns_same_bundle(home):
 def test_admit_keeps_the_role_of_a_member(home):
     bob = home.node("bob")
     home.bundle(bob, role="observer")
-    assert admission.admit(home.alice, admission.request(bob), None, home.root / "bundle") == ("bob", "observer")
+    assert membership_changes.admit(home.alice, membership_changes.request(bob), None, home.root / "bundle") == (
+        "bob",
+        "observer",
+    )
     with pytest.raises(ConfigurationError, match="bob is a member with the role observer, which cannot be changed"):
         home.bundle(bob, role="participant")
 
@@ -951,18 +955,18 @@ def test_bundle_is_valid_only_for_requesting_node(home):
 @pytest.mark.parametrize("line", ["", "nonsense", "p2pfl-request-AAAA"])
 def test_admit_refuses_malformed_request(home, line):
     with pytest.raises(ConfigurationError, match="a request"):
-        admission.admit(home.alice, line, "participant", home.root / "bundle")
+        membership_changes.admit(home.alice, line, "participant", home.root / "bundle")
     assert not (home.root / "bundle").exists()
 
 
 def test_admit_revoke_and_rotate_require_admission_key(home):
     bob = home.node("bob")
     home.accept(bob, home.bundle(bob))
-    line = admission.request(home.node("carol"))
+    line = membership_changes.request(home.node("carol"))
     for act in (
-        lambda: admission.admit(bob, line, "participant", home.root / "bundle"),
-        lambda: admission.revoke(bob, "alice"),
-        lambda: admission.rotate(bob, home.root / "second.pem"),
+        lambda: membership_changes.admit(bob, line, "participant", home.root / "bundle"),
+        lambda: membership_changes.revoke(bob, "alice"),
+        lambda: membership_changes.rotate(bob, home.root / "second.pem"),
     ):
         with pytest.raises(ConfigurationError, match=r"has no admission\.pem"):
             act()
@@ -970,15 +974,15 @@ def test_admit_revoke_and_rotate_require_admission_key(home):
 
 def test_revoked_key_is_never_admitted_again(home):
     bob = home.node("bob")
-    line = admission.request(bob)
+    line = membership_changes.request(bob)
     home.accept(bob, home.bundle(bob))
-    admission.revoke(home.alice, "bob")
+    membership_changes.revoke(home.alice, "bob")
     key = Identity.load(bob / config.KEY).public
     assert home.log().refusal(key) == "revoked"
     with pytest.raises(ConfigurationError, match="cannot be admitted again"):
-        admission.admit(home.alice, line, "participant", home.root / "bundle")
+        membership_changes.admit(home.alice, line, "participant", home.root / "bundle")
     with pytest.raises(ConfigurationError, match="there is no member named bob; the members are alice"):
-        admission.revoke(home.alice, "bob")
+        membership_changes.revoke(home.alice, "bob")
 
 
 def test_new_key_keeps_name_and_role_of_node(home):
@@ -996,7 +1000,7 @@ def test_new_key_keeps_name_and_role_of_node(home):
 def test_revoked_node_returns_with_new_key(home):
     bob = home.node("bob")
     home.accept(bob, home.bundle(bob))
-    admission.revoke(home.alice, "bob")
+    membership_changes.revoke(home.alice, "bob")
     remedy = describe_refusal(home.log(), Identity.load(bob / config.KEY).public, bob).partition("; ")[2]
     assert f"`p2pfl-node request {bob} --new-key`" in remedy
     assert remedy.endswith("who admits it with --reuse-name")
@@ -1013,15 +1017,15 @@ def test_request_new_key_while_running_is_refused(home):
     bob = home.node("bob")
     before = (bob / config.KEY).read_bytes()
     with lock_folder(bob), pytest.raises(ConfigurationError, match="stop the node"):
-        admission.request(bob, new_key=True)
+        membership_changes.request(bob, new_key=True)
     assert (bob / config.KEY).read_bytes() == before
 
 
 def test_repeated_request_is_the_same_until_node_joins(home):
     bob = home.node("bob")
     home.accept(bob, home.bundle(bob))
-    line = admission.request(bob, new_key=True)
-    assert [admission.request(bob, new_key=True), admission.request(bob)] == [line, line]
+    line = membership_changes.request(bob, new_key=True)
+    assert [membership_changes.request(bob, new_key=True), membership_changes.request(bob)] == [line, line]
     home.accept(bob, home.bundle(bob))  # without the option, too, the request replaces the old key
     assert load_federation(bob).refusal(Identity.load(bob / config.KEY).public) == ""
 
@@ -1055,7 +1059,7 @@ def test_interrupted_request_can_be_repeated(home, moved):
 
 def test_rotate_makes_new_admission_key_decide(home):
     old = home.admission_key()
-    admission.rotate(home.alice, home.root / "second.pem")
+    membership_changes.rotate(home.alice, home.root / "second.pem")
     new = home.admission_key()
     assert home.log().admission == new.public == Identity.load(home.root / "second.pem").public != old.public
     assert Identity.load(home.alice / "admission.pem.old").public == old.public
@@ -1068,7 +1072,7 @@ def test_rotate_makes_new_admission_key_decide(home):
 
 def test_rotate_without_backup_changes_nothing(home):
     with pytest.raises(ConfigurationError, match="exists"):
-        admission.rotate(home.alice, home.backup)
+        membership_changes.rotate(home.alice, home.backup)
     assert home.log().membership_version == 1
     assert not (home.alice / "admission.pem.new").exists()
     home.bundle(home.node("bob"))
@@ -1076,7 +1080,7 @@ def test_rotate_without_backup_changes_nothing(home):
 
 def test_rotation_interrupted_after_signing_is_completed(home):
     old = (home.alice / membership_file.ADMISSION).read_bytes()
-    admission.rotate(home.alice, home.root / "second.pem")
+    membership_changes.rotate(home.alice, home.root / "second.pem")
     (home.alice / membership_file.ADMISSION).replace(home.alice / "admission.pem.new")
     (home.alice / "admission.pem.old").unlink()
     (home.alice / membership_file.ADMISSION).write_bytes(old)
@@ -1089,7 +1093,7 @@ def test_rotation_interrupted_after_signing_is_completed(home):
 
 def test_rotation_interrupted_before_signing_is_repeated(home):
     stray = Identity.create(home.alice / "admission.pem.new").public
-    admission.rotate(home.alice, home.root / "second.pem")
+    membership_changes.rotate(home.alice, home.root / "second.pem")
     assert home.log().admission == home.admission_key().public != stray
 
 
@@ -1097,7 +1101,9 @@ def test_private_keys_appear_only_in_their_files(home):
     """They are not in anything that is printed, sent or written for others."""
     bob = home.node("bob")
     text = home.bundle(bob)
-    shown = "\n".join([admission.request(bob), text, str(admission.describe(home.alice)), home.token("carol").encode()])
+    shown = "\n".join(
+        [membership_changes.request(bob), text, str(membership_changes.describe(home.alice)), home.token("carol").encode()]
+    )
     for path in (home.alice / membership_file.ADMISSION, home.alice / config.KEY, bob / config.KEY):
         lines = path.read_text().splitlines()
         secret = lines[lines.index("-----BEGIN PRIVATE KEY-----") + 1]
@@ -1111,23 +1117,23 @@ def test_private_keys_appear_only_in_their_files(home):
 
 def test_extend_raises_rounds_of_every_member(home):
     bob = home.node("bob")
-    admission.extend(home.alice, 25)
+    membership_changes.extend(home.alice, 25)
     shown = []
     home.accept(bob, home.bundle(bob), approve=lambda own, agreed: shown.append(agreed.rounds))
     assert shown == [25]
     for folder in (home.alice, bob):
         ready = loading.load(folder)
         assert (ready.config.rounds, ready.agreement.rounds) == (25, 10)
-        assert admission.describe(folder)["agreed"]["rounds"] == 25
+        assert membership_changes.describe(folder)["agreed"]["rounds"] == 25
 
 
 def test_extend_refuses_lower_number_and_keeps_log(home):
-    admission.extend(home.alice, 25)
+    membership_changes.extend(home.alice, 25)
     before = home.log().encode()
     with pytest.raises(
         ConfigurationError, match="has 25 rounds; the new number must be greater, and at most 1,000,000, got 20"
     ):
-        admission.extend(home.alice, 20)
+        membership_changes.extend(home.alice, 20)
     assert home.log().encode() == before
 
 
@@ -1135,10 +1141,10 @@ def test_extend_requires_current_admission_key(home):
     bob = home.node("bob")
     home.accept(bob, home.bundle(bob))
     with pytest.raises(ConfigurationError, match="run this command at the node with the admission key"):
-        admission.extend(bob, 25)
-    admission.rotate(home.alice, home.root / "next.pem")
-    admission.extend(home.alice, 25)
+        membership_changes.extend(bob, 25)
+    membership_changes.rotate(home.alice, home.root / "next.pem")
+    membership_changes.extend(home.alice, 25)
     (home.alice / "admission.pem.old").replace(home.alice / membership_file.ADMISSION)
     with pytest.raises(ConfigurationError, match="no longer the admission key"):
-        admission.extend(home.alice, 30)
+        membership_changes.extend(home.alice, 30)
     assert home.log().rounds == 25

@@ -9,11 +9,12 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
-from p2pfl.node.federation import admission, agreement, loading
+from p2pfl.node.federation import agreement, loading, membership_changes
 from p2pfl.node.federation import join as approval
 from p2pfl.node.federation.join import Difference
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
+from p2pfl.protocols.identity import Identity
 from p2pfl.task import Part, make_task
 
 
@@ -37,9 +38,11 @@ def home(tmp_path):
         path.write_text(path.read_text().replace("\n[codec]", f"{policy}\n\n[codec]", 1))
         alice = config.load(tmp_path / "alice")
         task = make_task("digits", alice.task_options(), Part(0, 1), 0)
-        admission.create_federation(tmp_path / "alice", agreement.draft("home", alice, task), tmp_path / "backup.pem")
-        line = admission.request(tmp_path / "bob")
-        admission.admit(tmp_path / "alice", line, "participant", tmp_path / "bundle")
+        membership_changes.create_federation(
+            tmp_path / "alice", agreement.draft("home", alice, task), tmp_path / "backup.pem"
+        )
+        line = membership_changes.request(tmp_path / "bob")
+        membership_changes.admit(tmp_path / "alice", line, "participant", tmp_path / "bundle")
         return tmp_path
 
     return make
@@ -147,9 +150,11 @@ def test_join_not_approved_saves_nothing(home):
     def refuse(own, agreed):
         raise ConfigurationError("no")
 
-    key = admission.Identity.load(root / "bob" / config.KEY).public
+    key = Identity.load(root / "bob" / config.KEY).public
     with pytest.raises(ConfigurationError, match="no"):
-        admission.accept_bundle(root / "bob", (root / "bundle").read_text(), config.load(root / "bob"), key, approve=refuse)
+        membership_changes.accept_bundle(
+            root / "bob", (root / "bundle").read_text(), config.load(root / "bob"), key, approve=refuse
+        )
     assert not has_joined(root)
 
 
@@ -170,8 +175,10 @@ def files(tmp_path):
         path.write_text(path.read_text().replace("\n[policy]", f"{options}\n\n[policy]", 1))
         task = loading.task_of(loading.load(tmp_path / "alice"))
         tables = agreement.draft("home", config.load(tmp_path / "alice"), task)
-        admission.create_federation(tmp_path / "alice", tables, tmp_path / "backup.pem")
-        admission.admit(tmp_path / "alice", admission.request(tmp_path / "bob"), "participant", tmp_path / "bundle")
+        membership_changes.create_federation(tmp_path / "alice", tables, tmp_path / "backup.pem")
+        membership_changes.admit(
+            tmp_path / "alice", membership_changes.request(tmp_path / "bob"), "participant", tmp_path / "bundle"
+        )
         return tmp_path
 
     return make
@@ -222,7 +229,7 @@ def test_federation_agrees_on_options_of_the_robust_rule(tmp_path):
     path.write_text(path.read_text().replace('robust = "clip-loss"', 'robust = { name = "cs+", share = 0.3 }'))
     alice = config.load(tmp_path / "alice")
     task = make_task("digits", alice.task_options(), Part(0, 1), 0)
-    admission.create_federation(tmp_path / "alice", agreement.draft("home", alice, task), tmp_path / "backup.pem")
+    membership_changes.create_federation(tmp_path / "alice", agreement.draft("home", alice, task), tmp_path / "backup.pem")
     agreed = agreement.read(load_federation(tmp_path / "alice").file)
     assert agreed.robust == {"name": "cs+", "share": 0.3}
     terms = agreement.terms(task.layout, agreement.apply_agreement(alice, agreed), "00")

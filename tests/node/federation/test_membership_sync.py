@@ -6,7 +6,7 @@ import os
 import pytest
 
 from p2pfl._util.disk import exclusive
-from p2pfl.node.federation import admission, loading, membership_sync
+from p2pfl.node.federation import loading, membership_changes, membership_sync
 from p2pfl.node.federation.membership_file import MembershipFile, RevokedError, load_federation
 from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
 from p2pfl.protocols.identity import Identity
@@ -48,7 +48,7 @@ class Node:
 
     def revoke(self, name):
         """Revoke a member at alice; return the log that a peer would send."""
-        admission.revoke(self.folders["alice"], name)
+        membership_changes.revoke(self.folders["alice"], name)
         return load_federation(self.folders["alice"]).encode()
 
     def on_disk(self):
@@ -132,7 +132,7 @@ def test_membership_sync_merges_entries_of_peers_and_commands(bob):
     """While the disk was full, a peer sent one entry and a command wrote one more."""
     alice = bob.folders["alice"]
     first = bob.revoke("carol")
-    admission.admit(alice, _request(), "participant", alice / "bundle")
+    membership_changes.admit(alice, _request(), "participant", alice / "bundle")
     second = load_federation(alice)
 
     async def test():

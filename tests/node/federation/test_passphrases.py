@@ -12,8 +12,7 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
-from p2pfl.node.federation import admission, agreement, invitations, loading, membership_file
-from p2pfl.node.federation import admission as passphrases
+from p2pfl.node.federation import agreement, invitations, loading, membership_changes, membership_file
 from p2pfl.node.federation.invitations import InvitationService, TokenRedeemer, open_service
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
@@ -35,7 +34,7 @@ class Terminal(io.StringIO):
 def fast_key_derivation(monkeypatch):
     monkeypatch.setattr(key_files, "ROUNDS", 1)  # fewer, for speed; the file states their number
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    monkeypatch.delenv(passphrases.VARIABLE, raising=False)
+    monkeypatch.delenv(membership_changes.PASSPHRASE_VARIABLE, raising=False)
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ class Home:
 
     def request(self, name):
         config.create(self.root / name, name)
-        return admission.request(self.root / name)
+        return membership_changes.request(self.root / name)
 
     def admit(self, name, *options):
         return main(["admit", str(self.alice), self.request(name), "--out", str(self.root / "bundle"), *options])
@@ -108,9 +107,9 @@ def test_admit_reads_passphrase_from_every_source(home, monkeypatch, typed):
     assert home.admit("bob", "--passphrase-file", home.file) == 0
     typed.append(WORDS)
     assert home.admit("carol") == 0
-    monkeypatch.setenv(passphrases.VARIABLE, WORDS)
+    monkeypatch.setenv(membership_changes.PASSPHRASE_VARIABLE, WORDS)
     assert home.admit("dave") == 0
-    monkeypatch.delenv(passphrases.VARIABLE)
+    monkeypatch.delenv(membership_changes.PASSPHRASE_VARIABLE)
     path = home.alice / config.CONFIG
     path.write_text(path.read_text().replace('passphrase_file = ""', f'passphrase_file = "{home.file}"'))
     assert home.admit("erin") == 0
@@ -134,7 +133,7 @@ def test_commands_without_passphrase_change_nothing(home, capsys):
 
 
 def test_commands_with_wrong_passphrase_change_nothing(home, capsys, monkeypatch):
-    monkeypatch.setenv(passphrases.VARIABLE, MORE)
+    monkeypatch.setenv(membership_changes.PASSPHRASE_VARIABLE, MORE)
     assert home.admit("bob") == 2
     said = capsys.readouterr().err
     assert f"the passphrase of {home.alice / 'admission.pem'} is wrong" in said
@@ -222,7 +221,7 @@ def test_node_with_passphrase_answers_tokens(home):
 
 @pytest.mark.parametrize(("words", "why"), [("", "is encrypted and needs its passphrase"), (MORE, "the passphrase of")])
 def test_node_without_passphrase_reports_it_answers_no_tokens(home, monkeypatch, words, why):
-    monkeypatch.setenv(passphrases.VARIABLE, words)
+    monkeypatch.setenv(membership_changes.PASSPHRASE_VARIABLE, words)
     ((line,), service) = serve(home)
     assert line.startswith("cannot answer invitation tokens: ")
     assert why in line
@@ -245,7 +244,7 @@ def test_run_with_encrypted_key_reports_if_tokens_unanswered(tmp_path):
     with processes(tmp_path, ["alice"], "rounds = 1\n") as federation:
         ready = loading.load(federation.folders["alice"])
         tables = agreement.draft("test", ready.config, loading.task_of(ready))
-        admission.create_federation(ready.folder, tables, tmp_path / "backup.pem", WORDS.encode())
+        membership_changes.create_federation(ready.folder, tables, tmp_path / "backup.pem", WORDS.encode())
         (tmp_path / "words").write_text(WORDS)
         federation.start("alice")
         assert "cannot answer invitation tokens" in federation.wait()["alice"]
@@ -255,4 +254,4 @@ def test_run_with_encrypted_key_reports_if_tokens_unanswered(tmp_path):
 
 def test_choose_passphrase_without_terminal_is_refused():
     with pytest.raises(ConfigurationError, match="needs a terminal"):
-        passphrases.choose(None, asked=True)
+        membership_changes.choose_passphrase(None, asked=True)

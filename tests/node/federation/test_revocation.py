@@ -11,7 +11,7 @@ import pytest
 
 from p2pfl.errors import ConfigurationError, first_error
 from p2pfl.node.cli.main import main
-from p2pfl.node.federation import admission
+from p2pfl.node.federation import membership_changes
 from p2pfl.node.federation.membership_file import RevokedError, check_member, check_name, describe_refusal, load_federation
 from p2pfl.node.folder import config
 from p2pfl.node.status.observer import StatusObserver
@@ -69,7 +69,7 @@ def bus(request):
 
 @pytest.mark.slow
 def test_node_revoked_while_offline_ends_with_proof(members, bus, capsys):
-    admission.revoke(members["alice"], "bob")
+    membership_changes.revoke(members["alice"], "bob")
 
     async def main():
         addresses = None if bus is None else {"alice": "mqtt:"}
@@ -89,7 +89,7 @@ def test_node_revoked_while_offline_ends_with_proof(members, bus, capsys):
 
 def test_unproven_refusal_of_peer_changes_nothing(members, tmp_path, monkeypatch):
     said, shown = [], []
-    admission.revoke(members["alice"], "bob")
+    membership_changes.revoke(members["alice"], "bob")
 
     async def main():
         async with honest(members["alice"]) as alice, honest(members["bob"]) as bob:
@@ -136,7 +136,7 @@ def command(capsys, *arguments):
 
 def test_commands_of_revoked_node_name_the_revocation(members, capsys):
     folder = members["alice"]
-    admission.revoke(folder, "alice")
+    membership_changes.revoke(folder, "alice")
     code, out, err = command(capsys, "run", folder)
     said = revoked("alice", members)
     assert (code, out) == (2, "")
@@ -181,7 +181,7 @@ def test_revoking_own_node_needs_consent(members, capsys, monkeypatch):
 
 def test_former_member_with_the_admission_key_can_change_nothing(members, capsys):
     alice, bob = members["alice"], members["bob"]
-    admission.revoke(alice, "alice")
+    membership_changes.revoke(alice, "alice")
     for line in (("revoke", alice, "bob"), ("federation", "extend", alice, "--rounds", "99")):
         code, out, err = command(capsys, *line)
         assert (code, out) == (2, "")

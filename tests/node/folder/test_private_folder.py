@@ -11,7 +11,7 @@ from p2pfl._util.disk import exclusive
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
 from p2pfl.node.doctor import check_folder
-from p2pfl.node.federation import admission, invitations
+from p2pfl.node.federation import invitations, membership_changes
 from p2pfl.node.federation.membership_file import MembershipFile, load_federation
 from p2pfl.node.folder import config
 from tests.support.processes import federate
@@ -41,7 +41,7 @@ def alice(tmp_path, open_umask):
 @pytest.mark.slow
 def test_node_folder_and_files_are_private(alice, capsys):
     invitations.invite(alice, "bob", ["x:1"], "participant", 15, now=time.time())
-    admission.request(alice, new_key=True)  # afterwards it belongs to no federation and runs alone
+    membership_changes.request(alice, new_key=True)  # afterwards it belongs to no federation and runs alone
     assert main(["run", str(alice), "--set", "rounds=2"]) == 0
     assert (mode(alice), mode(alice / "invitations")) == (0o700, 0o700)
     files = {path.name: mode(path) for path in alice.rglob("*") if path.is_file()}
@@ -100,7 +100,7 @@ def test_save_fails_while_another_process_holds_lock(alice):
 def test_revoke_fails_while_another_process_holds_lock(alice, monkeypatch):
     monkeypatch.setattr(MembershipFile.__init__, "__defaults__", (0.05,))
     with exclusive(alice / "membership.lock"), pytest.raises(ConfigurationError, match="another process has locked it"):
-        admission.revoke(alice, "bob")
+        membership_changes.revoke(alice, "bob")
 
 
 def test_replace_file_applies_given_mode(tmp_path, open_umask):

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from p2pfl.node.federation import admission
+from p2pfl.node.federation import membership_changes
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import run
 from tests.support.processes import processes
@@ -21,7 +21,7 @@ def test_ended_processes_match_simulation_of_all_rounds(tmp_path):
         federation.start()
         federation.wait()
         assert [federation.checkpoint(name).round for name in NAMES] == [4, 4, 4]
-        admission.extend(federation.folders["node-0"], 7)
+        membership_changes.extend(federation.folders["node-0"], 7)
         federation.start()
         printed = federation.wait()
         assert [process.returncode for process in federation.running.values()] == [0, 0, 0]
@@ -45,7 +45,7 @@ def test_serving_processes_continue_and_absent_one_follows(tmp_path):
         federation.until(lambda: serving(*NAMES), "all serve")
         federation.signal("node-2", signal.SIGKILL)
         federation.wait("node-2")
-        admission.extend(federation.folders["node-0"], 9)
+        membership_changes.extend(federation.folders["node-0"], 9)
         for name in ("node-0", "node-1"):
             federation.until_round(name, 9)
         federation.until(lambda: serving("node-0", "node-1"), "two nodes serve again")

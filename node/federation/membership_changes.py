@@ -1,10 +1,20 @@
-"""Changes of a federation by its members: its creation, extension, manual admission, and revocation.
+"""Changes of a federation and its members, made on the folder of a node.
 
-All of them work on the folder of a node, whether the node runs or not. Those that sign an entry of the log need the
-admission key; its passphrase comes from a file, from the environment, or from the keyboard. A node that enters a
-federation sets its earlier checkpoints aside, because they belong to another model.
+- `create_federation` makes a federation with its admission key; this node is its first member.
+- `extend` sets more rounds, `rotate` hands over to a new admission key, and `revoke` ends a membership.
+- Manual admission carries two texts from machine to machine: the newcomer prints a `request`, a member with the admission
+  key makes a bundle of it with `admit`, and the newcomer saves this with `accept_bundle`.
 
-Admission with a token is in p2pfl.node.federation.invitations, and the newcomer's side in p2pfl.node.federation.join.
+Not here: the tokens that members hand out, and the newcomers that show them, are in p2pfl.node.federation.invitations, and
+the newcomer's questions in p2pfl.node.federation.join, which saves the answer with `accept`. The admission key and the log
+are files of p2pfl.node.federation.membership_file. A running node receives changes of others through
+p2pfl.node.federation.membership_sync.
+
+`extend`, `rotate`, `revoke` and `admit` add a signed entry to the log (`open_log_for_additions`), whether the node runs or
+not. They need the admission key; its passphrase comes from a file, from the environment, or from the keyboard
+(`ask_passphrase`). A node that runs can neither enter a federation nor replace its own key.
+
+A node that enters a federation sets its earlier checkpoints aside, because they belong to another model.
 """
 
 from __future__ import annotations
@@ -44,14 +54,14 @@ from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Joined, Request, decode_admission, encode_admission
 from p2pfl.protocols.membership.log import Membership, Role
 
-VARIABLE = "P2PFL_ADMISSION_PASSPHRASE"
-_MOST = 4096  # maximum bytes
+PASSPHRASE_VARIABLE = "P2PFL_ADMISSION_PASSPHRASE"
+_LONGEST_PASSPHRASE = 4096  # bytes
 EARLIER = f"{CHECKPOINT}.earlier"
 STOP_FIRST = "runs this node; stop it first"  # what holds the lock of a folder whose federation is to change
 
 
 @contextmanager
-def adding(folder: Path) -> Iterator[Membership]:
+def open_log_for_additions(folder: Path) -> Iterator[Membership]:
     """Yield the log for additions while no other process adds to it; the new entries are on disk afterwards.
 
     A former member can add nothing: no member would receive its entries, and another log could begin.
@@ -104,11 +114,11 @@ def rotate(folder: Path, backup: Path, passphrase: bytes | None = None, new_pass
     Raises:
         ConfigurationError: there is no admission key here, a passphrase is wrong, or a file cannot be written.
     """
-    with adding(folder) as log:
+    with open_log_for_additions(folder) as log:
         old = membership_file.load(folder, log, passphrase)
         new = membership_file.create_successor(folder, backup, new_passphrase)
         log.append(old, "hand-over", "", new.public)
-    with adding(folder) as log:
+    with open_log_for_additions(folder) as log:
         membership_file.load(folder, log, new_passphrase)  # replaces the old key by the new one
 
 
@@ -122,7 +132,7 @@ def extend(folder: Path, rounds: int, passphrase: bytes | None = None) -> None:
         ConfigurationError: there is no admission key here, its passphrase is wrong, or the number is not greater than
             the present one or too large.
     """
-    with adding(folder) as log:
+    with open_log_for_additions(folder) as log:
         log.append_extension(membership_file.load(folder, log, passphrase), rounds)
 
 
@@ -141,7 +151,7 @@ def describe(folder: Path) -> dict[str, Any]:
     }
 
 
-# Joining
+# Answers that a newcomer saves
 def accept(
     folder: Path,
     joined: Joined,
@@ -270,7 +280,7 @@ def admit(
     """
     with as_configuration():
         asked = Request.parse(line)
-        with adding(folder) as log:
+        with open_log_for_additions(folder) as log:
             admission = membership_file.load(folder, log, passphrase)
             known = log.member(asked.name)
             member = known if known is not None and known.key in (asked.key, asked.replaces) else None
@@ -307,6 +317,7 @@ def check_name_is_free(log: Membership, name: str, reuse: bool) -> None:
         )
 
 
+# Revocation
 def describe_loss(folder: Path, name: str) -> str:
     """Return what a federation would lose with a member, in one sentence; "" if that is only the member.
 
@@ -335,7 +346,7 @@ def revoke(folder: Path, name: str, passphrase: bytes | None = None) -> None:
         ConfigurationError: there is no admission key here, its passphrase is wrong, or there is no member with this
             name.
     """
-    with adding(folder) as log:
+    with open_log_for_additions(folder) as log:
         admission = membership_file.load(folder, log, passphrase)
         member = log.member(name)
         if member is None:
@@ -343,32 +354,33 @@ def revoke(folder: Path, name: str, passphrase: bytes | None = None) -> None:
         log.append(admission, "remove", name, member.key)
 
 
-def present(key: Path, file: str | Path = "") -> bytes:
-    """Return the passphrase of an encrypted key: from `file`, else from the environment, else from the terminal.
+# Passphrase of the admission key
+def ask_passphrase(key: Path, file: str | Path = "") -> bytes:
+    """Return the passphrase that opens an encrypted key: from `file`, else from the environment, else from the terminal.
 
     Raises:
         ConfigurationError: there is none, or the file cannot be read.
     """
     if file:
-        return read(Path(file).expanduser())
-    if os.environ.get(VARIABLE):
-        return os.environ[VARIABLE].encode()
+        return read_passphrase(Path(file).expanduser())
+    if os.environ.get(PASSPHRASE_VARIABLE):
+        return os.environ[PASSPHRASE_VARIABLE].encode()
     if not sys.stdin.isatty():
         raise ConfigurationError(
             f"{key} is encrypted and needs its passphrase: use --passphrase-file, passphrase_file in node.toml, the"
-            f" environment variable {VARIABLE}, or a terminal"
+            f" environment variable {PASSPHRASE_VARIABLE}, or a terminal"
         )
     return getpass.getpass(f"passphrase of {key}: ").encode()
 
 
-def choose(file: Path | None, asked: bool) -> bytes | None:
+def choose_passphrase(file: Path | None, asked: bool) -> bytes | None:
     """Return the passphrase for a new key: from a file, or typed twice; None if neither is requested.
 
     Raises:
         ConfigurationError: the file cannot be read, there is no terminal, or the two entries differ.
     """
     if file is not None:
-        return read(file)
+        return read_passphrase(file)
     if not asked:
         return None
     if not sys.stdin.isatty():
@@ -379,7 +391,7 @@ def choose(file: Path | None, asked: bool) -> bytes | None:
     return first.encode()
 
 
-def read(path: Path) -> bytes:
+def read_passphrase(path: Path) -> bytes:
     """Return the passphrase in the first line of a file.
 
     Raises:
@@ -387,7 +399,7 @@ def read(path: Path) -> bytes:
     """
     try:
         with path.open("rb") as file:
-            line = file.read(_MOST).partition(b"\n")[0].rstrip(b"\r")
+            line = file.read(_LONGEST_PASSPHRASE).partition(b"\n")[0].rstrip(b"\r")
     except OSError as error:
         raise ConfigurationError(f"cannot read the passphrase from {path}: {error.strerror}") from error
     if not line:
@@ -395,6 +407,7 @@ def read(path: Path) -> bytes:
     return line
 
 
+# Checkpoints from before
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, from which the next run resumes; the newest is first."""
     return [path for path in (folder / CHECKPOINT, *(folder / f"{CHECKPOINT}.{k}" for k in (1, 2))) if path.exists()]
