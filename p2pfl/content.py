@@ -1,4 +1,6 @@
-"""Digests of content: files, folders, and objects with the code of their functions.
+"""Digests of content, and the files and folders that a task or a policy reads.
+
+Digests are of files, folders, and objects with the code of their functions.
 
 Two things with equal digests have the same content. A digest never contains a path, a time or an identity in its place,
 so it stays the same after a copy to another folder or machine. Results that are kept for later use (parts of a run,
@@ -12,9 +14,8 @@ the content of the file.
 Some objects have content that cannot be seen, such as an open file, a generator or a lock. They have no digest:
 `UnknownContentError` says so.
 
-Files and folders that a task or a policy reads, as far as they can be known before it runs.
-
-An option whose value is the path of an existing file or folder is an input. A factory of one's own can name its inputs
+`inputs_of` finds the files and folders that a task or a policy reads, as far as they can be known before it runs. An
+option whose value is the path of an existing file or folder is an input. A factory of one's own can name its inputs
 in an attribute `inputs`, for example the files that its module opens by a constant name:
 
     def task(part, seed, *, data): ...

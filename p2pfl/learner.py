@@ -1,4 +1,8 @@
-"""Base class of learners: one node's computations on its own data."""
+"""Base class of learners: one node's computations on its own data.
+
+A learner answers queries (p2pfl.queries): a method marked with `answers` computes one kind of them. A query that knows
+its own computation answers itself.
+"""
 
 from __future__ import annotations
 

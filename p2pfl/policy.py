@@ -1,6 +1,7 @@
-"""Interface of policies: the view of the own node and of its peers, and the result of a round.
+"""Interface of policies: the view of the own node and of its peers, and the result of a round, a `Merge`.
 
-A policy is one short asynchronous procedure per round. A complete one:
+A policy is one short asynchronous procedure per round; a `Coordinated` one submits its model and takes an assignment.
+A complete policy:
 
     class Everyone:
         reported_stage = "merged"

@@ -330,8 +330,6 @@ class Measured(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
 
 Book = dict[str, dict[str, Measured]]
-
-
 """By scenario and form."""
 
 

@@ -1,4 +1,4 @@
-"""The p2pfl-node command."""
+"""The p2pfl-node command: its parser, the subcommands of a running node, and the modules of the others."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ With most codecs, all peers receive the same bytes. With `top-k` and `sparse`, a
 the requesting node still has a copy. The answer is the difference from that model if it is smaller than the whole model.
 
 The Publisher encodes a model once, and the Outbox keeps the models of the last two rounds and of the preparation, which
-answer requests. In the other direction, ModelEncoder.receive makes all checks of the content of an incoming model.
+answer requests. In the other direction, ModelEncoder.receive makes all checks of the content of an incoming model;
+its length was limited before, by FrameVerifier.open.
 """
 
 from __future__ import annotations

@@ -309,7 +309,7 @@ class Participants:
         return self._askers is None or peer.name in self._askers
 
     def is_waited_for(self, peer: Peer) -> bool:
-        """Return whether a peer may request a model from this node and is not an observer."""
+        """Return whether this node waits for a peer: one that may request its models, or else any participant."""
         return self.counts(peer) if self._askers is None else self.may_ask(peer)
 
     def present(self) -> list[Peer]:
@@ -323,10 +323,7 @@ class Participants:
         return [peer.round for peer in self.present()]
 
     def common_round(self) -> int:
-        """Return the latest plausible round, from the rounds of this node and the participants.
-
-        See p2pfl.node.exchange.rounds.
-        """
+        """Return the latest plausible round, from the rounds of this node and the participants."""
         return common_round([self._peering.round, *self.rounds()])
 
 

@@ -1,9 +1,9 @@
 """Messages that keep a federation together, each kind with its part of the node.
 
-- Introducer: a hello contains all settings that must be equal on both sides.
-- MembershipGossip: peers exchange entries of the membership log.
-- IncarnationCheck: two processes, or two copies of a folder, use the same node key.
-- Prober: silent peers are probed, for this node and on behalf of others (SWIM's ping and ping-req).
+- Introducer sends and checks hellos, which contain all settings that must be equal on both sides.
+- MembershipGossip exchanges entries of the membership log with peers.
+- IncarnationCheck detects two processes, or two copies of a folder, that use the same node key.
+- Prober probes silent peers, for this node and on behalf of others (SWIM's ping and ping-req).
 
 p2pfl.node.peering.peer_manager calls each part with authentic messages of its kind.
 """
@@ -20,8 +20,9 @@ import msgspec
 
 from p2pfl._util.printable import printable
 from p2pfl.errors import P2pflError
+from p2pfl.node.peering.failure_detector import AskOthers, Dead, Ping, Step, Suspect
 from p2pfl.node.peering.peer import Peer
-from p2pfl.node.peering.peer_table import AskOthers, Dead, PeerTable, Ping, Step, Suspect
+from p2pfl.node.peering.peer_table import PeerTable
 from p2pfl.node.peering.peering_config import PeeringConfig
 from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.rate_limit import TokenBucket

@@ -22,8 +22,6 @@ NO_FILE = 0, 0, 0
 _POLLING = 0.02  # seconds between attempts
 _BINARY = getattr(os, "O_BINARY", 0)  # without it, Windows translates line ends
 Stamp = tuple[int, int, int]
-
-
 """Number, time of the last change in ns, and size of a file; it changes whenever the file does."""
 
 

@@ -1,4 +1,6 @@
-"""Limits on the size of a model, checked before its memory is allocated."""
+"""Limits on the size of a node's own model, checked before its memory is allocated, when a task makes its first model.
+
+The size of a received model is limited by the length of the own one; see p2pfl.protocols.wire.envelope."""
 
 from __future__ import annotations
 

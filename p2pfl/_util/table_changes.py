@@ -1,4 +1,4 @@
-"""Changes to TOML tables: "key=value" from a command line, and merging of two tables."""
+"""Changes to TOML tables: those of `--set key=value`, and merging of two tables."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from p2pfl._util import toml_reader
 from p2pfl.errors import ConfigurationError
 
 KEPT = {"attack": ("share", "nodes")}
-
-
 """By table, the keys that are no options of what the table names."""
 
 

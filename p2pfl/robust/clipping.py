@@ -1,7 +1,8 @@
 """Rules that clip models to a distance from the node's own model, for peers' models and for a coordinator's assignments.
 
 The rules `scclip`, `cs+`, `cs-he` and `gts` clip in the merge. Live nodes clip on reception by default, before the policy
-sees a model: to the median distance of many peers' models from the own one (`clip_models`).
+sees a model: to the median distance of many peers' models from the own one (`clip_models`, which
+p2pfl.node.policy_api.NodePeers asks for).
 
 A coordinator's assignments need another radius. All of them come from one sender, which would also set their median. Their
 radius therefore contains no distance of an assignment, neither before nor after clipping. It is the length of the node's own
@@ -190,7 +191,7 @@ class MedianClip:
     What is remembered are distances before clipping, so that the radius follows a node whose distance from all peers
     grows. Each peer has one value, and a liar's counts no more than any other value above the median, however large it
     is and however often it is sent. The distances of a coordinator's assignments, which all come from one sender, would
-    not be safe here; see p2pfl.robust.clipping.
+    not be safe here: they have a limit of their own, AssignmentLimits.
 
     A policy may fetch from few peers for many rounds. Most distances are then of a time when models were further apart,
     and their median would let a peer that has been chosen move the node much further than the others. Therefore, if more

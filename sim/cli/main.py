@@ -1,4 +1,4 @@
-"""The p2pfl-sim command."""
+"""The p2pfl-sim command: its parser, and the modules of its subcommands, which are imported when they run."""
 
 from __future__ import annotations
 

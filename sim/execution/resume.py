@@ -1,4 +1,6 @@
-"""Partial results of an interrupted run, for --resume: each in its own file until all are complete.
+"""Partial results of an interrupted run, for --resume: which are used, and which are computed again.
+
+Each result is in its own file until all are complete; `Parts.load` decides which of them are used.
 
 The files are in DIR/parts, next to the scenario.toml of the run. Each file is sealed (see p2pfl._util.atomic_files),
 and names the content of all inputs of its run (see p2pfl.sim.execution.inputs). A result whose inputs have changed is

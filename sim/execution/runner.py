@@ -1,4 +1,6 @@
-"""Run all runs of a scenario: one after another in this process, in worker processes, or on a cluster."""
+"""Run all runs of a scenario: one after another in this process, in worker processes, or on a cluster.
+
+Results that are `done` already (see p2pfl.sim.execution.resume) are not computed again."""
 
 from __future__ import annotations
 

@@ -158,7 +158,8 @@ class Recorder(Observer):
             counts: the number of entries to leave out; see `counts`.
 
         Returns:
-            The rounds, as in `rounds_table`, but with bytes since the start. The edges, as in `edges_table`. The
+            The raw rounds: without metrics, with rounds that were repeated later, and bytes as sums since the start.
+                The edges, as in `edges_table`. The
                 evaluations: round, and metrics by stage.
         """
         rounds, edges, metrics = counts

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pfl.node.peering.peer_table import MAX_HEALTH, AskOthers, Dead, FailureDetector, Ping, Suspect
+from p2pfl.node.peering.failure_detector import MAX_HEALTH, AskOthers, Dead, FailureDetector, Ping, Suspect
 
 
 @dataclass

@@ -1,0 +1,186 @@
+"""Failure detector, which classifies peers as alive, suspected or dead by the time of their last authentic message.
+
+It follows SWIM (Das, Gupta and Motivala, DSN 2002) and its Lifeguard extensions (Dadgar, Phillips and Currey, 2018), with
+three differences:
+
+- A peer that has sent something recently is not probed, because the traffic of learning is proof of life. An idle
+  federation exchanges one ping per period and node, however many nodes it has.
+- Any authentic message refutes a suspicion, without incarnation numbers, because all messages are signed.
+- Death is this node's own opinion. It decides for which peers the node waits, never which nodes are members. It ends
+  with the next message of the peer.
+
+The detector sends nothing, receives nothing and reads no clock. Its caller (p2pfl.node.peering.control_messages.Prober)
+calls `tick` at the time that `next_tick` returns, and carries out the returned steps.
+"""
+
+from __future__ import annotations
+
+from math import inf, log10
+
+import msgspec
+import numpy as np
+
+HELPERS = 3  # peers that are asked to probe for this node (SWIM: k)
+LATE = 0.2  # seconds by which a tick may be late; a later tick means that this node's own event loop lags
+MAX_HEALTH = 8
+
+
+class Ping(msgspec.Struct, frozen=True):
+    """Step: ask a peer for a sign of life."""
+
+    name: str
+
+
+class AskOthers(msgspec.Struct, frozen=True):
+    """Step: ask 1 to 3 other peers to ping a peer and to report its answer, for `record_indirect_ack`."""
+
+    helpers: tuple[str, ...]
+    about: str
+
+
+class Suspect(msgspec.Struct, frozen=True):
+    """Step: stop waiting for a peer that answered neither this node nor others. One more ping lets it refute this."""
+
+    name: str
+    reason: str
+
+
+class Dead(msgspec.Struct, frozen=True):
+    """Step: close the link with a peer that did not refute its suspicion in time, and stop probing it."""
+
+    name: str
+    reason: str
+
+
+Step = Ping | AskOthers | Suspect | Dead
+
+
+class _Peer:
+    __slots__ = ("heard", "stage", "until")
+
+    def __init__(self, now: float) -> None:
+        self.heard = now
+        self.stage: type[Step] | None = None  # the latest step taken against the peer since its last message
+        self.until = 0.0  # time at which the next step is due
+
+
+class FailureDetector:
+    """Judgement of each watched peer by the time of its last message, and the probes that are due.
+
+    Args:
+        rng: shuffles the order in which peers are probed.
+        period: seconds between two probes.
+
+    Attributes:
+        health: factor of all waits; 1 while ticks are on time, at most 8 (Lifeguard's local health multiplier).
+    """
+
+    def __init__(self, rng: np.random.Generator, period: float = 1.0) -> None:
+        self.period = period
+        self.health = 1
+        self._rng = rng
+        self._peers: dict[str, _Peer] = {}
+        self._probed: dict[str, _Peer] = {}  # the peers with a next step
+        self._turns: list[str] = []  # order of the probes; the last entry is next
+        self._due = inf
+
+    def watch(self, name: str, now: float) -> None:
+        """Start to watch a peer, as if it had just sent a message. Do nothing if it is watched already."""
+        self._peers.setdefault(name, _Peer(now))
+
+    def unwatch(self, name: str) -> None:
+        """Stop watching a peer. Do nothing if it is not watched."""
+        self._peers.pop(name, None)
+        self._probed.pop(name, None)
+
+    def heard(self, name: str, now: float) -> bool:
+        """Record a sign of life of a peer; return whether it was suspected or dead. Ignore unwatched peers."""
+        peer = self._peers.get(name)
+        if peer is None:
+            return False
+        was_out = peer.stage is Suspect or peer.stage is Dead
+        peer.heard, peer.stage = now, None
+        self._probed.pop(name, None)
+        return was_out
+
+    def record_indirect_ack(self, name: str, now: float) -> bool:
+        """Record another peer's report that a peer is alive, which ends a suspicion; return whether it was suspected.
+
+        A dead peer stays dead, because this node cannot reach it.
+        """
+        return name in self._probed and self.heard(name, now)
+
+    def next_tick(self, now: float) -> float:
+        """Return the time of the next `tick`."""
+        if self._due == inf:
+            self._due = now + self.period
+        return self._due
+
+    def tick(self, now: float) -> list[Step]:
+        """Return the steps that are due now.
+
+        A late tick blames no peer, because messages of peers may be unread. All waits then restart and become longer.
+        """
+        late = now > self._due + LATE
+        self._due = now + self.period
+        self.health = min(MAX_HEALTH, self.health + 1) if late else max(1, self.health - 1)
+        if late:
+            for peer in self._probed.values():
+                peer.until = now + self._patience(peer.stage)
+        due = [(name, peer) for name, peer in self._probed.items() if peer.until <= now]
+        steps = [step for name, peer in due for step in self._escalate(name, peer, now)]
+        name = self._next(now)
+        if name is not None:
+            self._take(Ping, name, now)
+            steps.append(Ping(name))
+        return steps
+
+    def _next(self, now: float) -> str | None:
+        """Return the next peer in turn that has not sent anything recently.
+
+        Every peer has one turn in a round, in shuffled order (SWIM, 4.3).
+        """
+        for _ in range(2):
+            while self._turns:
+                name = self._turns.pop()
+                peer = self._peers.get(name)
+                if peer is not None and peer.stage is None and now - peer.heard >= self.period:
+                    return name
+            names = list(self._peers)
+            self._turns = [names[i] for i in self._rng.permutation(len(names))]
+        return None
+
+    def _escalate(self, name: str, peer: _Peer, now: float) -> list[Step]:
+        """Return the step that follows an unanswered one."""
+        if peer.stage is Ping:
+            self._take(AskOthers, name, now)
+            helpers = self._helpers()
+            return [AskOthers(helpers, name)] if helpers else [Ping(name)]
+        silent = f"silent for {now - peer.heard:.1f} s"
+        if peer.stage is AskOthers:
+            self._take(Suspect, name, now)
+            return [Suspect(name, silent), Ping(name)]
+        self._take(Dead, name, now)
+        return [Dead(name, silent)]
+
+    def _take(self, step: type[Step], name: str, now: float) -> None:
+        peer = self._peers[name]
+        peer.stage = step
+        if step is Dead:
+            del self._probed[name]
+        else:
+            peer.until = now + self._patience(step)
+            self._probed[name] = peer
+
+    def _patience(self, step: type[Step] | None) -> float:
+        """Return the time in seconds to wait for an answer to a step.
+
+        The time of a suspicion is longer if more peers can refute it.
+        """
+        periods = max(3.0, 4 * log10(len(self._peers) + 1)) if step is Suspect else 1.0
+        return periods * self.period * self.health
+
+    def _helpers(self) -> tuple[str, ...]:
+        """Return the peers with the most recent messages that are not in doubt themselves."""
+        alive = [name for name, peer in self._peers.items() if peer.stage is None]
+        return tuple(sorted(alive, key=lambda name: self._peers[name].heard, reverse=True)[:HELPERS])
