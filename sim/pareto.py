@@ -36,13 +36,13 @@ from p2pfl.queries import Evaluate, NodeQuery
 from p2pfl.sim.columns import Table
 from p2pfl.sim.execution.inputs import Content, RunInputs
 from p2pfl.sim.execution.resume import EarlierVersionError, Recomputed, Unfinished, reason_of
-from p2pfl.sim.execution.run_order import Assignment, compute_side_by_side, name_errors
+from p2pfl.sim.execution.run_order import Assignment, compute_side_by_side
 from p2pfl.sim.execution.runner import processes_of
 from p2pfl.sim.results import objectives
 from p2pfl.sim.results.results import versions
 from p2pfl.sim.results.tables import CANDIDATES, MODELS, SUMMARY, write_parquet
 from p2pfl.sim.scenario.claims import MEAN
-from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
+from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, name_errors
 from p2pfl.sim.simulation.sharding import task_of
 from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, prepare_process

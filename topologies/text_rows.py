@@ -281,7 +281,7 @@ def _refuse_marked_rows(comments: list[tuple[int, str]], rows: Rows, first: int)
     """
     widths = {len(fields) for fields in rows.fields} - {1}
     for number, line in comments:
-        if line == "#" and rows.numbers[0] < number < rows.numbers[-1]:
+        if line == "#" and rows.numbers and rows.numbers[0] < number < rows.numbers[-1]:
             raise ValueError(
                 f"line {number}: '#' alone divides nodes from edges in the Trivial Graph Format, which is not read"
             )

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from p2pfl._util.machine import status
 from p2pfl.errors import DivergenceError
-from p2pfl.sim.execution.run_order import name_errors
-from p2pfl.sim.scenario.scenario import Scenario
+from p2pfl.sim.scenario.scenario import Scenario, name_errors
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, end_all, prepare_process
 
 TRIED = 6  # runs, at most

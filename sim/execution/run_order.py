@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from p2pfl.errors import ConfigurationError, DivergenceError, RunError
+from p2pfl.errors import DivergenceError
 from p2pfl.sim.execution.snapshots import Snapshot, SnapshotCollector
 from p2pfl.sim.results.results import Result, result_of
-from p2pfl.sim.scenario.scenario import Scenario
+from p2pfl.sim.scenario.scenario import Scenario, name_errors
 from p2pfl.sim.simulation.sharding import ShardSource
 from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.sim.simulation.workers import Pipe, Worker, end_all
@@ -230,19 +229,3 @@ def compute_side_by_side(
                     fill()
     finally:
         end_all(workers)
-
-
-@contextmanager
-def name_errors(job: Scenario) -> Iterator[None]:
-    """Add the name of the run to every error that is raised in this block."""
-    try:
-        yield
-    except Exception as error:
-        run = f"run {job.name!r}, seed {job.seed}"
-        if isinstance(error, ConfigurationError):
-            raise ConfigurationError(f"{run}: {error}") from error
-        if isinstance(error, RunError):
-            error.run = run
-        else:
-            error.add_note(f"in {run}")
-        raise

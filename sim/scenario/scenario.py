@@ -53,7 +53,8 @@ An error names the keys that it is about, and `resolve` adds the source of their
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from difflib import get_close_matches
 from functools import lru_cache
@@ -71,7 +72,7 @@ from p2pfl._util.binding import bind, convert, split_name
 from p2pfl._util.registry import ObjectName
 from p2pfl.attacks.attack import Attack
 from p2pfl.attacks.registry import make_attack
-from p2pfl.errors import ConfigurationError, about, must_be, name_source, unknown
+from p2pfl.errors import ConfigurationError, RunError, about, must_be, name_source, unknown
 from p2pfl.multiobjective.annealing import Schedule
 from p2pfl.node.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
 from p2pfl.random_streams import federation_streams
@@ -779,3 +780,19 @@ def _with_names(runs: Sequence[Table], policy: Any) -> list[Table]:
 def settings_of(run: Mapping[str, Any]) -> Table:
     """Return the keys of a run's table that have an effect on its results."""
     return {key: value for key, value in run.items() if key not in LABELS}
+
+
+@contextmanager
+def name_errors(job: Scenario) -> Iterator[None]:
+    """Add the name of the run to every error that is raised in this block."""
+    try:
+        yield
+    except Exception as error:
+        run = f"run {job.name!r}, seed {job.seed}"
+        if isinstance(error, ConfigurationError):
+            raise ConfigurationError(f"{run}: {error}") from error
+        if isinstance(error, RunError):
+            error.run = run
+        else:
+            error.add_note(f"in {run}")
+        raise

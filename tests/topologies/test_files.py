@@ -6,7 +6,7 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import p2pfl
@@ -145,6 +145,7 @@ def test_file_beyond_size_limits_is_refused(write, tmp_path, monkeypatch):
 
 
 @given(st.binary(max_size=300))
+@example(b"#")
 def test_read_of_any_bytes_is_graph_or_one_line(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("any")
     for name in ("net.txt", "net.graphml"):
