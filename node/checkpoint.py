@@ -54,7 +54,7 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class TaskFacts(msgspec.Struct, frozen=True):
-    """What must stay the same for a checkpoint to fit a task of the same layout.
+    """Facts of a task that must stay the same for a checkpoint to fit another task of its layout.
 
     Attributes:
         features: names of the columns that are inputs of the model, in their order; empty if unknown.

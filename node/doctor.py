@@ -160,7 +160,7 @@ def _own_topic(ready: LoadedNode) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found.
+    """Result of a check.
 
     Attributes:
         check: the subject of the check, in one word.

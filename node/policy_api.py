@@ -1,4 +1,4 @@
-"""What a policy sees of a running node: `Me`, the node itself, and `NodePeers`, its only access to other nodes.
+"""View that a policy has of a running node: `Me`, the node itself, and `NodePeers`, its only access to other nodes.
 
 They implement the interfaces of p2pfl.policy. `NodePeers` also protects the node from what it fetches: it charges the
 budget, clips peers' models, and limits how far the coordinator's assignments move the node (p2pfl.robust.clipping).

@@ -161,16 +161,10 @@ class DivergenceError(RunError):
         return f"the training of {name} diverged in round {round}; a lower learning rate may help"
 
 
-RENAMED = {"judged": "reported_stage"}
-"""Current names of keys from earlier versions."""
-
-
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigurationError:
-    """Return the error for an unknown `name`, with its new name or the nearest `known` one."""
+    """Return the error for an unknown `name`, with the nearest `known` one."""
     names, keys = sorted(known), [name] if what == "key" else []
     parent, dot, key = name.rpartition(".")
-    if (new := f"{parent}{dot}{RENAMED.get(key, key)}") in names:
-        return ConfigurationError(f"unknown {what} {name!r}; it is called {new!r} now", *keys)
     siblings = [each.removeprefix(parent + dot) for each in names if each.startswith(parent + dot)]
     begun = [each for each in siblings if key and each.startswith(key)]
     alike = begun if len(begun) == 1 else difflib.get_close_matches(key, siblings, n=1)

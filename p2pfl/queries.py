@@ -92,13 +92,13 @@ class Query(msgspec.Struct, Generic[R], frozen=True, gc=False):
 
 
 class Answering(Protocol):
-    """What a query may ask of the learner that answers it: other queries."""
+    """Learner as a query sees it that computes itself: it answers other queries."""
 
     def compute(self, query: Query[R]) -> R: ...
 
 
 class AnsweringTogether(Protocol):
-    """What queries may ask of the learners that answer them together, one query each."""
+    """Learners as queries see them that are computed together: they answer one other query each."""
 
     def select(self, models: Sequence[Parameters]) -> tuple[np.ndarray, Sequence[int]]:
         """Return an array that contains all given models as rows, and the row of each."""

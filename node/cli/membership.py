@@ -204,11 +204,11 @@ def _folder_and_source(folder: Path, word: str | None) -> tuple[Path, str]:
 
 def _approve(options: argparse.Namespace, folder: Path, own: NodeConfig, agreement: Agreement) -> None:
     """Show a federation's settings and ask whether to join; without a terminal, join only if node.toml has the same."""
-    from p2pfl.node.federation import join as approval
+    from p2pfl.node.federation import join as joining
 
-    approval.check_data(own, agreement, folder)
-    different = approval.differences(own, agreement, folder)
-    lines = approval.summary(agreement)
+    joining.check_data(own, agreement, folder)
+    different = joining.differences(own, agreement, folder)
+    lines = joining.summary(agreement)
     lines += [
         f"  {each.key} is {each.theirs} in the federation, and {each.ours} in this node's node.toml" for each in different
     ]

@@ -323,7 +323,7 @@ class CoordinationServer:
 
 
 class MessageCoordinatorBackend:
-    """What a coordinator needs of a machine; see p2pfl.node.coordination.coordinator.CoordinatorBackend.
+    """Services of a machine for its coordinator; see p2pfl.node.coordination.coordinator.CoordinatorBackend.
 
     Args:
         newest: returns the latest credible round, which enough of the other nodes have reached.
@@ -398,7 +398,7 @@ class Coordination(NamedTuple):
 
 
 class CoordinationRoles(NamedTuple):
-    """What a node does in coordinated rounds: it takes part, and it may coordinate.
+    """Roles of a node in coordinated rounds: it takes part, and it may coordinate.
 
     Attributes:
         client: submits to the coordinator.

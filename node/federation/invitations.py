@@ -57,7 +57,7 @@ REFUSALS, RECOVERY = 10, 0.5  # refusals of one host in a row, and additional on
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the inviting node remembers of a token.
+    """Record that the inviting node keeps of a token.
 
     Attributes:
         name: name of the invited member.

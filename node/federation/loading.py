@@ -30,7 +30,7 @@ TASK_KEYS = ("task", "part", "data", "root", "initial", "preference")  # keys fr
 
 
 class LoadedNode(NamedTuple):
-    """What a folder says about its node: the input of p2pfl.node.runtime.assembly.
+    """Node as its folder describes it: the input of p2pfl.node.runtime.assembly.
 
     Attributes:
         config: configuration with the values on which the federation has agreed; `rounds` includes its extensions.

@@ -1,4 +1,4 @@
-"""What a peer manager is given: its configuration, reports about members, and the guard that excludes offenders.
+"""Inputs of a peer manager: its configuration, reports about members, and the guard that excludes offenders.
 
 Reports (Discovery) come from transports and discovery services; they are hints, never facts. The Guard excludes members
 that violate the wire protocol for a time, which doubles at each repetition.

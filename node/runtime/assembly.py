@@ -47,7 +47,7 @@ PROBING = 1.0  # seconds between probes of silent peers
 
 
 class Parts(NamedTuple):
-    """What a process runs and shows.
+    """Parts of a process: what it runs, and what it shows.
 
     Attributes:
         tracking_observer: None without trackers.

@@ -155,7 +155,7 @@ def suspicious_state(exchange: MessageExchange, peers: NodePeers, discarded: Map
 
 
 class RoundCost(NamedTuple):
-    """What one round took of time and of traffic.
+    """Time and traffic of one round.
 
     Attributes:
         seconds: seconds since the end of the previous round, to a millisecond.

@@ -1,4 +1,4 @@
-"""What the commands of both programs share: argument parsers, one-line errors, exit codes, and completion in a shell."""
+"""Console of the commands of both programs: argument parsers, one-line errors, exit codes, and completion in a shell."""
 
 from __future__ import annotations
 

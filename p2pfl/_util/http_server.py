@@ -44,7 +44,7 @@ HEADERS = {
 
 
 class Resource(NamedTuple):
-    """What one path of the server answers.
+    """Answer of the server for one path.
 
     Attributes:
         kind: content type.

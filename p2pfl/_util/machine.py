@@ -1,4 +1,4 @@
-"""What this machine has for the process: memory that is available, CPU cores that it may use, and a clock since the start.
+"""Resources of this machine for the process: available memory, CPU cores that it may use, and a clock since the start.
 
 A container or a service may have less memory and fewer cores than its machine. Therefore the control groups of the process
 are read as well as /proc.

@@ -208,7 +208,7 @@ def module_files(folder: Path, modules: Iterable[str]) -> list[Path]:
 
 
 class UsedModules(NamedTuple):
-    """What a computation depends on besides p2pfl.
+    """Modules on which a computation depends besides p2pfl.
 
     Attributes:
         files: files of modules that belong to no installed distribution, by a name such as "mine.py" or "mine/nets.py".

@@ -43,7 +43,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class TrackedRun(msgspec.Struct, frozen=True):
-    """What a tracker is told of a run before its figures.
+    """Description of a run, which a tracker gets before its figures.
 
     Attributes:
         name: its name, such as "alice", or "dac/seed-0".

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from p2pfl._util.printable import to_json
-from p2pfl.sim import pareto as pareto_results
+from p2pfl.sim import pareto
 from p2pfl.sim.cli.console import print_whole
 from p2pfl.sim.cli.options import check_workers, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
 from p2pfl.sim.execution.inputs import RunInputs
@@ -42,10 +42,10 @@ def pareto_command(options: argparse.Namespace) -> int:
         total = sum(search.total * search.scenario.nodes * search.scenario.rounds for search in searches)
         with progress_bar(total, options.json or options.quiet, _line) as (advance, show):
             search_all(searches, file.path, candidates, workers=options.workers, progress=advance, iterated=show)
-        summary = pareto_results.summarise(file, searches, [*inputs.notes, *candidates.notes])
+        summary = pareto.summarise(file, searches, [*inputs.notes, *candidates.notes])
         for search, entry in zip(searches, summary["runs"], strict=True):
             entry["inputs"] = inputs.files(search.scenario)
-        pareto_results.write(out, searches, summary)
+        pareto.write(out, searches, summary)
         candidates.remove()
     page, problem = (None, "") if options.no_report else try_write_report(out)
     if options.json:
@@ -80,7 +80,7 @@ def begin(file: ScenarioFile, processes: int = 1, memory: bool = True) -> list[F
 def _line(search: FrontSearch) -> str:
     """Return the progress of a search as a line."""
     done = len(search.candidates) // search.settings.samples
-    volume = pareto_results.hypervolume_of(search, done)
+    volume = pareto.hypervolume_of(search, done)
     of_front = "" if volume is None else f", hypervolume {number(volume)}"
     return f"{search.scenario.name}, seed {search.scenario.seed}: iteration {done} of {search.settings.iterations}{of_front}"
 

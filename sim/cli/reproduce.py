@@ -29,7 +29,7 @@ Command = Callable[[Sequence[str]], int]
 
 @dataclass
 class Outcome:
-    """What came of a reproduced scenario.
+    """Outcome of a reproduced scenario.
 
     Attributes:
         state: "done", "skipped" or "failed".

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CommandResults:
-    """What `run` and `sweep` have computed and written.
+    """Results that `run` and `sweep` have computed, and what they have written.
 
     Attributes:
         file: the runs that have results.

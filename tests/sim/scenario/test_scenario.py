@@ -299,7 +299,6 @@ def test_topology_study_combines_seven_graphs_and_five_budgets():
         ("budget=3", "study: budget must be a table such as { models = 3 }, got 3"),
         ("task={name=3}", "study: task.name must be a string, got 3"),
         ("policy.tau=-1.0", "run 'alone': unknown key 'policy.tau'; known: policy.epochs, policy.reported_stage"),
-        ("policy.judged=merged", "run 'alone': unknown key 'policy.judged'; it is called 'policy.reported_stage' now"),
         ("task.lr=fast", "run 'alone': task.lr must be a number, got 'fast'"),
         ("task.lr=nan", "run 'alone': task: lr must be 0 or more, and finite, got nan"),
         ("device=tpu", "unknown device 'tpu'"),
