@@ -3,6 +3,7 @@
 import { bytes, clock, draw, el, figure, follow, meter, say, seconds, state as badge, svg } from "./live.js";
 
 const SHOWN = 30; // rounds in the matrix
+const MOST = 20; // rows of a list, until the reader asks for all
 const STATES = { // of a peer: the kind of its mark, and what it means
   connected: ["good", "connected"],
   connecting: ["idle", "connecting"],
@@ -20,6 +21,7 @@ let state = null; // as it came last
 let lostSince = null;
 let whole = 0; // when all rounds were asked for last
 const charts = {};
+const opened = new Set(); // lists of which the reader wants all rows, by their ids
 
 function address() {
   const all = !history.size || Date.now() - whole > 60_000;
@@ -49,6 +51,7 @@ function lost(since) {
 }
 
 function show() {
+  document.querySelector("main").hidden = false;
   const rows = [...history.values()].sort((a, b) => a.round - b.round);
   say($("name"), state.name ?? "starting node");
   const about = [state.federation && `federation ${state.federation}`, state.task && `task ${state.task}`, state.policy && `policy ${state.policy}`, state.version && `p2pfl ${state.version}`];
@@ -65,7 +68,23 @@ function show() {
   showTraffic();
   showRejected();
   say($("updated"), `as of ${clock(new Date())}`);
+  Charts.reachScrollers();
 }
+
+/** Return the first MOST of a list by rank, in their order; or all if the reader wants all, which a button below the list offers. */
+function firstOf(id, list, rank) {
+  const button = $(id).nextElementSibling, all = list.length <= MOST || opened.has(id);
+  button.hidden = list.length <= MOST;
+  button.setAttribute("aria-expanded", String(all));
+  say(button, all ? `Show ${MOST} of ${list.length}` : `Show all ${list.length}`);
+  const first = new Set([...list].sort((a, b) => rank(a) - rank(b)).slice(0, MOST));
+  return all ? list : list.filter((one) => first.has(one));
+}
+for (const button of document.querySelectorAll("button.more")) button.addEventListener("click", () => {
+  const { id } = button.previousElementSibling;
+  if (!opened.delete(id)) opened.add(id);
+  show();
+});
 
 // ---- whether the node is there, and what is wrong
 
@@ -152,8 +171,12 @@ const columns = [
 ];
 
 function showPeers(rows) {
-  const peers = state.peers ?? [];
   const last = rows.findLast((row) => row.weights);
+  const rank = ({ name, state: now }) => { // those that need attention first, then those that counted
+    const kind = STATES[now]?.[0] ?? "idle";
+    return ["bad", "warn", "idle", "counted", "good", "done"].indexOf(kind === "good" && last?.weights[name] ? "counted" : kind);
+  };
+  const peers = firstOf("peers", state.peers ?? [], rank);
   draw($("peers"), [state.federation, peers.map((peer) => peer.name)], () => {
     if (!peers.length) return el("p", { class: "quiet" }, state.federation ? "No other members yet." : "This node belongs to no federation: it learns alone.");
     const head = el("tr", {}, ...columns.map(([name]) => el("th", { scope: "col", class: name.replace(/\W/g, "-") }, name)));
@@ -177,23 +200,28 @@ function showPeers(rows) {
 
 function showChosen(rows) {
   const last = rows.findLast((row) => row.weights);
-  const weights = Object.entries(last?.weights ?? {}).sort(([a, x], [b, y]) => (b === state.name) - (a === state.name) || y - x || (a < b ? -1 : 1));
+  const sorted = Object.entries(last?.weights ?? {}).sort(([a, x], [b, y]) => (b === state.name) - (a === state.name) || y - x || (a < b ? -1 : 1));
+  const weights = firstOf("chosen", sorted, () => 0), others = sorted.slice(weights.length).reduce((sum, [, weight]) => sum + weight, 0);
   draw($("chosen"), [last?.round, weights], () => {
     if (!last) return el("p", { class: "quiet" }, "No round has ended yet.");
     const bars = weights.map(([name, weight]) => el("tr", { class: name === state.name ? "own" : "" },
       el("th", { scope: "row" }, name === state.name ? `${name} (itself)` : name),
       el("td", { class: "bar" }, svg("svg", { "aria-hidden": "true" }, svg("rect", { width: `${100 * weight}%`, height: "100%" }))),
       el("td", {}, percent(weight))));
-    return [el("p", { class: "quiet" }, `Round ${last.round}: weight of each model in the average.`), el("table", { class: "weights" }, el("tbody", {}, ...bars))];
+    const rest = others && `; the ${sorted.length - weights.length} others together ${percent(others)}`;
+    return [el("p", { class: "quiet" }, `Round ${last.round}: weight of each model in the average${rest || ""}.`), el("table", { class: "weights" }, el("tbody", {}, ...bars))];
   });
 }
 
 function showWeights(rows) {
   const shown = rows.filter((row) => row.weights).slice(-SHOWN);
-  const names = [state.name, ...[...new Set(shown.flatMap((row) => Object.keys(row.weights)))].filter((name) => name !== state.name).sort()];
-  draw($("weights"), [names, shown.map((row) => [row.round, row.weights])], () => matrix(names, shown));
+  const sums = new Map([[state.name, Infinity]]); // the node itself is always shown
+  for (const row of shown) for (const [name, weight] of Object.entries(row.weights)) sums.set(name, (sums.get(name) ?? 0) + weight);
+  const sorted = [...sums.keys()].sort((a, b) => (b === state.name) - (a === state.name) || (a < b ? -1 : 1));
+  const names = firstOf("weights", sorted, (name) => -sums.get(name));
+  const drawn = draw($("weights"), [names, shown.map((row) => [row.round, row.weights])], () => matrix(names, shown));
   const scroll = $("weights").querySelector(".scroll");
-  if (scroll) scroll.scrollLeft = scroll.scrollWidth; // the newest, where there is no room for all
+  if (drawn && scroll) scroll.scrollLeft = scroll.scrollWidth; // the newest, where there is no room for all
 }
 
 // ---- bytes
@@ -216,7 +244,7 @@ function showTraffic() {
   const kinds = { models: "models", update: "bytes of models", get: "bytes of requests", score: "bytes of models for scoring", scored: "bytes of scores", submit: "bytes of submissions", assigned: "bytes of assignments", control: "bytes of control messages" };
   const lines = Object.entries(kinds).filter(([kind]) => kind === "models" || sent[kind] || received[kind]);
   draw($("traffic"), [sent, received], () => el("table", {},
-    el("thead", {}, el("tr", {}, el("th"), el("th", { scope: "col" }, "sent"), el("th", { scope: "col" }, "received"))),
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "kind"), el("th", { scope: "col" }, "sent"), el("th", { scope: "col" }, "received"))),
     el("tbody", {}, ...lines.map(([kind, words]) => el("tr", {}, el("th", { scope: "row" }, words),
       ...[sent, received].map((way) => el("td", {}, kind === "models" ? `${way[kind] ?? 0}` : bytes(way[kind] ?? 0))))))));
 }
@@ -242,7 +270,7 @@ function matrix(names, rows) {
     return svg("rect", { x: x * cell, y: y * high, width: cell - gap, height: high - gap, rx: 2, class: step },
       svg("title", {}, `round ${row.round}, ${name}: ${weight === undefined ? "not used" : percent(weight)}`));
   }));
-  const width = SHOWN * cell - gap;
+  const width = rows.length * cell - gap;
   const ends = [svg("text", { x: 0, y: names.length * high + 14 }, rows[0].round), rows.length > 3 && svg("text", { x: (rows.length - 1) * cell + cell - gap, y: names.length * high + 14, "text-anchor": "end" }, rows.at(-1).round)];
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${names.length * high + 18}`, width, class: "cells", role: "img",
     "aria-label": `Weights of ${names.length} nodes in rounds ${rows[0].round} to ${rows.at(-1).round}` }, ...cells, ...ends.filter(Boolean));

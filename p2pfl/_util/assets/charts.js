@@ -97,8 +97,9 @@ function ticksBetween(least, most, count, finest = 0) {
 
 /** Return an axis: where values stand (at), which ticks it has, and its label with its unit.
 
-    `asked` is {least, most, label, unit, log, count, loose, whole, none}; a loose axis is widened to whole ticks; one of whole
-    numbers has no ticks between them; one with `none` has a place for Infinity, apart from the others, at its end. */
+    `asked` is {least, most, label, unit, log, count, loose, whole, none, amount}; a loose axis is widened to whole ticks; one of
+    whole numbers has no ticks between them; one with `none` has a place for Infinity, apart from the others, at its end; one of
+    an amount says in its label where it starts if zero is not on it. */
 function axis(asked) {
   let { least, most } = asked;
   const { log, count = 6, unit = "" } = asked;
@@ -130,7 +131,8 @@ function axis(asked) {
     ticks = found.ticks.map((tick) =>
       ({ value: tick * by.factor, text: (tick || 0).toLocaleString("en", style).replace("-", "−") }));
   }
-  const label = by.unit ? `${asked.label} (${by.unit})` : asked.label;
+  const start = asked.amount && !log && (least > 0 || most < 0) && `axis from ${asked.loose ? ticks[0].text : plain(least / by.factor, 2)}`;
+  const aside = [by.unit, start].filter(Boolean).join(", "), label = aside ? `${asked.label} (${aside})` : asked.label;
   const a = log ? Math.log(least) : least, b = log ? Math.log(most) : most;
   const share = asked.none ? 0.86 : 1;
   const part = (value) => (value === Infinity ? 1 : (share * ((log ? Math.log(value) : value) - a)) / (b - a || 1));
@@ -432,6 +434,7 @@ const lines = kind(({ name, series, x, y, target, named = true }, width, state) 
   const own = extent([...series.map((one) => one.y), [target]], y.log);
   if (!spanX || series.every((one) => lastOf(one.y) < 0)) return el("p", { class: "empty" }, "There is nothing to draw.");
   within(spanY, own, y.log);
+  if (!y.log && ["B", "s"].includes(y.unit)) spanY[0] = Math.min(0, spanY[0]); // heights of bytes and seconds are compared
   const inside = (value) => Math.max(spanY[0], Math.min(spanY[1], value));
   const widest = Math.max(...series.map((one) => widthOf(one.name))) + 18;
   const height = Math.max(240, Math.min(330, width * 0.58));
@@ -440,7 +443,7 @@ const lines = kind(({ name, series, x, y, target, named = true }, width, state) 
   const right = labelled ? Math.min(widest, width * 0.34) : 14;
   const whole = series.every((one) => one.x.every((value) => value == null || Number.isInteger(value)));
   const X = axis({ ...x, least: spanX[0], most: spanX[1], whole, count: Math.max(3, Math.round((width - right) / 90)) });
-  const Y = axis({ ...y, least: spanY[0], most: spanY[1], count: 5, loose: true });
+  const Y = axis({ ...y, least: spanY[0], most: spanY[1], count: 5, loose: true, amount: true });
   const { root, box, px, py } = frame(width, height, X, Y, { right, name });
   const drawable = (one, i) => one.x[i] != null && one.y[i] != null && Number.isFinite(one.y[i]) && (!x.log || one.x[i] > 0)
     && (!y.log || one.y[i] > 0);
@@ -565,8 +568,8 @@ const scatter = kind(({ name, x, y, points, joined, fronts, known = [] }, width,
   spanY[1] += tall;
   within(spanY, values, y.log);
   const whole = shown.every((p) => Number.isInteger(p.x) || p.x === Infinity);
-  const X = axis({ ...x, least: wide[0], most: wide[1], whole, count: Math.max(3, Math.round(width / 90)) });
-  const Y = axis({ ...y, least: spanY[0], most: spanY[1], count: 5, loose: true });
+  const X = axis({ ...x, least: wide[0], most: wide[1], whole, count: Math.max(3, Math.round(width / 90)), amount: true });
+  const Y = axis({ ...y, least: spanY[0], most: spanY[1], count: 5, loose: true, amount: true });
   const right = joined ? Math.min(Math.max(...shown.map((p) => widthOf(p.name))) + 18, width * 0.34) : 16;
   const { root, box, px, py } = frame(width, height, X, Y, { right, name });
   const places = shown.map((p) => ({ ...p, x: px(p.x), y: py(p.y), of: p }));
@@ -742,7 +745,7 @@ const distribution = kind(({ name, label, unit, log, of = "node", zero, strips, 
   const left = above || strips.length === 1 ? 0 : wanted;
   const tall = (strips.length > 6 ? 44 : strips.length > 1 ? 58 : 90) + (above ? 16 : 0) + (most > 400 ? 14 : 0);
   const height = 8 + strips.length * tall + 44;
-  const X = axis({ label, unit, log, least: span[0], most: span[1], count: Math.max(3, Math.round((width - left) / 90)), loose: true });
+  const X = axis({ label, unit, log, least: span[0], most: span[1], count: Math.max(3, Math.round((width - left) / 90)), loose: true, amount: true });
   const { root, box, px } = frame(width - left, height, X, null, { right: 8, name });
   if (left) {
     for (const child of root.children) child.setAttribute("transform", `translate(${left} 0)`);
@@ -1125,6 +1128,18 @@ const network = kind(({ name, nodes, edges, value, label, unit, links }, width, 
   }
 });
 
+// ---- what scrolls ---------------------------------------------------------------------------------------------------------
+
+/** Let the keyboard reach what scrolls sideways, under the heading above it; call it again when the page has changed. */
+function reachScrollers() {
+  for (const box of document.querySelectorAll(".scroll, pre")) {
+    const scrolls = box.scrollWidth > box.clientWidth, heading = box.closest("section")?.querySelector("h2");
+    if (!scrolls) for (const name of ["tabindex", "role", "aria-label"]) box.removeAttribute(name);
+    else if (!box.hasAttribute("tabindex")) fill(box, { tabindex: 0, role: "group", "aria-label": heading?.textContent ?? "wide content" }, []);
+  }
+}
+addEventListener("resize", reachScrollers);
+
 // ---- downloads ------------------------------------------------------------------------------------------------------------
 
 /** Return rows of cells as CSV (RFC 4180). Texts that a spreadsheet would take for a formula are led by an apostrophe. */
@@ -1144,5 +1159,5 @@ function download(name, content) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-return { lines, scatter, bars, distribution, matrix, heatmap, lanes, network, el, svg, key, styled, format, csv, download, drawn, emphasise, themeSwitch, redrawAll };
+return { lines, scatter, bars, distribution, matrix, heatmap, lanes, network, el, svg, key, styled, format, csv, download, drawn, emphasise, themeSwitch, redrawAll, reachScrollers };
 })();

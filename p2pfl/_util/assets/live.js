@@ -13,12 +13,13 @@ export function say(element, text) {
 
 const drawn = new WeakMap();
 
-/** Fill an element anew with what `make` returns, but only where `data` is not what it was drawn from. */
+/** Fill an element anew with what `make` returns, but only where `data` is not what it was drawn from; return whether it was. */
 export function draw(element, data, make) {
   const key = JSON.stringify(data);
-  if (drawn.get(element) === key) return;
+  if (drawn.get(element) === key) return false;
   drawn.set(element, key);
   element.replaceChildren(...[make()].flat());
+  return true;
 }
 
 /**

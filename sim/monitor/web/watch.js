@@ -31,6 +31,7 @@ function show(since) {
   link.className = `pill ${since ? "bad" : seen?.end ? "" : "good"}`;
   say(link, words);
   if (!seen) return;
+  document.querySelector("main").hidden = false;
   document.body.classList.toggle("stale", Boolean(since));
   const runs = seen.runs;
   const finished = runs.filter(({ state }) => state === "finished" || state === "kept").length;
@@ -43,6 +44,7 @@ function show(since) {
   showLearning(runs);
   showRuns(runs);
   say($("updated"), `as of ${clock(new Date())}`);
+  Charts.reachScrollers();
 }
 
 function showTiles(runs, finished) {

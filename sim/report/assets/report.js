@@ -439,6 +439,8 @@ matchMedia("print").addEventListener("change", ({ matches }) => {
   if (matches) opened = [...document.querySelectorAll("details:not([open])")];
   opened.forEach((folded) => { folded.open = matches; });
 });
+for (const folded of document.querySelectorAll("details")) folded.addEventListener("toggle", Charts.reachScrollers);
 await Charts.drawn();
+Charts.reachScrollers();
 page.dataset.ready = "1";
 })();

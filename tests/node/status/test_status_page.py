@@ -426,8 +426,43 @@ def test_page_fits_a_phone(chromium, peers, dark):
         opened.goto(shown.address)
         opened.get_by_text("12 of 20").wait_for(timeout=TIMEOUT)
         assert opened.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
-        assert opened.locator("tr[data-peer]").count() == peers
+        assert opened.locator("tr[data-peer]").count() == min(peers, 20)
         assert seen.problems == []
+
+
+@needs_chromium
+def test_phone_shows_cells_of_weights_and_bytes_from_zero(chromium):
+    state = state_of(["bob", "carol"], rounds=5)
+    for row in state["history"]:
+        row["bytes_in"] = row["bytes_out"] = 39_400 + 60 * row["round"]
+    del state["budget"]
+    with shown_to_browsers(state) as shown, new_page(chromium, PHONE) as (opened, _):
+        opened.goto(shown.address)
+        opened.locator("#weights .cells rect").first.wait_for(timeout=TIMEOUT)
+        inside = """() => { const box = document.querySelector("#weights .scroll").getBoundingClientRect();
+            return [...document.querySelectorAll("#weights .scroll rect")].map((cell) => cell.getBoundingClientRect())
+                .filter(({ left, right }) => left >= box.left - 1 && right <= box.right + 1).length; }"""
+        assert opened.evaluate(inside) == 5 * 3
+        assert opened.locator("#bytes text[text-anchor=end]").first.text_content() == "0"
+
+
+@needs_chromium
+def test_long_lists_are_folded_until_the_reader_opens_them(chromium):
+    names = [f"peer-{k:03}" for k in range(60)]
+    state = state_of(names)
+    for peer in state["peers"]:
+        peer["state"] = "suspected" if peer["name"] == "peer-059" else "connected"
+    with shown_to_browsers(state) as shown, new_page(chromium) as (opened, _):
+        opened.goto(shown.address)
+        rows = opened.locator("tr[data-peer] > th")
+        rows.first.wait_for(timeout=TIMEOUT)
+        assert rows.all_inner_texts() == [*names[:19], "peer-059"]
+        button = opened.locator("#peers + button")
+        button.click()
+        assert rows.all_inner_texts() == names
+        assert button.get_attribute("aria-expanded") == "true"
+        button.press("Enter")
+        assert rows.count() == 20
 
 
 @needs_chromium

@@ -639,6 +639,28 @@ def test_axis_contains_target_and_flat_line(opened, y, target):
         assert "\u2212" not in page.inner_text("#curve")
 
 
+@pytest.mark.parametrize(
+    ("unit", "label", "first"),
+    [("B", "amount (kB)", "0"), ("s", "amount (h)", "0.0"), ("", "amount (axis from 39,400)", "39,400")],
+)
+def test_axis_of_bytes_and_seconds_begins_at_zero_and_others_say_where(opened, unit, label, first):
+    line = {"kind": "lines", "id": "curve", "title": "Curve", "note": "", "y_label": "amount", "y_unit": unit}
+    line["views"] = [{"label": "rounds", "unit": "", "x": {"first run": np.array([1, 2, 3])}}]
+    page, _ = opened(single(line | {"y": {"first run": np.array([39_410.0, 39_460.0, 39_490.0])}}))
+    assert page.locator("#curve svg text").first.text_content() == label
+    assert page.locator("#curve svg text[text-anchor=end]").first.text_content() == first
+
+
+def test_keyboard_reaches_what_scrolls_and_nothing_else(opened):
+    wide = '<div class="scroll"><table><tr>' + "<td>a long word</td>" * 7 + "</tr></table></div>"
+    page, _ = opened(parts={"table": wide + "<div class='scroll'>short</div>"}, size=browser.PHONE)
+    scrollers = page.locator("#table .scroll")
+    assert [scrollers.nth(k).get_attribute("aria-label") for k in range(2)] == ["Results in numbers", None]
+    assert [scrollers.nth(k).get_attribute("tabindex") for k in range(2)] == ["0", None]
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.wait_for_selector("#table .scroll:not([tabindex]) table")
+
+
 def test_points_of_same_name_are_joined_and_labelled_once(opened):
     points = [
         {"run": run, "x": x, "y": y, "label": label, "on_front": False}
