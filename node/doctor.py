@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from p2pfl._util.atomic_files import reason
+from p2pfl._util.machine import READING
 from p2pfl._util.printable import plural
-from p2pfl._util.size_limit import READING
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.connectivity import without_password
 from p2pfl.node.federation import loading

@@ -20,9 +20,8 @@ from p2pfl.budget import BudgetTracker
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.trainer import Trainer
-from p2pfl.parameters import Layout, Parameters, detached
+from p2pfl.parameters import Layout, Parameters, PrivateParameters, detached
 from p2pfl.policy import Assignment, Budget, Extras, Stage, Submission, Update, relative_losses
-from p2pfl.private_parameters import PrivateParameters
 from p2pfl.protocols.wire.payload import encode_extras
 from p2pfl.queries import Clip, Query, R, Train
 from p2pfl.random_streams import RandomStreams, common_order

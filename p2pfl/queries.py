@@ -26,9 +26,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.parameters import Parameters, weighted_mean
+from p2pfl.parameters import Parameters, PrivateParameters, weighted_mean
 from p2pfl.prediction_mixing import PredictionMixer
-from p2pfl.private_parameters import PrivateParameters
 from p2pfl.robust.candidates import Combined, MergeRule, combine
 from p2pfl.robust.clipping import Clipped, clip_models
 from p2pfl.update_rules import Rule

@@ -9,9 +9,8 @@ import numpy as np
 
 from p2pfl.budget import BudgetTracker
 from p2pfl.errors import BudgetExceededError
-from p2pfl.parameters import Layout, Parameters
+from p2pfl.parameters import Layout, Parameters, PrivateParameters
 from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Me, Merge, Policy, Stage, Submission, Update
-from p2pfl.private_parameters import PrivateParameters
 from p2pfl.queries import Query, R
 from p2pfl.random_streams import RandomStreams, common_order
 from p2pfl.robust.candidates import MergeRule

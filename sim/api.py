@@ -27,7 +27,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.execution.inputs import RunInputs
 from p2pfl.sim.execution.run_order import Listener, together
 from p2pfl.sim.execution.runner import Engine, check_all, run_all
-from p2pfl.sim.monitor.progress import line_of, progress_bar
+from p2pfl.sim.monitor.monitor import line_of, progress_bar
 from p2pfl.sim.monitor.run_monitor import tracking
 from p2pfl.sim.report.folder import MORE, TABLES, Folder
 from p2pfl.sim.report.write import try_write_report

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from p2pfl._util.atomic_files import reason, replace_file
-from p2pfl._util.size_limit import READING
+from p2pfl._util.machine import READING
 from p2pfl.errors import ConfigurationError, needs_extra
 from p2pfl.node.checkpoint import Checkpoint, FileStore, unpack
 from p2pfl.node.federation import loading

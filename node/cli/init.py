@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from p2pfl._util import table_changes, toml_reader
+from p2pfl._util import toml_tables
 from p2pfl._util.binding import split_name
 from p2pfl._util.console import add_command, add_output, print_answer
 from p2pfl._util.registry import find_module, module_files, root_of
@@ -248,7 +248,7 @@ def read_project(source: Path, run: str | None = None) -> Project:
             if source.is_dir()
             else f"the scenario file {source} does not exist"
         )
-    raw = toml_reader.read(path)
+    raw = toml_tables.read(path)
     table = _select_run(path, raw, run)
     for kind in KINDS:
         if not isinstance(table.get(kind), Mapping):
@@ -294,7 +294,7 @@ def _select_run(path: Path, raw: Mapping[str, Any], run: str | None) -> dict[str
     entry = raw["run"][names.index(run)]
     if "each" in entry:
         raise ConfigurationError(f"{path}: the run {run!r} has the key `each`, so it is many runs; choose another one")
-    return table_changes.merge(base, entry)
+    return toml_tables.merge(base, entry)
 
 
 def _own_files(path: Path, table: Mapping[str, Any]) -> list[Path]:

@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from p2pfl._util import table_changes
+from p2pfl._util import toml_tables
 from p2pfl._util.binding import split_name
-from p2pfl._util.machine import free_memory
-from p2pfl._util.size_limit import TRAINING, check_size, within
+from p2pfl._util.machine import TRAINING, check_size, free_memory, within
 from p2pfl.errors import COMMAND_LINE, ConfigurationError, name_source
 from p2pfl.learning.optimizers import check_schedule
 from p2pfl.node.federation import agreement
@@ -47,7 +46,7 @@ class LoadedNode(NamedTuple):
 
     def source(self, keys: Collection[str]) -> str:
         """Return the source of keys for errors: the command line if it sets one of them, otherwise node.toml."""
-        changed = {table_changes.parse_change(change)[0].partition(".")[0] for change in self.changes}
+        changed = {toml_tables.parse_change(change)[0].partition(".")[0] for change in self.changes}
         return COMMAND_LINE if changed & set(keys) else str(self.folder / config.CONFIG)
 
 
@@ -64,7 +63,7 @@ def load(folder: Path, changes: Sequence[str] = ()) -> LoadedNode:
         return LoadedNode(folder, own, None, None, changes)
     agreed = agreement.read(membership.file)
     for change in changes:
-        key = table_changes.parse_change(change)[0].partition(".")[0]
+        key = toml_tables.parse_change(change)[0].partition(".")[0]
         if key in (*AGREED, "task", "policy"):
             raise ConfigurationError(
                 f"--set {key}: this setting belongs to the federation {agreed.name}, and a node cannot change it"
@@ -94,7 +93,7 @@ def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING
 
     Args:
         memory: bytes that this node may use; by default the machine's available memory.
-        copies: number of copies of the model that must fit; see p2pfl._util.size_limit.
+        copies: number of copies of the model that must fit; see p2pfl._util.machine.
 
     Raises:
         ConfigurationError: the task cannot be created, or its model or the federation's is too large for this machine.

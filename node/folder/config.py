@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from p2pfl._util import table_changes, toml_reader
+from p2pfl._util import toml_tables
 from p2pfl._util.atomic_files import PRIVATE_FOLDER, replace_file
 from p2pfl._util.binding import bind, split_name
 from p2pfl._util.disk import PRIVATE
@@ -269,9 +269,9 @@ def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
     """
     check_folder_of_node(folder)
     path = folder / CONFIG
-    table = toml_reader.read(path)
-    with name_source(str(path), [table_changes.parse_change(change)[0] for change in changes]):
-        config = bind(table_changes.with_changes(table, changes), NodeConfig)
+    table = toml_tables.read(path)
+    with name_source(str(path), [toml_tables.parse_change(change)[0] for change in changes]):
+        config = bind(toml_tables.with_changes(table, changes), NodeConfig)
         config.check()
         return config
 

@@ -11,9 +11,8 @@ from typing import ClassVar, NamedTuple, Self
 import numpy as np
 from msgspec.structs import replace
 
-from p2pfl.parameters import Parameters
+from p2pfl.parameters import Parameters, PrivateParameters
 from p2pfl.policy import Update
-from p2pfl.private_parameters import PrivateParameters
 from p2pfl.queries import Answering, AnsweringTogether, Loss, Losses, Query
 
 Fetch = Callable[[Sequence[str]], Awaitable[Sequence[Update]]]

@@ -11,8 +11,7 @@ from typing import ClassVar, NamedTuple, Self
 import numpy as np
 from msgspec.structs import replace
 
-from p2pfl.parameters import Parameters
-from p2pfl.private_parameters import PrivateParameters
+from p2pfl.parameters import Parameters, PrivateParameters
 from p2pfl.queries import Query
 
 MOST_GROUPS = 2**10

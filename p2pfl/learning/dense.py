@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from p2pfl._util.size_limit import check_module_size
+from p2pfl._util.machine import check_module_size
 from p2pfl.algorithms.group_statistics import CountGroups
 from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError, DivergenceError, MissingRequirementError

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from p2pfl._util import size_limit
+from p2pfl._util import machine
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.local_state import LocalState, encoded, kind_of
 from p2pfl.parameters import Layout, Parameters
@@ -32,10 +32,10 @@ def make_module(factory: Callable[[], nn.Module]) -> nn.Module:
     """Make a module. If the size is limited, its values are counted before memory is allocated for them.
 
     Raises:
-        ConfigurationError: it has more values than the limit allows (see p2pfl._util.size_limit).
+        ConfigurationError: it has more values than the limit allows (see p2pfl._util.machine).
     """
-    if size_limit.is_limited():
-        size_limit.check_module_size(count_values(factory))
+    if machine.is_limited():
+        machine.check_module_size(count_values(factory))
     return factory()
 
 

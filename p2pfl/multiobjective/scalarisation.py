@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from p2pfl._util.binding import build, choose
 from p2pfl.errors import ConfigurationError
-from p2pfl.parameters import Parameters
-from p2pfl.private_parameters import PrivateParameters
+from p2pfl.parameters import Parameters, PrivateParameters
 from p2pfl.queries import Query
 
 if TYPE_CHECKING:

@@ -1,23 +1,34 @@
-"""FedPref's environments with several rewards: deep-sea treasure, minecart, two lunar landers, and half cheetah."""
+"""FedPref's environments with several rewards: deep-sea treasure, minecart, two lunar landers, and half cheetah.
+
+Reinforcement learning for several rewards: mo-gymnasium's environments with stable-baselines3's DQN and DDPG.
+
+p2pfl.rl.morl_settings defines environments and settings. p2pfl.rl.morl_learner contains the learner, and imports those
+packages.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from p2pfl._util.binding import build
 from p2pfl.errors import ConfigurationError, MissingRequirementError, unknown
 from p2pfl.multiobjective.preferences import preference_of
-from p2pfl.rl.morl import MorlTask
-from p2pfl.rl.morl_settings import DDPG, DQN, Environment
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.random_streams import RandomStreams
+from p2pfl.rl.morl_settings import DDPG, DQN, Environment, MorlProblem
 from p2pfl.task import Part
 from p2pfl.tasks.deep_sea_treasure import FRONT, REFERENCE
 
-NEEDED = ("gymnasium", "mo_gymnasium", "stable_baselines3")
+if TYPE_CHECKING:
+    from p2pfl.rl.batched_dqn import BatchedDqn
+    from p2pfl.rl.morl_learner import MorlLearner
 
+
+NEEDED = ("gymnasium", "mo_gymnasium", "stable_baselines3")
 # The paper uses version 2 of the landers and version 4 of the cheetah; mo-gymnasium 1.3 has only later ones. References
 # are those of table A.1 of Hartmann's dissertation.
 ENVIRONMENTS: Mapping[str, Environment] = {
@@ -150,7 +161,7 @@ def morl(
         steps: steps of the environment in an epoch; an unfinished episode is discarded at the end.
         rounds: rounds of the run; exploration decreases over a fraction of them.
         episodes: number of episodes whose mean return is reported.
-        settings: changes to the settings of the algorithm (see p2pfl.rl.morl.DQN and p2pfl.rl.morl.DDPG).
+        settings: changes to the settings of the algorithm (see p2pfl.tasks.morl.DQN and p2pfl.tasks.morl.DDPG).
         preference: this node's own weights of the objectives.
         preferences: distribution of the nodes' weights if none are given (see p2pfl.multiobjective.preferences);
             uniform by default.
@@ -176,3 +187,52 @@ def morl(
     drawn = {"name": "dirichlet"} if preferences is None else preferences
     point, group = preference_of(part, seed, len(known.names), preference, drawn)
     return MorlTask(known, made, point, group, counts["steps"], counts["rounds"], counts["episodes"])
+
+
+@dataclass
+class MorlTask(MorlProblem):
+    """DQN or DDPG on the linearly scalarised reward; for its attributes see MorlProblem."""
+
+    @property
+    def layout(self) -> Layout:
+        from p2pfl.rl.morl_learner import layout
+
+        return layout(self.environment.id, self.settings)
+
+    @property
+    def n_samples(self) -> int:
+        return self.steps
+
+    @property
+    def goals(self) -> Mapping[str, bool]:
+        return dict.fromkeys(self.environment.names, True)
+
+    @property
+    def reference(self) -> tuple[float, ...]:
+        return self.environment.reference
+
+    @property
+    def front(self) -> tuple[tuple[float, ...], ...]:
+        return self.environment.front
+
+    def initial(self, seed: int) -> Parameters:
+        """Return the networks as stable-baselines3 initialises them."""
+        from p2pfl.rl.morl_learner import initial
+
+        return initial(self.environment.id, self.settings, seed)
+
+    def learner(self, streams: RandomStreams, device: str = "cpu") -> MorlLearner:
+        from p2pfl.rl.morl_learner import MorlLearner
+
+        return MorlLearner(self, streams, device)
+
+    @staticmethod
+    def stacked(learners: Sequence[MorlLearner]) -> BatchedDqn:
+        """Return a backend that trains these learners together.
+
+        Raises:
+            ConfigurationError: they do not learn by DQN, or their environments or settings differ.
+        """
+        from p2pfl.rl.batched_dqn import BatchedDqn
+
+        return BatchedDqn(learners)

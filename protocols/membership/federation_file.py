@@ -14,7 +14,7 @@ from typing import Any
 
 import tomli_w
 
-from p2pfl._util import toml_reader
+from p2pfl._util import toml_tables
 from p2pfl.protocols.errors import FederationError
 from p2pfl.protocols.identity import Identity, verify
 
@@ -77,7 +77,7 @@ class Federation:
         if not verify(admission, signature, _LABEL + content):
             raise FederationError("the federation file is damaged or forged: its signature is invalid")
         try:
-            tables = toml_reader.parse(content)
+            tables = toml_tables.parse(content)
         except ValueError as error:
             raise FederationError(f"the federation file is signed, but it is not valid TOML: {error}") from error
         if tables.pop("admission", None) != admission.hex() or not isinstance(tables.pop("nonce", None), str):

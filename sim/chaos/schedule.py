@@ -24,7 +24,7 @@ import msgspec
 import tomli_w
 from msgspec.structs import replace
 
-from p2pfl._util import toml_reader
+from p2pfl._util import toml_tables
 from p2pfl._util.atomic_files import reason, replace_file
 from p2pfl._util.binding import bind
 from p2pfl.errors import ConfigurationError, RunError, name_source, none_of
@@ -255,7 +255,7 @@ def read_schedule(path: Path, kinds: Sequence[Kind] = KINDS) -> Schedule:
     """
     if not path.is_file():
         raise ConfigurationError(f"the schedule {path} does not exist")
-    table = toml_reader.read(path)
+    table = toml_tables.read(path)
     faults = table.get("fault")
     for number, fault in enumerate(faults if isinstance(faults, list) else (), 1):
         if isinstance(fault, dict) and "kind" in fault and fault["kind"] not in kinds:

@@ -143,7 +143,7 @@ class _Report:
 def _search(options: argparse.Namespace, file: ScenarioFile) -> int:
     """Try the seeds; the exit code is 1 if an invariant does not hold with one of them."""
     from p2pfl.sim.chaos.run import search
-    from p2pfl.sim.monitor.progress import progress_bar
+    from p2pfl.sim.monitor.monitor import progress_bar
 
     seeds = parse_seeds(options.seeds)
     report = _Report(file, seeds, options.out or Path("runs") / f"chaos-{file.name}")

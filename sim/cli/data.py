@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2pfl._util.console import FAILED, add_command, add_output
 from p2pfl._util.printable import to_json
-from p2pfl.data.partition.separation import SAME
+from p2pfl.data.partition.splits import SAME
 from p2pfl.data_facts import distinct
 from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.sim.cli.options import add_selection, load_changed

@@ -16,7 +16,7 @@ from p2pfl.sim.execution.inputs import RunInputs
 from p2pfl.sim.execution.resume import explain_resume
 from p2pfl.sim.execution.runner import check_all, processes_of
 from p2pfl.sim.formatting import number, of_paper
-from p2pfl.sim.monitor.progress import progress_bar
+from p2pfl.sim.monitor.monitor import progress_bar
 from p2pfl.sim.pareto import Candidates, FrontSearch, candidate, objectives_of, search_all, searches_of
 from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
 from p2pfl.sim.simulation.plan import check

@@ -25,7 +25,7 @@ from p2pfl.sim.execution.inputs import RunInputs
 from p2pfl.sim.execution.resume import Parts, explain_resume
 from p2pfl.sim.execution.run_order import Listener, together
 from p2pfl.sim.execution.runner import check_all, processes_of, run_all
-from p2pfl.sim.monitor.progress import line_of, progress_bar
+from p2pfl.sim.monitor.monitor import line_of, progress_bar
 from p2pfl.sim.monitor.run_monitor import tracking
 from p2pfl.sim.report.findings import findings_of_runs
 from p2pfl.sim.report.folder import Summary

@@ -9,8 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
-from p2pfl._util.machine import free_memory, usable_cores
-from p2pfl._util.size_limit import READING, within
+from p2pfl._util.machine import READING, free_memory, usable_cores, within
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.sim.execution.cluster import ON_THIS_MACHINE, ClusterOptions, run_in_cluster
 from p2pfl.sim.execution.inputs import RunInputs

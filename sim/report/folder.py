@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from p2pfl._util import toml_reader
+from p2pfl._util import toml_tables
 from p2pfl._util.atomic_files import reason
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import some
@@ -126,7 +126,7 @@ def _scenario(file: Path) -> tuple[str, dict[str, Any]]:
     except OSError:
         return "", {}
     try:
-        return text, toml_reader.parse(text.encode())
+        return text, toml_tables.parse(text.encode())
     except ValueError:
         return text, {}
 

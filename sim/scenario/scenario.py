@@ -67,7 +67,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import asdict, replace
 
-from p2pfl._util import table_changes, toml_reader
+from p2pfl._util import toml_tables
 from p2pfl._util.binding import bind, convert, split_name
 from p2pfl._util.registry import ObjectName
 from p2pfl.attacks.attack import Attack
@@ -483,7 +483,7 @@ def load(
             raise ConfigurationError(f"{name} is a folder; name its file {path / 'scenario.toml'}")
         raise unknown_scenario(name)
     folder = str(path.resolve().parent)
-    return resolve(toml_reader.read(path), changes, path.stem, folder, trust=trust, only=only, changer=changer)
+    return resolve(toml_tables.read(path), changes, path.stem, folder, trust=trust, only=only, changer=changer)
 
 
 def resolve(
@@ -498,7 +498,7 @@ def resolve(
 ) -> ScenarioFile:
     """Resolve parsed TOML, or a dict of the caller, into a scenario; see `load`."""
     with name_source(changer or name):
-        given = full_changes(map(table_changes.parse_change, changes), folder)
+        given = full_changes(map(toml_tables.parse_change, changes), folder)
     with name_source(name, ("--only", *(key for key, _ in given)), changer or name):
         return _resolve(raw, given, name, folder, trust=trust, only=only)
 
@@ -518,7 +518,7 @@ def _resolve(
     keys, picked = FileKeys.bound(table | target), of_form.pop("runs", None)
     keys.check()
     called = keys.name or name
-    base = {"name": called} | table_changes.merge(base, of_form)
+    base = {"name": called} | toml_tables.merge(base, of_form)
     rows = [str(row.get("name", called)) for row in keys.entries or [{}]]
     rows += [str(run["name"]) for run in run_tables(base, keys.entries, folder)]
     _check_rows(keys, rows)
@@ -658,7 +658,7 @@ def _of_form(entries: Sequence[Table], picked: Any) -> Sequence[Table]:
     for key in picked:
         if key not in known:
             raise ConfigurationError(f"runs of a form: {unknown('run', key, known)}")
-    return [table_changes.merge(row, picked[key]) for key, row in known.items() if key in picked]
+    return [toml_tables.merge(row, picked[key]) for key, row in known.items() if key in picked]
 
 
 def last(changes: Changes, key: str, default: Any) -> Any:
@@ -684,7 +684,7 @@ def run_tables(base: Table, entries: Sequence[Table], folder: str) -> list[Table
         base: keys of all runs; its `name` is that of a run whose entry has none.
         folder: see p2pfl.sim.scenario.topology.with_files.
     """
-    merged = [table_changes.merge(base, with_files(entry, folder)) for entry in entries or [{}]]
+    merged = [toml_tables.merge(base, with_files(entry, folder)) for entry in entries or [{}]]
     return [run for one in merged for run in _each(one, folder)]
 
 
@@ -704,7 +704,7 @@ def _each(entry: Table, folder: str) -> list[Table]:
     for values in product(*each.values()):
         given = list(zip(each, values, strict=True))
         run = deepcopy(entry)
-        table_changes.apply_all(run, full_changes(given, folder))
+        toml_tables.apply_all(run, full_changes(given, folder))
         if given:
             run["name"] = ", ".join([str(entry["name"]), *map(_word, given)])
         if given and pool is None:
@@ -736,7 +736,7 @@ def _change_runs(runs: Sequence[Table], changes: Changes) -> tuple[list[Table], 
     """
     changed = deepcopy(list(runs))
     for run in changed:
-        table_changes.apply_all(run, changes)
+        toml_tables.apply_all(run, changes)
         for key, _ in changes:
             _fix_key(run, key)
     kept = _distinct(runs, changed) if changes else range(len(runs))

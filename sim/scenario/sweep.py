@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from p2pfl._util import table_changes
+from p2pfl._util import toml_tables
 from p2pfl._util.binding import option_names, takes
 from p2pfl._util.registry import resolve
 from p2pfl.compression.codecs import CODECS
@@ -68,7 +68,7 @@ def _axis(text: str) -> Axis:
     if (first := key.partition(".")[0]) in NOT_VARIED:
         other = f"; use {NOT_VARIED[first]}" if NOT_VARIED[first] else ""
         raise ConfigurationError(f"--vary {key}: a sweep cannot vary this key{other}")
-    values = tuple(table_changes.parse_change(f"{key}={one}")[1] for one in texts)
+    values = tuple(toml_tables.parse_change(f"{key}={one}")[1] for one in texts)
     for k, value in enumerate(values):
         if _same(value) in map(_same, values[:k]):
             raise ConfigurationError(f"--vary {key}: the value {texts[k]} is given twice")
@@ -171,9 +171,9 @@ def _apply_axes(run: Table, axes: Sequence[Axis], places: Sequence[int], folder:
     names = [(key, value) for key, value in given if "." not in key or key.endswith((".name", f".{FILE}"))]
     options = [(key, value) for key, value in given if (key, value) not in names]
     table = deepcopy(run)
-    table_changes.apply_all(table, full_changes(names, folder))
+    toml_tables.apply_all(table, full_changes(names, folder))
     taken = [(key, value) for key, value in options if takes_option(table, key)]
-    table_changes.apply_all(table, full_changes(taken, folder))
+    toml_tables.apply_all(table, full_changes(taken, folder))
     kept = {key for key, _ in (*names, *taken)}
     table["varied"] = {**run.get("varied", {}), **{key: value for key, value in given if key in kept}}
     return table
@@ -219,7 +219,7 @@ def check_changes(runs: Sequence[Scenario], changes: Sequence[str]) -> None:
         ConfigurationError: a run does not take one; the error tells how to select the runs that do.
     """
     for change in changes:
-        key = table_changes.parse_change(change)[0]
+        key = toml_tables.parse_change(change)[0]
         first, _, option = key.partition(".")
         if first not in OPTIONS or option in ("", "name", FILE):
             continue

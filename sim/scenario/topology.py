@@ -18,7 +18,7 @@ from typing import Any
 
 import networkx as nx
 
-from p2pfl._util import table_changes
+from p2pfl._util import toml_tables
 from p2pfl._util.binding import build, split_name
 from p2pfl._util.machine import check_memory
 from p2pfl._util.printable import to_json
@@ -255,7 +255,7 @@ def show(name: str, nodes: int | None, seed: int, changes: Sequence[str], as_jso
     if nodes is not None and nodes < 1:
         raise ConfigurationError(f"nodes must be 1 or more, got {nodes}")
     is_file = name not in BUILDERS and ("." in name or "/" in name)
-    table = table_changes.with_changes({FILE: name} if is_file else {"name": name}, changes)
+    table = toml_tables.with_changes({FILE: name} if is_file else {"name": name}, changes)
     if found := from_file(table, "."):
         table, count = found
         nodes = count if nodes is None else nodes

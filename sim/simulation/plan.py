@@ -11,7 +11,7 @@ import networkx as nx
 from p2pfl._util.binding import split_name
 from p2pfl._util.shared_work import sharing
 from p2pfl.compression.codecs import Codec, make_codec
-from p2pfl.data.partition.separation import check_separation, parts_of
+from p2pfl.data.partition.splits import check_separation, parts_of
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import check_schedule
 from p2pfl.learning.torch_learner import choose_device

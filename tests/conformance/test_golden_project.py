@@ -8,7 +8,7 @@ from p2pfl.node.exchange import message_exchange, model_transfer
 from p2pfl.protocols import rate_limit
 from p2pfl.protocols.membership import federation_file, invitation
 from p2pfl.protocols.membership import log as membership
-from p2pfl.protocols.mqtt import link, presence, reliable_stream
+from p2pfl.protocols.mqtt import link, reliable_stream, transport
 from p2pfl.protocols.mqtt import transport as mqtt
 from p2pfl.protocols.transports import handshake, tls, tls_link
 from p2pfl.protocols.transports import tls as listener
@@ -66,7 +66,7 @@ def test_limits_in_documents_match_code():
             membership.LIMIT,
             federation_file.LIMIT,
             mqtt.LARGEST,
-            presence.LIMIT,
+            transport.LIMIT,
             link.LIMIT,
         ),
         reliable_stream.CHUNK,

@@ -32,7 +32,8 @@ from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Request, decode_admission, decode_answer, decode_join
 from p2pfl.protocols.membership.log import Entry, Membership, Signed, decode_entry
 from p2pfl.protocols.mqtt import link as link_handshake
-from p2pfl.protocols.mqtt import packets, presence, reliable_stream
+from p2pfl.protocols.mqtt import packets, reliable_stream
+from p2pfl.protocols.mqtt import transport as presence
 from p2pfl.protocols.mqtt.packets import Topics
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import key_of

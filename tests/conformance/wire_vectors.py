@@ -27,7 +27,7 @@ from p2pfl.protocols.membership.invitation import (
 )
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.mqtt import link as link_handshake
-from p2pfl.protocols.mqtt import presence, reliable_stream
+from p2pfl.protocols.mqtt import reliable_stream, transport
 from p2pfl.protocols.mqtt.packets import Sealing
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK, ReliableStream
 from p2pfl.protocols.transports import handshake
@@ -846,7 +846,7 @@ def presence_vectors(v):
             "sequence": 5,
             "addresses": ("tcp://192.168.1.5:4100",),
         }
-        return presence.sign(by or identity, presence.Presence(**fields | {"online": True} | changes))
+        return transport.sign(by or identity, transport.Presence(**fields | {"online": True} | changes))
 
     base = IN | {"log": LOG.encode().hex(), "key": ALICE.public.hex(), "before": []}
 

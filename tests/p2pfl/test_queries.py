@@ -21,10 +21,9 @@ from p2pfl.learning.torch_problem import Samples
 from p2pfl.learning.torch_task import TorchTask
 from p2pfl.multiobjective.scalarisation import DifferentiateObjectives
 from p2pfl.node.trainer import ThreadTrainer
-from p2pfl.parameters import Parameters, weighted_mean
+from p2pfl.parameters import Parameters, PrivateParameters, weighted_mean
 from p2pfl.policies.local import Local
 from p2pfl.prediction_mixing import KnnDatastore
-from p2pfl.private_parameters import PrivateParameters
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Query, Train
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.scenario import resolve

@@ -43,7 +43,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from p2pfl._util import toml_reader
+from p2pfl._util import toml_tables
 from p2pfl.data.class_labels import Rows
 from p2pfl.data.delimited import Dialect, describe, header_of, is_code, is_marker, is_other_notation, number, read_rows
 from p2pfl.data.image_sets import data_root
@@ -134,7 +134,7 @@ def files_of(name: str, root: str) -> list[Path]:
         ConfigurationError: there is no such schema, or it cannot be read.
     """
     path, folder = _places(name, root)
-    raw = toml_reader.read(path)
+    raw = toml_tables.read(path)
     return [path, *(folder / part for part in (raw.get("train"), raw.get("test")) if isinstance(part, str) and part)]
 
 
@@ -188,7 +188,7 @@ def read_schema(path: Path, columns: Mapping[str, Kind] | None = None) -> Schema
     Raises:
         ConfigurationError: it cannot be read, has an unknown key, or is invalid.
     """
-    raw = toml_reader.read(path)
+    raw = toml_tables.read(path)
     found = raw.get("columns")
     for name, kind in found.items() if isinstance(found, Mapping) else ():
         if isinstance(kind, Mapping):  # TOML reads the dot of a bare name as a table

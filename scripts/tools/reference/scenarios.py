@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from p2pfl._util import toml_reader
+from p2pfl._util import toml_tables
 from scripts.tools.reference.markdown import escape, table
 
 
@@ -14,7 +14,7 @@ def scenarios(module: str) -> str:
     rows = []
     for name, path in scenario.shipped_scenarios().items():
         file = scenario.load(name)
-        forms = ", ".join(f"`{form}`" for form in toml_reader.read(path).get("forms", {}))
+        forms = ", ".join(f"`{form}`" for form in toml_tables.read(path).get("forms", {}))
         size = f"{len(file.runs)} runs of {file.runs[0].nodes} nodes, {file.runs[0].rounds} rounds"
         texts = [f"**{escape(file.title)}.**", escape(file.description)]
         texts += [f"Differences: {escape(' '.join(file.differences))}"] if file.differences else []

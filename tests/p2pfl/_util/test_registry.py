@@ -184,7 +184,7 @@ def test_registered_entry_point_needs_no_trust(monkeypatch, tmp_path):
     point = EntryPoint("heed", "installed_heed:Heed", "p2pfl.policies")
     monkeypatch.setattr(names, "entry_points", lambda group: [point] if group == point.group else [])
     load(scenario(tmp_path, '{ name = "installed_heed:Heed" }'))
-    for policy in ('{ name = "installed_heed:main" }', '{ name = "p2pfl.rl.morl:MorlTask" }'):
+    for policy in ('{ name = "installed_heed:main" }', '{ name = "p2pfl.tasks.morl:MorlTask" }'):
         with pytest.raises(ConfigurationError, match="needs the module"):
             load(scenario(tmp_path, policy))
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from p2pfl._util import machine, size_limit
+from p2pfl._util import machine
+from p2pfl._util import machine as size_limit
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.modules import make_module
 from p2pfl.node.federation import loading

@@ -2,7 +2,7 @@
 
 import pytest
 
-from p2pfl._util import toml_reader
+from p2pfl._util import toml_tables
 from p2pfl.data.tabular.table import read_schema
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli import main as cli
@@ -22,7 +22,7 @@ DEEP = {
 def test_toml_nested_too_deep_is_refused(tmp_path, text):
     path = tmp_path / "deep.toml"
     path.write_text(text)
-    for read in (toml_reader.read, read_schema, lambda path: load(str(path))):
+    for read in (toml_tables.read, read_schema, lambda path: load(str(path))):
         with pytest.raises(ConfigurationError, match=r"deep\.toml: tables and lists are nested more than 64 deep$"):
             read(path)
 
@@ -32,7 +32,7 @@ def test_toml_integer_beyond_64_bits_is_refused(tmp_path, number):
     path = tmp_path / "many.toml"
     path.write_text(f"a = [{{ b = {number} }}]")
     with pytest.raises(ConfigurationError, match=r"more than 64 bits|Exceeds the limit") as caught:
-        toml_reader.read(path)
+        toml_tables.read(path)
     assert "\n" not in str(caught.value)
 
 
@@ -41,26 +41,26 @@ def test_toml_integer_beyond_64_bits_is_refused(tmp_path, number):
 )
 def test_toml_key_of_many_parts_is_refused_before_parsing(key):
     with pytest.raises(ValueError, match=r"^tables and lists are nested more than 64 deep$"):
-        toml_reader.parse(f"{key} has an error of syntax".encode())
+        toml_tables.parse(f"{key} has an error of syntax".encode())
 
 
 @pytest.mark.parametrize("text", ["1 # {}", '"{}\\"{}"', "'{}\"{}'", '"""" {}\\""" {}"""""', "'''' {}\n{}'''''"])
 def test_toml_dots_in_text_and_comment_are_read(text):
     value = text.replace("{}", "a." * 70)
-    assert toml_reader.parse(f"a = {value}".encode()).keys() == {"a"}
+    assert toml_tables.parse(f"a = {value}".encode()).keys() == {"a"}
 
 
 def test_toml_of_ordinary_depth_is_read():
     text = "a = " + "[" * 60 + "9223372036854775807, -9223372036854775808, true, 1e400" + "]" * 60
-    assert toml_reader.parse(text.encode()).keys() == {"a"}
+    assert toml_tables.parse(text.encode()).keys() == {"a"}
 
 
 def test_toml_file_that_is_too_long_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "long.toml"
     path.write_bytes(b"#" * 101)
-    monkeypatch.setattr(toml_reader, "LONGEST", 100)
+    monkeypatch.setattr(toml_tables, "LONGEST", 100)
     with pytest.raises(ConfigurationError, match="it has more than"):
-        toml_reader.read(path)
+        toml_tables.read(path)
 
 
 @pytest.mark.parametrize("change", ["nodes=" + "[" * 100_000, "nodes=" + "9" * 20])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from p2pfl._util.size_limit import within
+from p2pfl._util.machine import within
 from p2pfl.errors import ConfigurationError, DivergenceError, MissingRequirementError
 from p2pfl.learning import dense as network
 from p2pfl.learning.dense import DenseNetwork, DenseTask, TorchGenerator

@@ -19,8 +19,7 @@ from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_learner import batch_sizes
 from p2pfl.learning.torch_task import classification
 from p2pfl.node.checkpoint import Checkpoint, with_local_state
-from p2pfl.parameters import Layout
-from p2pfl.private_parameters import PrivateParameters
+from p2pfl.parameters import Layout, PrivateParameters
 from p2pfl.queries import NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.update_rules import Lookahead

@@ -23,8 +23,9 @@ import pytest
 from p2pfl.node.connectivity import MultiTransport
 from p2pfl.protocols.errors import AddressError, ProtocolError, TransportError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.mqtt import connection, presence
+from p2pfl.protocols.mqtt import connection
 from p2pfl.protocols.mqtt import transport as mqtt
+from p2pfl.protocols.mqtt import transport as presence
 from p2pfl.protocols.mqtt.broker_client import WAITING, AiomqttBus, Message, describe_failure
 from p2pfl.protocols.mqtt.link import HANDSHAKE_PACKET, LINKS_PER_KEY, REQUEST, STRANGERS, make_packet
 from p2pfl.protocols.mqtt.packets import FORMER_OPENING, RESET_PACKET

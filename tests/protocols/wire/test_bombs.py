@@ -20,7 +20,7 @@ from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import LIMIT as LOG_LIMIT
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.mqtt import link as link_handshake
-from p2pfl.protocols.mqtt import presence, reliable_stream
+from p2pfl.protocols.mqtt import reliable_stream, transport
 from p2pfl.protocols.mqtt.packets import DATA, sealing_of
 from p2pfl.protocols.mqtt.reliable_stream import ReliableStream
 from p2pfl.protocols.transports import handshake
@@ -130,7 +130,7 @@ BOMBS = {  # by name: the decoder, the input, and the limit of its memory in byt
     "a step of the handshake of 4 MB": (handshake.decode, EMPTY, SMALL),
     "a packet of a handshake of 4 MB": (link_handshake.read_packet, EMPTY, SMALL),
     "a handshake of 4 MB": (lambda data: TlsHandshake(CREDENTIALS).step(data), EMPTY, SMALL),
-    "a presence of 4 MB": (lambda data: presence.Directory(LOG).read(BOB.public, data), EMPTY, SMALL),
+    "a presence of 4 MB": (lambda data: transport.Directory(LOG).read(BOB.public, data), EMPTY, SMALL),
     "a newcomer's question of 4 MB": (invitation.decode_join, EMPTY, SMALL),
     "an answer to it of empty arrays": (invitation.decode_answer, b"\x93\xa6joined" + EMPTY, 3 * LOG_LIMIT),
     "a federation's file of 4 MB": (take_file, DEEP, 8 * FILE_LIMIT),

@@ -50,7 +50,7 @@ from p2pfl.protocols.membership import invitation
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, Request
 from p2pfl.protocols.membership.log import Membership, Signed
-from p2pfl.protocols.mqtt import link, presence, reliable_stream
+from p2pfl.protocols.mqtt import link, reliable_stream, transport
 from p2pfl.protocols.mqtt.packets import Sealing
 from p2pfl.protocols.mqtt.reliable_stream import ReliableStream
 from p2pfl.protocols.transports import handshake
@@ -355,7 +355,7 @@ class InputFuzzer:
     def __init__(self, mutator):
         self.mutator = mutator
         self.log = make_log()
-        self.directory = presence.Directory(self.log)
+        self.directory = transport.Directory(self.log)
         self.places = {
             "handshake": (self._steps(), self.step, ProtocolError),
             "handshake packet": (self._packets_of_handshake(), self.handshake_packet, ProtocolError),
@@ -440,8 +440,8 @@ class InputFuzzer:
         ]
 
     def _presences(self):
-        said = [presence.Presence(FILE.id, BOB.public, 1, k, ("tcp://127.0.0.1:4100",), True) for k in range(2)]
-        return [presence.sign(BOB, each) for each in said]
+        said = [transport.Presence(FILE.id, BOB.public, 1, k, ("tcp://127.0.0.1:4100",), True) for k in range(2)]
+        return [transport.sign(BOB, each) for each in said]
 
     def _token(self):
         made = (FILE.id, "test", ADMISSION.public, ALICE.public, ("127.0.0.1:4100",), bytes(16), 2**31, "bob")

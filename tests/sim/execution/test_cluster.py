@@ -9,9 +9,8 @@ import pytest
 from p2pfl._util.registry import ObjectName
 from p2pfl.algorithms.ggc import DecideGreedily, Decisions, Sets
 from p2pfl.errors import ConfigurationError, DivergenceError, RunError
-from p2pfl.parameters import Layout
+from p2pfl.parameters import Layout, PrivateParameters
 from p2pfl.prediction_mixing import ModelEnsemble
-from p2pfl.private_parameters import PrivateParameters
 from p2pfl.queries import Evaluate, NodeQuery, Train
 from p2pfl.sim.execution.cluster_worker import RayShard, RayShards, WorkerSettings, decode, encode
 from p2pfl.sim.execution.probe import probe

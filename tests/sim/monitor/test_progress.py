@@ -4,8 +4,7 @@ import re
 import sys
 from io import StringIO
 
-from p2pfl.sim.monitor.monitor import line
-from p2pfl.sim.monitor.progress import line_of, progress_bar
+from p2pfl.sim.monitor.monitor import line, line_of, progress_bar
 from p2pfl.sim.monitor.run_monitor import RunMonitor
 from p2pfl.sim.results.results import result_of
 from p2pfl.sim.scenario.scenario import resolve

@@ -8,7 +8,7 @@ import torch
 
 import p2pfl
 from p2pfl.errors import ConfigurationError
-from p2pfl.sim.monitor.progress import line_of
+from p2pfl.sim.monitor.monitor import line_of
 from p2pfl.sim.results.learning_curves import draw_curves
 from p2pfl.sim.results.results import Result
 

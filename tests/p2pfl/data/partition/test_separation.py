@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import Dataset, Subset
 
 import p2pfl
-from p2pfl.data.partition.separation import Parts, check_separation, overlap
+from p2pfl.data.partition.splits import Parts, check_separation, overlap
 from p2pfl.errors import ConfigurationError
 from p2pfl.task import Part
 

@@ -1,0 +1,133 @@
+"""TOML reader for untrusted input: limits on the length of a text, on nesting, and on numbers.
+
+Changes to TOML tables: those of `--set key=value`, and merging of two tables.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from p2pfl.errors import ConfigurationError
+
+LONGEST = 2**26  # bytes of a file
+DEEPEST = 64  # nested tables and lists; later processing is recursive
+GREATEST = 2**63  # integers are below it, as in the TOML specification
+_STRING_OR_COMMENT = re.compile(
+    r"""
+    \"\"\"(?:[^"\\]++|\\.|"(?!""))*+(?:"{3,5})?
+  | '''(?:[^']++|'(?!''))*+(?:'{3,5})?
+  | "(?:[^"\\\n]++|\\.)*+"?
+  | '[^'\n]*+'?
+  | \#[^\n]*+
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_KEY = re.compile(r"[^=,{}\[\]\n]+")  # a key or a value, in a text without strings and comments
+_TOO_DEEP = f"tables and lists are nested more than {DEEPEST} deep"
+KEPT = {"attack": ("share", "nodes")}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        ConfigurationError: the file cannot be read or parsed; the text contains the line.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(LONGEST + 1)
+        return parse(content)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+
+
+def parse(content: bytes) -> dict[str, Any]:
+    """Parse a TOML document.
+
+    Raises:
+        ValueError: it is not TOML, is too long or too deeply nested, or has an integer of more than 64 bits.
+    """
+    if len(content) > LONGEST:
+        raise ValueError(f"it has more than {LONGEST // 2**20} MiB")
+    try:
+        text = content.decode()
+        # Checked first, because tomllib takes quadratic time and memory in the parts of a dotted key.
+        if any(key.group().count(".") > DEEPEST for key in _KEY.finditer(_STRING_OR_COMMENT.sub("", text))):
+            raise ValueError(_TOO_DEEP)
+        tables = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level: list[Any] = [tables]
+    for _ in range(DEEPEST + 1):
+        level = [inner for value in level for inner in (value.values() if isinstance(value, dict) else value)]
+        for value in level:
+            if isinstance(value, int) and not -GREATEST <= value < GREATEST:
+                raise ValueError("it has an integer of more than 64 bits")
+        level = [value for value in level if isinstance(value, dict | list)]
+        if not level:
+            return tables
+    raise ValueError(_TOO_DEEP)
+
+
+"""By table, the keys that are no options of what the table names."""
+
+
+def parse_change(change: str) -> tuple[str, Any]:
+    """Parse "policy.tau=10": a key and a TOML value, or a word without quotes."""
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise ConfigurationError(f"change {change!r} is not of the form key=value", key.strip())
+    try:
+        return key.strip(), parse(f"value = {text}".encode())["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), text
+    except ValueError as error:
+        raise ConfigurationError(f"{key.strip()}: {error}", key.strip()) from error
+
+
+def apply_all(table: dict[str, Any], changes: Iterable[tuple[str, Any]]) -> None:
+    """Set keys in place, in this order; see `apply`."""
+    for key, value in changes:
+        apply(table, key, value)
+
+
+def apply(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set a key, for example `policy.tau`, in place. A new `name` drops the options of the old one."""
+    first, _, rest = key.partition(".")
+    if not rest:
+        table[first] = value
+        return
+    inner = table.setdefault(first, {})
+    if not isinstance(inner, dict):
+        raise ConfigurationError(f"{first} is not a table, so there is no {key}", first)
+    if rest == "name" and inner.get("name") != value:
+        kept = {option: inner[option] for option in KEPT.get(first, ()) if option in inner}
+        inner.clear()
+        inner.update(kept)
+    apply(inner, rest, value)
+
+
+def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with the keys of `change`, table by table. A table with a new `name` replaces the old one."""
+    result = deepcopy(dict(base))
+    for key, value in change.items():
+        old = result.get(key)
+        if isinstance(value, Mapping) and isinstance(old, dict) and value.get("name", old.get("name")) == old.get("name"):
+            result[key] = merge(old, value)
+        else:
+            result[key] = deepcopy(value)
+    return result
+
+
+def with_changes(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Return a table with "key=value" changes applied."""
+    result = deepcopy(dict(table))
+    apply_all(result, map(parse_change, changes))
+    return result
