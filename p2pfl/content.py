@@ -33,23 +33,10 @@ import dis
 import os
 import sys
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePath
-from types import (
-    BuiltinFunctionType,
-    CellType,
-    CodeType,
-    FunctionType,
-    GetSetDescriptorType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodDescriptorType,
-    MethodType,
-    MethodWrapperType,
-    ModuleType,
-    WrapperDescriptorType,
-)
 from typing import Any, NamedTuple
 from weakref import ReferenceType
 
@@ -156,7 +143,7 @@ def _framed(data: bytes) -> bytes:
     return len(data).to_bytes(8, "little") + data
 
 
-def digest_of(value: object, known: Mapping[int, str] = MappingProxyType({})) -> bytes:
+def digest_of(value: object, known: Mapping[int, str] = types.MappingProxyType({})) -> bytes:
     """Return the digest of an object's content.
 
     Digests of functions are comparable within one version of Python.
@@ -203,7 +190,7 @@ class _ObjectHash:
             self._add_all("tuple", value)
         elif isinstance(value, set | frozenset) and kind in (set, frozenset):
             self._put(kind.__name__, b"".join(sorted(digest_of(each, self._known) for each in value)))
-        elif isinstance(value, CodeType):  # here, because several objects can have equal code
+        elif isinstance(value, types.CodeType):  # here, because several objects can have equal code
             self._add_code(value)
         elif id(value) in self._seen:
             self._put("again", str(self._seen[id(value)][0]).encode())
@@ -223,7 +210,7 @@ class _ObjectHash:
         torch = sys.modules.get("torch")
         if type(value) is list:
             self._add_all("list", value)
-        elif isinstance(value, MappingProxyType) or type(value) is dict:
+        elif isinstance(value, types.MappingProxyType) or type(value) is dict:
             self._add_all("dict", [each for pair in value.items() for each in pair])
         elif isinstance(value, PurePath):
             self._put(type(value).__name__, str(value).encode("utf-8", "surrogateescape"))
@@ -232,11 +219,11 @@ class _ObjectHash:
             self._add_array(value)
         elif torch is not None and isinstance(value, torch.Tensor):
             self._add_tensor(value)
-        elif isinstance(value, ModuleType):
+        elif isinstance(value, types.ModuleType):
             self._add_module(value)
         elif isinstance(value, type):
             self._add_class(value)
-        elif isinstance(value, FunctionType):
+        elif isinstance(value, types.FunctionType):
             self._add_function(value)
         elif (parts := _parts_of(value)) is not None:
             self._add_all(type(value).__name__, parts)
@@ -285,7 +272,7 @@ class _ObjectHash:
         except (NotImplementedError, RuntimeError, TypeError) as error:  # sparse, quantised, or without values
             raise UnknownContentError(f"the values of a tensor cannot be seen: {error}") from error
 
-    def _add_module(self, module: ModuleType) -> None:
+    def _add_module(self, module: types.ModuleType) -> None:
         self._put("module", module.__name__.encode())
         if not _is_installed(module.__name__):
             self.add({name: value for name, value in vars(module).items() if not name.startswith("__")})
@@ -297,7 +284,7 @@ class _ObjectHash:
             self._add_all("bases", [*kind.__bases__, type(kind)])
             self.add({name: value for name, value in vars(kind).items() if name not in _WITHOUT_EFFECT})
 
-    def _add_function(self, function: FunctionType) -> None:
+    def _add_function(self, function: types.FunctionType) -> None:
         code = function.__code__
         module, name = str(function.__globals__.get("__name__")), code.co_qualname  # its own name may be another's
         if _is_installed(module) and getattr(_lookup(module, name), "__code__", None) is code:
@@ -314,7 +301,7 @@ class _ObjectHash:
             elif not hasattr(builtins, name):
                 self._put("missing")
 
-    def _add_code(self, code: CodeType) -> None:
+    def _add_code(self, code: types.CodeType) -> None:
         """Add what code does, without the places of its lines."""
         names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
         counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
@@ -340,7 +327,7 @@ class _ObjectHash:
 def _parts_of(value: object) -> list[object] | None:
     """Return what a method, a partial function, a reference or a descriptor consists of; None for other objects."""
     match value:
-        case MethodType():
+        case types.MethodType():
             return [value.__func__, value.__self__]
         case partial():
             return [value.func, value.args, value.keywords, vars(value)]
@@ -350,15 +337,20 @@ def _parts_of(value: object) -> list[object] | None:
             return [value.fget, value.fset, value.fdel]
         case ReferenceType():
             return [value()]
-        case BuiltinFunctionType() | MethodWrapperType():
+        case types.BuiltinFunctionType() | types.MethodWrapperType():
             home = value.__self__
-            return [value.__name__, home.__name__ if isinstance(home, ModuleType) else home]
-        case WrapperDescriptorType() | MethodDescriptorType() | GetSetDescriptorType() | MemberDescriptorType():
+            return [value.__name__, home.__name__ if isinstance(home, types.ModuleType) else home]
+        case (
+            types.WrapperDescriptorType()
+            | types.MethodDescriptorType()
+            | types.GetSetDescriptorType()
+            | types.MemberDescriptorType()
+        ):
             return [value.__name__, value.__objclass__.__qualname__]
     return None
 
 
-def _content_of(cell: CellType) -> list[object]:
+def _content_of(cell: types.CellType) -> list[object]:
     """Return the value of a cell of a closure; nothing if it has none yet."""
     try:
         return [cell.cell_contents]
@@ -366,11 +358,11 @@ def _content_of(cell: CellType) -> list[object]:
         return []
 
 
-def _globals_of(code: CodeType) -> list[str]:
+def _globals_of(code: types.CodeType) -> list[str]:
     """Return the names of the globals that code uses, also in functions and classes inside."""
     found = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for inner in code.co_consts:
-        if isinstance(inner, CodeType):
+        if isinstance(inner, types.CodeType):
             found.update(_globals_of(inner))
     return sorted(found)
 

@@ -1,6 +1,6 @@
 """A model as one flat float32 vector, and the layout that turns the vector into layers.
 
-Separation of shared and private parameters: peers see the shared part, the node's learner sees all of them.
+A layout may keep a part private: peers see the shared part, the node's learner sees the whole (`PrivateParameters`).
 """
 
 from __future__ import annotations

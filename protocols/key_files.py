@@ -10,14 +10,8 @@ import os
 from hashlib import sha256
 from pathlib import Path
 
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-    load_ssh_private_key,
-)
 
 from p2pfl.protocols.errors import IdentityError, PassphraseError
 
@@ -54,7 +48,7 @@ def decode(path: Path, content: bytes, passphrase: bytes | None = None) -> Ed255
     if encrypted and passphrase is None:
         raise PassphraseError(f"{path} is encrypted and needs its passphrase")
     try:
-        load = load_ssh_private_key if pem.startswith(_OPENSSH) else load_pem_private_key
+        load = serialization.load_ssh_private_key if pem.startswith(_OPENSSH) else serialization.load_pem_private_key
         private = load(pem, passphrase if encrypted else None)
     except (ValueError, TypeError):  # without the cause, which may quote the file
         if encrypted:
@@ -104,14 +98,14 @@ def write_new(path: Path, content: bytes) -> None:
 
 def plain_pem(private: Ed25519PrivateKey) -> bytes:
     """Return a key as PEM (PKCS #8, not encrypted)."""
-    return private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
 def _encrypted_pem(private: Ed25519PrivateKey, passphrase: bytes) -> bytes:
     if len(passphrase) < SHORTEST:
         raise IdentityError(f"the passphrase must have at least {SHORTEST} characters; use several random words")
-    encryption = PrivateFormat.OpenSSH.encryption_builder().kdf_rounds(ROUNDS).build(passphrase)
-    return private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, encryption)
+    encryption = serialization.PrivateFormat.OpenSSH.encryption_builder().kdf_rounds(ROUNDS).build(passphrase)
+    return private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, encryption)
 
 
 def _checksum(pem: bytes) -> bytes:

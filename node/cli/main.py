@@ -12,19 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from p2pfl._util.console import (
-    FAILED,
-    JSON_HELP,
-    Parser,
-    add_changes,
-    add_command,
-    add_completion,
-    add_output,
-    format_examples,
-    port,
-    print_answer,
-    run_command,
-)
+from p2pfl._util import console
 from p2pfl._util.event_log import print_events
 from p2pfl._util.printable import printable, to_json
 from p2pfl._version import __version__
@@ -37,7 +25,7 @@ from p2pfl.tracking.tracker import TRACKERS
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted."""
-    return run_command(lambda: _main(arguments))
+    return console.run_command(lambda: _main(arguments))
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -48,14 +36,14 @@ def _main(arguments: Sequence[str] | None) -> int:
     return do(options)
 
 
-def parser() -> Parser:
+def parser() -> console.Parser:
     """Return the parser of the command line; the documentation is also generated from it."""
     from p2pfl.node.cli import federation, init, membership, node_list
 
-    parser = Parser(
+    parser = console.Parser(
         prog="p2pfl-node",
         description="Run a node that learns with its peers, without a server.",
-        epilog=format_examples("p2pfl-node demo --rounds 3", "p2pfl-node init alice", "p2pfl-node run alice"),
+        epilog=console.format_examples("p2pfl-node demo --rounds 3", "p2pfl-node init alice", "p2pfl-node run alice"),
     )
     parser.add_argument("--version", action="version", version=f"p2pfl {__version__}", help="print the version and exit")
     commands = parser.add_subparsers()
@@ -69,12 +57,12 @@ def parser() -> Parser:
     _add_export(commands)
     _add_demo(commands)
     node_list.add_commands(commands)
-    add_completion(commands, parser, {"POLICY": lambda: POLICIES, "TASK": lambda: TASKS})
+    console.add_completion(commands, parser, {"POLICY": lambda: POLICIES, "TASK": lambda: TASKS})
     return parser
 
 
 def _add_run(commands: Any) -> None:
-    parser = add_command(
+    parser = console.add_command(
         commands,
         "run",
         "run a node until you stop it; it continues from its last checkpoint",
@@ -84,7 +72,7 @@ def _add_run(commands: Any) -> None:
     )
     add_folder(parser)
     configuration = parser.add_argument_group("configuration")
-    add_changes(configuration, "override a key of node.toml for this run, such as mdns=false")
+    console.add_changes(configuration, "override a key of node.toml for this run, such as mdns=false")
     add_listen(configuration, "listen in node.toml")
     configuration.add_argument("--data", metavar="FILE", help="the node's own data (default: data in node.toml)")
     configuration.add_argument(
@@ -100,7 +88,7 @@ def _add_run(commands: Any) -> None:
     )
     page = parser.add_argument_group("status page")
     page.add_argument(
-        "--status-port", type=port, metavar="N",
+        "--status-port", type=console.port, metavar="N",
         help="port of the status page; 0 selects a free port (default: status_port in node.toml)",
     )  # fmt: skip
     page.add_argument(
@@ -113,7 +101,7 @@ def _add_run(commands: Any) -> None:
         help=f"give the figures of each round to {', '.join(TRACKERS)}, or your own package.module:factory; can be repeated"
         " (default: tools of [track] in node.toml)",
     )  # fmt: skip
-    output = add_output(parser, "print the final status as one JSON object, and no log")
+    output = console.add_output(parser, "print the final status as one JSON object, and no log")
     output.add_argument(
         "--log-format", choices=("text", "json"), default="text",
         help="format of the log: lines of text, or one JSON object a line (default: text)",
@@ -125,7 +113,7 @@ def _add_run(commands: Any) -> None:
 
 
 def _add_status(commands: Any) -> None:
-    parser = add_command(
+    parser = console.add_command(
         commands,
         "status",
         "show the state, the peers and the traffic of a node",
@@ -133,25 +121,25 @@ def _add_status(commands: Any) -> None:
         "p2pfl-node status alice --watch",
     )
     add_folder(parser)
-    output = add_output(parser, f"{JSON_HELP}; with --watch, one every second")
+    output = console.add_output(parser, f"{console.JSON_HELP}; with --watch, one every second")
     output.add_argument("--watch", action="store_true", help="refresh every second, until you press Ctrl-C")
     parser.set_defaults(do=_status)
 
 
 def _add_doctor(commands: Any) -> None:
-    parser = add_command(
+    parser = console.add_command(
         commands,
         "doctor",
         "check a node for problems and print a remedy for each",
         "p2pfl-node doctor alice",
     )
     add_folder(parser)
-    add_output(parser)
+    console.add_output(parser)
     parser.set_defaults(do=_doctor)
 
 
 def _add_export(commands: Any) -> None:
-    parser = add_command(
+    parser = console.add_command(
         commands,
         "export",
         "write a node's best model to a safetensors or ONNX file",
@@ -168,7 +156,7 @@ def _add_export(commands: Any) -> None:
         help="weights of the objectives, such as 0.3,0.7, that select the model to export; only for tasks with a model for"
         " each preference, such as praffl (default: all parameters)",
     )
-    output = add_output(parser)
+    output = console.add_output(parser)
     output.add_argument(
         "--format",
         choices=("safetensors", "onnx"),
@@ -180,7 +168,7 @@ def _add_export(commands: Any) -> None:
 
 
 def _add_demo(commands: Any) -> None:
-    parser = add_command(
+    parser = console.add_command(
         commands,
         "demo",
         "run a temporary federation on this machine and compare it with learning alone",
@@ -196,7 +184,7 @@ def _add_demo(commands: Any) -> None:
         action="store_true",
         help="connect the nodes through a local MQTT broker, Mosquitto or amqtt (default: directly)",
     )
-    add_output(parser)
+    console.add_output(parser)
     parser.set_defaults(do=_demo)
 
 
@@ -250,7 +238,7 @@ def _status(options: argparse.Namespace) -> int:
                 flush=True,
             )
             if not options.watch:
-                return FAILED
+                return console.FAILED
             waiting = True  # logged once
         if state is not None:
             state = {"name": own.name, **state}
@@ -271,8 +259,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
     findings = run_checks(options.folder)
     text = "\n".join(map(printable, report(findings)))
-    print_answer(options, text, {"findings": [asdict(finding) for finding in findings]})
-    return FAILED if any(finding.ok is False for finding in findings) else 0
+    console.print_answer(options, text, {"findings": [asdict(finding) for finding in findings]})
+    return console.FAILED if any(finding.ok is False for finding in findings) else 0
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -284,7 +272,7 @@ def _export(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"--preference must be numbers such as 0.3,0.7, got {options.preference!r}") from error
     model = export(options.folder, options.target, options.force, options.format, preference)
     answer = {"file": str(options.target), **model._asdict()}
-    print_answer(options, f"wrote {model.describe()} to {options.target}", answer)
+    console.print_answer(options, f"wrote {model.describe()} to {options.target}", answer)
     return 0
 
 

@@ -33,18 +33,8 @@ from p2pfl.node.peering.peering_config import JoinReply
 from p2pfl.protocols.addresses import network
 from p2pfl.protocols.errors import FederationError, IdentityError, ProtocolError
 from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership import invitation
 from p2pfl.protocols.membership.federation_file import NAME
-from p2pfl.protocols.membership.invitation import (
-    LONGEST_ADDRESS,
-    MOST_ADDRESSES,
-    Invitation,
-    Join,
-    Joined,
-    JoinRefused,
-    decode_join,
-    encode_join,
-    new_secret,
-)
 from p2pfl.protocols.membership.log import LIMIT, Membership, Role
 from p2pfl.protocols.rate_limit import TokenBucket
 
@@ -98,7 +88,7 @@ def invite(
     booted: float | None = None,
     passphrase: bytes | None = None,
     reuse_name: bool = False,
-) -> Invitation:
+) -> invitation.Invitation:
     """Create a token, and keep a note of it.
 
     Args:
@@ -117,17 +107,19 @@ def invite(
     config.check_name(name)
     if not 0 < minutes <= LONGEST:
         raise ConfigurationError(f"a token can be valid for at most {LONGEST} minutes, got {minutes:g}")
-    if len(addresses) > MOST_ADDRESSES or any(len(address) > LONGEST_ADDRESS for address in addresses):
-        raise ConfigurationError(f"a token can contain at most {MOST_ADDRESSES} addresses of {LONGEST_ADDRESS} characters")
+    if len(addresses) > invitation.MOST_ADDRESSES or any(len(address) > invitation.LONGEST_ADDRESS for address in addresses):
+        raise ConfigurationError(
+            f"a token can contain at most {invitation.MOST_ADDRESSES} addresses of {invitation.LONGEST_ADDRESS} characters"
+        )
     expires, until = now + 60 * minutes, (boot_clock() if booted is None else booted) + 60 * minutes
     with open_log_for_additions(folder) as membership:
         membership_file.load(folder, membership, passphrase)  # this node needs it when the token is used
         check_name_is_free(membership, name, reuse_name)
         inviter = Identity.load(folder / config.KEY).public
-        secret = new_secret()
+        secret = invitation.new_secret()
         (folder / INVITATIONS).mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
         write_note(folder, secret, Note(name, role, expires, until, reuse_name))
-    return Invitation(
+    return invitation.Invitation(
         federation=membership.federation,
         name=membership.file.name,
         admission=membership.admission,
@@ -234,20 +226,20 @@ class InvitationService:
             return _refusal(ProtocolError("busy", "too many nodes want to join; try again later"))
         self._working += 1
         try:
-            if await self._admit(key, decode_join(frame)):
+            if await self._admit(key, invitation.decode_join(frame)):
                 self._refusals.take(who, now)  # repeating the answer is expensive, because it is long
         except ProtocolError as error:
             self._refusals.take(who, now)
             return _refusal(error)
         except (FederationError, IdentityError, ConfigurationError, OSError) as error:
             self._refusals.take(who, now)
-            refused = JoinRefused("the inviting node has a problem, which its log names; ask its owner")
-            return JoinReply(encode_join(refused), "join failed", str(error))
+            refused = invitation.JoinRefused("the inviting node has a problem, which its log names; ask its owner")
+            return JoinReply(invitation.encode_join(refused), "join failed", str(error))
         finally:
             self._working -= 1
-        return JoinReply(encode_join(Joined(self._membership.file.data, self._membership.encode())))
+        return JoinReply(invitation.encode_join(invitation.Joined(self._membership.file.data, self._membership.encode())))
 
-    async def _admit(self, key: bytes, join: Join) -> bool:
+    async def _admit(self, key: bytes, join: invitation.Join) -> bool:
         """Make a newcomer a member; return whether it was one already and had lost the answer."""
         if not NAME.fullmatch(join.name):
             raise ProtocolError("malformed", "the name of a node has at most 64 letters, digits, '.', '_' and '-'")
@@ -268,7 +260,7 @@ class InvitationService:
 
 
 def _refusal(error: ProtocolError) -> JoinReply:
-    return JoinReply(encode_join(JoinRefused(str(error)[:256])), error.cause, str(error))
+    return JoinReply(invitation.encode_join(invitation.JoinRefused(str(error)[:256])), error.cause, str(error))
 
 
 def open_service(
@@ -344,7 +336,7 @@ class TokenRedeemer:
             return False
         return check_token(note, key, name, log, late)
 
-    def redeem(self, log: Membership, key: bytes, join: Join) -> None:
+    def redeem(self, log: Membership, key: bytes, join: invitation.Join) -> None:
         """Add a newcomer to a log and its file, and mark its token as used.
 
         No other process adds to the log at the same time. Token and name are checked again, because both may be taken

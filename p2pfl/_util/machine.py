@@ -3,9 +3,9 @@
 A container or a service may have less memory and fewer cores than its machine. Therefore the control groups of the process
 are read as well as /proc.
 
-Limits on the size of a node's own model, checked before its memory is allocated, when a task makes its first model.
-
-The size of a received model is limited by the length of the own one; see p2pfl.protocols.wire.envelope.
+The memory limits the size of a node's own model (`within`, `check_size`): it is checked when a task makes its first model,
+before the model's memory is allocated. The size of a received model is limited by the length of the own one; see
+p2pfl.protocols.wire.envelope.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""TOML reader for untrusted input: limits on the length of a text, on nesting, and on numbers.
+"""TOML tables: a reader for untrusted input, the changes of `--set key=value`, and merging of two tables.
 
-Changes to TOML tables: those of `--set key=value`, and merging of two tables.
+The reader limits the length of a text, nesting, and numbers.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _STRING_OR_COMMENT = re.compile(
 _KEY = re.compile(r"[^=,{}\[\]\n]+")  # a key or a value, in a text without strings and comments
 _TOO_DEEP = f"tables and lists are nested more than {DEEPEST} deep"
 KEPT = {"attack": ("share", "nodes")}
+"""By table, the keys that are no options of what the table names."""
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -74,9 +75,6 @@ def parse(content: bytes) -> dict[str, Any]:
         if not level:
             return tables
     raise ValueError(_TOO_DEEP)
-
-
-"""By table, the keys that are no options of what the table names."""
 
 
 def parse_change(change: str) -> tuple[str, Any]:

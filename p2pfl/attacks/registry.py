@@ -7,56 +7,32 @@ from copy import copy
 from typing import Any
 
 from p2pfl._util.binding import build
+from p2pfl.attacks import model_attacks, targeted_attacks
 from p2pfl.attacks.attack import Attack
-from p2pfl.attacks.model_attacks import (
-    Alie,
-    BudgetFlood,
-    FreeRide,
-    Gaussian,
-    Ipm,
-    LabelFlip,
-    Mimic,
-    OptAlie,
-    OptIpm,
-    RewardBait,
-    Scale,
-    SignFlip,
-    Stale,
-)
-from p2pfl.attacks.targeted_attacks import (
-    DacSimilarity,
-    Dissensus,
-    Equivocation,
-    LocalAlie,
-    NegatedMean,
-    OptDissensus,
-    OptSpectral,
-    Spectral,
-)
 from p2pfl.errors import ConfigurationError, unknown
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
-    "sign-flip": SignFlip,
-    "scale": Scale,
-    "gaussian": Gaussian,
-    "label-flip": LabelFlip,
-    "alie": Alie,
-    "opt-alie": OptAlie,
-    "ipm": Ipm,
-    "opt-ipm": OptIpm,
-    "mimic": Mimic,
-    "dissensus": Dissensus,
-    "negated-mean": NegatedMean,
-    "local-alie": LocalAlie,
-    "spectral": Spectral,
-    "opt-dissensus": OptDissensus,
-    "opt-spectral": OptSpectral,
-    "stale": Stale,
-    "equivocation": Equivocation,
-    "dac-similarity": DacSimilarity,
-    "reward-bait": RewardBait,
-    "budget-flood": BudgetFlood,
-    "free-ride": FreeRide,
+    "sign-flip": model_attacks.SignFlip,
+    "scale": model_attacks.Scale,
+    "gaussian": model_attacks.Gaussian,
+    "label-flip": model_attacks.LabelFlip,
+    "alie": model_attacks.Alie,
+    "opt-alie": model_attacks.OptAlie,
+    "ipm": model_attacks.Ipm,
+    "opt-ipm": model_attacks.OptIpm,
+    "mimic": model_attacks.Mimic,
+    "dissensus": targeted_attacks.Dissensus,
+    "negated-mean": targeted_attacks.NegatedMean,
+    "local-alie": targeted_attacks.LocalAlie,
+    "spectral": targeted_attacks.Spectral,
+    "opt-dissensus": targeted_attacks.OptDissensus,
+    "opt-spectral": targeted_attacks.OptSpectral,
+    "stale": model_attacks.Stale,
+    "equivocation": targeted_attacks.Equivocation,
+    "dac-similarity": targeted_attacks.DacSimilarity,
+    "reward-bait": model_attacks.RewardBait,
+    "budget-flood": model_attacks.BudgetFlood,
+    "free-ride": model_attacks.FreeRide,
 }
 
 

@@ -13,17 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pfl.algorithms.group_statistics import GroupCounts
-from p2pfl.fairness.metrics import (
-    MEASURES,
-    Against,
-    covariance_loss,
-    decide,
-    demographic_parity,
-    has_converged,
-    mix_logits,
-    relax,
-    tally_of,
-)
+from p2pfl.fairness import metrics
 from p2pfl.fairness.praffl import ALSO
 from p2pfl.learning.torch_problem import Samples
 from p2pfl.learning.torch_task import TorchTask
@@ -80,8 +70,8 @@ class FairLosses:
 
     def _unfairness(self, probabilities: Tensor, labels: Tensor, groups: Tensor, count: int) -> Tensor:
         if self.kind == "covariance":
-            return covariance_loss(probabilities, groups, count)
-        return MEASURES[self.measure](relax(probabilities, self.sharpness), labels, groups, count, "groups")
+            return metrics.covariance_loss(probabilities, groups, count)
+        return metrics.MEASURES[self.measure](metrics.relax(probabilities, self.sharpness), labels, groups, count, "groups")
 
 
 def probabilities_of(outputs: Tensor, output: Output) -> Tensor:
@@ -106,7 +96,7 @@ class FairTask(TorchTask):
     attributes: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
     measured: Measure = "demographic-parity"
-    against: Against = "groups"
+    against: metrics.Against = "groups"
     output: Output = "logit"
 
     @property
@@ -129,25 +119,25 @@ class FairTask(TorchTask):
 
     def counts_for_front(self, points: Points) -> NDArray[np.bool_]:
         """Return which solutions count, [n]: those with a fairness that a trained model can have."""
-        return has_converged(points[:, 1:])
+        return metrics.has_converged(points[:, 1:])
 
     def tally(self, outputs: Tensor, targets: Tensor) -> GroupCounts:
         """Return the statistics of a model with these outputs by label and group of the first attribute."""
         logits = outputs if self.output == "logit" else torch.logit(outputs, 1e-7)
-        return tally_of(logits[:, 0], targets[:, 0], targets[:, 1], self.counts[0])
+        return metrics.tally_of(logits[:, 0], targets[:, 0], targets[:, 1], self.counts[0])
 
     def mix_logits(self, outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
         """Return the outputs of several models combined; see p2pfl.fairness.metrics."""
         if self.output == "sigmoid":
             return torch.stack([share * each for each, share in zip(outputs, shares, strict=True)]).sum(0)
-        return mix_logits(outputs, shares)
+        return metrics.mix_logits(outputs, shares)
 
     def figures(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         loss = self.batch_loss(outputs, targets, weights)
-        decisions, labels = decide(probabilities_of(outputs[:, 0], self.output)), targets[:, 0]
+        decisions, labels = metrics.decide(probabilities_of(outputs[:, 0], self.output)), targets[:, 0]
         found = {"loss": loss, self.metric: -loss, "accuracy": (decisions == labels).to(loss.dtype).mean()}
         for column, (name, count) in enumerate(zip(self.attributes, self.counts, strict=True), 1):
-            difference = MEASURES[self.measured](decisions, labels, targets[:, column], count, self.against)
+            difference = metrics.MEASURES[self.measured](decisions, labels, targets[:, column], count, self.against)
             found[f"{SHORT[self.measured]}_{name}"] = 1 - difference
         return found
 
@@ -171,7 +161,7 @@ class Loss:
         own = targets[:, 2] if targets.shape[1] > 2 else None
         loss = functional.binary_cross_entropy_with_logits(logits, labels, own)
         if self.penalty:
-            loss = loss + self.penalty * covariance_loss(torch.sigmoid(logits), groups, self.groups)
+            loss = loss + self.penalty * metrics.covariance_loss(torch.sigmoid(logits), groups, self.groups)
         return loss.unsqueeze(0)
 
 
@@ -201,9 +191,9 @@ class FairClassifier(TorchTask):
         return {}
 
     def figures(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
-        decisions, labels = decide(torch.sigmoid(outputs[:, 0])), targets[:, 0]
+        decisions, labels = metrics.decide(torch.sigmoid(outputs[:, 0])), targets[:, 0]
         error = (decisions != labels).to(outputs.dtype).mean()
-        disparity = demographic_parity(decisions, labels, targets[:, 1], self.groups, "mean")
+        disparity = metrics.demographic_parity(decisions, labels, targets[:, 1], self.groups, "mean")
         volume = (1 - error) * (1 - disparity)
         if self.reported != "model":
             positive = labels.mean()
@@ -224,11 +214,11 @@ class FairClassifier(TorchTask):
 
     def tally(self, outputs: Tensor, targets: Tensor) -> GroupCounts:
         """Return the statistics of a model with these outputs by label and group."""
-        return tally_of(outputs[:, 0], targets[:, 0], targets[:, 1], self.groups)
+        return metrics.tally_of(outputs[:, 0], targets[:, 0], targets[:, 1], self.groups)
 
     def mix_logits(self, outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
         """Return the logits of several models combined; see p2pfl.fairness.metrics."""
-        return mix_logits(outputs, shares)
+        return metrics.mix_logits(outputs, shares)
 
 
 def classifier(

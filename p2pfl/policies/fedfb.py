@@ -10,16 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from p2pfl.algorithms.group_statistics import (
-    CountGroups,
-    GroupCounts,
-    agnostic_step,
-    even,
-    fedfb_step,
-    from_extras,
-    to_extras,
-    total,
-)
+from p2pfl.algorithms import group_statistics
 from p2pfl.algorithms.selection import fedavg
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.coordinated import CoordinatedFedAvg, sender, together
@@ -40,17 +31,17 @@ class Weighing(CoordinatedFedAvg):
     the weighted loss of all samples.
     """
 
-    began: GroupCounts | None = field(default=None, init=False, repr=False)
+    began: group_statistics.GroupCounts | None = field(default=None, init=False, repr=False)
 
     async def _train(self, me: Me) -> Parameters:
-        self.began = await me.compute(CountGroups(me.params))
+        self.began = await me.compute(group_statistics.CountGroups(me.params))
         self._forget_later_extras(me.round)
         _, weights = previous_weights(self.previous, self.began, me.round)
         return await me.train(epochs=self.epochs, rule=Weighted(weights))
 
     def _extras(self) -> Extras:
         assert self.began is not None
-        return to_extras(self.began, "losses")
+        return group_statistics.to_extras(self.began, "losses")
 
     def _credible(self, extras: Extras, round: int) -> bool:
         assert self.began is not None
@@ -61,7 +52,7 @@ class Weighing(CoordinatedFedAvg):
         return not extras or len(extras) == 2
 
     @abstractmethod
-    def next_weights(self, weights: np.ndarray, everyone: GroupCounts, number: int) -> np.ndarray:
+    def next_weights(self, weights: np.ndarray, everyone: group_statistics.GroupCounts, number: int) -> np.ndarray:
         """Return the weights for the next round.
 
         Args:
@@ -79,10 +70,10 @@ class Weighing(CoordinatedFedAvg):
             ValueError: the groups or the weights in a submission are invalid.
         """
         there = sorted(submissions, key=sender)
-        tallies = [from_extras(s.extras, s.n_samples) for s in there]
+        tallies = [group_statistics.from_extras(s.extras, s.n_samples) for s in there]
         used = [previous_weights(s.previous, each, s.round) for s, each in zip(there, tallies, strict=True)]
         number, weights = (state["number"], state["weights"]) if state else max(used, key=_number)
-        moved = self.next_weights(weights, total(tallies), number + 1)
+        moved = self.next_weights(weights, group_statistics.total(tallies), number + 1)
         sizes = {s.sender: float((own * t.counts).sum()) for s, t, (_, own) in zip(there, tallies, used, strict=True)}
         shares = fedavg(sizes) if sum(sizes.values()) else None
         extras = {"weights": moved, "number": np.array([number + 1])}
@@ -115,8 +106,8 @@ class FedFB(Weighing):
         super().__post_init__()
         check_step("alpha", self.alpha)
 
-    def next_weights(self, weights: np.ndarray, everyone: GroupCounts, number: int) -> np.ndarray:
-        return fedfb_step(weights, everyone, self.alpha / sqrt(number))
+    def next_weights(self, weights: np.ndarray, everyone: group_statistics.GroupCounts, number: int) -> np.ndarray:
+        return group_statistics.fedfb_step(weights, everyone, self.alpha / sqrt(number))
 
 
 @dataclass
@@ -148,11 +139,11 @@ class AgnosticFair(Weighing):
         super().__post_init__()
         check_step("rate", self.rate)
 
-    def next_weights(self, weights: np.ndarray, everyone: GroupCounts, number: int) -> np.ndarray:
-        return agnostic_step(weights, everyone, self.rate)
+    def next_weights(self, weights: np.ndarray, everyone: group_statistics.GroupCounts, number: int) -> np.ndarray:
+        return group_statistics.agnostic_step(weights, everyone, self.rate)
 
 
-def previous_weights(previous: Extras, tally: GroupCounts, round: int) -> tuple[int, np.ndarray]:
+def previous_weights(previous: Extras, tally: group_statistics.GroupCounts, round: int) -> tuple[int, np.ndarray]:
     """Return how often a participant's weights have been updated, and the weights with which it trains, [2, A].
 
     Args:
@@ -164,7 +155,7 @@ def previous_weights(previous: Extras, tally: GroupCounts, round: int) -> tuple[
         ValueError: the extras are neither empty nor valid weights.
     """
     if not previous:
-        return 0, even(tally.counts.shape[1])
+        return 0, group_statistics.even(tally.counts.shape[1])
     weights, number = previous.get("weights"), previous.get("number")
     if weights is None or weights.dtype != np.float64 or weights.shape != tally.counts.shape:
         raise ValueError("a submission has no weights of its samples")

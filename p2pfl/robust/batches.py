@@ -17,16 +17,7 @@ import numpy as np
 import torch
 
 from p2pfl.parameters import Parameters, weighted_mean
-from p2pfl.robust.candidates import (
-    LARGEST,
-    SMALLEST,
-    Candidates,
-    Combined,
-    MergeRule,
-    Reweighting,
-    direct_squares,
-    squares_of,
-)
+from p2pfl.robust import candidates
 from p2pfl.robust.clipping import Clipped, clip_models
 
 MOST_VALUES = 2**26  # of the different models and the distances that are held together, 256 MiB
@@ -70,7 +61,7 @@ class RobustMerge(WithModels, Protocol):
     @property
     def weights(self) -> Sequence[float]: ...
     @property
-    def rule(self) -> MergeRule: ...
+    def rule(self) -> candidates.MergeRule: ...
     @property
     def own(self) -> int: ...
     @property
@@ -113,7 +104,7 @@ def means_of(rows: Rows) -> Sequence[Parameters]:
 
 def combine_together(
     merges: Sequence[RobustMerge], select: Select = rows_of, means: Callable[[Rows], Sequence[Parameters]] = means_of
-) -> list[Combined]:
+) -> list[candidates.Combined]:
     """Return the result of each merge.
 
     A rule that changes weights gives the weights that it gives alone within about 1e-5 relative, a rule with its own
@@ -124,7 +115,7 @@ def combine_together(
         means: computes the means of merges with new weights.
     """
     places, different = _without_repetitions(merges)
-    results: list[Combined] = []
+    results: list[candidates.Combined] = []
     for part in _parts(different):
         results += _combine_part(part, select, means)
     return [results[place] for place in places]
@@ -193,18 +184,20 @@ def _parts(merges: Sequence[Models]) -> Iterator[Sequence[Models]]:
 
 def _combine_part(
     merges: Sequence[RobustMerge], select: Select, means: Callable[[Rows], Sequence[Parameters]]
-) -> list[Combined]:
+) -> list[candidates.Combined]:
     array, found = _without_others(*select([model for merge in merges for model in merge.models]))
     counts = np.array([len(merge.models) for merge in merges])
     starts = np.cumsum(counts) - counts
     given = np.array([weight for merge in merges for weight in merge.weights], np.float64)
     own = starts + [merge.own for merge in merges]
     rows = Rows(array, found, given, starts, counts, own)
-    geometry = Geometry(rows, any(isinstance(merge.rule, Reweighting) and merge.rule.needs_pairs for merge in merges))
+    geometry = Geometry(
+        rows, any(isinstance(merge.rule, candidates.Reweighting) and merge.rule.needs_pairs for merge in merges)
+    )
     after = np.empty_like(given)
     merged: dict[int, Parameters] = {}
     for rule, places in _alike(merges):
-        if isinstance(rule, Reweighting):
+        if isinstance(rule, candidates.Reweighting):
             order = _own_first(rows, places)
             after[order] = rule.reweight(Together(geometry, order, [merges[place] for place in places]))
         else:
@@ -217,7 +210,8 @@ def _combine_part(
     shares = after.tolist()
     ends = (starts + counts).tolist()
     return [
-        Combined(merged[place], shares[ends[place] - len(merge.models) : ends[place]]) for place, merge in enumerate(merges)
+        candidates.Combined(merged[place], shares[ends[place] - len(merge.models) : ends[place]])
+        for place, merge in enumerate(merges)
     ]
 
 
@@ -240,7 +234,7 @@ def _without_others(array: np.ndarray, found: Sequence[int]) -> tuple[np.ndarray
     return array[used], np.searchsorted(used, rows)
 
 
-def _alike(merges: Sequence[RobustMerge]) -> list[tuple[MergeRule, list[int]]]:
+def _alike(merges: Sequence[RobustMerge]) -> list[tuple[candidates.MergeRule, list[int]]]:
     """Return the rules of merges, and the places of those with one rule and number of models."""
     groups = defaultdict(list)
     for place, merge in enumerate(merges):
@@ -294,7 +288,7 @@ class Geometry:
     def table(self) -> np.ndarray:
         """Return the squared distances of all models, float64 [M, M]."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return squares_of(self.rows.array, sum((gram_of(block) for block in self._blocks()), np.zeros(())))
+            return candidates.squares_of(self.rows.array, sum((gram_of(block) for block in self._blocks()), np.zeros(())))
 
     @cached_property
     def finite(self) -> torch.Tensor:
@@ -341,9 +335,9 @@ class Geometry:
             norms = products[one == other]
             both = norms[one] + norms[other]
             squares = both - 2 * products
-            inexact = ~((squares >= SMALLEST * both) & (both < LARGEST)) & (one != other)
+            inexact = ~((squares >= candidates.SMALLEST * both) & (both < candidates.LARGEST)) & (one != other)
         squares[one == other] = 0.0
-        squares[inexact] = direct_squares(self.rows.array, one[inexact], other[inexact])
+        squares[inexact] = candidates.direct_squares(self.rows.array, one[inexact], other[inexact])
         return np.asarray(squares)
 
     def _blocks(self) -> Iterator[torch.Tensor]:
@@ -369,7 +363,7 @@ class Geometry:
         return centre
 
 
-class Together(Candidates):
+class Together(candidates.Candidates):
     """B merges of K models each; see `Candidates`.
 
     Args:
@@ -428,11 +422,11 @@ class Together(Candidates):
         return rows
 
     @cached_property
-    def _infinite(self) -> dict[int, Candidates]:
+    def _infinite(self) -> dict[int, candidates.Candidates]:
         """Return the merges with values that are not finite, which are computed by themselves."""
         rows = self._geometry.rows
         infinite = np.flatnonzero(~np.isfinite(self._geometry.distances[self._order]).all(axis=1)).tolist()
-        return {k: Candidates(rows.array[rows.rows[self._order[k]]], self.weights[k].tolist()) for k in infinite}
+        return {k: candidates.Candidates(rows.array[rows.rows[self._order[k]]], self.weights[k].tolist()) for k in infinite}
 
 
 def gram_of(models: torch.Tensor) -> np.ndarray:

@@ -1,9 +1,7 @@
 """FedPref's environments with several rewards: deep-sea treasure, minecart, two lunar landers, and half cheetah.
 
-Reinforcement learning for several rewards: mo-gymnasium's environments with stable-baselines3's DQN and DDPG.
-
-p2pfl.rl.morl_settings defines environments and settings. p2pfl.rl.morl_learner contains the learner, and imports those
-packages.
+The environments are mo-gymnasium's; stable-baselines3's DQN and DDPG learn them. p2pfl.rl.morl_settings defines
+environments and settings. p2pfl.rl.morl_learner contains the learner, and imports those packages.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ broker sees which members communicate, when, and how much. It
 may lose, repeat, reorder, alter and forge packets: frames arrive complete, in order and once, or the link ends.
 
     p2pfl/<federation>/<recipient>/<sender>    packets; a node subscribes to p2pfl/<federation>/<its own key>/+
-    p2pfl/<federation>/presence/<key>          signed and retained presence (p2pfl.protocols.mqtt.transport)
+    p2pfl/<federation>/presence/<key>          signed and retained presence of a member, for later subscribers
     p2pfl/<federation>/will/<key>              published by the broker when a node is gone; only a hint
 
 Federations and keys are in hexadecimal digits. A broker that authenticates its users can restrict each of them to its
@@ -22,10 +22,8 @@ own topics, so that others cannot waste its time. For Mosquitto, with every node
 A broker may acknowledge packets that it does not deliver. A node therefore publishes messages to itself, a small one
 periodically and the largest size on a connection, and reports what does not arrive.
 
-Presence of members at a broker: a signed announcement of a member, which the broker retains for later subscribers.
-
-The signature prevents the broker from forging a presence, but not from withholding it or sending an old one. Addresses
-are hints: a node proves its key when it is dialled. A packet is 64 bytes of signature and the signed msgpack.
+The signature of a presence prevents the broker from forging it, but not from withholding it or sending an old one. Its
+addresses are hints: a node proves its key when it is dialled. The packet is 64 bytes of signature and the signed msgpack.
 """
 
 from __future__ import annotations
@@ -44,20 +42,10 @@ from p2pfl._util.printable import key_name
 from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.errors import AddressError, ProtocolError, TransportError
 from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity, Verifier
+from p2pfl.protocols.mqtt import packets
 from p2pfl.protocols.mqtt.broker_client import Bus, Message
 from p2pfl.protocols.mqtt.connection import BrokerConnection, DeliveryMonitor, Keep, ProblemReport
 from p2pfl.protocols.mqtt.link import HANDSHAKE_PACKET, DamageError, LinkAcceptor, LinkTable, MqttLink, begins_handshake
-from p2pfl.protocols.mqtt.packets import (
-    ADDRESS,
-    ECHO_PACKET,
-    FORMER_ANSWER,
-    FORMER_OPENING,
-    PRESENCE,
-    RESET_PACKET,
-    WILL,
-    HandshakeLimits,
-    Topics,
-)
 from p2pfl.protocols.mqtt.reliable_stream import CONTROL_PACKET, DATA_PACKET
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import AccessControl, Handler
@@ -68,10 +56,9 @@ from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.messages import HelloParameters
 
 GREETING = OVERHEAD + HelloParameters.LIMIT  # maximum bytes of a frame before a link is trusted
-LARGEST = 300 << 10  # bytes; larger packets are ignored
+LARGEST = 300 << 10  # maximum bytes of a packet; larger ones are ignored
 DIALLING = 10.0  # seconds for a member to answer
-LIMIT = 4096  # maximum bytes of a packet
-ADDRESSES = 8
+LARGEST_PRESENCE, MOST_ADDRESSES = 4096, 8  # maximum bytes of a presence, and maximum number of its addresses
 _LABEL = b"p2pfl presence 1\0"
 
 
@@ -95,7 +82,7 @@ class MqttTransport:
         uniform: draws a number between two others, for the pauses between attempts to connect.
     """
 
-    address = ADDRESS
+    address = packets.ADDRESS
 
     def __init__(
         self,
@@ -115,14 +102,14 @@ class MqttTransport:
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self.bus = bus
-        self.topics = topics = Topics(access.federation, identity.public)
+        self.topics = topics = packets.Topics(access.federation, identity.public)
         self._keep = keep
         self._on_fault = on_fault
         self._problem = ProblemReport(on_problem)
         self._delivery = DeliveryMonitor(bus, topics.echo, self._problem)
         self._connection = BrokerConnection(bus, Message(topics.will, b"gone"), topics.subscriptions, self._problem, uniform)
         self._table = LinkTable(bus, topics, max_frame, greeting, self._on_proven)
-        limits = HandshakeLimits(access)
+        limits = packets.HandshakeLimits(access)
         self._credentials = Credentials(identity, access)
         self._acceptor = LinkAcceptor(self._credentials, limits, self._table)
         self._outdated: set[bytes] = set()  # members that have dialled with an earlier version
@@ -222,12 +209,12 @@ class MqttTransport:
                 link.fail("one of its packets could not be handled")
 
     def _look_at(self, topic: str, place: str, key: bytes, content: bytes) -> None:
-        if place == PRESENCE and key == self.topics.own:
+        if place == packets.PRESENCE and key == self.topics.own:
             if self._announcer.is_newest(content) and self._delivery.record_arrival(topic):
                 self._report_delivery()
-        elif place == PRESENCE:
+        elif place == packets.PRESENCE:
             self._observer.presence(key, content)
-        elif place == WILL:
+        elif place == packets.WILL:
             self._observer.will(key)
         elif place == self.topics.own.hex():
             self._packet(key, content)
@@ -235,15 +222,15 @@ class MqttTransport:
     def _packet(self, sender: bytes, content: bytes) -> None:
         kind = content[0]
         if sender == self.topics.own:
-            if kind == ECHO_PACKET and self._delivery.echo_came(content[1:]):
+            if kind == packets.ECHO_PACKET and self._delivery.echo_came(content[1:]):
                 self._report_delivery()
         elif kind in (DATA_PACKET, CONTROL_PACKET, HANDSHAKE_PACKET):
             self._on_link_packet(sender, content)
-        elif kind == RESET_PACKET:
+        elif kind == packets.RESET_PACKET:
             link = self.links.get(content[1:])
             if link is not None and link.key == sender:
                 link.probe()
-        elif kind in (FORMER_OPENING, FORMER_ANSWER):
+        elif kind in (packets.FORMER_OPENING, packets.FORMER_ANSWER):
             self._on_former_packet(sender)
         else:
             self._table.refused("malformed", f"{key_name(sender)}: a packet of kind {kind}")
@@ -265,7 +252,7 @@ class MqttTransport:
         cause = "unknown session" if link is None else "other sender"
         self._table.refused(cause, f"a message of {key_name(sender)} for a connection that has ended or is not its own")
         if link is None and self._resets.take(b"", asyncio.get_running_loop().time()):
-            self.bus.publish(self.topics.inbox(sender), bytes([RESET_PACKET]) + id)
+            self.bus.publish(self.topics.inbox(sender), bytes([packets.RESET_PACKET]) + id)
 
     def _on_former_packet(self, sender: bytes) -> None:
         if not self._credentials.access.refusal(sender):
@@ -315,7 +302,7 @@ class Presence(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     key: Bytes32
     incarnation: UInt32
     sequence: UInt32
-    addresses: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=ADDRESSES)]
+    addresses: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=MOST_ADDRESSES)]
     online: bool
 
 
@@ -353,7 +340,7 @@ class Directory:
             ProtocolError: its `cause` is one of malformed, other federation, other sender, stranger, revoked, replay,
                 wrong signature.
         """
-        if not SIGNATURE_SIZE < len(packet) <= LIMIT:
+        if not SIGNATURE_SIZE < len(packet) <= LARGEST_PRESENCE:
             raise ProtocolError("malformed", f"a presence of {len(packet)} bytes")
         try:
             presence = _decoder.decode(packet[SIGNATURE_SIZE:])
@@ -385,7 +372,7 @@ class Announcer:
     def __init__(
         self,
         bus: Bus,
-        topics: Topics,
+        topics: packets.Topics,
         identity: Identity,
         access: AccessControl,
         *,
@@ -439,7 +426,7 @@ class Announcer:
             key=self._identity.public,
             incarnation=self._incarnation,
             sequence=self._sequence,
-            addresses=tuple(self._addresses())[:ADDRESSES] if online else (),
+            addresses=tuple(self._addresses())[:MOST_ADDRESSES] if online else (),
             online=online,
         )
         self._newest = sign(self._identity, said)
@@ -461,7 +448,7 @@ class PresenceObserver:
         self,
         own: bytes,
         access: AccessControl,
-        limits: HandshakeLimits,
+        limits: packets.HandshakeLimits,
         *,
         found: Callable[[bytes, str], None],
         hinted: Callable[[bytes], None],
@@ -502,7 +489,7 @@ class PresenceObserver:
             with suppress(AddressError):
                 split_address(address)
                 self._found(key, address)
-        self._found(key, ADDRESS)
+        self._found(key, packets.ADDRESS)
 
     def will(self, key: bytes) -> None:
         """Process the broker's message that the owner of `key` is gone."""

@@ -36,15 +36,8 @@ from p2pfl.learner import Learner
 from p2pfl.node.checkpoint import Checkpoint, FileStore
 from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, timing_of
 from p2pfl.node.coordination.submissions import Coordination
-from p2pfl.node.federation import agreement
+from p2pfl.node.federation import agreement, membership_file
 from p2pfl.node.federation.loading import LoadedNode
-from p2pfl.node.federation.membership_file import (
-    MembershipFile,
-    RevokedError,
-    check_member,
-    load_federation,
-    write_federation,
-)
 from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
 from p2pfl.node.folder import config as folders
 from p2pfl.node.folder.config import NodeConfig
@@ -234,15 +227,15 @@ class Process:
     def __init__(self, machine: Machine, host: Host, mount: Mount, watch: ProcessWatch) -> None:
         plan, number, log = machine.plan, machine.number, machine.log
         generation = machine.next_generation()
-        membership = load_federation(FOLDER, mount)
+        membership = membership_file.load_federation(FOLDER, mount)
         assert membership is not None
         self.membership = membership
         identity = plan.keys[number]
-        check_member(membership, identity.public, FOLDER)
+        membership_file.check_member(membership, identity.public, FOLDER)
         config = replace(plan.configs[number], rounds=membership.rounds)
         ready = LoadedNode(FOLDER, config, membership, agreement.read(membership.file))
         self.incarnation = count_start(FOLDER / folders.INCARNATION, log, mount)
-        self.file = MembershipFile(FOLDER, disk=mount)
+        self.file = membership_file.MembershipFile(FOLDER, disk=mount)
         task, policy = plan.run.tasks[number], plan.run.policy(number)
         learner = task.learner(RandomStreams(config.seed, config.name), config.device)
         trainer = SlowTrainer(learner, lambda: plan.paces[number] * machine.slowdown)
@@ -390,7 +383,7 @@ class Machine:
 
     def install(self, membership: Membership) -> None:
         """Make the node a member, as p2pfl-node join does."""
-        write_federation(FOLDER, membership.copy(), self._tools())
+        membership_file.write_federation(FOLDER, membership.copy(), self._tools())
 
     def write_membership(self, membership: Membership) -> None:
         """Write new entries of the membership log to the folder, as p2pfl-node revoke does.
@@ -398,7 +391,7 @@ class Machine:
         Raises:
             OSError: the disk is full.
         """
-        MembershipFile(FOLDER, disk=self._tools()).save(membership.copy())
+        membership_file.MembershipFile(FOLDER, disk=self._tools()).save(membership.copy())
 
     def _tools(self) -> Mount:
         """Return the disk for the commands of an administrator."""
@@ -492,7 +485,7 @@ class Machine:
                 case IncarnationConflictError():
                     renumber(FOLDER, error.incarnation, self.log, mount, error.round)
                     pause = 0.0
-                case RevokedError():
+                case membership_file.RevokedError():
                     self.ended = True
                 case ConfigurationError() if self.disk.is_full():
                     pass

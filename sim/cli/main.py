@@ -12,16 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from p2pfl._util.console import (
-    Parser,
-    add_changes,
-    add_command,
-    add_completion,
-    add_output,
-    format_examples,
-    print_answer,
-    run_command,
-)
+from p2pfl._util import console
 from p2pfl._version import __version__
 from p2pfl.errors import needs_extra
 from p2pfl.sim.cli import chaos, data, new, reproduce, scenario_list
@@ -30,7 +21,7 @@ from p2pfl.sim.cli.options import add_choice, add_results, add_run_options
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted."""
-    return run_command(partial(_main, arguments))
+    return console.run_command(partial(_main, arguments))
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -58,12 +49,12 @@ def _data_in(root: str | None) -> Iterator[None]:
             os.environ[ROOT] = before
 
 
-def parser() -> Parser:
+def parser() -> console.Parser:
     """Return the parser of the command line; docs/ is also made from it."""
-    parser = Parser(
+    parser = console.Parser(
         prog="p2pfl-sim",
         description="Simulate many p2pfl nodes in one process, on a virtual clock.",
-        epilog=format_examples(
+        epilog=console.format_examples(
             "p2pfl-sim list",
             "p2pfl-sim run digits-gossip --set form=smoke --out runs/gossip",
             "p2pfl-sim report runs/gossip --open",
@@ -81,7 +72,7 @@ def parser() -> Parser:
     _add_topology(commands)
     data.add_commands(commands)
     reproduce.add_commands(commands, _main)
-    add_completion(commands, parser, {"SCENARIO": _names})
+    console.add_completion(commands, parser, {"SCENARIO": _names})
     return parser
 
 
@@ -92,7 +83,7 @@ def _names() -> list[str]:
 
 
 def _add_run(commands: Any) -> None:
-    running = add_command(
+    running = console.add_command(
         commands,
         "run",
         "run a scenario, print its table, and write a report",
@@ -117,7 +108,7 @@ def _add_run(commands: Any) -> None:
 
 
 def _add_sweep(commands: Any) -> None:
-    sweeping = add_command(
+    sweeping = console.add_command(
         commands,
         "sweep",
         "run a scenario with every combination of the values of some keys",
@@ -139,7 +130,7 @@ def _add_sweep(commands: Any) -> None:
 
 
 def _add_pareto(commands: Any) -> None:
-    searching = add_command(
+    searching = console.add_command(
         commands,
         "pareto",
         "search for the Pareto front of a scenario with several objectives and a table [search]",
@@ -158,7 +149,7 @@ def _add_pareto(commands: Any) -> None:
 
 
 def _add_report(commands: Any) -> None:
-    reporting = add_command(
+    reporting = console.add_command(
         commands,
         "report",
         "write the report of a finished run again, or one report that compares several runs",
@@ -177,12 +168,12 @@ def _add_report(commands: Any) -> None:
         "--seed", type=int, metavar="N", help="seed to use in figures that show a single seed (default: the first)"
     )
     page.add_argument("--open", action="store_true", help="open the report in a browser")
-    add_output(reporting)
+    console.add_output(reporting)
     reporting.set_defaults(do=_report)
 
 
 def _add_topology(commands: Any) -> None:
-    graph = add_command(
+    graph = console.add_command(
         commands,
         "topology",
         "print the properties of a topology, built in or from a file",
@@ -195,8 +186,8 @@ def _add_topology(commands: Any) -> None:
     options = graph.add_argument_group("topology")
     options.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: 10, or the nodes of the file)")
     options.add_argument("--seed", type=int, default=0, metavar="N", help="seed of a random topology (default: 0)")
-    add_changes(options, "option of the topology, such as degree=4")
-    add_output(graph)
+    console.add_changes(options, "option of the topology, such as degree=4")
+    console.add_output(graph)
     graph.set_defaults(do=_topology)
 
 
@@ -232,7 +223,7 @@ def _report(options: argparse.Namespace) -> int:
     page = write_report(options.folders, options.out, options.seed)
     found = compare(options.folders)
     answer = {"report": str(page), "folders": list(map(str, options.folders)), "comparison": found}
-    print_answer(options, "\n".join([*found, f"report: {page}"]), answer)
+    console.print_answer(options, "\n".join([*found, f"report: {page}"]), answer)
     if options.open and not webbrowser.open(page.resolve().as_uri()):
         print(f"no browser found; open {page} in a browser", file=sys.stderr)
     return 0

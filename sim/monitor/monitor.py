@@ -1,6 +1,6 @@
-"""Display of the runs of a scenario in progress: a table in the terminal, or lines without one, and a local page.
+"""Display of the runs of a scenario in progress: a bar, or with `--watch` a table and a local page.
 
-Progress of runs: a bar on a terminal or in a notebook, lines elsewhere.
+The bar appears on a terminal or in a notebook. Without a terminal, both print lines.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ HEADINGS = ("run", "seed", "state", "round", "metric", "sent", "models", "virtua
 EVERY = 0.2  # seconds between updates in a notebook
 T = TypeVar("T")
 Progress = tuple[Callable[[int], None], Callable[[T], None]]
+"""A function that counts node-rounds, and one that shows a result."""
 
 
 class Watch:
@@ -211,9 +212,6 @@ def _cells(row: Row) -> list[str]:
     cells += [number(value), size(seen.bytes), f"{seen.most_models}{limit}"]
     virtual = f"{seen.virtual_s:,.0f} s" if seen.virtual_s >= 1000 else f"{seen.virtual_s:.3g} s"
     return [*cells, virtual, f"{row.speed:,.0f}"]
-
-
-"""A function that counts node-rounds, and one that shows a result."""
 
 
 @contextmanager

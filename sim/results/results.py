@@ -26,22 +26,9 @@ from p2pfl.queries import Split
 from p2pfl.sim import formatting
 from p2pfl.sim.columns import Table
 from p2pfl.sim.formatting import STAGES, count, number, size
-from p2pfl.sim.results import learning_curves, objectives
+from p2pfl.sim.results import learning_curves, objectives, summary_metrics
 from p2pfl.sim.results.learning_curves import draw_curves, total_sent
 from p2pfl.sim.results.objectives import on_front
-from p2pfl.sim.results.summary_metrics import (
-    by_snapshot,
-    clusters_by_round,
-    clusters_over_seeds,
-    collaboration,
-    describe_test,
-    late_figures,
-    mean_reached,
-    of_mean_model,
-    preselections,
-    time_to_target,
-    traffic,
-)
 from p2pfl.sim.results.tables import (
     CANDIDATES,
     PARTS,
@@ -170,7 +157,7 @@ class Result(Views):
 
     def __repr__(self) -> str:
         run = self.summary
-        return f"Result({run['name']!r}, seed {run['seed']}: {describe_test(run)})"
+        return f"Result({run['name']!r}, seed {run['seed']}: {summary_metrics.describe_test(run)})"
 
     def _repr_html_(self) -> str:
         """Return the facts of the run as a table, for notebooks."""
@@ -330,9 +317,9 @@ def result_of(run: Run, models: bool = False) -> Result:
         "higher_is_better": nodes[0].task.higher_is_better,
         "reported_stage": _reported_stage(run, rounds, metric),
         "test": _test(run, metric, groups),
-        "test_by_snapshot": by_snapshot(rounds, metric, scenario.best_by, nodes[0].task.higher_is_better),
-        "traffic": traffic(run),
-        "collaboration": collaboration(edges, rounds, groups),
+        "test_by_snapshot": summary_metrics.by_snapshot(rounds, metric, scenario.best_by, nodes[0].task.higher_is_better),
+        "traffic": summary_metrics.traffic(run),
+        "collaboration": summary_metrics.collaboration(edges, rounds, groups),
         "time": {
             "wall_s": round(run.wall_s, 4),
             "virtual_s": run.virtual_s,
@@ -345,8 +332,8 @@ def result_of(run: Run, models: bool = False) -> Result:
         "trace": run.recorder.trace.digest(),
     }
     also = {name: _over_nodes(run, name) for name in nodes[0].task.extra_metrics}
-    also |= of_mean_model(run, metric) if scenario.mean_model else {}
-    also |= late_figures(rounds, metric, scenario.late_rounds) if scenario.late_rounds else {}
+    also |= summary_metrics.of_mean_model(run, metric) if scenario.mean_model else {}
+    also |= summary_metrics.late_figures(rounds, metric, scenario.late_rounds) if scenario.late_rounds else {}
     if also:
         summary["extra_metrics"] = also
     if (attack := scenario.attack_plan()) is not None:
@@ -357,7 +344,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         summary["answers"] = answers
     if run.labels:
         summary["labels"] = run.labels
-    if chosen := preselections(run):
+    if chosen := summary_metrics.preselections(run):
         summary["chosen_before"] = chosen
     if any(group is not None for group in groups):
         summary["groups"] = [None if group is None else str(group) for group in groups]
@@ -365,7 +352,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         summary["objectives"] = objectives.objective_measures(run, goals)
     more = run.recorder.clusters.tables() | run.recorder.elections()
     if "clusters" in more:
-        summary["clusters"] = clusters_by_round(more["clusters"], groups)
+        summary["clusters"] = summary_metrics.clusters_by_round(more["clusters"], groups)
     summary |= _facts(run)
     return Result(summary, rounds, edges, _notes(run, summary), more, [_tensors(node) for node in nodes] if models else None)
 
@@ -383,7 +370,7 @@ def _notes(run: Run, summary: Mapping[str, Any]) -> list[str]:
 
 def _missing(summary: Mapping[str, Any]) -> list[str]:
     """Return the reason if the test metric of a run was not computed."""
-    return [f"{summary['name']}: {describe_test(summary)}"] if "without_data" in summary["test"] else []
+    return [f"{summary['name']}: {summary_metrics.describe_test(summary)}"] if "without_data" in summary["test"] else []
 
 
 def _tensors(node: Node) -> dict[str, np.ndarray]:
@@ -451,7 +438,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
     runs, pools = found[: len(runs)], found[len(runs) :]
     if file.target is not None:
         runs = [
-            run | {"reached": time_to_target(result.rounds, run, file.target)}
+            run | {"reached": summary_metrics.time_to_target(result.rounds, run, file.target)}
             for run, result in zip(runs, results, strict=True)
         ]
     if file.varied:
@@ -463,7 +450,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         table = [_with_worst_tenth(row, runs) for row in table]
     for row, (scenario, *_) in zip(table, file.rows().values(), strict=True):
         if file.target is not None:
-            row["reached"] = mean_reached([run["reached"] for run in runs if run["name"] == row["name"]])
+            row["reached"] = summary_metrics.mean_reached([run["reached"] for run in runs if run["name"] == row["name"]])
         if scenario.paper is not None:
             row["paper"] = scenario.paper
         if file.varied:
@@ -543,7 +530,7 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
         if scenario.pool.of == "fronts":
             row["extra_metrics"] = {"own_fronts": float(np.mean(objectives.own_fronts(mine)))} | row["extra_metrics"]
         mine = [pool for pool in pools if pool["name"] == name]
-    elif (found := clusters_over_seeds(mine)) is not None:
+    elif (found := summary_metrics.clusters_over_seeds(mine)) is not None:
         row["clusters"] = found
     if any(run.get("reported_stage") == "auto" for run in runs):
         row["stages"] = _stages(mine)

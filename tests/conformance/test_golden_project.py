@@ -9,7 +9,6 @@ from p2pfl.protocols import rate_limit
 from p2pfl.protocols.membership import federation_file, invitation
 from p2pfl.protocols.membership import log as membership
 from p2pfl.protocols.mqtt import link, reliable_stream, transport
-from p2pfl.protocols.mqtt import transport as mqtt
 from p2pfl.protocols.transports import handshake, tls, tls_link
 from p2pfl.protocols.transports import tls as listener
 from p2pfl.protocols.wire import envelope, payload
@@ -65,8 +64,8 @@ def test_limits_in_documents_match_code():
             invitation.ANSWER_LIMIT,
             membership.LIMIT,
             federation_file.LIMIT,
-            mqtt.LARGEST,
-            transport.LIMIT,
+            transport.LARGEST,
+            transport.LARGEST_PRESENCE,
             link.LIMIT,
         ),
         reliable_stream.CHUNK,

@@ -33,7 +33,7 @@ from p2pfl.protocols.membership.invitation import Invitation, Request, decode_ad
 from p2pfl.protocols.membership.log import Entry, Membership, Signed, decode_entry
 from p2pfl.protocols.mqtt import link as link_handshake
 from p2pfl.protocols.mqtt import packets, reliable_stream
-from p2pfl.protocols.mqtt import transport as presence
+from p2pfl.protocols.mqtt import transport as mqtt
 from p2pfl.protocols.mqtt.packets import Topics
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import key_of
@@ -345,7 +345,7 @@ def pattern_packet(link, key, size):
 
 
 def check_presence(given):
-    directory, key = presence.Directory(log_of(given)), unhex(given["key"])
+    directory, key = mqtt.Directory(log_of(given)), unhex(given["key"])
     for packet in given["before"]:
         directory.read(key, unhex(packet))
     return fields(directory.read(key, unhex(given["packet"])))

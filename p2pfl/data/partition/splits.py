@@ -1,10 +1,9 @@
-"""Division of a node's data into training, validation and test samples.
+"""Training, validation and test samples: how a node's data is divided, and whether the parts of all nodes are separate.
 
-Separation of training and test samples over all nodes of a simulation, compared by content.
-
-A node that trains on what another node tests reports too good a figure, because it passes on what it has learnt. Samples
-that p2pfl has held out, and that other nodes train on, stop a run. Single samples with equal contents may be duplicates in
-the user's data; they are noted with their number. The work is linear in the number of samples.
+`check_separation` compares the training and test samples of all nodes of a simulation by content. A node that trains on
+what another node tests reports too good a figure, because it passes on what it has learnt. Samples that p2pfl has held out,
+and that other nodes train on, stop a run. Single samples with equal contents may be duplicates in the user's data; they are
+noted with their number. The work is linear in the number of samples.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from p2pfl._util import machine
-from p2pfl._util import machine as size_limit
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.modules import make_module
 from p2pfl.node.federation import loading
@@ -22,20 +21,20 @@ GB = 10**9
 
 
 def test_check_size_refuses_model_beyond_memory():
-    size_limit.check_size("the model", 1000, 4 * size_limit.TRAINING * 1000)
+    machine.check_size("the model", 1000, 4 * machine.TRAINING * 1000)
     with pytest.raises(ConfigurationError, match=r"the model has 1,001 values: a node needs about 0\.0 MiB of memory"):
-        size_limit.check_size("the model", 1001, 4 * size_limit.TRAINING * 1000)
+        machine.check_size("the model", 1001, 4 * machine.TRAINING * 1000)
 
 
 def test_check_size_for_reading_allows_larger_model():
-    memory = 4 * size_limit.READING * 1000
-    size_limit.check_size("the model", 1000, memory, size_limit.READING)
+    memory = 4 * machine.READING * 1000
+    machine.check_size("the model", 1000, memory, machine.READING)
     with pytest.raises(ConfigurationError):
-        size_limit.check_size("the model", 1000, memory)
+        machine.check_size("the model", 1000, memory)
 
 
 def test_check_size_with_unknown_memory_allows_all():
-    size_limit.check_size("the model", 10**15, None)
+    machine.check_size("the model", 10**15, None)
 
 
 def test_free_memory_of_this_machine_is_plausible():
@@ -55,7 +54,7 @@ def test_free_memory_of_this_machine_is_plausible():
 )
 def test_task_with_huge_model_is_refused_before_allocation(task, options):
     """The model would take up to 256 GB."""
-    with size_limit.within(GB), pytest.raises(ConfigurationError, match=r"the task's model has .* values: a node needs"):
+    with machine.within(GB), pytest.raises(ConfigurationError, match=r"the task's model has .* values: a node needs"):
         made = make_task(task, options, Part(0, 3), 0)
         made.layout  # noqa: B018
 
@@ -67,7 +66,7 @@ def test_make_module_with_limit_keeps_initial_values():
     torch.manual_seed(1)
     plain = factory()
     torch.manual_seed(1)
-    with size_limit.within(GB):
+    with machine.within(GB):
         counted = make_module(factory)
     for one, other in zip(plain.state_dict().values(), counted.state_dict().values(), strict=True):
         assert torch.equal(one, other)
@@ -79,7 +78,7 @@ def test_make_module_falls_back_to_real_memory():
         module.scale = module.weight.sum().item()  # a tensor without memory has no value
         return module
 
-    with size_limit.within(GB):
+    with machine.within(GB):
         assert isinstance(make_module(factory).scale, float)
 
 

@@ -25,7 +25,6 @@ from p2pfl.protocols.errors import AddressError, ProtocolError, TransportError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.mqtt import connection
 from p2pfl.protocols.mqtt import transport as mqtt
-from p2pfl.protocols.mqtt import transport as presence
 from p2pfl.protocols.mqtt.broker_client import WAITING, AiomqttBus, Message, describe_failure
 from p2pfl.protocols.mqtt.link import HANDSHAKE_PACKET, LINKS_PER_KEY, REQUEST, STRANGERS, make_packet
 from p2pfl.protocols.mqtt.packets import FORMER_OPENING, RESET_PACKET
@@ -903,11 +902,11 @@ async def test_presence_of_former_key_is_ignored(here):
 
 
 def test_directory_accepts_only_own_and_newer_presence():
-    directory = presence.Directory(KnownMembers(ALICE, BOB))
+    directory = mqtt.Directory(KnownMembers(ALICE, BOB))
 
     def describe(identity=ALICE, incarnation=1, sequence=1, **options):
         fields = {"federation": FEDERATION, "key": identity.public, "addresses": (), "online": True} | options
-        return presence.sign(identity, presence.Presence(incarnation=incarnation, sequence=sequence, **fields))
+        return mqtt.sign(identity, mqtt.Presence(incarnation=incarnation, sequence=sequence, **fields))
 
     def cause(packet, key=ALICE.public):
         with pytest.raises(ProtocolError) as caught:
@@ -924,7 +923,7 @@ def test_directory_accepts_only_own_and_newer_presence():
     assert cause(describe(EVE), EVE.public) == "stranger"
     assert cause(describe(federation=bytes(16))) == "other federation"
     assert cause(b"x" * 100) == "malformed"
-    assert cause(bytes(presence.LIMIT + 1)) == "malformed"
+    assert cause(bytes(mqtt.LARGEST_PRESENCE + 1)) == "malformed"
     good = describe(incarnation=2, sequence=2, addresses=("tcp://h:1",))
     for position in range(len(good)):
         changed = bytearray(good)
