@@ -1,12 +1,14 @@
 """Built-in policies, by name.
 
-A module contains one policy, or variants of one, and follows its paper. `clusters`, `personal` and `schedule` are parts
-that several policies share.
+A module contains one policy, or variants of one, and follows its paper; `built_in` gives a class its name. `clusters` and
+`personal` are parts that several policies share.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from p2pfl._util.binding import build
@@ -14,34 +16,22 @@ from p2pfl._util.registry import resolve
 from p2pfl.errors import ConfigurationError
 from p2pfl.policy import Policy
 
-POLICIES = {
-    "local": "p2pfl.policies.local:Local",
-    "random": "p2pfl.policies.random:Random",
-    "oracle": "p2pfl.policies.random:Oracle",
-    "dac": "p2pfl.policies.dac:Dac",
-    "dpfl": "p2pfl.policies.dpfl:Dpfl",
-    "dsgd": "p2pfl.policies.dsgd:Dsgd",
-    "fedavg": "p2pfl.policies.fedavg:FedAvg",
-    "fedprox": "p2pfl.policies.coordinated:FedProx",
-    "coordinated-fedavg": "p2pfl.policies.coordinated:CoordinatedFedAvg",
-    "coordinated-fedprox": "p2pfl.policies.coordinated:CoordinatedFedProx",
-    "cfl": "p2pfl.policies.cfl:Cfl",
-    "matfl": "p2pfl.policies.matfl:MaTfl",
-    "fedcmoo": "p2pfl.policies.fedcmoo:FedCmoo",
-    "fedpref": "p2pfl.policies.fedpref:FedPref",
-    "ditto": "p2pfl.policies.ditto:Ditto",
-    "apfl": "p2pfl.policies.apfl:Apfl",
-    "per-fedavg": "p2pfl.policies.per_fedavg:PerFedAvg",
-    "fedrep": "p2pfl.policies.fedrep:FedRep",
-    "pfedgraph": "p2pfl.policies.pfedgraph:PFedGraph",
-    "knn-per": "p2pfl.policies.knn_per:KnnPer",
-    "lft-fedavg": "p2pfl.policies.lft:LftFedAvg",
-    "lft-ensemble": "p2pfl.policies.lft:LftEnsemble",
-    "agnostic-fair": "p2pfl.policies.fedfb:AgnosticFair",
-    "fairfed": "p2pfl.policies.fairfed:FairFed",
-    "fedfb": "p2pfl.policies.fedfb:FedFB",
-}
+_MARK = re.compile(r'^@built_in\("([^"]+)"\)\n(?:@.*\n)*class (\w+)', re.MULTILINE)
 
+
+def _marked(folder: Path) -> dict[str, str]:
+    """Return the policies that the modules of a folder mark with `built_in`, by name, each as "package.module:class".
+
+    The sources are read, because an import of all modules takes longer than most commands.
+    """
+    found = {}
+    for file in folder.glob("*.py"):
+        for name, policy in _MARK.findall(file.read_text(encoding="utf-8")):
+            found[name] = f"{__name__}.{file.stem}:{policy}"
+    return dict(sorted(found.items()))
+
+
+POLICIES = _marked(Path(__file__).parent)
 METHODS = ("prepare", "round", "state", "restore")  # required of every policy
 
 

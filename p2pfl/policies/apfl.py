@@ -8,12 +8,13 @@ from typing import Any
 
 from p2pfl.parameters import Parameters
 from p2pfl.policies.personal import Personal, from_bytes, to_bytes
-from p2pfl.policy import Me, Merge, Peers
+from p2pfl.policy import Me, Merge, Peers, built_in
 from p2pfl.update_rules import Mixture
 
 NEAR = 0.01  # distance from alpha at which the losses for the difference quotient are computed
 
 
+@built_in("apfl")
 @dataclass
 class Apfl(Personal):
     """Adaptive personalized federated learning (Deng, Kamani and Mahdavi, "Adaptive Personalized Federated Learning",

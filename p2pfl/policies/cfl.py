@@ -13,9 +13,10 @@ from p2pfl.algorithms.selection import fedavg
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.clusters import Cluster, credible, extras_of, gather, remember
 from p2pfl.policies.coordinated import CoordinatedFedAvg, together
-from p2pfl.policy import Assignment, Extras, Submission
+from p2pfl.policy import Assignment, Extras, Submission, built_in
 
 
+@built_in("cfl")
 @dataclass
 class Cfl(CoordinatedFedAvg):
     """Clustered federated learning (Sattler et al., "Clustered Federated Learning: Model-Agnostic Distributed Multitask

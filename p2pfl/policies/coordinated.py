@@ -15,9 +15,10 @@ import numpy as np
 from p2pfl.algorithms.selection import fedavg
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policies.fedavg import FedAvg
-from p2pfl.policy import Assignment, Extras, Me, Merge, Peers, Submission
+from p2pfl.policy import Assignment, Extras, Me, Merge, Peers, Submission, built_in
 
 
+@built_in("coordinated-fedavg")
 @dataclass
 class CoordinatedFedAvg(FedAvg):
     """Federated averaging (McMahan et al. 2017, algorithm 1). The elected coordinator computes the mean once.
@@ -83,6 +84,7 @@ class CoordinatedFedAvg(FedAvg):
         self.previous = {name: np.array(values, dtype).reshape(shape) for name, (dtype, shape, values) in said}
 
 
+@built_in("fedprox")
 @dataclass
 class FedProx(FedAvg):
     """FedAvg with `mu/2 ||w - w_t||^2` added to the local loss (Li et al., "Federated Optimization in Heterogeneous
@@ -104,6 +106,7 @@ class FedProx(FedAvg):
         return self.mu, me.params
 
 
+@built_in("coordinated-fedprox")
 @dataclass
 class CoordinatedFedProx(CoordinatedFedAvg, FedProx):
     """`coordinated-fedavg` with the proximal term of FedProx (Li et al. 2020, algorithm 2); see `fedprox`."""

@@ -13,12 +13,13 @@ import numpy as np
 from p2pfl.algorithms import selection, similarity
 from p2pfl.algorithms.similarity import PeerSimilarities
 from p2pfl.parameters import Parameters
-from p2pfl.policies.schedule import Schedule, stages
-from p2pfl.policy import Extras, Me, Merge, Peers, ReportedStage, Update, check_epochs, merge, samples
+from p2pfl.policies.random import Schedule, stages
+from p2pfl.policy import Extras, Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs, merge, samples
 
 TAU = {"cosine-weights": 140.0, "cosine-gradients": 140.0, "l2": 19.0, "inverse-loss": 5000.0}
 
 
+@built_in("dac")
 @dataclass
 class Dac:
     """Decentralized adaptive clustering (Listo Zec et al., "On the effects of similarity metrics in decentralized deep
@@ -42,7 +43,7 @@ class Dac:
             `probability` before it (literal).
         score_on: data on which `inverse-loss` takes the mean loss: `own` evaluates the peer's model (literal for the
             table; no further transfer), `peer` uploads the own model and evaluates it there (the paper's text).
-        schedule: `synchronous` (default) or `sequential` (literal); see p2pfl.policies.schedule.
+        schedule: `synchronous` (default) or `sequential` (literal); see p2pfl.policies.random.Schedule.
         epochs: epochs of training in each round.
         reported_stage: the model that drives early stopping and is reported.
     """

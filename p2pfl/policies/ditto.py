@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from math import inf
 
 from p2pfl.policies.personal import Personal
-from p2pfl.policy import Me, Merge, Peers
+from p2pfl.policy import Me, Merge, Peers, built_in
 
 
+@built_in("ditto")
 @dataclass
 class Ditto(Personal):
     """Ditto (Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021,

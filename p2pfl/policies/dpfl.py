@@ -8,9 +8,10 @@ from typing import Any, Literal
 from p2pfl.algorithms.ggc import Fetch, bggc, ggc
 from p2pfl.algorithms.selection import fedavg
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Me, Merge, Peers, ReportedStage, Update, check_epochs, merge, samples
+from p2pfl.policy import Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs, merge, samples
 
 
+@built_in("dpfl")
 @dataclass
 class Dpfl:
     """Decentralized personalized federated learning (Kharrat et al. 2024, algorithm 1).

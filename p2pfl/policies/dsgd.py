@@ -10,12 +10,13 @@ from typing import Any, Literal
 import numpy as np
 
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Me, Merge, Peers, ReportedStage, Update, check_epochs, merge
+from p2pfl.policy import Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs, merge
 from p2pfl.update_rules import Steps
 
 DEGREE = "degree"  # name of the extra with a node's number of neighbours
 
 
+@built_in("dsgd")
 @dataclass
 class Dsgd:
     """Decentralised SGD (Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017).

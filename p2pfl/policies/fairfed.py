@@ -13,11 +13,12 @@ from p2pfl.algorithms.group_statistics import GroupCounts, disparity, from_extra
 from p2pfl.parameters import Layout
 from p2pfl.policies.coordinated import sender, together
 from p2pfl.policies.lft import LftFedAvg, check_step
-from p2pfl.policy import Assignment, Extras, Submission
+from p2pfl.policy import Assignment, Extras, Submission, built_in
 
 MOST = 1e9  # of a node's weight: low enough that sums do not overflow
 
 
+@built_in("fairfed")
 @dataclass
 class FairFed(LftFedAvg):
     """FairFed (Ezzeldin et al., "FairFed: Enabling group fairness in federated learning", AAAI 2023). As in PraFFL, the

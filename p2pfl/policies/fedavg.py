@@ -10,12 +10,13 @@ import numpy as np
 
 from p2pfl.algorithms.selection import fedavg
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Me, Merge, Peers, ReportedStage, check_epochs, merge, samples
+from p2pfl.policy import Me, Merge, Peers, ReportedStage, built_in, check_epochs, merge, samples
 from p2pfl.update_rules import Rule
 
 FineTuning = Literal["", "replace-last", "from-best"]
 
 
+@built_in("fedavg")
 @dataclass
 class FedAvg:
     """Federated averaging (McMahan et al. 2017, algorithm 1), with all participants in every round.

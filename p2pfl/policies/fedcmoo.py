@@ -14,7 +14,7 @@ from p2pfl.multiobjective.mgda import sketch, weigh
 from p2pfl.multiobjective.scalarisation import DifferentiateObjectives, ObjectiveGradients
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policies.coordinated import CoordinatedFedAvg, sender
-from p2pfl.policy import Assignment, Extras, Me, Merge, Peers, Submission
+from p2pfl.policy import Assignment, Extras, Me, Merge, Peers, Submission, built_in
 from p2pfl.random_streams import RandomStreams
 from p2pfl.update_rules import Rule, Scalarised
 
@@ -23,6 +23,7 @@ MOST_SIZE = 2**13
 MOST = 1e60  # of a loss, or a value of a sketch: far from where inner products overflow
 
 
+@built_in("fedcmoo")
 @dataclass
 class FedCmoo(CoordinatedFedAvg):
     """FedCMOO-Pref (Askin et al., "Federated communication-efficient multi-objective optimization", 2024). Hartmann

@@ -15,7 +15,7 @@ from p2pfl.algorithms.selection import fedavg
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.coordinated import CoordinatedFedAvg, sender, together
 from p2pfl.policies.lft import check_step
-from p2pfl.policy import Assignment, Extras, Me, Submission
+from p2pfl.policy import Assignment, Extras, Me, Submission, built_in
 from p2pfl.update_rules import Weighted
 
 MOST = 1e9  # of a sample's weight: balancing weights are below 2; those with mean 1 do not exceed the number of samples
@@ -80,6 +80,7 @@ class Weighing(CoordinatedFedAvg):
         return together(there, extras, shares), {"number": number + 1, "weights": moved}
 
 
+@built_in("fedfb")
 @dataclass
 class FedFB(Weighing):
     """FedFB for demographic parity (Zeng, Chen and Lee 2021, "Improving fairness via federated learning"). The elected
@@ -110,6 +111,7 @@ class FedFB(Weighing):
         return group_statistics.fedfb_step(weights, everyone, self.alpha / sqrt(number))
 
 
+@built_in("agnostic-fair")
 @dataclass
 class AgnosticFair(Weighing):
     """AgnosticFair (Du et al., "Fairness-aware agnostic federated learning", SDM 2021). The elected coordinator makes

@@ -12,9 +12,10 @@ from p2pfl.algorithms.clustering import Layer, Matrix, layers, similarity, spect
 from p2pfl.parameters import Layout
 from p2pfl.policies.clusters import Cluster, credible, extras_of, gather, mean, remember
 from p2pfl.policies.coordinated import CoordinatedFedAvg, apart
-from p2pfl.policy import Assignment, Extras, Submission
+from p2pfl.policy import Assignment, Extras, Submission, built_in
 
 
+@built_in("fedpref")
 @dataclass
 class FedPref(CoordinatedFedAvg):
     """FedPref (Hartmann et al. 2024; Hartmann's dissertation, chapter 4), run by the elected coordinator.

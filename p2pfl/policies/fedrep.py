@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2pfl.policies.personal import Personal
-from p2pfl.policy import Me, Merge, Peers, check_epochs
+from p2pfl.policy import Me, Merge, Peers, built_in, check_epochs
 from p2pfl.update_rules import TrainSubset
 
 
+@built_in("fedrep")
 @dataclass
 class FedRep(Personal):
     """FedRep (Collins, Hassani, Mokhtari and Shakkottai, "Exploiting Shared Representations for Personalized Federated

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from math import inf
 
 from p2pfl.policies.coordinated import CoordinatedFedAvg
+from p2pfl.policy import built_in
 from p2pfl.prediction_mixing import KnnDatastore
 
 
+@built_in("knn-per")
 @dataclass
 class KnnPer(CoordinatedFedAvg):
     """kNN-Per (Marfoq, Neglia, Kameni and Vidal, "Personalized Federated Learning through Local Memorization", ICML

@@ -13,7 +13,7 @@ from p2pfl.algorithms.group_statistics import CountGroups, GroupCounts, even, fe
 from p2pfl.parameters import Parameters
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.fedavg import FedAvg
-from p2pfl.policy import Me, Merge, Peers, samples
+from p2pfl.policy import Me, Merge, Peers, built_in, samples
 from p2pfl.prediction_mixing import ModelEnsemble
 from p2pfl.update_rules import Weighted
 
@@ -74,6 +74,7 @@ class LocalFair(FedAvg):
         self.moves = state["moves"]
 
 
+@built_in("lft-fedavg")
 @dataclass
 class LftFedAvg(LocalFair, CoordinatedFedAvg):
     """LFT+FedAvg (Zeng, Chen and Lee 2021): federated averaging of models trained with local fairness. `LocalFair` in
@@ -86,6 +87,7 @@ class LftFedAvg(LocalFair, CoordinatedFedAvg):
     """
 
 
+@built_in("lft-ensemble")
 @dataclass
 class LftEnsemble(LocalFair):
     """LFT+Ensemble (Zeng, Chen and Lee 2021): nodes train alone with local fairness and predict with all their models.

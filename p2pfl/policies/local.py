@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from p2pfl.policy import Me, Merge, Peers, ReportedStage, check_epochs
+from p2pfl.policy import Me, Merge, Peers, ReportedStage, built_in, check_epochs
 
 
+@built_in("local")
 @dataclass
 class Local:
     """Train alone.

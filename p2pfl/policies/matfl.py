@@ -12,9 +12,10 @@ from p2pfl.algorithms.clustering import Matrix, layers, similarity
 from p2pfl.parameters import Layout
 from p2pfl.policies.clusters import mean
 from p2pfl.policies.coordinated import CoordinatedFedAvg, apart, sender
-from p2pfl.policy import Assignment, Extras, Submission
+from p2pfl.policy import Assignment, Extras, Submission, built_in
 
 
+@built_in("matfl")
 @dataclass
 class MaTfl(CoordinatedFedAvg):
     """Many-task federated learning (Cai et al., "Many-Task Federated Learning: A New Problem Setting and A Simple

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from math import inf
 
 from p2pfl.policies.personal import Personal
-from p2pfl.policy import Me, Merge, Peers
+from p2pfl.policy import Me, Merge, Peers, built_in
 from p2pfl.update_rules import Descent, Lookahead
 
 
+@built_in("per-fedavg")
 @dataclass
 class PerFedAvg(Personal):
     """Per-FedAvg (Fallah, Mokhtari and Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A

@@ -15,12 +15,13 @@ from p2pfl.multiobjective.preferences import nearest
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.cfl import layout_as_one
 from p2pfl.policies.coordinated import CoordinatedFedAvg, apart, sender
-from p2pfl.policy import Assignment, Extras, Me, ReportedStage, Submission
+from p2pfl.policy import Assignment, Extras, Me, ReportedStage, Submission, built_in
 from p2pfl.update_rules import Aligned, Rule
 
 SAME = 0.9  # higher similarities count as 1, as in the authors' program
 
 
+@built_in("pfedgraph")
 @dataclass
 class PFedGraph(CoordinatedFedAvg):
     """pFedGraph (Ye, Ni, Wu, Chen and Wang, "Personalized Federated Learning With Inferred Collaboration Graphs", ICML

@@ -1,20 +1,25 @@
 """Random gossip: each round, average with m random peers, or with the neighbours in a fixed random graph.
 
-`oracle` does so among the peers of the own group, which a real node does not know.
+`oracle` does so among the peers of the own group, which a real node does not know. A `Schedule` is the order in which the
+nodes of a round exchange models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from p2pfl.algorithms.selection import fedavg, uniform
 from p2pfl.errors import ConfigurationError
-from p2pfl.policies.schedule import Schedule, stages
-from p2pfl.policy import Me, Merge, Peers, ReportedStage, check_epochs, merge, samples
+from p2pfl.policy import Me, Merge, Peers, ReportedStage, Stage, built_in, check_epochs, merge, samples
+
+Schedule = Literal["synchronous", "sequential"]
+"""`synchronous`: all nodes exchange their trained models. `sequential`: one node after another, in an order drawn in
+each round from (federation seed, round) and common to all; later nodes receive the merged models of earlier ones."""
 
 
+@built_in("random")
 @dataclass
 class Random:
     """Average with peers drawn uniformly (gossip learning; the "Random" row of Listo Zec et al.).
@@ -23,7 +28,7 @@ class Random:
         neighbours: m, the number of peers drawn; a node with fewer peers takes all.
         graph: draw peers in `each-round` (default), or once before the first round (`fixed`). Kharrat et al. 2024
             compare with a fixed graph (section 4.4; there `reported_stage` is "merged").
-        schedule: `synchronous` (default) or `sequential` (reproduces the paper's table); see p2pfl.policies.schedule.
+        schedule: `synchronous` (default) or `sequential` (reproduces the paper's table); see `Schedule`.
         epochs: epochs of training in each round.
         reported_stage: the model that drives early stopping and is reported.
     """
@@ -74,6 +79,7 @@ class Random:
         self.drawn = list(state["drawn"])
 
 
+@built_in("oracle")
 @dataclass
 class Oracle(Random):
     """Average with peers drawn uniformly from those whose task reports the own group.
@@ -90,3 +96,11 @@ class Oracle(Random):
     def candidates(self, me: Me, peers: Peers) -> Sequence[str]:
         group = peers.public_info(me.id).get("group")
         return [id for id in peers.ids if peers.public_info(id).get("group") == group]
+
+
+def stages(schedule: Schedule, me: Me, peers: Peers, ids: Sequence[str]) -> Stage | Mapping[str, Stage]:
+    """Return the stage at which to request the model of each of `ids` in this round."""
+    if schedule == "synchronous":
+        return "trained"
+    place = peers.round_order(me.round)
+    return {id: "merged" if place[id] < place[me.id] else "trained" for id in ids}

@@ -1,10 +1,13 @@
 """Policies on plain dictionaries: no loop, no clock, no messages."""
 
+import ast
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from p2pfl import policies
 from p2pfl.algorithms.selection import fedavg
 from p2pfl.algorithms.similarity import short_id
 from p2pfl.errors import ConfigurationError
@@ -170,6 +173,20 @@ def test_dac_restored_from_state_is_equal():
     restored = Dac(neighbours=2)
     restored.restore(half["node-0"].state())
     assert restored.state() == half["node-0"].state()
+
+
+def test_every_mark_of_built_in_gives_one_policy_its_name():
+    """Marks are found in the sources; the parser of Python finds the same ones."""
+    marked = [
+        (mark.args[0].value, f"p2pfl.policies.{file.stem}:{node.name}")
+        for file in Path(policies.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+        for mark in node.decorator_list
+        if isinstance(mark, ast.Call) and mark.func.id == "built_in"
+    ]
+    assert sorted(marked) == sorted(policies.POLICIES.items())
+    assert all(policies.make_policy(name, {}).reported_stage for name in policies.POLICIES)
 
 
 FAIR = ("lft-fedavg", "lft-ensemble", "agnostic-fair", "fairfed", "fedfb")  # they need sensitive groups

@@ -3,10 +3,7 @@
 import pytest
 
 from p2pfl.protocols.wire.envelope import OVERHEAD
-from tests.support.extras import skip_without_extras
-
-with skip_without_extras():
-    from p2pfl.sim.simulation.simulation import Simulation
+from p2pfl.sim.simulation.simulation import Simulation
 
 
 @pytest.fixture(autouse=True)
