@@ -81,7 +81,7 @@ class Federation(processes.Federation):
 
     def environment(self, name):
         """Return the variables of a node's process, with which it sees its own wall clock."""
-        own = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        own = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT))}
         if FAKETIME is None:
             return own
         names = ("FAKETIME_DONT_FAKE_MONOTONIC", "DONT_FAKE_MONOTONIC", "NO_FAKE_STAT", "FAKETIME_CACHE_DURATION")

@@ -16,6 +16,7 @@ from tests.chaos.__main__ import main
 from tests.chaos.faults import BROKER, KINDS, MEMBERSHIP, NETWORK, NODE, draw_episode
 from tests.chaos.federation import FAKETIME, ROOT, Federation
 from tests.chaos.invariants import Incarnations, Violated, check, check_status
+from tests.support import without_torch
 from tests.support.namespaces import PATH, why_not
 
 NAMES = ("node-1", "node-2", "node-3")
@@ -108,7 +109,7 @@ def test_wrong_clock_changes_wall_clock_only(tmp_path):
 def test_processes_learn_again_after_an_episode():
     rights = "-m" if os.geteuid() == 0 else "-Urm"
     command = ["unshare", rights, sys.executable, "-m", "tests.chaos", "--minutes", "0", "--seed", "3", "--nodes", "3"]
-    environment = os.environ | {"PATH": PATH, "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PATH": PATH, "PYTHONPATH": without_torch.PYTHONPATH}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 episodes, no violation; replay: scripts/chaos --seed 3" in done.stdout

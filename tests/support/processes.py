@@ -93,15 +93,14 @@ class Processes:
         """Start nodes, by default all; without `torch` every import of it fails in them."""
         for name in names or self.names:
             options = ["--until-done"] * until_done + [part for change in changes for part in ("--set", change)]
-            arguments = ["p2pfl.node", "run", str(self.folders[name]), *options]
             launch = forked.python if torch else subprocess.Popen
             process = launch(
-                [sys.executable, "-m", *arguments] if torch else without_torch.command(*arguments),
+                [sys.executable, "-m", "p2pfl.node", "run", str(self.folders[name]), *options],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
                 cwd=self.cwd,
-                env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+                env=os.environ | {"PYTHONPATH": str(without_torch.ROOT) if torch else without_torch.PYTHONPATH},
             )
             self.running[name], self._printed[name] = process, Printed(process.stdout)
 

@@ -1,4 +1,7 @@
-"""Demo: processes that learn together and alone, and end with the demo."""
+"""Demo: processes that learn together and alone, and end with the demo.
+
+Nodes that are processes of their own have no torch, which a node takes long to import; copies of a process have it.
+"""
 
 import json
 import os
@@ -8,14 +11,13 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 
 from p2pfl.node.cli import demo as local_broker
 from p2pfl.node.cli import demo as node_demo
 from p2pfl.policies import POLICIES
-from tests.support import forked
+from tests.support import forked, without_torch
 from tests.support.processes import PATIENCE
 
 pytestmark = [
@@ -27,13 +29,14 @@ pytestmark = [
 @contextmanager
 def demo(folder, *options, python=sys.executable):
     """Run a demo in its own process group; its temporary files are in `folder`."""
+    path = without_torch.PYTHONPATH if python == sys.executable else str(without_torch.ROOT)
     process = subprocess.Popen(
         [python, "-m", "p2pfl.node", "demo", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "TMPDIR": str(folder)},
+        env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(folder)},
         start_new_session=True,
     )
     try:
