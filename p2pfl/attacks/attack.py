@@ -76,7 +76,9 @@ class HonestView:
     def moments(self) -> Moments:
         """Return mean and sample standard deviation of the honest models."""
         stack = self.stack
-        return Moments(stack.mean(axis=0), stack.std(axis=0, ddof=1 if len(stack) > 1 else 0))
+        std = stack.std(axis=0, ddof=1 if len(stack) > 1 else 0)
+        std[(stack == stack[0]).all(axis=0)] = 0  # rounding leaves some, which a search for a long step would enlarge
+        return Moments(stack.mean(axis=0), std)
 
     @cached_property
     def start(self) -> Parameters | None:

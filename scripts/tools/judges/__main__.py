@@ -45,6 +45,8 @@ def run_judge(judge: Judge) -> tuple[str, str, Verdict]:
         verdict = judge.judge()
     except CannotRunError as error:
         return CANNOT, str(error), Verdict()
+    except Exception as error:  # the judge could not finish, so that nothing is known to be right
+        return VIOLATION, "", Verdict([f"the judge failed with {type(error).__name__}: {error}"])
     return VIOLATION if verdict.violations else OK, version, verdict
 
 

@@ -74,6 +74,11 @@ def test_sign_flip_of_the_mean_equals_byzfl(case):
     np.testing.assert_allclose(found, case["attacks"]["sign-flip"], rtol=1e-6, atol=1e-6)
 
 
+def test_opt_alie_of_equal_models_is_their_mean():
+    honest = np.repeat(np.random.default_rng(3).normal(size=(1, 6)).astype(np.float32), 7, axis=0)
+    np.testing.assert_allclose(forged("opt-alie", {}, view_of(honest, 1)), honest[0], rtol=1e-6)
+
+
 def test_dissensus_cancels_honest_neighbours():
     view = view_of([[0.0], [1.0], [5.0]], 2)
     lie = make_attack("dissensus", {}).forge_for("n0", np.zeros(1, np.float32), view)
