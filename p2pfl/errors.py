@@ -97,7 +97,9 @@ IN_EXTRAS = {
     "torch": ("PyTorch", "torch"),
     "duckdb": ("DuckDB", "sim"),
     "networkx": ("NetworkX", "sim"),
+    "PIL": ("Pillow", "images"),
     "peft": ("PEFT", "adapters"),
+    "pyarrow": ("pyarrow", "arrow"),
     "transformers": ("Transformers", "adapters"),
     "xxhash": ("xxhash", "sim"),
 }

@@ -30,6 +30,8 @@ class TaskSpec:
         factory: its function, as "package.module:name".
         local: its local options.
         derived: options that it takes from the node's data if they are not set; a federation sets them for all.
+        listed: options that say what is in the node's data, or which figures are shown. `p2pfl-node init --data` writes
+            them; those of the federation replace them, and the data is checked with these.
         inputs: the function from its options to the paths that it reads, as "package.module:name"; "" if it reads none.
         libraries: distributions besides NumPy and torch whose version can change its figures.
     """
@@ -37,6 +39,7 @@ class TaskSpec:
     factory: str
     local: Mapping[str, Kind] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
+    listed: tuple[str, ...] = ()
     inputs: str = ""
     libraries: tuple[str, ...] = ()
 
@@ -46,7 +49,11 @@ MORL = "gymnasium", "mo-gymnasium", "stable-baselines3"
 
 TASKS: Mapping[str, TaskSpec] = {
     "classification": TaskSpec(
-        "p2pfl.tasks.table:table", {"data": "own"}, ("classes", "features", "columns"), "p2pfl.tasks.table:inputs"
+        "p2pfl.tasks.table:table",
+        {"data": "own"},
+        ("classes", "features", "columns"),
+        ("labels", "categories", "channels", "metrics", "missing"),
+        "p2pfl.tasks.table:inputs",
     ),
     "concept-shift": TaskSpec("p2pfl.tasks.concept_shift:concept_shift"),
     "deep-sea-treasure": TaskSpec("p2pfl.tasks.deep_sea_treasure:deep_sea_treasure", {"preference": "own"}),
@@ -59,6 +66,13 @@ TASKS: Mapping[str, TaskSpec] = {
     ),
     "morl": TaskSpec("p2pfl.tasks.morl:morl", {"preference": "own"}, libraries=MORL),
     "praffl": TaskSpec("p2pfl.tasks.praffl:praffl", {"data": "name", "root": "own"}, inputs=TABLES),
+    "regression": TaskSpec(
+        "p2pfl.tasks.table:regression",
+        {"data": "own"},
+        ("centre", "scale", "features", "columns"),
+        ("categories", "metrics", "missing"),
+        "p2pfl.tasks.table:inputs",
+    ),
     "teachers": TaskSpec("p2pfl.tasks.teachers:teachers", {"preference": "own"}),
 }
 

@@ -6,7 +6,7 @@ import argparse
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from p2pfl._util import toml_tables
 from p2pfl._util.binding import split_name
@@ -18,8 +18,12 @@ from p2pfl.node.settings import Settings
 from p2pfl.robust.registry import CLIP_LOSS
 from p2pfl.task_specs import TASKS, check_shared
 
+if TYPE_CHECKING:
+    from p2pfl.data.inspection import Proposal
+
 SCENARIO = "scenario.toml"
 KINDS = ("task", "policy")
+OWN_FILES = [name for name, spec in TASKS.items() if spec.local.get("data") == "own"]  # tasks whose data is a file
 # Keys that only describe a scenario, its table and its repetitions: they have no meaning for a node.
 DESCRIPTIVE = {
     "name", "title", "description", "needs", "duration", "differences", "modules", "against", "target", "source", "table",
@@ -34,7 +38,7 @@ def add_commands(commands: Any) -> None:
         "init",
         "create a node's folder with a key and a configuration",
         "p2pfl-node init alice --port 4101 --part 0/20",
-        "p2pfl-node init bob --data bob.csv",
+        "p2pfl-node init bob --data bob.csv --label diagnosis",
         "p2pfl-node init carol --broker mqtt://broker.example:1883 --policy fedpref",
         "p2pfl-node init dave --from my_project --part 3/20",
     )
@@ -59,8 +63,11 @@ def add_commands(commands: Any) -> None:
         "--data",
         default="",
         metavar="FILE",
-        help="the node's own data: an .npz or .csv file for the task classification, a .toml schema for fairness and"
-        " praffl (default: none)",
+        help="the node's own data: a .csv or .npz file, a folder of images, or a saved Hugging Face dataset; or a .toml"
+        " schema for fairness and praffl (default: none)",
+    )
+    data.add_argument(
+        "--label", default="", metavar="COLUMN", help="with --data, the column of the labels (default: it is proposed)"
     )
     data.add_argument(
         "--root",
@@ -73,7 +80,7 @@ def add_commands(commands: Any) -> None:
         "--task",
         metavar="TASK",
         help=f"learning problem: {', '.join(TASKS)}, or package.module:factory (default: digits; with --data"
-        " classification)",
+        " what the data needs)",
     )
     add_policy(learning, None)
     learning.add_argument(
@@ -111,6 +118,11 @@ def _init(options: argparse.Namespace) -> int:
     if project is not None:
         project, own = project.with_own_data(own)
     _check_data(task if project is None else project.settings["task"].get("name", task), own)
+    proposal = _proposal(options, task) if project is None else None
+    settings: dict[str, Any] = {} if project is None else project.settings
+    if proposal is not None:
+        own, settings = str(proposal.data), {"task": proposal.task}
+    _check_own_file(settings.get("task", {}), own)
     data, root = (_from_anywhere(path) for path in (own, options.root))
     identity = create(
         options.folder,
@@ -122,9 +134,10 @@ def _init(options: argparse.Namespace) -> int:
         data=data,
         broker=options.broker,
         root=root,
-        settings={} if project is None else project.settings,
+        settings=settings,
+        comments={} if proposal is None else proposal.comments,
     )
-    notes = []
+    notes = [] if proposal is None else [*proposal.lines(simulation=False), f"these are in {options.folder / 'node.toml'}"]
     if project is not None:
         project.copy_modules(options.folder)
         notes = list(project.describe())
@@ -133,6 +146,8 @@ def _init(options: argparse.Namespace) -> int:
         f" p2pfl-node join {options.folder}"
     )
     answer = {"folder": str(options.folder), "name": name, "listen": listen, "key": identity.public.hex()}
+    if proposal is not None:
+        answer |= {"proposal": [each._asdict() for each in proposal.reasons if each.subject != "division"]}
     print_answer(options, "\n".join([*notes, text]), answer)
     return 0
 
@@ -145,6 +160,28 @@ def _check_data(task: str, data: str) -> None:
         check_shared("task", task, {"data": data})
     except ConfigurationError:  # a file of this machine
         raise ConfigurationError(f"--data: the file {data} does not exist") from None
+
+
+def _proposal(options: argparse.Namespace, task: str) -> Proposal | None:
+    """Return what is proposed for the node's own file; None without one, or if its task does not take such files."""
+    if not options.data or task not in OWN_FILES or not Path(options.data).expanduser().exists():
+        if options.label:
+            raise ConfigurationError(
+                "--label names a column of the file of --data, for the tasks classification and regression"
+            )
+        return None
+    from p2pfl.data.inspection import inspect
+    from p2pfl.tasks.mlp import has_torch
+
+    return inspect(Path(options.data), label=options.label, task=options.task or "", has_torch=has_torch())
+
+
+def _check_own_file(task: Mapping[str, Any], data: str) -> None:
+    """Raise ConfigurationError if a node's own file cannot be read with the options of its task."""
+    if task.get("name") in OWN_FILES and data and Path(data).expanduser().exists():
+        from p2pfl.task import Part, make_task
+
+        make_task(task["name"], {**{k: v for k, v in task.items() if k != "name"}, "data": data}, Part(0, 1), 0)
 
 
 def _project(options: argparse.Namespace) -> Project | None:

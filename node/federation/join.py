@@ -393,8 +393,10 @@ def differences(own: NodeConfig, agreement: Agreement, folder: Path) -> list[Dif
     """Return the options of task and policy that differ between a federation and a node's configuration.
 
     A missing option counts with the default of the task or policy, which is imported to find it. The node's owner has
-    named it too (see p2pfl.node.federation.agreement.apply_agreement). An option that the task would take from the
-    node's data (p2pfl.task_specs.TaskSpec.derived) differs only if the owner has set it.
+    named it too (see p2pfl.node.federation.agreement.apply_agreement). The task of a node's own file is an exception: its
+    options say how files are read and learned, so that an option that the owner has not set is the federation's, and one
+    that only says what is in the file (p2pfl.task_specs.TaskSpec.listed) does not differ. `check_data` reads the file with
+    the federation's options.
     """
     found = []
     for kind in _KINDS:
@@ -404,8 +406,9 @@ def differences(own: NodeConfig, agreement: Agreement, folder: Path) -> list[Dif
             continue
         find_own_modules(folder, own)
         default = _defaults(kind, name)
-        unset = {*TASKS[name].derived} - {*ours} if kind == "task" and name in TASKS else set()
-        for key in sorted({*theirs, *ours} - unset):
+        spec = TASKS.get(name) if kind == "task" else None
+        of_file = spec is not None and bool(spec.derived)
+        for key in sorted({*ours} - {*spec.listed} if spec is not None and of_file else {*theirs, *ours}):
             here, there = (options.get(key, default.get(key, Parameter.empty)) for options in (ours, theirs))
             if here != there:
                 found.append(Difference(printable(f"{kind}.{key}"), _format_value(there), _format_value(here)))
@@ -421,7 +424,7 @@ def check_data(own: NodeConfig, agreement: Agreement, folder: Path) -> None:
         ConfigurationError: the data does not fit the federation.
     """
     spec = TASKS.get(agreement.task["name"])
-    if spec is not None and spec.derived and Path(own.data).expanduser().is_file():
+    if spec is not None and spec.derived and own.data and Path(own.data).expanduser().exists():
         task_of(LoadedNode(folder, apply_agreement(own, agreement), None, agreement))
 
 

@@ -31,6 +31,7 @@ from p2pfl._util.binding import bind, split_name
 from p2pfl._util.disk import PRIVATE
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.registry import locate
+from p2pfl._util.toml_text import options_text
 from p2pfl.errors import ConfigurationError, about, must_be, name_source
 from p2pfl.node.folder import incarnation
 from p2pfl.node.log import LOG
@@ -288,12 +289,14 @@ def create(
     broker: str = "",
     root: str = "",
     settings: Mapping[str, Any] = MappingProxyType({}),
+    comments: Mapping[str, str] = MappingProxyType({}),
 ) -> Identity:
     """Create a node's folder, for its owner only, with a key and a configuration for the owner to complete.
 
     Args:
         settings: keys of rounds, task, policy, codec and budget that differ from those of a new configuration; tables
             of the task and the policy replace the names `task` and `policy`.
+        comments: a line above an option of the task, by its name.
 
     Raises:
         ConfigurationError: the folder holds a node already, or cannot be created, or the configuration would be wrong;
@@ -306,7 +309,7 @@ def create(
     config.check()
     if (folder / CONFIG).exists():
         raise ConfigurationError(f"{folder} contains a node already; choose another folder")
-    text = render(values)
+    text = render(values, comments)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
@@ -352,27 +355,23 @@ def next_incarnation(folder: Path, log: EventLogger = LOG) -> int:
     return incarnation.count_start(folder / INCARNATION, log)
 
 
-def render(values: Mapping[str, Any]) -> str:
+def render(values: Mapping[str, Any], comments: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return the text of a node.toml with these values; keys that are not given keep their defaults.
 
     Args:
         values: keys and tables of node.toml. Keys of a table that the template lacks, such as options of a task, are
             added at the end of the table.
+        comments: a line above an option of the task that the template lacks, by its name.
     """
     lines, table, left = [], "", dict(values)
     for line in TEMPLATE.splitlines():
         if found := _HEADING.fullmatch(line):
             table, left = found[1], dict(values.get(found[1], {}))
         elif not line and table:
-            lines += _options(table, left)
+            lines += options_text(left, comments if table == "task" else {})
             left = {}
         if (found := _KEY.fullmatch(line)) and found[1] in left:
             text = tomli_w.dumps({found[1]: left.pop(found[1])}).strip()
             line = f"{text.ljust(COMMENTS - 1)} {found[2]}"
         lines.append(line)
     return "\n".join(lines) + "\n"
-
-
-def _options(table: str, options: Mapping[str, Any]) -> list[str]:
-    """Return the lines of further keys of a table that has begun."""
-    return tomli_w.dumps({table: options}).removeprefix(f"[{table}]\n").splitlines() if options else []

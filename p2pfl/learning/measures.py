@@ -51,6 +51,11 @@ def squared_error(outputs: np.ndarray, targets: np.ndarray) -> float:
     return float(np.square(outputs - targets.reshape(outputs.shape)).mean())
 
 
+def absolute_error(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Return the mean absolute error."""
+    return float(np.abs(outputs - targets.reshape(outputs.shape)).mean())
+
+
 def r2(outputs: np.ndarray, targets: np.ndarray) -> float:
     """Return the coefficient of determination of all values together; NaN if the targets are equal."""
     spread = float(np.square(targets - targets.mean(0), dtype=np.float64).sum())
@@ -63,10 +68,11 @@ CLASSIFICATION: Mapping[str, Measure] = {
     "balanced_accuracy": balanced_accuracy,
     "f1": f1,
 }
+REGRESSION: Mapping[str, Measure] = {"mse": squared_error, "mae": absolute_error, "r2": r2}
 
 
-def measures_of(names: Iterable[str]) -> dict[str, Measure]:
-    """Return measures of classification by name.
+def measures_of(names: Iterable[str], known: Mapping[str, Measure] = CLASSIFICATION) -> dict[str, Measure]:
+    """Return measures by name, of classification by default.
 
     Raises:
         ConfigurationError: a name is unknown.
@@ -74,9 +80,9 @@ def measures_of(names: Iterable[str]) -> dict[str, Measure]:
     """
     found: dict[str, Measure] = {}
     for name in names:
-        if name not in CLASSIFICATION:
-            raise unknown("metric", name, CLASSIFICATION)
-        found[name] = CLASSIFICATION[name]
+        if name not in known:
+            raise unknown("metric", name, known)
+        found[name] = known[name]
         check_installed(found[name])
     return found
 

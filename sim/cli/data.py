@@ -114,8 +114,10 @@ def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
 
 def same_rows_note(scenario: Scenario) -> str:
     """Return a note if the task gives all nodes the rows of one file; "" if not."""
+    from p2pfl.sim.simulation.plan import READS_ROWS
+
     name, partition = scenario.task["name"], scenario.task.get("partition")
-    if name != "classification" or partition is not None or scenario.nodes < 2:
+    if name not in READS_ROWS or partition is not None or scenario.nodes < 2:
         return ""
     return SAME
 

@@ -63,7 +63,7 @@ def parser() -> console.Parser:
     parser.add_argument("--version", action="version", version=f"p2pfl {__version__}", help="print the version and exit")
     commands = parser.add_subparsers(dest="command")
     scenario_list.add_commands(commands)
-    new.add_commands(commands)
+    new.add_commands(commands, _main)
     _add_run(commands)
     _add_sweep(commands)
     _add_pareto(commands)

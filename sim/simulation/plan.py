@@ -30,7 +30,7 @@ from p2pfl.topologies.geography import Point
 from p2pfl.topologies.graph_facts import GraphFacts, facts_of
 
 MOST_NOTES = 3  # different notes on the samples of single nodes
-READS_ROWS = ("classification",)  # built-in tasks whose nodes may have the same samples
+READS_ROWS = ("classification", "regression")  # built-in tasks whose nodes may have the same samples
 
 
 @dataclass(frozen=True)
