@@ -5,15 +5,20 @@ import os
 import signal
 
 import pytest
-import torch
 from hypothesis import settings
 
+from tests.support.extras import skip_without_extras
 from tests.support.loops import LOOPS, run_on
 
 try:
     import fcntl
 except ImportError:  # Windows: run them with one worker
     fcntl = None
+
+try:
+    import torch
+except ModuleNotFoundError:  # the extra dev
+    torch = None
 
 
 LONG = 1.0  # seconds after which a test must be marked `slow`
@@ -36,7 +41,8 @@ def _interruptible():
 @pytest.fixture(autouse=True, scope="session")
 def _one_torch_thread():
     """Use one thread of torch: equal bits need equal threads, and the cores are shared."""
-    torch.set_num_threads(1)
+    if torch is not None:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(params=[FIRST, *(pytest.param(loop, marks=pytest.mark.slow) for loop in OTHERS)])
@@ -70,6 +76,30 @@ def pytest_collection_finish():
     """Keep modules and tests out of later searches for garbage: nothing in them is ever released."""
     gc.collect()
     gc.freeze()
+
+
+class Module(pytest.Module):
+    """Module of tests, skipped if it imports a library of an extra that is not installed."""
+
+    def collect(self):
+        with skip_without_extras():
+            return super().collect()
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return Module.from_parent(parent, path=module_path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup():
+    with skip_without_extras():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    with skip_without_extras():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

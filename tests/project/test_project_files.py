@@ -38,9 +38,9 @@ def test_page_names_scripts_and_files_that_exist(name):
 
 
 def test_contributing_lists_every_check():
-    (every,) = re.findall(r"all\) exec scripts/check (.*) ;;", (ROOT / "scripts/check").read_text(encoding="utf-8"))
+    cases = re.findall(r"^        (\w+)\)", (ROOT / "scripts/check").read_text(encoding="utf-8"), re.M)
     table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| check | content |\n")[2].partition("\n\n")[0]
-    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == every.split()
+    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == [name for name in cases if name not in ("platforms", "all")]
 
 
 def test_checklists_of_contributing_and_pull_requests_agree():

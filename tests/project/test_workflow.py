@@ -84,3 +84,16 @@ def test_quick_tests_have_all_extras_but_one():
     assert set(every.split(",")) - set(extras.split(",")) == {"morl"}
     assert set(extras.split(",")) <= set(every.split(","))
     assert "-c constraints.txt" in install
+
+
+def test_contributors_need_no_torch_and_a_job_runs_their_tests():
+    extras, held, waiting = PROJECT["optional-dependencies"], set(), ["dev"]
+    while waiting:
+        held.add(extra := waiting.pop())
+        waiting += [
+            name for text in extras[extra] for found in re.findall(r"^p2pfl-node\[(.*)\]", text) for name in found.split(",")
+        ]
+    assert "sim-without-torch" in held
+    assert "torch" not in held
+    assert commands("light") == ["./scripts/test --quick"]
+    assert ". scripts/environment dev\n" in (ROOT / "scripts/test").read_text(encoding="utf-8")

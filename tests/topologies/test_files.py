@@ -16,6 +16,7 @@ from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.scenario.sweep import parse, sweep
 from p2pfl.sim.scenario.topology import topology
 from p2pfl.topologies import files, labels, neighbours, properties, read
+from tests.support.extras import needs_torch
 
 HEAD = '<?xml version="1.0" encoding="utf-8"?><graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
 KEYS = """
@@ -285,6 +286,7 @@ def test_directed_topology_file_sets_direction_of_models(write, fidelity):
     assert "labels" not in result.summary  # the labels are the numbers
 
 
+@needs_torch
 def test_nodes_must_agree_with_topology_file(write):
     file = write("net.edges", "a b\nb c\n")
     assert scenario(file, nodes=3).nodes == 3
@@ -351,6 +353,7 @@ def test_shipped_graph_can_be_varied_and_give_places():
     assert placed.network.places == geant.topology["file"]
 
 
+@needs_torch
 @pytest.mark.parametrize(
     ("topology", "message"),
     [

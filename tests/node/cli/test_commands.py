@@ -29,6 +29,7 @@ from p2pfl.sim.scenario.scenario import shipped_scenarios
 from p2pfl.sim.simulation.workers import WorkerLostError
 from p2pfl.task_specs import TASKS
 from tests.support import forked
+from tests.support.extras import needs_torch
 from tests.support.logs import messages
 from tests.support.processes import PATIENCE
 
@@ -146,6 +147,7 @@ def test_run_never_overwrites_results(capsys, tmp_path):
     assert (tmp_path / "here/summary.json").read_text() == before
 
 
+@needs_torch
 def test_run_reports_folder_that_cannot_be_created(capsys, tmp_path):
     (tmp_path / "file").touch()
     code, _, err = sim(capsys, *SMOKE, "--out", "file/here")
@@ -153,6 +155,7 @@ def test_run_reports_folder_that_cannot_be_created(capsys, tmp_path):
     assert err.startswith("cannot create the folder file/here")
 
 
+@needs_torch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -230,6 +233,7 @@ def test_init_in_folder_of_unsuitable_name_names_the_option(capsys):
     assert capsys.readouterr().err.endswith("begin with a letter or digit; choose another one with --name\n")
 
 
+@needs_torch
 def test_run_with_same_rows_on_all_nodes_notes_it_at_start(capsys, tmp_path):
     (tmp_path / "rows.csv").write_text("a,label\n" + "1,0\n2,1\n" * 20)
     task = f'task = {{ name = "classification", data = "{tmp_path}/rows.csv" }}'
@@ -360,6 +364,7 @@ def test_workers_end_when_parent_process_is_killed(tmp_path):
     process.communicate(timeout=PATIENCE)  # returns when the workers have ended
 
 
+@needs_torch
 def test_run_mentions_rows_made_equal_by_changes(capsys):
     smoke = ["run", "dac-synthetic", "--set", "form=smoke", "--engine", "local"]
     code, out, _ = sim(capsys, *smoke, "--set", "policy.name=local", "--set", "task.lr=0.001")
@@ -606,8 +611,8 @@ def test_status_shows_running_only_while_lock_is_held(capsys):
         ('part="3/3"', "command line: part 3/3 does not exist; the last of 3 is 2/3"),
         ('listen="4100"', "command line: address '4100' is not of the form 192.168.1.5:4100"),
         ('listen=":99999"', "command line: the port of address ':99999' must be from 0 to 65535"),
-        ("device=tpu", "command line: unknown device 'tpu'; known: auto, cpu, cuda, mps"),
-        ("device=cpu:abc", "command line: device 'cpu:abc' is not of the form cpu or cpu:0"),
+        pytest.param("device=tpu", "command line: unknown device 'tpu'; known: auto, cpu, cuda, mps", marks=needs_torch),
+        pytest.param("device=cpu:abc", "command line: device 'cpu:abc' is not of the form cpu or cpu:0", marks=needs_torch),
         ("name=../x", "command line: name '../x' must have at most 64 letters"),
         ("peer={}", "command line: unknown key 'peer'"),
         ("direct=maybe", "command line: direct must be true or false, got 'maybe'"),
@@ -955,12 +960,14 @@ def test_seed_names_one_seed(capsys):
     assert "argument --seeds: not allowed with argument --seed" in err
 
 
+@needs_torch
 def test_sim_error_names_the_file_if_the_file_is_wrong(capsys):
     Path("study.toml").write_text("nodez = 3")
     code, _, err = sim(capsys, "run", "study.toml", "--set", "rounds=-1")
     assert (code, err) == (2, "study: unknown key 'nodez'; did you mean 'nodes'?\n")
 
 
+@needs_torch
 def test_quiet_run_prints_its_table_only(capsys):
     Path("study.toml").write_text('nodes = 2\nrounds = 1\ntask = { name = "concept-shift" }\npolicy = { name = "local" }')
     code, out, err = sim(capsys, "run", "study.toml", "--engine", "local", "-q", "--no-report")

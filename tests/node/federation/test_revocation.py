@@ -19,6 +19,7 @@ from p2pfl.node.status.text import describe
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.log import Signed
 from tests.support.brokers import MemoryBroker
+from tests.support.extras import needs_torch
 from tests.support.logs import log_to
 from tests.support.loopback_nodes import SOON, folders, honest, until
 
@@ -214,7 +215,7 @@ def test_revoking_another_member_needs_no_consent(members, capsys):
     ("line", "said"),
     [
         ("direct = false\n", "direct = false needs a broker"),
-        ('device = "tpu"\n', "unknown device 'tpu'"),
+        pytest.param('device = "tpu"\n', "unknown device 'tpu'", marks=needs_torch),
         ("rounds = -1\n", "rounds must be 0 or more, got -1"),
     ],
 )

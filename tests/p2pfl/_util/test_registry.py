@@ -13,6 +13,7 @@ from p2pfl.sim.cli import main as cli
 from p2pfl.sim.scenario import names
 from p2pfl.sim.scenario.scenario import load
 from p2pfl.task import Part, make_task
+from tests.support.extras import needs_torch
 
 MODULE = """
 from functools import lru_cache, partial
@@ -63,6 +64,7 @@ def sim(capsys, *arguments):
 # Checks before a call
 
 
+@needs_torch
 @pytest.mark.parametrize("trust", [(), ("--trust",)])
 def test_scenario_that_names_a_command_does_not_run_it(capsys, tmp_path, study, trust):
     file = scenario(study, f'{{ name = "subprocess:run", args = ["touch", "{tmp_path / "ran"}"] }}')
@@ -112,6 +114,7 @@ def test_module_in_the_scenario_folder_is_imported(study):
     assert (study / "imported").exists()
 
 
+@needs_torch
 def test_scenario_without_modules_leaves_path_unchanged(study):
     assert load(scenario(study, '{ name = "random" }')).path == ()
     before = [*sys.path]
@@ -119,6 +122,7 @@ def test_scenario_without_modules_leaves_path_unchanged(study):
     assert sys.path == before
 
 
+@needs_torch
 @pytest.mark.parametrize("place", ["current", "elsewhere"])
 def test_module_outside_the_scenario_folder_needs_trust(capsys, monkeypatch, study, tmp_path, place):
     (tmp_path / place).mkdir(exist_ok=True)

@@ -7,6 +7,7 @@ from p2pfl.data.tabular.table import read_schema
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli import main as cli
 from p2pfl.sim.scenario.scenario import load
+from tests.support.extras import needs_torch
 
 DEEP = {
     "lists": "a = " + "[" * 100_000,
@@ -63,6 +64,7 @@ def test_toml_file_that_is_too_long_is_refused(tmp_path, monkeypatch):
         toml_tables.read(path)
 
 
+@needs_torch
 @pytest.mark.parametrize("change", ["nodes=" + "[" * 100_000, "nodes=" + "9" * 20])
 def test_set_option_has_the_limits_of_toml(capsys, change):
     code = cli.main(["run", "digits-gossip", "--set", change])

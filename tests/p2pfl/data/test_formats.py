@@ -23,6 +23,7 @@ from p2pfl.data.image_sets import KNOWN
 from p2pfl.data.tabular import table as tables
 from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.sim.cli.main import main
+from tests.support.extras import needs_torch
 
 REAL = os.environ.get("P2PFL_DATA", "")
 TYPES = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
@@ -532,6 +533,7 @@ task.batch_size = 16
 """
 
 
+@needs_torch
 def test_data_check_of_scenario_lists_splits_of_nodes(tmp_path, capsys):
     path = tmp_path / "mine.toml"
     path.write_text(SCENARIO)
@@ -555,6 +557,7 @@ def test_data_check_of_scenario_lists_splits_of_nodes(tmp_path, capsys):
     assert lines[-1].split()[:5] == ["node-4", "1", "100", "40", "30"]
 
 
+@needs_torch
 @pytest.mark.parametrize("options", ['name = "fairness", data = "synthetic"', 'name = "praffl"'])
 def test_data_check_counts_groups_of_tables_once(tmp_path, capsys, options):
     path = tmp_path / "mine.toml"
@@ -571,6 +574,7 @@ def test_data_check_counts_groups_of_tables_once(tmp_path, capsys, options):
     assert "node    train" in head  # no empty column of groups
 
 
+@needs_torch
 def test_data_check_notes_same_rows_of_all_nodes(tmp_path, capsys):
     (tmp_path / "rows.csv").write_text("a,label\n" + "1,0\n2,1\n" * 20)
     path = tmp_path / "mine.toml"
@@ -582,6 +586,7 @@ def test_data_check_notes_same_rows_of_all_nodes(tmp_path, capsys):
     assert note not in sim(capsys, str(path), "--set", "task.partition.name=iid")[1]
 
 
+@needs_torch
 def test_data_check_accepts_tasks_without_classes(capsys):
     code, out, _ = sim(capsys, "dac-synthetic", "--set", "nodes=3")
     assert code == 0

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from p2pfl.sim.cli.main import main
+from tests.support.extras import needs_torch
 
 TASK = """
 import torch
@@ -51,6 +52,7 @@ def test_run_prints_each_source_once_and_stores_it(scenario, tmp_path, capsys):
     assert "own.csv: age looks odd" in summary["notes"]
 
 
+@needs_torch
 def test_data_check_shows_columns_and_notes(scenario, capsys):
     assert main(["data", "check", str(scenario)]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -14,8 +14,10 @@ import p2pfl
 from p2pfl.sim.cli import main as cli
 from p2pfl.sim.results.tables import PARTS
 from tests.support import forked
+from tests.support.extras import needs_torch
 from tests.support.processes import PATIENCE
 
+pytestmark = needs_torch
 POLICY = """
 from pathlib import Path
 from p2pfl.errors import RunError

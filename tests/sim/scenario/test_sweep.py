@@ -20,6 +20,7 @@ from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.scenario.sweep import parse, sweep
 from tests.sim.execution.test_resume import left_behind
 from tests.support import forked
+from tests.support.extras import needs_torch
 from tests.support.processes import PATIENCE
 
 TWO = {
@@ -274,6 +275,7 @@ def test_sweep_dry_run_prints_estimate_and_writes_nothing(capsys):
     assert [path.name for path in Path().iterdir()] == ["study.toml"]
 
 
+@needs_torch
 @pytest.mark.usefixtures("study")
 @pytest.mark.parametrize(
     ("arguments", "message"),

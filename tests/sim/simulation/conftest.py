@@ -3,7 +3,10 @@
 import pytest
 
 from p2pfl.protocols.wire.envelope import OVERHEAD
-from p2pfl.sim.simulation.simulation import Simulation
+from tests.support.extras import skip_without_extras
+
+with skip_without_extras():
+    from p2pfl.sim.simulation.simulation import Simulation
 
 
 @pytest.fixture(autouse=True)
