@@ -16,9 +16,8 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,14 @@ from p2pfl._util.atomic_files import reason
 from p2pfl._util.machine import READING
 from p2pfl._util.printable import plural
 from p2pfl.errors import ConfigurationError
+from p2pfl.installation import Finding, Need, check_extras, check_installation, needs_of_task, needs_of_trackers
 from p2pfl.node.connectivity import without_password
 from p2pfl.node.federation import loading
 from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.federation.membership_file import check_name
 from p2pfl.node.folder import config
 from p2pfl.node.folder import config as folders
+from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.status import reader
 from p2pfl.node.status.reader import RUNNING
 from p2pfl.node.status.snapshot import is_of_broker
@@ -81,7 +82,8 @@ def run_checks(folder: Path) -> list[Finding]:
         config.check_folder_of_node(folder)
     state = reader.current_if_readable(folder)
     federation = check_federation(folder, state.get("revoked_by", ()))
-    findings = [check_node(state), check_key(folder), check_folder(folder), check_disk(folder), check_clock(), federation]
+    findings = check_installation()
+    findings += [check_node(state), check_key(folder), check_folder(folder), check_disk(folder), check_clock(), federation]
     try:
         ready = loading.load(folder)
     except ConfigurationError as error:
@@ -97,10 +99,21 @@ def run_checks(folder: Path) -> list[Finding]:
         findings.append(
             Finding("tokens", False, f"invitation tokens are not answered: {state['tokens_unanswered']}", remedy)
         )
+    findings += check_extras(needs_of(ready.config))
     findings += _check_network(state, ready, may_run=federation.ok is not False)
     agreed = None if ready.agreement is None else ready.agreement.model.layout
     layout = check_layout(lambda: loading.task_of(ready, copies=READING).layout.shared, agreed, ready.config.data)
     return [*findings, layout]
+
+
+def needs_of(own: NodeConfig) -> list[Need]:
+    """Return the libraries that a node needs with its configuration."""
+    found = needs_of_task(own.task, own.data)
+    if own.broker:
+        found.append(Need("the broker", "aiomqtt", "mqtt"))
+    if own.status_port >= 0:
+        found += [Need("the status page", module, "status") for module in ("aiohttp", "prometheus_client")]
+    return [*found, *needs_of_trackers(own.track.tools)]
 
 
 def _check_network(state: Mapping[str, Any], ready: LoadedNode, may_run: bool) -> list[Finding]:
@@ -156,29 +169,6 @@ def _own_topic(ready: LoadedNode) -> str:
     except ConfigurationError:
         return ""
     return "" if ready.membership is None else f"p2pfl/{ready.membership.federation.hex()}/{key}/{key}"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Result of a check.
-
-    Attributes:
-        check: the subject of the check, in one word.
-        ok: True, False, or None if it may be intended.
-        result: the result.
-        remedy: the remedy; "" if none is needed.
-    """
-
-    check: str
-    ok: bool | None
-    result: str
-    remedy: str = ""
-
-
-def report(findings: Iterable[Finding]) -> list[str]:
-    """Return a line for each finding."""
-    marks = {True: "ok   ", False: "wrong", None: "note "}
-    return [f"{marks[f.ok]}  {f.check}: {f.result}" + (f"; {f.remedy}" if f.remedy else "") for f in findings]
 
 
 # Folder

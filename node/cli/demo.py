@@ -29,9 +29,11 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import agreement, loading, membership_changes
 from p2pfl.node.federation import join as joining
 from p2pfl.node.folder import config
+from p2pfl.node.settings import DEFAULT_TASK
 from p2pfl.node.status import reader
 from p2pfl.node.status.observer import describe_progress
 from p2pfl.policies import make_policy
+from p2pfl.task import Part, make_task
 
 NAMES = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "ivan", "judy")
 SAMPLES = 40  # training images of each node: so few that peers' models help
@@ -60,6 +62,7 @@ def demo(nodes: int, rounds: int, policy: str, as_json: bool, through_broker: bo
     if ":" in policy and (here := str(Path.cwd())) not in sys.path:  # the user's own policy may be there
         sys.path.append(here)
     make_policy(policy, {})
+    make_task(DEFAULT_TASK, {"samples": SAMPLES, "lr": RATE}, Part(0, nodes), 0)  # what is missing is said without a folder
     names = NAMES[:nodes]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end processes and remove folders in this case as well
     with ExitStack() as stack:

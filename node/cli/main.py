@@ -255,7 +255,8 @@ _CLEAR = "\033[2J\033[H"
 def _doctor(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from p2pfl.node.doctor import report, run_checks
+    from p2pfl.installation import report
+    from p2pfl.node.doctor import run_checks
 
     findings = run_checks(options.folder)
     text = "\n".join(map(printable, report(findings)))

@@ -31,7 +31,7 @@ from p2pfl._util.binding import bind, split_name
 from p2pfl._util.disk import PRIVATE
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.registry import locate
-from p2pfl._util.toml_text import options_text
+from p2pfl._util.toml_tables import options_text
 from p2pfl.errors import ConfigurationError, about, must_be, name_source
 from p2pfl.node.folder import incarnation
 from p2pfl.node.log import LOG

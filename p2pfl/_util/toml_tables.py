@@ -1,4 +1,4 @@
-"""TOML tables: a reader for untrusted input, the changes of `--set key=value`, and merging of two tables.
+"""TOML tables: a reader for untrusted input, the changes of `--set key=value`, merging, and text with comments.
 
 The reader limits the length of a text, nesting, and numbers.
 """
@@ -129,3 +129,18 @@ def with_changes(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str, 
     result = deepcopy(dict(table))
     apply_all(result, map(parse_change, changes))
     return result
+
+
+def options_text(options: Mapping[str, Any], comments: Mapping[str, str]) -> list[str]:
+    """Return the lines of further keys of a table that has begun, each with the comment above it; tables are inline."""
+    import tomlkit
+
+    lines = []
+    for key, value in options.items():
+        lines += [f"# {comments[key]}"] if key in comments else []
+        inline = tomlkit.item(value)
+        if isinstance(value, Mapping):
+            inline = tomlkit.inline_table()
+            inline.update(value)
+        lines += tomlkit.dumps({key: inline}).splitlines()
+    return lines

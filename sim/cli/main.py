@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pfl._util import console
+from p2pfl._util.printable import printable
 from p2pfl._version import __version__
 from p2pfl.errors import needs_extra
 from p2pfl.sim.cli import chaos, data, new, reproduce, scenario_list
@@ -71,6 +72,7 @@ def parser() -> console.Parser:
     _add_report(commands)
     _add_topology(commands)
     data.add_commands(commands)
+    _add_doctor(commands)
     reproduce.add_commands(commands, _main)
     console.add_completion(commands, parser, {"SCENARIO": _names})
     return parser
@@ -189,6 +191,35 @@ def _add_topology(commands: Any) -> None:
     console.add_changes(options, "option of the topology, such as degree=4")
     console.add_output(graph)
     graph.set_defaults(do=_topology)
+
+
+def _add_doctor(commands: Any) -> None:
+    checking = console.add_command(
+        commands,
+        "doctor",
+        "check the installation and a scenario for what would stop a run, and print a remedy for each problem",
+        "p2pfl-sim doctor my_study/scenario.toml",
+    )
+    checking.add_argument(
+        "scenario",
+        nargs="?",
+        metavar="SCENARIO",
+        help="name of a shipped scenario, or a TOML file (default: scenario.toml of the current folder, if it is there)",
+    )
+    console.add_output(checking)
+    checking.set_defaults(do=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from p2pfl.installation import report
+    from p2pfl.sim.doctor import run_checks
+
+    findings = run_checks(options.scenario, Path.cwd())
+    text = "\n".join(map(printable, report(findings)))
+    console.print_answer(options, text, {"findings": [asdict(finding) for finding in findings]})
+    return console.FAILED if any(finding.ok is False for finding in findings) else 0
 
 
 def _topology(options: argparse.Namespace) -> int:

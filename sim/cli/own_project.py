@@ -14,7 +14,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from p2pfl._util.registry import module_files, resolve
-from p2pfl._util.toml_text import options_text
+from p2pfl._util.toml_tables import options_text
 from p2pfl.data.inspection import Proposal
 from p2pfl.errors import ConfigurationError, needs_extra
 from p2pfl.task import Part, make_task

@@ -11,10 +11,10 @@ from hashlib import sha256
 import pytest
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.installation import Finding, report
 from p2pfl.node import doctor as doctor
 from p2pfl.node import doctor as network
 from p2pfl.node.doctor import (
-    Finding,
     check_broker,
     check_clock,
     check_disk,
@@ -25,7 +25,6 @@ from p2pfl.node.doctor import (
     check_node,
     check_peers,
     check_port,
-    report,
 )
 from p2pfl.node.federation import membership_changes
 from p2pfl.node.folder import config
