@@ -1,23 +1,10 @@
-"""Rate limits on requests that cause work, and limits on what one member may send over all its links.
-
-The latter are the number and the memory of incomplete frames, and frames per second. No I/O: the caller closes links
-and pauses their reading.
-"""
+"""Rate limits on requests that cause work: of each sender, and of all of them together before they are authenticated."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from math import floor
-from typing import Generic, TypeVar
 
 MOST = 1024  # maximum number of remembered senders; the one that was inactive for the longest time is removed first
-RATE, BURST = 400.0, 1000.0  # frames per second of one member, and at once; the fastest honest ones sent a quarter
-INCOMPLETE = 2  # maximum size of all incomplete frames, in frames of maximum size
-SLOWEST, GRACE = 16_000.0, 30.0  # minimum bytes per second, and additional seconds, for a frame to be complete
-REUSED = 256 << 10  # minimum bytes of a frame whose memory is reused
-SPARE = 4  # number of buffers to keep
-L = TypeVar("L")  # type of a link
 
 
 class TokenBucket:
@@ -82,80 +69,3 @@ class Shares:
             return False
         self._used[who] += 1
         return True
-
-
-def patience(size: int) -> float:
-    """Return the seconds within which a frame of `size` bytes must be complete."""
-    return GRACE + size / SLOWEST
-
-
-class Reception(Generic[L]):
-    """Limits on what one member sends.
-
-    Args:
-        most: maximum bytes of a frame.
-        clock: returns seconds and never goes back.
-        rate, burst: frames per second, and frames at once after a pause.
-    """
-
-    def __init__(self, most: int, clock: Callable[[], float], rate: float = RATE, burst: float = BURST) -> None:
-        self._most = most
-        self._clock = clock
-        self._rate = rate
-        self._burst = burst
-        self._left = burst
-        self._at = clock()
-        self._begun: dict[L, tuple[int, float]] = {}  # size and deadline of the frame of each link, the oldest first
-
-    def begin(self, link: L, size: int) -> list[L]:
-        """Record that a frame of `size` bytes has begun; return the links to close for its memory, the oldest first."""
-        self._begun[link] = size, self._clock() + patience(size)
-        held = sum(size for size, _ in self._begun.values())
-        ended = []
-        for other, (size, _) in self._begun.items():
-            if held <= INCOMPLETE * self._most:
-                break
-            if other is not link:
-                ended.append(other)
-                held -= size
-        return ended
-
-    def complete(self, link: L) -> float:
-        """Record that the frame of a link is complete; return the seconds for which to pause reading from the link."""
-        self._begun.pop(link, None)
-        now = self._clock()
-        self._left = min(self._burst, self._left + (now - self._at) * self._rate) - 1
-        self._at = now
-        return max(0.0, -self._left / self._rate)
-
-    def forget(self, link: L) -> None:
-        """Record that a link has ended."""
-        self._begun.pop(link, None)
-
-    @property
-    def idle(self) -> bool:
-        """Return whether no frame is incomplete."""
-        return not self._begun
-
-    def overdue(self) -> list[L]:
-        """Return the links whose frame has missed its deadline."""
-        now = self._clock()
-        return [link for link, (_, deadline) in self._begun.items() if deadline <= now]
-
-
-class Buffers:
-    """Reusable memory for large frames. Fresh memory costs more than the data that is written into it."""
-
-    def __init__(self) -> None:
-        self._spare: list[bytearray] = []
-
-    def take(self, size: int) -> memoryview:
-        if size < REUSED:
-            return memoryview(bytearray(size))
-        for buffer in self._spare:
-            # The list, this variable and the call hold three references, so no view or array of the buffer exists.
-            if len(buffer) >= size and sys.getrefcount(buffer) == 3:
-                return memoryview(buffer)[:size]
-        buffer = bytearray(size)
-        self._spare = [*self._spare, buffer][-SPARE:]
-        return memoryview(buffer)

@@ -131,11 +131,12 @@ class PeerTable:
         """Record an authentic frame of a peer. If the peer keeps up, end its suspicion, so that no deadline is lost."""
         peer.unanswered = 0
         self.detector.heard(peer.name, asyncio.get_running_loop().time())
-        if not self.is_suspected(peer):
+        suspicion = self.view.suspected.get(peer.name)
+        if suspicion is None:
             return
         if not (peer.stopped or self._asynchronous or peer.round >= self.round - 1):
             reason = f"{_BEHIND}, in round {peer.round}"
-            if self.view.suspected[peer.name] != reason:
+            if suspicion != reason:
                 self.view.suspect(peer.name, reason)
                 self.view.notify()  # it is connected now, if it was not before
         elif self._events.may_return(peer):

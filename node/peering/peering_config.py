@@ -201,7 +201,8 @@ class Guard:
         return self._access.membership_version
 
     def refusal(self, key: bytes) -> str:
-        return self._access.refusal(key) or (CAUSE if self.seconds_left(key) else "")
+        excluded = CAUSE if self.seconds_left(key) else ""
+        return self._access.refusal(key) or excluded
 
     def after(self, membership_version: int, limit: int) -> bytes:
         return self._access.after(membership_version, limit)

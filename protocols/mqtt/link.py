@@ -25,9 +25,9 @@ from p2pfl.protocols.errors import ProtocolError, RefusedError, TransportError
 from p2pfl.protocols.mqtt.broker_client import Bus
 from p2pfl.protocols.mqtt.packets import HandshakeLimits, Topics, sealing_of
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK, ReliableStream
-from p2pfl.protocols.rate_limit import INCOMPLETE
 from p2pfl.protocols.transport import NO_SESSION, Handler, Part, Timer
 from p2pfl.protocols.transports.certificates import Credentials
+from p2pfl.protocols.transports.frames import INCOMPLETE
 from p2pfl.protocols.transports.handshake import Progress, Proven
 from p2pfl.protocols.transports.tls_handshake import TlsHandshake
 

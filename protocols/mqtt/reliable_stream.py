@@ -24,8 +24,8 @@ from struct import Struct
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.mqtt.packets import CONTROL, DATA, SEAL, Sealing
-from p2pfl.protocols.rate_limit import patience
 from p2pfl.protocols.transport import Part
+from p2pfl.protocols.transports.frames import patience
 
 DATA_PACKET, CONTROL_PACKET = 1, 2  # first byte of a packet
 CHUNK = (256 << 10) - 512  # bytes of a frame in one packet, so that the whole packet has at most 256 KiB

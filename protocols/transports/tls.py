@@ -6,7 +6,7 @@ The cost that a stranger can cause is limited. Unproven connections are few for 
 and none of them reaches the handler. A connection beyond the limit is reset before TLS, which is cheap and keeps the
 queue of the operating system free for others. An IPv6 host counts by its /64.
 
-The cost of a member is limited as well (p2pfl.protocols.rate_limit). A frame is received directly into memory of its
+The cost of a member is limited as well (p2pfl.protocols.transports.frames). A frame is received directly into memory of its
 length, which is allocated once the length is known and allowed (p2pfl.protocols.transports.tls_link).
 """
 
@@ -27,9 +27,10 @@ from typing import Any
 from p2pfl.protocols.addresses import join_address, network, split_address
 from p2pfl.protocols.errors import AddressInUseError, TransportError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.rate_limit import RATE, Buffers, Reception, TokenBucket
+from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import AccessControl, Handler, Timer
 from p2pfl.protocols.transports.certificates import Credentials
+from p2pfl.protocols.transports.frames import RATE, Buffers, Reception
 from p2pfl.protocols.transports.tls_link import PATIENCE, TlsLink, words
 
 DIALLING = 3.0  # seconds for an address to answer

@@ -18,12 +18,11 @@ from typing import Protocol, cast
 
 from p2pfl.protocols.addresses import join_address
 from p2pfl.protocols.errors import ProtocolError, RefusedError, TransportError
-from p2pfl.protocols.rate_limit import Buffers, Reception
 from p2pfl.protocols.transport import NO_SESSION, Handler, Part, Timer
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import Credentials, key_of
+from p2pfl.protocols.transports.frames import PREFIX, Buffers, FrameReader, Reception
 from p2pfl.protocols.transports.handshake import ClientProof, ServerProof, refusal_of
-from p2pfl.protocols.transports.tls_handshake import PREFIX, FrameReader
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.messages import HelloParameters
 

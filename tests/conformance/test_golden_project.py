@@ -5,11 +5,10 @@ import re
 import pytest
 
 from p2pfl.node.exchange import message_exchange, model_transfer
-from p2pfl.protocols import rate_limit
 from p2pfl.protocols.membership import federation_file, invitation
 from p2pfl.protocols.membership import log as membership
 from p2pfl.protocols.mqtt import link, reliable_stream, transport
-from p2pfl.protocols.transports import handshake, tls, tls_link
+from p2pfl.protocols.transports import frames, handshake, tls, tls_link
 from p2pfl.protocols.transports import tls as listener
 from p2pfl.protocols.wire import envelope, payload
 from p2pfl.protocols.wire import messages as m
@@ -73,8 +72,8 @@ def test_limits_in_documents_match_code():
         assert f"{figure:,}" in limits, figure
     security = (VECTORS.parent / "security.md").read_text(encoding="utf-8")
     for figure in (
-        f"{rate_limit.RATE:.0f} a second, {rate_limit.BURST:,.0f} at once",
-        f"{rate_limit.GRACE:.0f} s, and 1 s for every",
+        f"{frames.RATE:.0f} a second, {frames.BURST:,.0f} at once",
+        f"{frames.GRACE:.0f} s, and 1 s for every",
     ):
         assert figure in limits
         assert figure in security

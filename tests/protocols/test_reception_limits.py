@@ -2,7 +2,7 @@
 
 import pytest
 
-from p2pfl.protocols.rate_limit import BURST, GRACE, INCOMPLETE, RATE, SLOWEST, Reception
+from p2pfl.protocols.transports.frames import BURST, GRACE, INCOMPLETE, RATE, SLOWEST, Reception
 
 MOST = 1_000_000
 

@@ -8,7 +8,8 @@ import pytest
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.mqtt.packets import CONTROL, DATA, sealing_keys, sealing_of
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK, DATA_HEADER, PROBE, STALLED, WINDOW, ReliableStream
-from p2pfl.protocols.rate_limit import MOST, TokenBucket, patience
+from p2pfl.protocols.rate_limit import MOST, TokenBucket
+from p2pfl.protocols.transports.frames import patience
 
 SECRET = bytes(range(32))
 

@@ -8,8 +8,8 @@ from blake3 import blake3
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.transport import Timer
+from p2pfl.protocols.transports.frames import HASHED, PREFIX, STEP, FrameReader
 from p2pfl.protocols.transports.handshake import ClientProof, ServerProof, refusal_of
-from p2pfl.protocols.transports.tls_handshake import HASHED, PREFIX, STEP, FrameReader
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.simulation.clock import run
 from tests.support.members import ALICE, BOB, EVE, KnownMembers

@@ -15,12 +15,11 @@ from blake3 import blake3
 
 from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.errors import AddressError, TransportError
-from p2pfl.protocols.rate_limit import GRACE, SLOWEST, Buffers, Reception
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
+from p2pfl.protocols.transports.frames import GRACE, HASHED, SLOWEST, Buffers, Reception
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.transports.tls import LINKS_PER_KEY, STRANGERS, TlsTransport
-from p2pfl.protocols.transports.tls_handshake import HASHED
 from p2pfl.protocols.transports.tls_link import BACKLOG_FRAMES, GREETING, PIECES
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.simulation.clock import VirtualLoop, run, virtual_loop
