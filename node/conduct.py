@@ -33,14 +33,15 @@ from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import Opened, Payload, parse_header
-from p2pfl.protocols.wire.signed_models import (
+from p2pfl.protocols.wire.envelope import (
+    Opened,
+    Payload,
     SignedModel,
     make_proof,
+    parse_header,
     parse_receipts,
     parse_signed_model,
     read_proof,
-    verify,
 )
 from p2pfl.random_streams import RandomStreams
 
@@ -60,7 +61,7 @@ class ConductState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         penalties: by peer and kind.
-        proofs: of equivocation; see p2pfl.protocols.wire.signed_models.
+        proofs: of equivocation; see p2pfl.protocols.wire.envelope.
     """
 
     penalties: dict[str, dict[str, int]] = {}
@@ -255,12 +256,9 @@ class EquivocationWatch:
         Raises:
             ProtocolError: a later start of the sender is known.
         """
-        if not (self.conduct.enabled and len(opened.envelope)):
+        model = opened.model
+        if model is None or not self.conduct.enabled:
             return
-        assert isinstance(opened.message, m.ModelUpdate)
-        if opened.message.base:  # the bytes of a difference depend on the recipient
-            return
-        model = parse_signed_model(opened.envelope, self._federation)
         if self._book.is_outdated(model):
             raise ProtocolError("replay", "a model of an earlier start of its sender")
         known = self._book.find(model)
@@ -302,12 +300,12 @@ class EquivocationWatch:
         if model.sender == self._key or (known is None and not near) or not self._is_member(model.sender):
             return
         if known is None:
-            verify(model)
+            model.verify()
             if self._is_newest(model):
                 self._verifier.note_model(model.sender, model.envelope)
             self._book.add(model, fetched=False)
         elif known.contradicts(model):
-            verify(model)
+            model.verify()
             self._prove(known, model)
 
     def _is_newest(self, model: SignedModel) -> bool:

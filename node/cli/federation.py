@@ -249,7 +249,7 @@ def stored_proofs(folder: Path) -> list[dict[str, Any]]:
     from p2pfl.node.checkpoint import FileStore
     from p2pfl.node.federation.membership_file import member_of
     from p2pfl.node.folder import config as folders
-    from p2pfl.protocols.wire.signed_models import read_proof
+    from p2pfl.protocols.wire.envelope import read_proof
 
     membership = member_of(folder)
     names = {member.key: name for name, member in membership.members.items()}

@@ -1,4 +1,4 @@
-"""Signed envelope, and the only function that turns bytes into messages.
+"""Signed envelope, the only function that turns bytes into messages, and the proofs that signed envelopes make.
 
     frame = header (256 bytes) | signature (64 bytes) | payload
 
@@ -7,6 +7,11 @@ size of a frame is known without building it. The signature covers a label, the 
 hash of the payload.
 
 Repeated frames are refused without a clock, by the sender's incarnation and a window of sequence numbers.
+
+The signature of a frame covers the hash of its payload, so the header of a model's frame and its signature (320 bytes)
+show what the sender has published (`SignedModel`). Two such headers are a proof of equivocation if they are of one sender,
+incarnation, generation, round and stage, but of different models. Everyone who knows the member's key can verify a proof,
+without a network.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from msgspec import Meta
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity, Verifier, verify
 from p2pfl.protocols.transport import NO_SESSION
-from p2pfl.protocols.wire.messages import Message, ModelUpdate, UInt32, UInt63, WithPayload
+from p2pfl.protocols.wire.messages import Message, ModelUpdate, Receipts, Stage, UInt32, UInt63, WithPayload
 
 VERSION = 6
 HEADER_SIZE = 256
@@ -32,6 +37,7 @@ Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
 SESSIONS = 4096  # number of latest links whose sessions are kept
 WIDTH = 1024
+PROOF_SIZE = 2 * OVERHEAD
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -66,16 +72,21 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Opened(NamedTuple):
-    """Verified message: its sender, the message, its payload (a view of the frame), and the sender's incarnation.
+    """Verified message.
 
-    `envelope` is a view of the header and the signature; empty for a message that did not come in a frame.
+    Attributes:
+        sender: name of its sender.
+        payload: a view of the frame.
+        incarnation: the sender's incarnation.
+        model: what the header and the signature show of a whole model; None for another message, for a difference of
+            models, whose bytes depend on the recipient, and for a message that did not come in a frame.
     """
 
     sender: str
     message: Message
     payload: memoryview
     incarnation: int
-    envelope: memoryview = memoryview(b"")
+    model: SignedModel | None = None
 
 
 class Payload(NamedTuple):
@@ -288,7 +299,8 @@ class FrameVerifier:
             self._newest[header.sender] = bytes(view[:OVERHEAD])
             if isinstance(header.body, ModelUpdate):
                 self.note_model(header.sender, view[:OVERHEAD])
-        return Opened(self._names[header.sender], header.body, payload, header.incarnation, view[:OVERHEAD])
+        model = signed_model(header, view[:OVERHEAD])
+        return Opened(self._names[header.sender], header.body, payload, header.incarnation, model)
 
     def _expect_addressed(self, header: Header, session: bytes, key: bytes | None) -> None:
         """Refuse a header that is not from a member to this node over this link."""
@@ -377,3 +389,93 @@ class ReplayWindow:
             self._seen |= 1 << (self._highest - sequence)
             return False
         return True
+
+
+class SignedModel(NamedTuple):
+    """Header of a model's frame that its sender has signed.
+
+    Attributes:
+        sender: public key.
+        start: the sender's incarnation and generation.
+        content: hash of the payload, and number of samples.
+        envelope: the header and the signature.
+    """
+
+    sender: bytes
+    start: tuple[int, int]
+    round: int
+    stage: Stage
+    content: tuple[bytes, int]
+    envelope: bytes
+
+    def contradicts(self, other: SignedModel) -> bool:
+        """Return whether both are of one round of one sender, but of different models."""
+        one_round = (self.sender, self.start, self.round, self.stage) == (
+            other.sender,
+            other.start,
+            other.round,
+            other.stage,
+        )
+        return one_round and self.content != other.content
+
+    def verify(self) -> None:
+        """Verify the signature.
+
+        Raises:
+            ProtocolError: it does not hold.
+        """
+        verify_header(self.sender, self.content[0], self.envelope)
+
+
+def signed_model(header: Header, envelope: bytes | memoryview) -> SignedModel | None:
+    """Return the model that a header describes, with the header and its signature; None if it is not of a whole model."""
+    body = header.body
+    if not isinstance(body, ModelUpdate) or body.base:
+        return None
+    start, content = (header.incarnation, header.generation), (header.digest, body.n_samples)
+    return SignedModel(header.sender, start, body.round, body.stage, content, bytes(envelope))
+
+
+def parse_signed_model(envelope: bytes | memoryview, federation: bytes) -> SignedModel:
+    """Return the model that a header and its signature describe. The signature is not verified.
+
+    Raises:
+        ProtocolError: it is no header of this federation, or the frame does not carry a whole model. (The bytes of a
+            difference depend on the recipient.)
+    """
+    if (model := signed_model(parse_header(envelope, federation), envelope)) is None:
+        raise ProtocolError("malformed", "a header that is not of a whole model")
+    return model
+
+
+def parse_receipts(payload: bytes | memoryview, federation: bytes) -> list[SignedModel]:
+    """Return the models of a report. Their signatures are not verified.
+
+    Raises:
+        ProtocolError: the payload is no report.
+    """
+    count, rest = divmod(len(payload), OVERHEAD)
+    if rest or not 1 <= count <= Receipts.MOST:
+        raise ProtocolError("wrong length", f"receipts of {len(payload)} bytes")
+    return [parse_signed_model(payload[at : at + OVERHEAD], federation) for at in range(0, len(payload), OVERHEAD)]
+
+
+def make_proof(one: SignedModel, other: SignedModel) -> bytes:
+    """Return the proof that two signed models make; it does not depend on their order."""
+    return b"".join(sorted((one.envelope, other.envelope)))
+
+
+def read_proof(proof: bytes | memoryview, federation: bytes) -> tuple[SignedModel, SignedModel]:
+    """Return the two signed models of a proof, which is valid then. Whether their signer is a member is not checked.
+
+    Raises:
+        ProtocolError: the proof is not valid.
+    """
+    if len(proof) != PROOF_SIZE:
+        raise ProtocolError("wrong length", f"a proof of {len(proof)} bytes")
+    one, other = (parse_signed_model(half, federation) for half in (proof[:OVERHEAD], proof[OVERHEAD:]))
+    if not one.contradicts(other):
+        raise ProtocolError("malformed", "two headers that do not contradict each other")
+    one.verify()
+    other.verify()
+    return one, other

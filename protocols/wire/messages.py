@@ -142,7 +142,7 @@ class Receipts(_Message, frozen=True, tag="receipts"):
 
 
 class Equivocation(_Message, frozen=True, tag="equivocation"):
-    """Proof that a member has signed two different models of one round; see p2pfl.protocols.wire.signed_models."""
+    """Proof that a member has signed two different models of one round; see p2pfl.protocols.wire.envelope."""
 
 
 class Vote(_Message, frozen=True, tag="vote"):

@@ -34,9 +34,8 @@ from p2pfl.node.peering.peer import PeerView, Traffic
 from p2pfl.node.settings import Settings
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Stage, Update
-from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.protocols.wire.envelope import OVERHEAD, SignedModel
 from p2pfl.protocols.wire.messages import Receipts
-from p2pfl.protocols.wire.signed_models import SignedModel
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.simulation.clock import Handle, VirtualLoop

@@ -42,9 +42,8 @@ from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.transports.tls import TlsTransport
 from p2pfl.protocols.transports.tls_link import TlsLink
 from p2pfl.protocols.wire import messages
-from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened
+from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened, parse_receipts, read_proof
 from p2pfl.protocols.wire.payload import decode_extras
-from p2pfl.protocols.wire.signed_models import parse_receipts, read_proof
 from tests.conformance import wire_project_coordination
 from tests.conformance.wire_keys import BY_KEY, KEYS, SEEDS
 from tests.conformance.wire_models import more_text

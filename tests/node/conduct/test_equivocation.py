@@ -14,8 +14,16 @@ from p2pfl.node.settings import Settings
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import OVERHEAD, FrameSigner, FrameVerifier, Opened, Payload
-from p2pfl.protocols.wire.signed_models import make_proof, parse_signed_model, read_proof
+from p2pfl.protocols.wire.envelope import (
+    OVERHEAD,
+    FrameSigner,
+    FrameVerifier,
+    Opened,
+    Payload,
+    make_proof,
+    parse_signed_model,
+    read_proof,
+)
 from p2pfl.sim.simulation.clock import run
 from tests.support.federation import federation_id, play
 
@@ -129,7 +137,7 @@ def receive_of_alice(message, payload, verifier=None):
 
     async def main():
         watch = EquivocationWatch(config, peering, conduct)
-        watch.receive(peer, Opened("alice", message, memoryview(payload), 1, memoryview(b"")))
+        watch.receive(peer, Opened("alice", message, memoryview(payload), 1))
 
     run(main())
     return conduct

@@ -9,8 +9,7 @@ import pytest
 from p2pfl.node.peering.control_messages import IncarnationConflictError
 from p2pfl.node.settings import Settings
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import OVERHEAD
-from p2pfl.protocols.wire.signed_models import parse_signed_model
+from p2pfl.protocols.wire.envelope import OVERHEAD, parse_signed_model
 from tests.support.federation import federation_id, play
 
 NAMES = ("a", "b", "c", "d")
