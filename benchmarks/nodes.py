@@ -15,8 +15,8 @@ from p2pfl.compression.codecs import Codec, Differential, Float32
 from p2pfl.node.exchange.base import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange, max_frame, payload_limit
 from p2pfl.node.exchange.model_encoding import ModelEncoder
-from p2pfl.node.peering.peer import Member, Peer
-from p2pfl.node.peering.peering_config import PeeringConfig, PeeringOptions
+from p2pfl.node.peering.peering_config import Member, PeeringConfig, PeeringOptions
+from p2pfl.node.peering.peers import Peer
 from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout
 from p2pfl.protocols.identity import Identity

@@ -23,9 +23,9 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from p2pfl.compression.sparse_updates import tag
-from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peering_config import PeeringConfig
+from p2pfl.node.peering.peers import Peer
 from p2pfl.node.settings import MOST_DISTRUST
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Update

@@ -35,8 +35,8 @@ from p2pfl.node.coordination.coordinator import (
     without_known_start,
 )
 from p2pfl.node.coordination.election_runner import ElectionRunner
-from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.node.peering.peers import Peer
 from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Assignment, PolicyStep, Submission

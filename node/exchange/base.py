@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from p2pfl.node.conduct import Conduct
 from p2pfl.node.coordination.election_runner import Elected
 from p2pfl.node.exchange.model_encoding import ModelEncoder, Outbox, Published
-from p2pfl.node.peering.peer import Member, PeerView, Traffic
-from p2pfl.node.peering.peering_config import PeeringConfig
+from p2pfl.node.peering.peering_config import Member, PeeringConfig
+from p2pfl.node.peering.peers import PeerView, Traffic
 from p2pfl.node.settings import Settings
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Extras, Stage, Submission, Update

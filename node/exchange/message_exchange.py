@@ -65,9 +65,9 @@ from p2pfl.node.exchange.model_encoding import ModelEncoder, NormLimit, Outbox, 
 from p2pfl.node.exchange.model_transfer import LossClient, LossFunction, LossServer, ModelClient, ModelServer, PeerRequests
 from p2pfl.node.exchange.rounds import AdaptiveTimeout, Pacer, Pacing, Participants, Probation, StartWait, all_incompatible
 from p2pfl.node.federation.agreement import Edges, terms
-from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peering_config import PeeringConfig, PeeringOptions
+from p2pfl.node.peering.peers import Peer
 from p2pfl.node.settings import Settings, detects
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters
@@ -301,7 +301,7 @@ class MessageExchange:
         self._host.elected(elected)
         self.peering.notify()
 
-    # Events of peers (see p2pfl.node.peering.peer_table.PeerEvents)
+    # Events of peers (see p2pfl.node.peering.peers.PeerEvents)
 
     def handle(self, peer: Peer, opened: Opened) -> None:
         message, payload = opened.message, opened.payload

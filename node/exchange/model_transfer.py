@@ -19,8 +19,8 @@ from p2pfl.node.conduct import Conduct, EquivocationWatch
 from p2pfl.node.exchange.base import disclosed_loss, late_answer
 from p2pfl.node.exchange.model_encoding import WHOLE, Absence, ModelEncoder, NormLimit, Outbox, Published
 from p2pfl.node.exchange.rounds import AdaptiveTimeout, Pacing, Participants, Probation
-from p2pfl.node.peering.peer import Asked, Peer
 from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.node.peering.peers import Asked, Peer
 from p2pfl.node.settings import Settings
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Stage, Update

@@ -55,8 +55,8 @@ import msgspec
 from p2pfl.node.coordination.election_runner import ElectionRunner
 from p2pfl.node.exchange.base import late_round
 from p2pfl.node.exchange.model_encoding import Outbox
-from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.node.peering.peers import Peer
 from p2pfl.protocols.wire import messages as m
 
 FAR_AHEAD = 10  # rounds ahead of the others beyond which a peer's claimed round is counted as implausible

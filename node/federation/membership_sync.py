@@ -18,8 +18,8 @@ from p2pfl.node.federation.agreement import neighbours
 from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.federation.membership_file import MEMBERSHIP, MembershipFile, check_member
 from p2pfl.node.log import LOG
-from p2pfl.node.peering.peer import Member
 from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.node.peering.peering_config import Member
 from p2pfl.protocols.election import Electorate
 from p2pfl.protocols.membership.log import LIMIT
 

@@ -21,9 +21,8 @@ import msgspec
 from p2pfl._util.printable import printable
 from p2pfl.errors import P2pflError
 from p2pfl.node.peering.failure_detector import AskOthers, Dead, Ping, Step, Suspect
-from p2pfl.node.peering.peer import Peer
-from p2pfl.node.peering.peer_table import PeerTable
 from p2pfl.node.peering.peering_config import PeeringConfig
+from p2pfl.node.peering.peers import Peer, PeerTable
 from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import AccessControl, Link

@@ -9,9 +9,8 @@ from math import inf
 
 from p2pfl._util.printable import key_name, printable
 from p2pfl.node.peering.control_messages import Introducer
-from p2pfl.node.peering.peer import MOST_ADDRESSES, Peer
-from p2pfl.node.peering.peer_table import PeerTable
 from p2pfl.node.peering.peering_config import PeeringConfig
+from p2pfl.node.peering.peers import MOST_ADDRESSES, Peer, PeerTable
 from p2pfl.protocols.errors import RefusedError, TransportError
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import Link

@@ -50,9 +50,8 @@ from weakref import WeakSet
 
 from p2pfl.node.peering.control_messages import IncarnationCheck, Introducer, MembershipGossip, Prober
 from p2pfl.node.peering.dialler import Dialler
-from p2pfl.node.peering.peer import Member, Peer
-from p2pfl.node.peering.peer_table import NEW, PeerEvents, PeerTable
-from p2pfl.node.peering.peering_config import JoinReply, PeeringConfig
+from p2pfl.node.peering.peering_config import JoinReply, Member, PeeringConfig
+from p2pfl.node.peering.peers import NEW, Peer, PeerEvents, PeerTable
 from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire import messages as m
@@ -298,14 +297,15 @@ class PeerManager(PeerTable):
             TransportError: the answer cannot be sent.
         """
         message = opened.message
-        if not isinstance(message, m.Hello | m.Welcome | m.Conflict):
-            if peer.problem:
-                raise ProtocolError("differs", peer.problem)
-            if peer.link is None:
-                raise ProtocolError("not introduced", peer.name)
+        needs_introduction = not isinstance(message, m.Hello | m.Welcome | m.Conflict)
+        if needs_introduction and peer.problem:
+            raise ProtocolError("differs", peer.problem)
+        if needs_introduction and peer.link is None:
+            raise ProtocolError("not introduced", peer.name)
+        self.traffic.count_message("received", message, OVERHEAD + len(opened.payload))
+        if needs_introduction:
             self._note_round(peer, message)  # before `heard`, which compares the rounds
             self.heard(peer)
-        self.traffic.count_message("received", message, OVERHEAD + len(opened.payload))
         match message:
             case m.Hello() | m.Welcome():
                 self.introducer.receive(peer, link, opened)

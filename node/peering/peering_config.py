@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from p2pfl._util.event_log import EventLogger
 from p2pfl.node.log import LOG
-from p2pfl.node.peering.peer import Member
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import AccessControl, Transport
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier
@@ -34,6 +35,17 @@ TOLERATED = 9  # number of offences in a burst; the next one excludes a member
 FORGIVEN = 1 / 60  # offences forgiven per second
 FIRST_EXCLUSION, LONGEST_EXCLUSION = 60.0, 3600.0  # seconds; each exclusion is twice as long as the last
 CAUSE = "kept out"
+
+
+class Member(msgspec.Struct, frozen=True):
+    """Neighbour as it is known before its first message.
+
+    Attributes:
+        addresses: addresses at which it may be reachable; more are found later.
+    """
+
+    key: bytes
+    addresses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

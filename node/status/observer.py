@@ -30,7 +30,7 @@ from p2pfl.node.exchange.rounds import Waiting
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.log import LOG
 from p2pfl.node.node import Node, Observer
-from p2pfl.node.peering.peer_table import NEW, is_only_behind
+from p2pfl.node.peering.peers import NEW, is_only_behind
 from p2pfl.node.status import reader, snapshot
 from p2pfl.node.status.reader import RUNNING, StatusFile, encode, read_earlier
 from p2pfl.parameters import Parameters

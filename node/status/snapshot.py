@@ -13,8 +13,7 @@ from p2pfl.node.evaluations import counted_stage
 from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.exchange.rounds import Waiting
 from p2pfl.node.node import SPLITS, Node
-from p2pfl.node.peering.peer import Peer, Traffic
-from p2pfl.node.peering.peer_table import is_only_behind
+from p2pfl.node.peering.peers import Peer, Traffic, is_only_behind
 from p2pfl.node.policy_api import NodePeers
 from p2pfl.policy import Merge, Stage
 

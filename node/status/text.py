@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from p2pfl._util.printable import byte_size, plural, printable
-from p2pfl.node.peering.peer import KINDS
+from p2pfl.node.peering.peers import KINDS
 from p2pfl.node.status.observer import describe_address, describe_progress, federation_title
 from p2pfl.node.status.reader import RUNNING
 

@@ -34,7 +34,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.exchange.base import Detached, ExchangeHost, late_answer, late_round
 from p2pfl.node.exchange.model_encoding import Missing, Published, Publisher
 from p2pfl.node.exchange.rounds import PACING_SHARE, SILENT_AFTER, Pacing, common_round, is_awaited
-from p2pfl.node.peering.peer import Traffic
+from p2pfl.node.peering.peers import Traffic
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Extras, PolicyStep, Stage, Submission, Update
 from p2pfl.protocols.wire.envelope import OVERHEAD

@@ -30,7 +30,7 @@ from p2pfl.node.exchange.base import disclosed_loss
 from p2pfl.node.exchange.model_encoding import ModelEncoder, Outbox
 from p2pfl.node.exchange.rounds import keeps_up
 from p2pfl.node.peering.dialler import FIRST_PAUSE, LONGEST_PAUSE, jitter
-from p2pfl.node.peering.peer import PeerView, Traffic
+from p2pfl.node.peering.peers import PeerView, Traffic
 from p2pfl.node.settings import Settings
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Stage, Update

@@ -67,7 +67,7 @@ from p2pfl.node.coordination.submissions import Coordination
 from p2pfl.node.exchange.base import Exchange, NeighbourRoles
 from p2pfl.node.exchange.message_exchange import MessageExchange, federation_id, message_exchange
 from p2pfl.node.node import Node
-from p2pfl.node.peering.peer import Member
+from p2pfl.node.peering.peering_config import Member
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Coordinated, Policy, PolicyStep, Update, asks_scores
 from p2pfl.protocols.election import Electorate

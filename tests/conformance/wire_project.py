@@ -21,8 +21,8 @@ from p2pfl.node.federation import membership_file as admission_key
 from p2pfl.node.federation.agreement import describe, read, terms
 from p2pfl.node.federation.invitations import InvitationService, TokenRedeemer
 from p2pfl.node.peering.control_messages import difference
-from p2pfl.node.peering.peer import Asked, Member
-from p2pfl.node.peering.peering_config import PeeringConfig
+from p2pfl.node.peering.peering_config import Member, PeeringConfig
+from p2pfl.node.peering.peers import Asked
 from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout
 from p2pfl.protocols import discovery, key_files

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from p2pfl.node.cli.export import export
-from p2pfl.node.peering.peer import KINDS
+from p2pfl.node.peering.peers import KINDS
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import run

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from p2pfl.node.peering.control_messages import MembershipGossip
-from p2pfl.node.peering.peer import Member, Peer
+from p2pfl.node.peering.peering_config import Member
+from p2pfl.node.peering.peers import Peer
 from p2pfl.node.settings import Settings
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.local import Local

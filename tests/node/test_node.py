@@ -11,7 +11,7 @@ from msgspec.structs import replace
 import p2pfl
 from p2pfl.errors import BudgetExceededError, ConfigurationError
 from p2pfl.node.exchange.model_encoding import Published
-from p2pfl.node.peering.peer import Member
+from p2pfl.node.peering.peering_config import Member
 from p2pfl.node.settings import Settings
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.dac import Dac

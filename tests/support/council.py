@@ -11,8 +11,7 @@ from p2pfl.node.coordination.submissions import Coordination
 from p2pfl.node.exchange.base import Detached, ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
 from p2pfl.node.exchange.model_encoding import ModelEncoder
-from p2pfl.node.peering.peer import Member
-from p2pfl.node.peering.peering_config import PeeringConfig
+from p2pfl.node.peering.peering_config import Member, PeeringConfig
 from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout
 from p2pfl.policy import Submission

@@ -12,8 +12,7 @@ from p2pfl.node.coordination.submissions import Coordination
 from p2pfl.node.exchange.base import NeighbourRoles
 from p2pfl.node.exchange.message_exchange import federation_id, message_exchange
 from p2pfl.node.node import Node
-from p2pfl.node.peering.peer import Member
-from p2pfl.node.peering.peering_config import PeeringOptions
+from p2pfl.node.peering.peering_config import Member, PeeringOptions
 from p2pfl.node.settings import Settings
 from p2pfl.policies.random import Random
 from p2pfl.policy import Coordinated, asks_scores

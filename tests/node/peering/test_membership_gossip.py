@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import msgspec
 
 from p2pfl.node.peering.control_messages import NO_ENTRIES, MembershipGossip
-from p2pfl.node.peering.peer import Member
-from p2pfl.node.peering.peer_table import PeerTable
+from p2pfl.node.peering.peering_config import Member
+from p2pfl.node.peering.peers import PeerTable
 from p2pfl.protocols.transport import Timer
 from p2pfl.protocols.wire import messages as m
 from p2pfl.sim.simulation.clock import run

@@ -6,9 +6,8 @@ import pytest
 
 from p2pfl.node.peering.control_messages import DEAF, PENDING_PROBES, REMEMBERED, Prober
 from p2pfl.node.peering.failure_detector import Dead, Ping, Suspect
-from p2pfl.node.peering.peer import Member
-from p2pfl.node.peering.peer_table import PeerTable
-from p2pfl.node.peering.peering_config import PeeringConfig
+from p2pfl.node.peering.peering_config import Member, PeeringConfig
+from p2pfl.node.peering.peers import PeerTable
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.wire import messages as m

@@ -7,7 +7,8 @@ from itertools import count
 import pytest
 
 from p2pfl.node.peering.dialler import HINT_BURST
-from p2pfl.node.peering.peer import MOST_ADDRESSES, Member, Peer
+from p2pfl.node.peering.peering_config import Member
+from p2pfl.node.peering.peers import MOST_ADDRESSES, Peer
 from p2pfl.node.settings import Settings
 from p2pfl.policies.local import Local
 from p2pfl.protocols.wire import messages as m

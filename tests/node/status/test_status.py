@@ -23,7 +23,8 @@ from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.early_stopping import EarlyStopping
 from p2pfl.node.folder import config
 from p2pfl.node.log import LOG
-from p2pfl.node.peering.peer import KINDS, Member, Peer
+from p2pfl.node.peering.peering_config import Member
+from p2pfl.node.peering.peers import KINDS, Peer
 from p2pfl.node.settings import Settings
 from p2pfl.node.status import reader
 from p2pfl.node.status.observer import PeerChanges, StatusObserver

@@ -37,8 +37,8 @@ from p2pfl.node.coordination.submissions import Coordination, UnansweredSubmissi
 from p2pfl.node.exchange.base import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
 from p2pfl.node.exchange.model_encoding import ModelEncoder
-from p2pfl.node.peering.peer import Asked, Member
-from p2pfl.node.peering.peering_config import PeeringConfig, PeeringOptions
+from p2pfl.node.peering.peering_config import Member, PeeringConfig, PeeringOptions
+from p2pfl.node.peering.peers import Asked
 from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout
 from p2pfl.policies.coordinated import CoordinatedFedAvg

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from p2pfl.node.peering.peer import Traffic
+from p2pfl.node.peering.peers import Traffic
 from p2pfl.policy import Update
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.simulation.modelled_network import Board
