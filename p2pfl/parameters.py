@@ -215,10 +215,6 @@ class PrivateParameters:
         """Return any node's model [S], completed to [P] with the private part of this node."""
         return self.layout.with_private(shared, self.latest) if self.layout.unshared else shared
 
-    def shared_of(self, params: Parameters) -> Parameters:
-        """Return the shared values [S] of a model [P]."""
-        return self.layout.shared_of(params)
-
     def keep(self, trained: Parameters) -> Parameters:
         """Store the private part of a trained model [P], and return its shared part [S]."""
         if self.layout.unshared:

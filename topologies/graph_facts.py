@@ -51,7 +51,7 @@ class Content:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """Facts of one graph file.
+    """Result of reading one graph file, for people to check.
 
     Attributes:
         source: name of the file.

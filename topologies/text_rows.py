@@ -50,7 +50,7 @@ GENERAL = re.compile(r"node|vertex|name|index|idx|label|key|id(?![a-z])|(?<=from
 
 @dataclass
 class Rows:
-    """Rows of a text.
+    """Fields of a text by row, and what was left out.
 
     Attributes:
         separator: a sign, or "" for blanks.

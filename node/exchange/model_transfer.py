@@ -264,7 +264,7 @@ class ModelServer:
 
 
 class PeerRequests:
-    """Pending requests to peers.
+    """Wait for the answers of several peers that are asked at once, for each as long as it usually takes.
 
     Attributes:
         expired: number of missed deadlines.

@@ -283,7 +283,7 @@ class Pacing:
 
 
 class Participants:
-    """Participants among the peers of a node.
+    """Decision which peers count in the rounds of a node: for whom it waits, and who may fetch from it.
 
     Args:
         askers: names of the peers that may fetch from this node; None: all.
@@ -406,7 +406,7 @@ class Waiting(NamedTuple):
 
 
 class StartWait:
-    """Wait of a node that has just started.
+    """Pause of a started node until the members are there with which it begins to learn.
 
     Args:
         leaving: returns whether the node is about to stop and waits for no peer.

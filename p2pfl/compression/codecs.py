@@ -34,7 +34,7 @@ class DecodeError(P2pflError, ValueError):
 
 
 class Decoded(NamedTuple):
-    """Decoded model.
+    """Values that a codec has read from bytes and found valid, and their norm, which the check has computed.
 
     Attributes:
         params: float32, shape [P], all values finite. It may be a view of the encoded bytes.

@@ -376,7 +376,7 @@ def decode_changes(data: Data, base: Parameters, bits: int) -> tuple[Parameters,
 
 
 class Change(NamedTuple):
-    """Change of a public copy.
+    """Entries by which one publication moves a public copy, in whole units.
 
     Attributes:
         indices: of the entries that change, ascending.

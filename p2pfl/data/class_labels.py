@@ -103,7 +103,7 @@ def _key(label: Label) -> str | float:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of a table, column by column.
+    """Columns of a table of fairness data, before an encoder makes features of them.
 
     Attributes:
         numbers: float64 [n] of each numeric column, NaN for a missing value.

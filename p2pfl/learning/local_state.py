@@ -94,7 +94,7 @@ class Slot:
 
 
 class LocalState:
-    """The state of one module, at some places."""
+    """Reader and writer of the local state of a module, as float32 values that a node's vector can carry."""
 
     def __init__(self, slots: Sequence[Slot] = ()) -> None:
         self.slots = tuple(slots)

@@ -115,4 +115,4 @@ class DifferentiateObjectives(Query[ObjectiveGradients], frozen=True, gc=False):
         return replace(self, params=private.whole(self.params))
 
     def restrict(self, result: ObjectiveGradients, private: PrivateParameters) -> ObjectiveGradients:
-        return result._replace(gradients=np.array([private.shared_of(gradient) for gradient in result.gradients]))
+        return result._replace(gradients=np.array([private.layout.shared_of(gradient) for gradient in result.gradients]))

@@ -23,7 +23,7 @@ MOST_SPLITS = 1024  # in the path of a cluster; each split removes at least one 
 
 
 class Figures(NamedTuple):
-    """Recorded figures of a cluster.
+    """Record of a step about a cluster, from which the next steps decide whether it splits.
 
     Attributes:
         round: the round of the step that recorded them.

@@ -79,7 +79,7 @@ def _share_rows(buffers: Sequence[Any], name: str) -> np.ndarray:
 
 
 class _Training:
-    """A training of n nodes with equal counters.
+    """Networks of n nodes with equal counters, trained step by step as one batch.
 
     Args:
         learners: those of the nodes.

@@ -442,7 +442,7 @@ def gram_of(models: torch.Tensor) -> np.ndarray:
 
 
 class PairProducts:
-    """Inner products of pairs of models.
+    """Sparse multiplication that computes only those inner products of models that some node needs.
 
     Args:
         one, other: rows of the models of each pair, int [E]; sorted by `one`.

@@ -216,7 +216,7 @@ class Tracking:
 
 
 class _QueuedRun:
-    """Run whose figures wait for the thread of its tracking."""
+    """Queue in front of the thread of a tracking, so that a slow tracker never holds up a run."""
 
     def __init__(self, tracking: Tracking) -> None:
         self._tracking = tracking

@@ -38,7 +38,7 @@ _ID = 16  # bytes
 
 
 class BrokerConnection:
-    """Connection with a broker.
+    """Loop that keeps a node connected with its broker, with pauses between attempts.
 
     Args:
         will, subscriptions: see p2pfl.protocols.mqtt.broker_client.Bus.run.

@@ -79,7 +79,7 @@ class LinkOwner(Protocol):
 
 
 class MqttLink:
-    """Link with the owner of `key`.
+    """Conversation with the owner of `key` through the broker: a handshake, then a stream of sealed frames.
 
     Attributes:
         session_made: whether both sides have proven their keys.
@@ -317,7 +317,7 @@ class MqttLink:
 
 
 class LinkTable:
-    """Table of a node's links through a broker.
+    """All links of a node through a broker, by id, and the limits on those of strangers.
 
     Args:
         max_frame: maximum bytes of a frame; on a link that is not trusted yet the maximum is `greeting`.
@@ -417,7 +417,7 @@ class LinkTable:
 
 
 class LinkHandshake:
-    """Handshake of one side.
+    """TLS handshake of one side in packets. The last one is repeated until it is answered, as a broker may lose packets.
 
     Args:
         id: id of the link.

@@ -32,7 +32,7 @@ VERIFICATIONS = 100  # handshakes that are begun, and verified signatures of pre
 
 
 class Topics:
-    """Topics of one node in its federation.
+    """Names of the topics to which a node publishes and subscribes, and the parser of such names.
 
     Args:
         federation: 16 bytes.

@@ -44,7 +44,7 @@ class _Step(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Challenge(_Step, frozen=True, tag="challenge"):
-    """Challenge of the server.
+    """First step, of the server: a nonce for this connection alone, so that a recorded proof is worth nothing.
 
     Attributes:
         membership_version: version of the server's membership log, so that the client can send the entries after it.
@@ -56,7 +56,7 @@ class Challenge(_Step, frozen=True, tag="challenge"):
 
 
 class Proof(_Step, frozen=True, tag="proof"):
-    """Proof of the client.
+    """Second step, of the client: its key, its federation, and the answer to the challenge.
 
     Attributes:
         joining: whether the client is a newcomer that wants to become a member.

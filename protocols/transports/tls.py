@@ -48,7 +48,7 @@ _RESET = struct.pack("ii", 1, 0)  # reset at once, without keeping state of the 
 
 
 class TlsTransport:
-    """Transport that listens at one address.
+    """Accepted and dialled TLS connections of a node, with limits on what strangers and members may cost.
 
     Args:
         address: "host:port". Port 0 selects a free port, which `address` contains after `listen`. Without a host, the

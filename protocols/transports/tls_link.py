@@ -72,7 +72,7 @@ class LinkOwner(Protocol):
 
 
 class TlsLink(asyncio.BufferedProtocol):
-    """Link over one TLS connection.
+    """Sender and receiver of frames over one TLS connection, from its handshake to its end.
 
     Args:
         key: the dialled key; None for an accepted connection.

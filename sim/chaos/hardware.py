@@ -37,7 +37,7 @@ class ProcessEnd(BaseException):
 
 
 class Life:
-    """Life of one process.
+    """Mark of all that belongs to one process, so that a kill ends it at one time.
 
     Attributes:
         machine: name of its machine.

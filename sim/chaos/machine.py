@@ -316,7 +316,7 @@ class Process:
 
 
 class Machine:
-    """Machine of one node.
+    """Disk, clock and network place of a node, which outlive its processes.
 
     Args:
         number: number of the node in the plan.

@@ -48,7 +48,7 @@ class Host(NamedTuple):
 
 
 class FaultyNetwork:
-    """Network between machines.
+    """Carrier of frames between machines in virtual time, with the faults in force.
 
     Args:
         links: delays of frames without faults.
@@ -142,7 +142,7 @@ def _concerns(fault: Fault, source: str, target: str) -> bool:
 
 
 class FaultyTransport:
-    """Transport of one process; see p2pfl.protocols.transport.Transport."""
+    """Links of one process over a FaultyNetwork; see p2pfl.protocols.transport.Transport."""
 
     def __init__(self, network: FaultyNetwork, host: Host, access: AccessControl) -> None:
         self.network = network

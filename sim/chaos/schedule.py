@@ -84,7 +84,7 @@ AMOUNTS: Mapping[Kind, tuple[float, ...]] = {
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One fault.
+    """Disturbance of a run: its kind, time, place, duration and amount.
 
     Attributes:
         at: seconds since the start.
@@ -211,7 +211,7 @@ class _Draws:
 
 
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Schedule of a run, as its file has it.
+    """All faults of a run with its seed, as in the file that repeats the run exactly.
 
     Attributes:
         run: name of the run of a scenario.

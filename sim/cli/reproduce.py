@@ -29,7 +29,7 @@ Command = Callable[[Sequence[str]], int]
 
 @dataclass
 class Outcome:
-    """Outcome of a reproduced scenario.
+    """Figures of one scenario of the catalogue, or the reason why there are none.
 
     Attributes:
         state: "done", "skipped" or "failed".

@@ -28,7 +28,7 @@ ERRORS = 2.0  # standard errors of a difference over seeds that the difference m
 
 
 class Claim(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One claim of a scenario file.
+    """Statement about rows of a table, which the measured figures confirm or contradict.
 
     Attributes:
         run: the row, or several rows; the claim applies to each.

@@ -24,7 +24,7 @@ Limit = int | tuple[int, int]
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Network of a scenario.
+    """Delays and bandwidths between the nodes.
 
     Attributes:
         latency: seconds for every frame; a pair [low, high] draws one value for each pair of nodes; "geography" is the

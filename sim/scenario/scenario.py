@@ -99,7 +99,7 @@ Table = dict[str, Any]
 
 
 class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Compute times of the nodes.
+    """Speed of the nodes.
 
     Attributes:
         seconds: virtual seconds that one epoch of training takes.

@@ -56,7 +56,7 @@ class Handle(msgspec.Struct):
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """Event loop on virtual time.
+    """Scheduler of tasks and timers on virtual time, which jumps to the next timer when no task can run.
 
     Attributes:
         now: the virtual time in seconds, which `time` returns.

@@ -94,7 +94,7 @@ Progress = Callable[[int], None]
 
 @dataclass
 class Run:
-    """A finished run.
+    """Result of a simulation: the final state of its nodes, and notes for the user.
 
     Attributes:
         topology: name of the topology.
@@ -320,7 +320,7 @@ def slowdowns(plan: RunPlan) -> list[float]:
 
 
 class Parts(NamedTuple):
-    """Parts of a run that its exchanges need.
+    """Objects from which a run makes the exchanges of its nodes.
 
     Attributes:
         links: shared by all nodes.

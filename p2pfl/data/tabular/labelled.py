@@ -68,7 +68,7 @@ class Choice:
 
 
 class Labelled(NamedTuple):
-    """Labelled rows of a file.
+    """Features and classes of a file of samples, by split.
 
     Attributes:
         splits: numbers [n, features] and labels [n], at least of "train"; labels are classes int64, or numbers float64.

@@ -540,7 +540,7 @@ def _moments(values: np.ndarray) -> tuple[float, float]:
 
 
 class ColumnSurvey:
-    """Survey of the texts of one column.
+    """Decision from the texts of a column whether it is numeric or categorical, with notes on doubtful values.
 
     Args:
         missing: texts of a missing value, besides those of p2pfl.data.delimited.

@@ -23,7 +23,7 @@ Masks: TypeAlias = "Sequence[Tensor | None]"
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """Linear layer.
+    """One step of a chain: matrix, bias, activation and dropout.
 
     Attributes:
         weight, bias: their places in the flat vector of a model.

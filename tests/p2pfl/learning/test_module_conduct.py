@@ -259,7 +259,7 @@ def test_state_stays_on_the_node():
     layout, start = this.layout, this.initial(0)
     assert layout.local == ("1.num_batches_tracked",)
     private = PrivateParameters(layout, start)
-    trained = learner(this).train(private.whole(private.shared_of(start)), round=1)
+    trained = learner(this).train(private.whole(private.layout.shared_of(start)), round=1)
     shared = private.keep(trained)
     assert shared.shape == (layout.shared.size,)
     assert "1.num_batches_tracked" not in dict(layout.shared.shapes)
