@@ -45,6 +45,7 @@ BACKLOG = 512  # connections that wait in the operating system
 BATCH, PAUSE = 256, 0.02  # connections processed in a row; seconds of pause after a batch with drops
 NO_MORE = 1.0  # seconds until connections are accepted again after the system ran out of resources
 _RESET = struct.pack("ii", 1, 0)  # reset at once, without keeping state of the connection
+_OLD_VERSION = bytes([21, 3, 1, 0, 2, 2, 70])  # fatal alert protocol_version, in a record that every version reads
 
 
 class TlsTransport:
@@ -177,13 +178,20 @@ class TlsTransport:
     async def _begin_tls(self, link: TlsLink, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.connect_accepted_socket(
-                lambda: link,
-                connection,
-                ssl=self.credentials.accepting,
-                ssl_handshake_timeout=PATIENCE,
-                ssl_shutdown_timeout=PARTING,
-            )
+            with connection.dup() as spare:  # the event loop closes a failed connection before OpenSSL's alert is sent
+                try:
+                    await loop.connect_accepted_socket(
+                        lambda: link,
+                        connection,
+                        ssl=self.credentials.accepting,
+                        ssl_handshake_timeout=PATIENCE,
+                        ssl_shutdown_timeout=PARTING,
+                    )
+                except ssl.SSLError as error:
+                    if error.reason == "UNSUPPORTED_PROTOCOL":
+                        with suppress(OSError):  # the dialler is gone, or does not read
+                            spare.send(_OLD_VERSION)
+                    raise
         except ssl.SSLError as error:
             self.handler.refused("no TLS", f"{link.remote}: {words(error)}")
             link.fail(words(error))
