@@ -19,7 +19,7 @@ from pathlib import Path
 
 from scripts.tools import ROOT
 
-FIELDS = "mathematics", "packaging"
+FIELDS = "mathematics", "packaging", "pages", "wire"
 """Modules of this package that have judges, in the order in which they run."""
 
 
