@@ -15,11 +15,9 @@ try:
 except ImportError:  # Windows: run them with one worker
     fcntl = None
 
-try:
-    import torch
-except ModuleNotFoundError:  # the extra dev
-    torch = None
-
+# One thread of torch and of linear algebra, also in processes that tests start: equal bits need equal threads, the cores are
+# shared, and threads that wait for work cost as much as those that do it.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 LONG = 1.0  # seconds after which a test must be marked `slow`
 
@@ -36,13 +34,6 @@ def _interruptible():
     """Restore SIGINT, which background jobs of a shell ignore: tests interrupt the processes that they start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_torch_thread():
-    """Use one thread of torch: equal bits need equal threads, and the cores are shared."""
-    if torch is not None:
-        torch.set_num_threads(1)
 
 
 @pytest.fixture(params=[FIRST, *(pytest.param(loop, marks=pytest.mark.slow) for loop in OTHERS)])

@@ -185,21 +185,20 @@ def test_fedpref_clusters_by_preferences_with_one_seed():
 
 @pytest.mark.slow
 def test_complete_graph_needs_fewest_rounds_and_most_bytes():
-    names = [name.format(topology) for topology in ("complete", "ring", "torus") for name in (FREE, FOUR)]
+    names = [name.format(topology) for topology in ("complete", "ring") for name in (FREE, FOUR)]
     table, runs = outcome("topology-study", [*names, FREE.format("geant")], "short")
     reached = {name: row["reached"] for name, row in table.items() if name.endswith("=0")}
     assert min(reached, key=lambda name: reached[name]["round"]) == FREE.format("complete")
     assert max(reached, key=lambda name: reached[name]["bytes"]) == FREE.format("complete")
-    for ring in ("ring", "torus"):  # no node has more than four neighbours
-        assert runs[FREE.format(ring)]["trace"] == runs[FOUR.format(ring)]["trace"]
+    assert runs[FREE.format("ring")]["trace"] == runs[FOUR.format("ring")]["trace"]  # no node has more than four neighbours
     assert {runs[name]["traffic"]["max_models_in_round"] for name in names if name.endswith("=4")} <= {2, 4}
     assert runs[FOUR.format("complete")]["traffic"]["bytes"] < 0.12 * runs[FREE.format("complete")]["traffic"]["bytes"]
-    assert runs[FREE.format("torus")]["labels"] == runs[FREE.format("geant")]["labels"]
+    assert runs[FREE.format("ring")]["labels"] == runs[FREE.format("geant")]["labels"]
 
 
 @pytest.mark.slow
 def test_ggc_excludes_nodes_with_flipped_labels():
-    ggc = [f"{who} GGC{budget}" for who in ("all run", "flipped do not run") for budget in ("", "/.2N")]
+    ggc = ["all run GGC", "flipped do not run GGC/.2N"]
     table, runs = outcome("dpfl-label-flip", ["local", "random graph/.2N", *ggc], "short")
     for name in ggc:
         assert table[name]["per_group"]["0"] >= table["local"]["per_group"]["0"] + 0.05

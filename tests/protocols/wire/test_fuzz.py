@@ -1,9 +1,8 @@
 """Fuzzing of inputs from outside: only documented errors, no dead tasks, and no memory leaks.
 
 Inputs are real messages of every kind, modified at random from a seed: bits, pieces and lengths. In half of them, whole
-fields are also changed and signed again with the right key, as a malicious member can do. The quick part runs with
-every test. The long one runs for 60 seconds. This command runs a million inputs without a time limit, and prints the
-number of each kind:
+fields are also changed and signed again with the right key, as a malicious member can do. This command tries a
+million inputs from a new seed, and prints the number of each kind:
 
     P2PFL_FUZZ=1000000 pytest -s -m slow tests/protocols/wire/test_fuzz.py
 """
@@ -556,8 +555,8 @@ def fuzz(seed, most, seconds):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")
 def test_fuzzed_inputs_raise_only_documented_errors():
-    seen, growth = fuzz(1, 60_000, 240)
-    assert seen.total() >= 60_000
+    seen, growth = fuzz(1, 30_000, 240)
+    assert seen.total() >= 30_000
     assert min(seen.values()) > 100
     assert growth < GROWTH
 
@@ -565,9 +564,9 @@ def test_fuzzed_inputs_raise_only_documented_errors():
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")
+@pytest.mark.skipif("P2PFL_FUZZ" not in os.environ, reason="long: set P2PFL_FUZZ to the number of inputs")
 def test_fuzzed_inputs_for_long_raise_only_documented_errors():
-    asked = int(os.environ.get("P2PFL_FUZZ", "0"))
     began = time.monotonic()
-    seen, growth = fuzz(random.randrange(1 << 30), asked or 1_000_000, float("inf") if asked else 10)
+    seen, growth = fuzz(random.randrange(1 << 30), int(os.environ["P2PFL_FUZZ"]), float("inf"))
     print(f"\n{seen.total()} inputs in {time.monotonic() - began:.0f} s, {growth / 1e6:.1f} MB of memory: {dict(seen)}")
     assert growth < GROWTH

@@ -271,8 +271,8 @@ def test_entries_that_are_not_on_disk_after_all_are_found(trials, monkeypatch):
 
 
 @pytest.mark.slow
-def test_invariants_hold_for_200_seeds():
+def test_invariants_hold_for_many_seeds():
     results = []
-    search(load("chaos"), range(200), workers=2, received=results.append)
+    search(load("chaos"), range(60), workers=2, received=results.append)
     assert [str(found.violation) for found in results if found.violation is not None] == []
-    assert len(results) == 200
+    assert len(results) == 60
