@@ -57,10 +57,11 @@ def test_workflow_has_no_more_rights_than_it_needs():
     assert all(step["with"]["persist-credentials"] is False for step in checkouts)
 
 
-def test_actions_are_pinned_by_major_version():
-    used = {step["uses"] for job in JOBS.values() for step in job["steps"] if "uses" in step}
+def test_actions_are_pinned_by_hash_with_their_version():
+    used = re.findall(r"uses: (.*)", TEXT)
     assert used
-    assert all(re.fullmatch(r"actions/[\w-]+@v\d+", each) for each in used)
+    assert all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each) for each in used)
+    assert len({each.partition("@")[0] for each in used}) == len(set(used))
 
 
 def test_workflow_runs_scripts_that_exist():
