@@ -95,14 +95,15 @@ def _new_from(run: Callable[[Sequence[str]], int], options: argparse.Namespace) 
     scenario, files = folder / "scenario.toml", own_project.files_of(folder, proposal, module)
     lines = proposal.lines(simulation=True) + ([] if module is None else [f"  {module.line}"])
     _write(folder, files)
-    if module is not None:
-        module.copy(folder)
+    written = [*files, *(module.copy(folder) if module is not None else ())]
     if options.run:
-        print("\n".join([*lines, f"created {folder}: {', '.join(files)}"]), file=sys.stderr if options.json else sys.stdout)
+        print(
+            "\n".join([*lines, f"created {folder}: {', '.join(written)}"]), file=sys.stderr if options.json else sys.stdout
+        )
         return run(["run", str(scenario), "--out", str(folder / "results"), *(["--json"] if options.json else [])])
-    lines += [f"created {folder}: {', '.join(files)}", f"next: p2pfl-sim run {scenario} --out {folder / 'results'}"]
+    lines += [f"created {folder}: {', '.join(written)}", f"next: p2pfl-sim run {scenario} --out {folder / 'results'}"]
     reasons = [each._asdict() for each in proposal.reasons]
-    print_answer(options, "\n".join(lines), {"folder": str(folder), "files": list(files), "proposal": reasons})
+    print_answer(options, "\n".join(lines), {"folder": str(folder), "files": written, "proposal": reasons})
     return 0
 
 

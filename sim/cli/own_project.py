@@ -64,14 +64,16 @@ class UserModule(NamedTuple):
             metrics=repr(tuple(proposal.task.get("metrics", ()))),
         )
 
-    def copy(self, folder: Path) -> None:
-        """Copy the module, and those that it imports from its folder, to the project's folder."""
+    def copy(self, folder: Path) -> list[str]:
+        """Copy the module, and those that it imports from its folder, to the project's folder; return their names."""
         root = self.source.partition(":")[0].partition(".")[0]
-        for path in module_files(self.folder, [root]):
+        files = module_files(self.folder, [root])
+        for path in files:
             if path.is_dir():
                 shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(path, folder / path.name)
+        return [path.name for path in files]
 
 
 def look_at_module(source: str, proposal: Proposal) -> UserModule:
@@ -84,9 +86,12 @@ def look_at_module(source: str, proposal: Proposal) -> UserModule:
         import torch
         from torch import nn
 
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
-    make = resolve("model", source, {}, "")
+    before = list(sys.path)
+    sys.path.append(str(Path.cwd()))
+    try:
+        make = resolve("model", source, {}, "")
+    finally:
+        sys.path[:] = before
     try:
         module = make()
     except Exception as error:

@@ -173,7 +173,7 @@ def test_project_page_runs(terminals, tmp_path):
     there.type_all()
     check_tables(PROJECT, there.printed)
     assert "Adam" in (tmp_path / "bob" / "task.py").read_text()
-    assert there.printed.count("2 passed") == 2
+    assert there.printed.count("both tests passed") == 2
     assert (tmp_path / "model.safetensors").exists()
 
 
