@@ -23,7 +23,7 @@ A frame takes one path. The transport calls `received`, which asks in this order
    and nothing in it is decoded but its fixed-size header.
 4. Has the sender been introduced? If not, only a hello or a conflict of incarnations may pass.
 
-Then `_route` counts the message, records the round in it, and passes it on: introductions, probes, entries of the
+Then `_route` records the round in the message, counts it, and passes it on: introductions, probes, entries of the
 membership log and conflicts to the parts in p2pfl.node.peering.control_messages; everything about learning to the
 exchange (PeerEvents.handle). The parts share the PeerTable. Only two calls go from one part to another: the Dialler lets
 the Introducer greet over a new link, and the Introducer lets the gossip send what a newly introduced peer lacks.
@@ -297,15 +297,14 @@ class PeerManager(PeerTable):
             TransportError: the answer cannot be sent.
         """
         message = opened.message
-        needs_introduction = not isinstance(message, m.Hello | m.Welcome | m.Conflict)
-        if needs_introduction and peer.problem:
-            raise ProtocolError("differs", peer.problem)
-        if needs_introduction and peer.link is None:
-            raise ProtocolError("not introduced", peer.name)
-        self.traffic.count_message("received", message, OVERHEAD + len(opened.payload))
-        if needs_introduction:
+        if not isinstance(message, m.Hello | m.Welcome | m.Conflict):
+            if peer.problem:
+                raise ProtocolError("differs", peer.problem)
+            if peer.link is None:
+                raise ProtocolError("not introduced", peer.name)
             self._note_round(peer, message)  # before `heard`, which compares the rounds
             self.heard(peer)
+        self.traffic.count_message("received", message, OVERHEAD + len(opened.payload))
         match message:
             case m.Hello() | m.Welcome():
                 self.introducer.receive(peer, link, opened)
