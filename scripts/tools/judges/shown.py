@@ -54,10 +54,9 @@ def reports() -> tuple[Shown, ...]:
     folder = Path(tempfile.mkdtemp(prefix="p2pfl-judges-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     found = []
-    for scenario in SCENARIOS:
-        done = run(
-            "p2pfl-sim", "run", scenario, "--set", "form=smoke", "--seeds", "0:2", "-q", "--out", str(folder / scenario)
-        )
+    for scenario, seeds in SCENARIOS.items():
+        options = ["--set", "form=smoke", "--seeds", seeds, "--out", str(folder / scenario)]
+        done = run("p2pfl-sim", "run", scenario, "--quiet", *options)
         if done.returncode:
             raise CannotRunError(f"{scenario} failed: {done.stdout.strip().splitlines()[-1]}")
         address = (folder / scenario / "report.html").as_uri()
