@@ -388,14 +388,11 @@ def test_init_creates_node_folder(capsys, tmp_path):
     assert (tmp_path / "alice" / KEY).stat().st_mode & 0o077 == 0
     written = tomllib.loads((tmp_path / "alice" / CONFIG).read_text())
     assert (written["name"], written["listen"], written["part"]) == ("alice", ":4101", "1/3")
-    Path("mine.csv").touch()
+    Path("mine.csv").write_text("a,label\n" + "".join(f"{k * 7 % 20},{k % 2}\n" for k in range(20)))
     init(capsys, "bob", 0, "--listen", "127.0.0.1:4102", "--data", "mine.csv")
     written = tomllib.loads((tmp_path / "bob" / CONFIG).read_text())
-    assert (written["listen"], written["data"], written["task"]) == (
-        "127.0.0.1:4102",
-        str(tmp_path / "mine.csv"),
-        {"name": "classification"},
-    )
+    assert (written["listen"], written["data"]) == ("127.0.0.1:4102", str(tmp_path / "mine.csv"))
+    assert (written["task"]["name"], written["task"]["target"]) == ("classification", "label")
 
 
 @pytest.mark.parametrize(
@@ -801,8 +798,8 @@ def test_doctor_reports_problems_and_exits_with_code_1(capsys):
     init(capsys, "alice", 0, "--listen", "127.0.0.1:0")
     code, out, err = node(capsys, "doctor", "alice")
     assert (code, err) == (0, "")
-    assert {line.split(":")[0].split()[-1] for line in out.splitlines()} == {
-        *("node", "key", "folder", "disk", "clock", "federation", "port", "multicast", "task")
+    assert {line.split(":")[0].split()[-1] for line in out.splitlines()} - {"path"} == {
+        *("installation", "node", "key", "folder", "disk", "clock", "federation", "extras", "port", "multicast", "task")
     }
     Path("alice", KEY).chmod(0o644)
     code, out, _ = node(capsys, "doctor", "alice")
