@@ -370,16 +370,16 @@ def test_node_killed_at_failpoint_ends_with_same_model(tmp_path, monkeypatch, qu
 
 
 @pytest.mark.slow
-def test_node_killed_twenty_times_loses_no_round(tmp_path):
+def test_node_killed_ten_times_loses_no_round(tmp_path):
     draw, said, rounds = random.Random(20), [], []
     with processes(tmp_path / "killed", ("alice",), LONG) as federation:
         store = FileStore(federation.folders["alice"] / config.CHECKPOINT, log_to(said))
         kept = 0
-        for life in range(1, 21):
+        for life in range(1, 11):
             federation.start()
             process = federation.running["alice"]
             federation.until(lambda life=life: saved_incarnation(federation) == life, "its start is counted")
-            target = kept + draw.randrange(18)
+            target = kept + draw.randrange(36)
             federation.until(lambda target=target: federation.status("alice")["round"] >= target, f"round {target}")
             with suppress(subprocess.TimeoutExpired):
                 process.wait(draw.uniform(0, 0.03))
@@ -390,11 +390,11 @@ def test_node_killed_twenty_times_loses_no_round(tmp_path):
             rounds.append(loaded.round if loaded else 0)
             assert rounds[-1] >= max(kept, told)
             kept = rounds[-1]
-        assert len(set(rounds)) > 10
+        assert len(set(rounds)) > 5
         federation.start()
         federation.wait("alice")
         assert federation.running["alice"].returncode == 0
-        assert saved_incarnation(federation) == 21
+        assert saved_incarnation(federation) == 11
         assert said == []
         assert store.load().params == undisturbed_params(tmp_path / "whole", LONG)
 

@@ -63,12 +63,13 @@ def test_every_extra_is_described():
 def test_code_of_page_runs(name, tmp_path):
     output = ""
     for command in commands(name, tmp_path, ports_of(name)):
-        output += bash(without_workers(command), tmp_path)
+        output += bash(shortened(command), tmp_path)
     check_tables(name, output)
 
 
-def without_workers(command):
-    """Return shell commands without worker processes: they change no result, and each would import torch."""
+def shortened(command):
+    """Return shell commands whose simulations have no worker processes, and few rounds in the scenarios of the page."""
+    command = re.sub(r"p2pfl-sim (run|sweep) (?=\S+\.toml)", r"p2pfl-sim \1 --set rounds=3 ", command)
     return re.sub(r"p2pfl-sim (run|sweep) ", r"p2pfl-sim \1 --engine local ", command)
 
 
@@ -107,7 +108,7 @@ class Terminals:
             if "p2pfl-node demo" in text:
                 continue  # tests/node/cli/test_demo.py runs it
             before, run, options = text.rstrip().partition("p2pfl-node run ")
-            self.printed += bash(without_workers(before), self.folder)
+            self.printed += bash(shortened(before), self.folder)
             if run:
                 left -= 1
                 self.leave_running(options.split())

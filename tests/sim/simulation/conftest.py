@@ -3,15 +3,13 @@
 import pytest
 
 from p2pfl.protocols.wire.envelope import OVERHEAD
-from tests.support.extras import skip_without_extras
-
-with skip_without_extras():
-    from p2pfl.sim.simulation.simulation import Simulation
 
 
 @pytest.fixture(autouse=True)
 def _each_request_is_served_once(monkeypatch):
     """After each run, assert that no more models were served than requested, and none received that was not served."""
+    from p2pfl.sim.simulation.simulation import Simulation  # here, so that tests skip without torch
+
     run = Simulation.run
 
     def run_and_check(self, *given):
