@@ -157,6 +157,58 @@ def test_tracker_leaves_out_oversized_models():
     assert "a model of 1000000 bytes from b" in tracker.refusal
 
 
+def test_tracker_adds_the_bytes_of_received_and_assigned_models():
+    tracker = in_a_round(Budget(bytes=1000), refuse=True)
+    receive(tracker, "a", "b")
+    receive(tracker, "c", size=150)
+    for size in (200, 50, 0):  # this node coordinates itself the last time
+        tracker.charge(size)
+    assert (tracker.models, tracker.round_models, tracker.bytes, tracker.round_bytes) == (5, 5, 600, 600)
+    assert tracker.admits(400)
+    assert not tracker.admits(401)
+    assert tracker.refused == 1
+    tracker.begin_round()
+    receive(tracker, "d")
+    assert (tracker.models, tracker.round_models, tracker.bytes, tracker.round_bytes) == (1, 6, 100, 700)
+
+
+def test_tracker_adds_reservations():
+    tracker, held = in_a_round(Budget(bytes=1000)), in_a_round(Budget(held=3))
+    places = [tracker.reserve([name], lambda name: 400) for name in "ab"]
+    with pytest.raises(BudgetExceededError, match="after 800 bytes"):
+        tracker.reserve(["c"], lambda name: 400)
+    for each in places:
+        tracker.release(each)
+    tracker.reserve(["c", "d"], lambda name: 500)
+    alive = receive(held, "a")
+    held.reserve(["b"], len)
+    with pytest.raises(BudgetExceededError, match="4 models held at once, but the budget is 3"):
+        held.reserve(["c", "d"], len)
+    assert len(alive) == 1
+
+
+def test_tracker_leaves_out_the_largest_of_several_that_do_not_fit():
+    tracker = in_a_round(Budget(bytes=300), refuse=True)
+    updates = [each for name, size in (("a", 100), ("b", 150), ("c", 120)) for each in models(name, size=size)]
+    assert [update.sender for update in tracker.take(updates)] == ["a", "c"]
+    assert "a model of 150 bytes from b, but only 80 bytes were left" in tracker.refusal
+
+
+def test_tracker_selects_only_if_not_all_fit_into_the_rest():
+    def draw(purpose):
+        raise AssertionError("all fit")
+
+    rng = np.random.default_rng(0)
+    tracker = in_a_round(Budget(models=6, bytes=1000))
+    receive(tracker, "a", "b", size=150)
+    tracker.reserve(["c"], lambda name: 300)
+    ids = ["d", "e", "f"]
+    assert tracker.within_budget(draw, ids[:2], lambda name: 200) is not None
+    assert len(tracker.within_budget(lambda purpose: rng, ids, lambda name: 201)) == 1
+    assert len(tracker.within_budget(lambda purpose: rng, [*ids, "g"], lambda name: 1)) == 3
+    assert tracker.within_budget(draw, ids, lambda name: 1) == ids
+
+
 # In memory
 
 

@@ -116,6 +116,44 @@ def test_bggc_stays_within_evaluation_fetch_and_selection_limits(seed, count, li
     assert selection.mean == pytest.approx(mean, rel=1e-3, abs=1e-4)
 
 
+def of_paper(own, others, loss, rng, limit):
+    """Algorithm 2 as it is written, on sets of models: the selected ids, and the losses of X and Y at each step."""
+    ids = sorted(other.sender for other in others)
+    order = [next(o for o in others if o.sender == ids[k]) for k in rng.permutation(len(ids))]
+    draws = rng.random(len(order))
+
+    def loss_of(some):
+        (found,) = loss([np.average([m.params for m in some], axis=0, weights=[m.n_samples for m in some])])
+        return found
+
+    x, y, steps = [own], [own, *order], []
+    for j, draw in zip(order, draws, strict=True):
+        losses = [loss_of(some) for some in (x, y, [*x, j], [m for m in y if m is not j])]
+        a, b = max(losses[0] - losses[2], 0), max(losses[1] - losses[3], 0)
+        steps.append(losses)
+        if b == 0 or draw < a / (a + b):
+            x.append(j)
+        else:
+            y.remove(j)
+        if len(x) - 1 == limit:
+            break
+    return tuple(sorted(m.sender for m in x[1:])), steps
+
+
+@pytest.mark.parametrize("limit", [None, 1, 3])
+def test_ggc_follows_algorithm_of_the_paper(limit):
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        own, others = some_models(rng, 1 + seed % 6)
+        loss, exact = Validation(rng), Validation(np.random.default_rng(0))
+        exact.x, exact.y = loss.x, loss.y
+        ids, steps = of_paper(own, others, exact, np.random.default_rng(seed), limit)
+        assert play(ggc(own, others, compute=on(loss), rng=np.random.default_rng(seed), limit=limit)) == ids
+        first, *pairs = np.reshape(loss.losses, (-1, 2))
+        assert first == pytest.approx(steps[0][:2], rel=1e-3)
+        assert np.array(pairs) == pytest.approx(np.array(steps)[:, 2:], rel=1e-3)
+
+
 def test_bggc_skips_silent_peers_in_the_second_pass():
     rng = np.random.default_rng(0)
     own, others = some_models(rng, 8)

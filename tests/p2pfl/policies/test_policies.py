@@ -19,7 +19,7 @@ from p2pfl.policies.random import Oracle, Random
 from p2pfl.policy import Budget, Merge, Update, merge, samples
 from p2pfl.queries import Loss
 from p2pfl.task import Part, make_task
-from p2pfl.testing import run_in_memory
+from p2pfl.testing import InMemoryNode, run_in_memory
 
 NAMES = [f"node-{k}" for k in range(6)]
 TASKS = {name: make_task("concept-shift", {}, Part(k, 6), 0) for k, name in enumerate(NAMES)}
@@ -133,6 +133,61 @@ def test_dac_borrows_from_most_or_least_similar_peer(lender, expected):
     for order in (updates, updates[::-1]):
         policy.estimate(("a", "b", "w", "x", "y"), order)
         assert policy.known.borrowed == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "sequential"])
+def test_dac_publishes_the_similarities_that_it_has_measured(schedule):
+    cast, _ = play(lambda: Dac(neighbours=2, schedule=schedule))
+    for actor in cast.values():
+        first, second = (sorted(map(short_id, actor.asked[round])) for round in (1, 2))
+        assert sorted(actor.published[2, "trained"].extras["peers"]) == first
+        if schedule == "sequential":
+            assert sorted(actor.published[2, "merged"].extras["peers"]) == sorted({*first, *second})
+
+
+def first_round_of_dac(**options):
+    """Return the nodes after one round, and what node-0 has measured of each peer."""
+    policies = {name: Dac(neighbours=2, **options) for name in NAMES}
+    cast, _ = run_in_memory(policies, TASKS, 1)
+    return cast, policies["node-0"].known.measured
+
+
+@pytest.mark.parametrize("score_on", ["own", "peer"])
+def test_dac_measures_the_loss_on_own_or_peers_data(score_on):
+    cast, measured = first_round_of_dac(similarity="inverse-loss", score_on=score_on)
+    assert measured
+    for id, value in measured.items():
+        model, judge = (id, "node-0") if score_on == "own" else ("node-0", id)
+        (loss,) = cast[judge].learner.loss([cast[model].published[1, "trained"].params], split="train")
+        assert value == pytest.approx(1 / (loss + 1e-6), rel=1e-4)
+
+
+def test_dac_compares_gradients_from_the_initial_model():
+    cast, measured = first_round_of_dac(similarity="cosine-gradients")
+    steps = {id: cast[id].published[1, "trained"].params - cast[id].initial for id in ("node-0", *measured)}
+    own = steps["node-0"]
+    for id, value in measured.items():
+        assert value == pytest.approx(own @ steps[id] / np.linalg.norm(own) / np.linalg.norm(steps[id]), abs=1e-4)
+
+
+@pytest.mark.parametrize("robust", ["none", "median"])
+def test_dac_believes_no_loss_below_its_own_under_a_robust_rule(monkeypatch, robust):
+    class Guarded(Dac):
+        async def round(self, me, peers):
+            me.robust = robust
+            return await super().round(me, peers)
+
+    async def lie(self, ids, params):
+        return dict.fromkeys(sorted(ids)[1:], 0.0)  # and one does not answer
+
+    monkeypatch.setattr(InMemoryNode, "remote_losses", lie)
+    policies = {name: Guarded(neighbours=3, similarity="inverse-loss", score_on="peer") for name in NAMES}
+    cast, history = run_in_memory(policies, TASKS, 1)
+    own, (silent, *liars) = cast["node-0"], sorted(cast["node-0"].asked[1])
+    (loss,) = own.learner.loss([own.published[1, "trained"].params], split="train")
+    expected = 1 / (loss + 1e-6) if robust == "median" else 1e6
+    assert policies["node-0"].known.measured == pytest.approx(dict.fromkeys(liars, expected), rel=1e-4)
+    assert history[0]["node-0"].weights.get(silent, 0.0) == 0.0
 
 
 @pytest.mark.parametrize("score_on", ["own", "peer"])
