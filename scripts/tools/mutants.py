@@ -45,7 +45,7 @@ class Module(NamedTuple):
 
 MODULES: Mapping[str, Module] = {
     "dac": Module(("policies/dac.py",), ("p2pfl/policies/test_policies.py",), "147"),
-    "ggc": Module(("algorithms/ggc.py",), ("p2pfl/algorithms/test_ggc.py", "p2pfl/test_queries.py"), "1357"),
+    "ggc": Module(("algorithms/ggc.py",), ("p2pfl/algorithms/test_ggc.py", "p2pfl/policies/test_policies_dpfl.py"), "1357"),
     "dpfl": Module(("policies/dpfl.py",), ("p2pfl/policies/test_policies_dpfl.py",), "147"),
     "similarity": Module(
         ("algorithms/similarity.py", "algorithms/selection.py"),

@@ -154,6 +154,15 @@ def test_ggc_follows_algorithm_of_the_paper(limit):
         assert np.array(pairs) == pytest.approx(np.array(steps)[:, 2:], rel=1e-3)
 
 
+def test_bggc_fetches_all_models_at_once_by_default():
+    own, others = some_models(np.random.default_rng(0), 3)
+    fetched = []
+    fetch = fetching(others, lambda ids, found: fetched.append(len(found)))
+    rng = np.random.default_rng(0)
+    play(bggc(own, [other.sender for other in others], fetch, compute=on(Validation(rng)), rng=rng))
+    assert fetched == [3, 3]
+
+
 def test_bggc_skips_silent_peers_in_the_second_pass():
     rng = np.random.default_rng(0)
     own, others = some_models(rng, 8)
