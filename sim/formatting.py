@@ -3,30 +3,66 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from math import floor, isfinite, log10
 from typing import Any
 
 STAGES = ("trained", "merged")  # whose figures a table shows, if a run reports the better of both
 PARETO_OPTIMAL = "Pareto-optimal: no other row is at least as good in both metric and bytes, and better in one."
 LIMITS = ("budget.models", "budget.held", "budget.bytes", "network.bandwidth")  # keys for which 0 means no limit
+MOST_DECIMALS = 6
+TINY = 1e-4  # share of the greatest spread of a column below which a spread is that of rounding
+CODE = re.compile(r"`([^`]+)`")
 PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
-def number(value: float | None) -> str:
-    """Format a number: three decimals if it is small, as many digits if it is large; "" if it is not a number."""
+def decimals(values: Iterable[float | None], spreads: Iterable[float | None] = ()) -> int:
+    """Return the number of decimals for all numbers of a column, a drawing or a sentence.
+
+    The greatest value sets a limit: 3 decimals below 2, 2 below 1000, else none. A spread, such as a standard deviation
+    over seeds, lowers it to two significant digits of the least spread; the first digit of that spread is always shown.
+    """
+    there = [abs(value) for value in values if value is not None and isfinite(value)]
+    most = max(there, default=0.0)
+    limit = 3 if most < 2 else 2 if most < 1000 else 0
+    known = [each for each in spreads if each is not None and isfinite(each) and each > 0]
+    if not known:
+        return limit
+    first = -floor(log10(min(each for each in known if each >= TINY * max(known))))
+    return min(max(min(first + 1, limit), first, 0), MOST_DECIMALS)
+
+
+def number(value: float | None, places: int | None = None) -> str:
+    """Format a number; "" if it is not a number.
+
+    Args:
+        places: decimals of the column that the number is in; None if it stands alone. See `decimals`.
+    """
     if value is None or value != value:
         return ""
-    if abs(value) < 2:
-        return f"{value:.3f}"
-    return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,.{decimals([value]) if places is None else places}f}"
 
 
-def difference(value: float | None) -> str:
+def difference(value: float | None, places: int | None = None) -> str:
     """Format a difference with its sign; a difference that rounds to zero has a plus."""
     if value is None or value != value:
         return ""
-    return f"{round(value, 3) + 0.0:+.3f}" if abs(value) < 2 else f"{value:+,.2f}"
+    places = decimals([value]) if places is None else places
+    return f"{round(value, places) + 0.0:+,.{places}f}"
+
+
+def column(values: Iterable[float | None], spreads: Iterable[float | None] = ()) -> list[str]:
+    """Format the numbers of a column alike."""
+    there = list(values)
+    places = decimals(there, spreads)
+    return [number(value, places) for value in there]
+
+
+def inline(text: str) -> str:
+    """Return a text as HTML, with words between backticks as code."""
+    return CODE.sub(r"<code>\1</code>", escape(text))
 
 
 def of_paper(figure: str) -> str:
@@ -75,11 +111,11 @@ def _row(name: str, *cells: str) -> str:
 
 
 def paragraphs(sentences: Sequence[str]) -> str:
-    return "".join(f"<p>{escape(sentence)}</p>\n" for sentence in sentences)
+    return "".join(f"<p>{inline(sentence)}</p>\n" for sentence in sentences)
 
 
 def bullets(sentences: Sequence[str]) -> str:
-    items = "".join(f"<li>{escape(sentence)}</li>\n" for sentence in sentences)
+    items = "".join(f"<li>{inline(sentence)}</li>\n" for sentence in sentences)
     return f"<ul>\n{items}</ul>\n" if sentences else ""
 
 

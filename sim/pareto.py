@@ -39,7 +39,7 @@ from p2pfl.sim.execution.resume import EarlierVersionError, Recomputed, Unfinish
 from p2pfl.sim.execution.run_order import Assignment, compute_side_by_side
 from p2pfl.sim.execution.runner import processes_of
 from p2pfl.sim.results import objectives
-from p2pfl.sim.results.results import versions
+from p2pfl.sim.results.results import asked, versions
 from p2pfl.sim.results.tables import CANDIDATES, MODELS, SUMMARY, write_parquet
 from p2pfl.sim.scenario.claims import MEAN
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, name_errors
@@ -409,6 +409,8 @@ def summarise(file: ScenarioFile, searches: Sequence[FrontSearch], notes: Sequen
         row: dict[str, Any] = {"name": scenario.name, "seeds": len(repeated), "objectives": measures}
         if len(found) > 1 and None not in found:
             row["std"] = float(np.std(found, ddof=1))
+        if file.answers and None not in found:
+            row["by_seed"] = {"objectives.hypervolume": found}
         row["candidates"] = len(repeated[0]["preferences"])
         row["seconds"] = float(np.mean([run["time"]["wall_s"] for run in repeated]))
         if scenario.paper is not None:
@@ -420,6 +422,7 @@ def summarise(file: ScenarioFile, searches: Sequence[FrontSearch], notes: Sequen
         "version": __version__,
         "versions": versions(),
         **({} if file.figure == MEAN else {"figure": file.figure}),
+        **asked(file),
         "seeds": sorted({run["seed"] for run in runs}),
         "runs": runs,
         "table": table,

@@ -27,6 +27,7 @@ from p2pfl.sim.execution.run_order import Listener, together
 from p2pfl.sim.execution.runner import check_all, processes_of, run_all
 from p2pfl.sim.monitor.monitor import line_of, progress_bar
 from p2pfl.sim.monitor.run_monitor import tracking
+from p2pfl.sim.report.answers import question_of
 from p2pfl.sim.report.findings import findings_of_runs
 from p2pfl.sim.report.folder import Summary
 from p2pfl.sim.report.series import runs_of
@@ -260,7 +261,7 @@ def _print_outcome(options: argparse.Namespace, outcome: CommandResults) -> None
     runs = runs_of(summary, outcome.file.to_toml()["run"])
     print_table(outcome.summary)
     print_attack_table(runs)
-    for sentence in findings_of_runs(runs, summary.target):
+    for sentence in (*question_of(summary).lines(), *findings_of_runs(runs, summary)):
         print(sentence)
     of_runs = [note for result in outcome.results for note in result.notes]
     for line in [*collapses(outcome.summary["table"]), *died(outcome.summary["runs"])]:

@@ -117,7 +117,8 @@ def attack_studies(rows: Sequence[AttackRow]) -> list[AttackStudy]:
     grouped: dict[str, list[int]] = {}
     for k, row in enumerate(rows):
         grouped.setdefault(_key({key: value for key, value in row.settings.items() if key not in LABELS}), []).append(k)
-    labels = _labels([rows[members[0]].settings for members in grouped.values()])
+    others = [rows[members[0]].settings for members in grouped.values()]
+    labels = labels_of([{key: value for key, value in each.items() if key not in LABELS} for each in others])
     found = []
     for label, members in zip(labels, grouped.values(), strict=True):
         counts = dict.fromkeys(count for k in members if (count := _share_of(rows[k].settings.get("attack"))))
@@ -155,11 +156,10 @@ def _texts(values: Sequence[Any]) -> list[str]:
     return names if unique else [setting("", value) for value in values]
 
 
-def _labels(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+def labels_of(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a unique text for each table of settings: the names and values in which they differ."""
     words: list[list[str]] = [[] for _ in tables]
-    keys = dict.fromkeys(key for table in tables for key in table if key not in LABELS)
-    for key in keys:
+    for key in dict.fromkeys(key for table in tables for key in table):
         for word, of in zip(_differences([table.get(key) for table in tables], key), words, strict=True):
             if word:
                 of.append(word)

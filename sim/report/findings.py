@@ -1,10 +1,12 @@
 """Sentences on what finished runs answer, for the head of a report and below the table in a terminal.
 
 There are two kinds of questions. Which run is best by some figure, such as accuracy or bytes to the target: `best` ranks
-the runs and names the best one. What does a change do, such as a budget, or a second folder of the same scenario:
-`changes` compares pairs of runs. Both say "not decided" unless the margin is greater than its spread. A margin is the mean
-over the seeds of the differences of two runs, and its spread is the standard deviation of these differences; a single seed
-has no spread. The other sentences list runs: those that miss the target, robust rules within limits, and clusterings.
+the runs of one learning problem and names the best one. References, such as local learning and oracles, are not ranked.
+What does a change do, such as a budget, or a second folder of the same scenario: `changes` compares pairs of runs. Both say
+"not decided" unless the margin is greater than its spread. A margin is the mean over the seeds of the differences of two
+runs, and its spread is the standard deviation of these differences; a single seed has no spread. Rankings that are not
+decided are collected at the end. The other sentences list runs: those that miss the target, robust rules within limits,
+and clusterings. `p2pfl.sim.report.answers` answers the scenario's own question, before all of these.
 
 Every figure comes from summary.json.
 """
@@ -14,14 +16,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import isclose
 from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from p2pfl.sim.formatting import count, difference, number, size
+from p2pfl.sim.formatting import count, decimals, difference, number, size
 from p2pfl.sim.report.attacks import (
     FIGURES,
     MEAN,
@@ -31,11 +34,13 @@ from p2pfl.sim.report.attacks import (
     AttackStudy,
     attack_rows,
     attack_studies,
+    labels_of,
     title,
 )
 from p2pfl.sim.report.comparison import Comparison, compared, comparisons
-from p2pfl.sim.report.folder import Clusters, Entry, Folder, Reached
-from p2pfl.sim.report.series import Run, Series, by_key, folder_names, gather, runs_of, words_of
+from p2pfl.sim.report.folder import Clusters, Entry, Folder, Reached, Summary
+from p2pfl.sim.report.series import Run, Series, by_key, folder_names, gather, places_of, runs_of, words_of
+from p2pfl.sim.scenario.questions import matches, pairs_of
 from p2pfl.sim.scenario.sweep import MODELS
 
 MOST_PROBLEMS = 4  # learning problems of the runs; with more, the table shows the best runs better
@@ -48,21 +53,27 @@ Value = Callable[[Entry], float | None]
 Ranked = tuple[str, Mapping[int, float]]  # a run, or a rule, in words, and its figure by seed
 
 
-def findings_of_runs(runs: Sequence[Run], target: float | None = None) -> list[str]:
+def findings_of_runs(runs: Sequence[Run], summary: Summary) -> list[str]:
     """Return all sentences on the runs of one folder, for its report and for a terminal."""
-    return [*most_accurate(runs), *_of_one_folder(runs, target)]
+    ranked, found = most_accurate(runs, summary.references, compares_graphs(runs, summary))
+    more, said = _of_one_folder(runs, summary)
+    return [*decided([*ranked, *more]), *found, *said, *undecided([*ranked, *more])]
 
 
 def findings_of_folders(folders: Sequence[Folder], series: Sequence[Series]) -> list[str]:
     """Return the sentences for the head of a report."""
     if len(folders) == 1:
-        return findings_of_runs(series, folders[0].summary.target)
+        return findings_of_runs(series, folders[0].summary)
     names = folder_names([folder.path for folder in folders])
-    found = [*changes(comparisons(series), names[1]), *most_accurate(series)]
+    references = [pattern for folder in folders for pattern in folder.summary.references]
+    graphs = any(compares_graphs(series, folder.summary) for folder in folders)
+    ranked, named = most_accurate(series, references, graphs)
+    found = [*changes(comparisons(series), names[1]), *decided(ranked), *named]
     for folder, name in zip(folders, names, strict=True):
         runs = runs_of(folder.summary, folder.runs)
-        found += [f"{name}: {sentence}" for sentence in _of_one_folder(runs, folder.summary.target)]
-    return found
+        own, said = _of_one_folder(runs, folder.summary)
+        found += [f"{name}: {sentence}" for sentence in (*decided(own), *said, *undecided(own))]
+    return [*found, *undecided(ranked)]
 
 
 def compare(paths: Sequence[Path]) -> list[str]:
@@ -78,30 +89,82 @@ def compare(paths: Sequence[Path]) -> list[str]:
         return changes(comparisons(gather(folders)), folder_names(paths)[1])
 
 
-def _of_one_folder(runs: Sequence[Run], target: float | None) -> list[str]:
-    aimed = [] if target is None else [*_cheapest(runs, target), *unreached(runs, target)]
-    return [*aimed, *_budgets(runs), *_robust(runs), *_clusters(runs)]
+def _of_one_folder(runs: Sequence[Run], summary: Summary) -> tuple[list[Best], list[str]]:
+    ranked, missed = [], []
+    if summary.target is not None:
+        ranked = _cheapest(runs, summary)
+        missed = unreached(runs, summary.target)
+    robust, rules = _robust(runs)
+    return [*ranked, *robust], [*missed, *_budgets(runs), *rules, *_clusters(runs)]
+
+
+def compares_graphs(runs: Sequence[Run], summary: Summary) -> bool:
+    """Return whether runs on different graphs are compared: a sweep varies the topology, or the scenario's question does."""
+    if any(key.partition(".")[0] == "topology" for run in runs for key in run.shown.varied):
+        return True
+    graphs = {run.row: json.dumps(run.settings.get("topology"), sort_keys=True, default=str) for run in runs}
+    pairs = (pair for answer in summary.answers for pair in pairs_of(answer, list(graphs)))
+    return any(graphs[pair.row] != graphs[pair.other] for pair in pairs if isinstance(pair.other, str))
+
+
+def problems(runs: Sequence[Run], graphs: bool) -> dict[str, list[Run]]:
+    """Return the runs of each metric and learning problem by words for it; "" if there is only one.
+
+    Args:
+        graphs: runs on different graphs have the same problem.
+    """
+
+    def key(run: Run) -> tuple[str, str]:
+        return run.metric, json.dumps(run.given(not graphs), sort_keys=True, default=str)
+
+    found = list(by_key(runs, key).values())
+    words = labels_of([alike[0].given(not graphs) for alike in found])
+    if len({alike[0].metric for alike in found}) > 1:
+        words = [", ".join(filter(None, (label, alike[0].metric))) for label, alike in zip(words, found, strict=True)]
+    return dict(zip(words, found, strict=True))
 
 
 # The best run
 
 
-def best(question: str, ranked: Sequence[Ranked], unit: Callable[[float], str] = number, higher: bool = False) -> str:
+class Best(NamedTuple):
+    """A ranking: its question, the answer in words, and the reason if it is not decided, else ""."""
+
+    question: str
+    answer: str
+    undecided: str = ""
+
+    def __str__(self) -> str:
+        doubt = f"not decided, because {self.undecided}; " if self.undecided else ""
+        return f"{self.question}: {doubt}{self.answer}."
+
+
+ONE_SEED = "a single seed has no spread"
+WITHIN = "the margin is within its standard deviation over seeds"
+
+
+def best(
+    question: str, ranked: Sequence[Ranked], unit: Callable[[float], str] | None = None, higher: bool = False
+) -> Best | None:
     """Rank runs by a figure over their seeds, and name the best one, or those among which it is not decided.
 
     Args:
         question: the answer without the run, such as "Fastest to a mean test accuracy of 0.850".
-        ranked: the runs in question; if there are none, the answer is "".
-        unit: format of the figure.
+        ranked: the runs in question; if there are none, there is no answer.
+        unit: format of the figure; by default that of a column of numbers.
         higher: more is better.
     """
     if not ranked:
-        return ""
+        return None
+    if unit is None:
+        each = [list(values.values()) for _, values in ranked]
+        places = decimals((v for values in each for v in values), (_deviation(v) for v in each if len(v) > 1))
+        unit = partial(number, places=places)
     sign = -1 if higher else 1
     (name, values), *others = sorted(ranked, key=lambda each: sign * _mean(each[1].values()))
     first = f"{name} ({unit(_mean(values.values()))})"
     if not others:
-        return f"{question}: {first}, the only result."
+        return Best(question, f"{first}, the only result")
     rivals = []
     for other, theirs in others:
         margins = [sign * (theirs[seed] - values[seed]) for seed in values if seed in theirs]
@@ -109,30 +172,72 @@ def best(question: str, ranked: Sequence[Ranked], unit: Callable[[float], str] =
     close = [each for each in rivals if len(each[1]) < 2 or _mean(each[1]) <= _deviation(each[1])]
     rival, margins = (close or rivals)[0]
     if len(margins) < 2:
-        return f"{question}: not decided, because a single seed has no spread; first {first}, next {rival}."
-    margin, spread = unit(_mean(margins)), f"its standard deviation over seeds, {unit(_deviation(margins))}"
+        return Best(question, f"first {first}, next {rival}", ONE_SEED)
+    margin, spread = unit(_mean(margins)), unit(_deviation(margins))
     if not close:
-        return f"{question}: {first}; the margin of {margin} over {rival} exceeds {spread}."
-    among = f"{first} and {rival}" if len(close) == 1 else f"{first}, {rival} and {len(close) - 1} more"
-    return f"{question}: not decided between {among}; the margin of {margin} is within {spread}."
+        return Best(
+            question, f"{first}; the margin of {margin} over {rival} exceeds its standard deviation over seeds, {spread}"
+        )
+    more = f" and {len(close) - 1} more" if len(close) > 1 else ""
+    return Best(
+        question, f"first {first}, next {rival}{more}; the margin is {margin}, its standard deviation {spread}", WITHIN
+    )
 
 
-def most_accurate(runs: Sequence[Run]) -> list[str]:
-    """Return the best run by the test metric, and the best one within each varied budget of models a round."""
-    problems = by_key(runs, lambda run: (run.metric, run.problem))
-    found = []
-    for (metric, _), alike in problems.items() if len(problems) <= MOST_PROBLEMS else ():
-        if len(alike) == 1:
+def decided(found: Sequence[Best]) -> list[str]:
+    return [str(each) for each in found if not each.undecided]
+
+
+def undecided(found: Sequence[Best]) -> list[str]:
+    """Return one sentence for each reason, with all rankings that are not decided for it."""
+    said = []
+    for reason, alike in by_key([each for each in found if each.undecided], lambda each: each.undecided).items():
+        each = [f"{one.question}: {one.answer}" for one in alike]
+        said.append(str(alike[0]) if len(alike) == 1 else f"Not decided, because {reason}: {'. '.join(each)}.")
+    return said
+
+
+def most_accurate(runs: Sequence[Run], references: Sequence[str] = (), graphs: bool = False) -> tuple[list[Best], list[str]]:
+    """Rank the runs of each problem by the test metric, all and those within each varied budget of models a round.
+
+    Args:
+        references: patterns of rows that are not ranked, besides local learning and oracles.
+        graphs: runs on different graphs are compared.
+
+    Returns:
+        The rankings, and sentences with the figures of the references.
+    """
+    found: list[Best | None] = []
+    named = []
+    separate = problems(runs, graphs)
+    places = places_of(runs)
+    for words, alike in separate.items() if len(separate) <= MOST_PROBLEMS else ():
+        ranked, others = _candidates(alike, references)
+        write = partial(number, places=places[alike[0].metric])
+        among = f", {words}" if words else ""
+        if others and len(alike) > 1:
+            figures = (f"{name} ({write(_mean(values.values()))})" for name, values in _figures(others, _test_mean))
+            named.append(f"References, which are not ranked{among}: {_list(list(figures), len(others))}.")
+        if len(ranked) < 2:
             continue
-        among = f" of {len(alike)} runs with the same problem" if len(problems) > 1 else ""
-        higher = alike[0].shown.higher_is_better
+        metric, higher = alike[0].metric, alike[0].shown.higher_is_better
         question = "Most accurate" if metric == "accuracy" else f"Best test {metric}"
-        found.append(best(question + among, _figures(alike, lambda entry: entry.test.mean), number, higher))
-        limits = [run.shown.varied.get(MODELS) for run in alike]  # a range such as [1, 2] is no limit for all nodes
+        found.append(best(question + among, _figures(ranked, _test_mean), write, higher))
+        limits = [run.shown.varied.get(MODELS) for run in ranked]  # a range such as [1, 2] is no limit for all nodes
         for most in sorted({limit for limit in limits if type(limit) is int and limit > 0}):
-            words = f"Best with at most {count(most, 'model')} a round{among}"
-            found.append(best(words, _figures(alike, _mean_within(most)), number, higher))
-    return [sentence for sentence in found if sentence]
+            question = f"Best with at most {count(most, 'model')} a round{among}"
+            found.append(best(question, _figures(ranked, _mean_within(most)), write, higher))
+    return [each for each in found if each is not None], named
+
+
+def _candidates(runs: Sequence[Run], references: Sequence[str]) -> tuple[list[Run], list[Run]]:
+    """Return the runs to rank, and the references."""
+    others = [run for run in runs if run.reference or any(matches(pattern, run.row) for pattern in references)]
+    return [run for run in runs if run not in others], others
+
+
+def _test_mean(entry: Entry) -> float | None:
+    return entry.test.mean
 
 
 def _mean_within(most: int) -> Value:
@@ -140,12 +245,18 @@ def _mean_within(most: int) -> Value:
     return lambda entry: entry.test.mean if entry.traffic.max_models_in_round <= most else None
 
 
-def _cheapest(runs: Sequence[Run], target: float) -> list[str]:
+def _cheapest(runs: Sequence[Run], summary: Summary) -> list[Best]:
     """Return the runs that reach the target first, in rounds, in time, and in bytes."""
-    goal = _goal(runs, target)
     costs = (("Fewest rounds", "round", _rounds), ("Fastest", "virtual_s", _seconds), ("Fewest bytes", "bytes", size))
-    found = [best(f"{words} to {goal}", _figures(runs, methodcaller("cost", key)), unit) for words, key, unit in costs]
-    return [sentence for sentence in found if sentence]
+    separate = problems(runs, compares_graphs(runs, summary))
+    found = []
+    for problem, alike in separate.items() if len(separate) <= MOST_PROBLEMS else ():
+        ranked, _ = _candidates(alike, summary.references)
+        goal = _goal(alike, summary.target or 0.0) + (f", {problem}" if problem else "")
+        found += [
+            best(f"{words} to {goal}", _figures(ranked, methodcaller("cost", key)), unit) for words, key, unit in costs
+        ]
+    return [each for each in found if each is not None]
 
 
 def _goal(runs: Sequence[Run], target: float) -> str:
@@ -196,17 +307,18 @@ def _change(each: Comparison, cause: str) -> str:
     start = f"{each.label}: {cause}" if each.label else cause[0].upper() + cause[1:]
     if each.same:
         return f"{start} changes nothing: both runs have the same events."
-    before, after = (number(_mean(values)) for values in (each.before, each.after))
+    places = places_of([each.first, each.second])[each.first.metric]
+    before, after = (number(_mean(values), places) for values in (each.before, each.after))
     metric = f"the test {each.first.metric}"
     if before == after:
         effect = f"leaves {metric} at {after}"
     else:
         way = "raises" if each.mean > 0 else "lowers"
-        effect = f"{way} {metric} by {number(abs(each.mean))} ({after} instead of {before})"
+        effect = f"{way} {metric} by {number(abs(each.mean), places)} ({after} instead of {before})"
     if each.spread is None:
         doubt = "not decided, because a single seed has no spread"
     else:
-        spread = f"the spread of {number(each.spread)} over {count(len(each.seeds), 'seed')}"
+        spread = f"the spread of {number(each.spread, places)} over {count(len(each.seeds), 'seed')}"
         doubt = f"more than {spread}" if each.decided else f"not decided: within {spread}"
     return f"{start} {effect}, {doubt}{_bytes([each])}{_sooner(each)}."
 
@@ -218,8 +330,9 @@ def _summary(pairs: Sequence[Comparison], cause: str) -> str:
     for runs, state in ((equal, "equal"), (len(pairs) - better - worse - equal, "not decided")):
         said += f"; {runs} {'is' if runs == 1 else 'are'} {state}" if runs else ""
     least, *_, most = sorted(pairs, key=lambda each: each.mean)
-    ends = f"from {difference(least.mean)} ({least.label}) to {difference(most.mean)} ({most.label})"
-    mean = difference(_mean([each.mean for each in pairs]))
+    places = decimals((each.mean for each in pairs), (each.spread for each in pairs))
+    ends = f"from {difference(least.mean, places)} ({least.label}) to {difference(most.mean, places)} ({most.label})"
+    mean = difference(_mean([each.mean for each in pairs]), places)
     return f"{said}. The mean change of the test {least.first.metric} is {mean}, {ends}{_bytes(pairs)}."
 
 
@@ -296,28 +409,29 @@ def _limits_in_words(budget: Mapping[str, Any], nodes: int) -> str:
 # Robust rules
 
 
-def _robust(runs: Sequence[Run]) -> list[str]:
-    """Return which rule keeps most under its worst attack, and costs least without one; [] if the rules are not compared.
+def _robust(runs: Sequence[Run]) -> tuple[list[Best], list[str]]:
+    """Return which rule keeps most under its worst attack, and costs least without one; none if rules are not compared.
 
     Shares of a metric compare rules only if more of it is better.
     """
     if not runs[0].shown.higher_is_better:
-        return []
+        return [], []
     studies = attack_studies(attack_rows(runs))
     rules = list(dict.fromkeys(rule for study in studies for rule in study.rules))
     kept = {figure: [each for rule in rules if (each := _kept(rule, studies, figure))] for figure in FIGURES}
     lost = [each for rule in rules if (each := _lost(rule, studies))]
-    found = [
+    ranked = [
         best(f"Most of {words} left by the worst attack", [each for _, each in kept[figure]], _percent, higher=True)
         for figure, words in zip(FIGURES, KEPT, strict=True)
     ]
-    found.append(best("Least mean accuracy lost without attack", [each for _, each in lost]))
+    ranked.append(best("Least mean accuracy lost without attack", [each for _, each in lost]))
+    found = []
     cheap = [rule for rule, (_, values) in lost if _mean(values.values()) <= MOST_LOST]
     for figure, words in zip(FIGURES, KEPT, strict=True) if lost else ():
         good = [rule for rule, (_, values) in kept[figure] if rule in cheap and _mean(values.values()) >= LEAST_KEPT]
         limits = f"{_percent(LEAST_KEPT)} of {words} under attack, and lose at most {MOST_LOST:g} without"
         found.append(f"Rules that keep {limits}: {_list(good) if good else 'none'}.")
-    return [sentence for sentence in found if sentence]
+    return [each for each in ranked if each is not None], found
 
 
 def _kept(rule: str, studies: Sequence[AttackStudy], figure: str) -> tuple[str, Ranked] | None:
@@ -406,10 +520,10 @@ def _first_exact(clusters: Clusters) -> int:
 # Words and figures
 
 
-def _list(names: Sequence[str]) -> str:
+def _list(names: Sequence[str], most: int = MOST_NAMED) -> str:
     """List names, which may contain commas, such as those of a sweep."""
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return "; ".join(names[:MOST_NAMED]) + more
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return "; ".join(names[:most]) + more
 
 
 def _range(values: Sequence[int]) -> str:

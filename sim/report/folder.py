@@ -19,6 +19,7 @@ from p2pfl._util.atomic_files import reason
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import some
 from p2pfl.sim.results.tables import CANDIDATES, PARTS, SCENARIO, SUMMARY
+from p2pfl.sim.scenario.questions import Answer
 
 if TYPE_CHECKING:
     import duckdb
@@ -265,6 +266,7 @@ class Entry(msgspec.Struct, frozen=True):
     time: Time
     test: Test = Test()
     reported_stage: str = ""
+    selected_by: str = ""  # "last round", or what selects each node's round, such as "validation loss"
     topology: str = ""
     traffic: Traffic = Traffic(0, 0, 0, Preparation(0))  # that of a search
     labels: list[str] = []
@@ -334,6 +336,9 @@ class Row(msgspec.Struct, frozen=True):
     reached: MeanReached | None = None
     front: bool = False
     extra_metrics: dict[str, float | None] = {}
+    seeds: int = 1
+    weight_within_group: float | None = None
+    by_seed: dict[str, list[float | None]] = {}
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -351,3 +356,7 @@ class Summary(msgspec.Struct, frozen=True):
     varied: dict[str, list[Any]] = {}
     figure: str = ""
     search: bool = False
+    question: str = ""
+    unanswered: str = ""
+    answers: list[Answer] = []
+    references: list[str] = []

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.sim.formatting import LIMITS, setting
+from p2pfl.sim.formatting import LIMITS, decimals, setting
 from p2pfl.sim.report.folder import MORE, Columns, Entry, Folder, Objectives, Summary
 from p2pfl.sim.scenario.names import NAMED
 from p2pfl.sim.scenario.scenario import LABELS
@@ -27,7 +27,9 @@ from p2pfl.sim.scenario.sweep import label, split
 
 T = TypeVar("T")
 MOST_RUNS = 16  # runs shown in all figures at first
-TRAINING = ("lr", "optimizer", "model", "batch_size")  # keys of a task that configure the training and not the problem
+TRAINING = ("lr", "optimizer", "model", "batch_size", "private", "hidden")  # keys of a task on training, not on the problem
+PROBLEM = ("task", "attack", "nodes")  # keys of a run that determine its learning problem
+REFERENCES = ("local", "oracle")  # policies that other policies are compared with, and that are never the best
 Figure = dict[str, Any]  # data of a figure: id, kind, title, note, and the keys of its kind (see assets/report.js)
 Section = dict[str, Any]  # id, title, text (sentences), figures
 WORDS = {
@@ -81,13 +83,25 @@ class Run:
 
     @property
     def problem(self) -> str:
-        """Return the learning problem without the settings of training.
+        """Return the learning problem: data, task, attack and number of nodes, without the settings of training.
 
         Results for different problems are not comparable.
         """
-        task = self.settings.get("task")
-        known = {key: value for key, value in task.items() if key not in TRAINING} if isinstance(task, Mapping) else {}
-        return json.dumps(known, sort_keys=True, default=str)
+        return json.dumps(self.given(), sort_keys=True, default=str)
+
+    def given(self, graph: bool = False) -> dict[str, Any]:
+        """Return the settings of the learning problem; with `graph` also the topology."""
+        found = {key: self.settings[key] for key in (*PROBLEM, *(["topology"] * graph)) if key in self.settings}
+        found.setdefault("attack", "none")
+        task = found.get("task")
+        if isinstance(task, Mapping):
+            found["task"] = {key: value for key, value in task.items() if key not in TRAINING}
+        return found
+
+    @property
+    def reference(self) -> bool:
+        """Return whether the policy is one that others are compared with, such as local learning."""
+        return _name(self.settings.get("policy")) in REFERENCES
 
     @property
     def seeds(self) -> list[int]:
@@ -199,6 +213,26 @@ def runs_of(summary: Summary, tables: Iterable[Mapping[str, Any]]) -> list[Run]:
     settings = {str(table.get("name")): table for table in tables}
     found = by_key(summary.runs, lambda entry: entry.pool or entry.name)
     return [Run(name, name, entries, entries[0], settings.get(entries[0].name, {})) for name, entries in found.items()]
+
+
+def places_of(runs: Iterable[Run]) -> dict[str, int]:
+    """Return the decimals of each test metric, in all tables, drawings and sentences on these runs."""
+    found = {}
+    for metric, alike in by_key(runs, lambda run: run.metric).items():
+        means = [run.means() for run in alike]
+        spreads = [float(np.std(each, ddof=1)) for each in means if len(each) > 1]
+        found[metric] = decimals((mean for each in means for mean in each), spreads)
+    return found
+
+
+def reported_model(runs: Iterable[Run]) -> str:
+    """Return which model of a node the table and the figures by node show; see p2pfl.node.early_stopping."""
+    by = {run.shown.selected_by for run in runs}
+    if by == {"last round"}:
+        return "each node's model of the last round"
+    figures = sorted(each for each in by if each not in ("last round", ""))
+    best = f"each node's model of its best round by {' or '.join(figures) or 'validation'}"
+    return f"{best}; of the last round in runs without validation" if "last round" in by else best
 
 
 def gather(folders: Sequence[Folder], seed: int | None = None) -> list[Series]:

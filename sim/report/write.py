@@ -7,28 +7,58 @@ escaped, which is readable without JavaScript.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from html import escape
+from math import isclose
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from p2pfl._util.atomic_files import reason, replace_file
 from p2pfl.errors import ConfigurationError
-from p2pfl.sim.formatting import PARETO_OPTIMAL, bullets, difference, number, of_paper, size, some, table, terms
+from p2pfl.sim.formatting import (
+    PARETO_OPTIMAL,
+    bullets,
+    column,
+    difference,
+    inline,
+    number,
+    of_paper,
+    size,
+    some,
+    table,
+    terms,
+)
+from p2pfl.sim.report.answers import question_of
 from p2pfl.sim.report.attacks import attacks_section
 from p2pfl.sim.report.collaboration import collaboration_section
 from p2pfl.sim.report.comparison import comparison_section, comparisons, differences
 from p2pfl.sim.report.coordination import clusters_section, elections_section
-from p2pfl.sim.report.figures import worth_showing
+from p2pfl.sim.report.figures import reported_curve, worth_showing
 from p2pfl.sim.report.findings import findings_of_folders
-from p2pfl.sim.report.folder import Folder, Row
+from p2pfl.sim.report.folder import Against, Entry, Folder, Row
 from p2pfl.sim.report.node_results import learning_section, results_section, traffic_section
 from p2pfl.sim.report.objectives import answers_section, measure_tables, objectives_section, search_section, search_table
 from p2pfl.sim.report.page import render
-from p2pfl.sim.report.series import MOST_RUNS, Section, Series, caption, factors, folder_names, gather, labels, styles
+from p2pfl.sim.report.series import (
+    MOST_RUNS,
+    Section,
+    Series,
+    caption,
+    factors,
+    folder_names,
+    gather,
+    labels,
+    places_of,
+    reported_model,
+    styles,
+)
 from p2pfl.sim.report.sweep import grid_section, sweep_section, target_section
+from p2pfl.sim.results.learning_curves import mean
 from p2pfl.sim.results.tables import REPORT
+from p2pfl.sim.scenario.claims import MEAN
 from p2pfl.sim.scenario.sweep import label
 
 SECTIONS: tuple[Callable[[Sequence[Series]], Section | None], ...] = (
@@ -46,6 +76,8 @@ SECTIONS: tuple[Callable[[Sequence[Series]], Section | None], ...] = (
     traffic_section,
     elections_section,
 )
+LAST_ROUND, OWN_GROUP = "last round", "weight on own group"  # columns of the table
+MOST_GROUPS = 6  # with a column each
 OF_SEARCH: tuple[Callable[[Sequence[Series]], Section | None], ...] = (objectives_section, search_section)
 
 
@@ -94,7 +126,7 @@ def report(paths: Sequence[Path], seed: int | None = None) -> str:
         title = " and ".join(dict.fromkeys(folder.summary.scenario for folder in folders))
         parts = {
             "facts": facts(folders, series),
-            "findings": "" if searched else bullets(findings_of_folders(folders, series)),
+            "findings": answers(folders) + ("" if searched else bullets(findings_of_folders(folders, series))),
             "table": (search_table if searched else results_table)(folders, series) + measure_tables(series),
             "differences": differences(folders, names) if len(folders) > 1 else "",
             "scenario": scenario(folders),
@@ -139,6 +171,18 @@ def _shown_runs(series: Sequence[Series], sections: Sequence[Section]) -> list[s
     return [name for name in names if name in shown]
 
 
+def answers(folders: Sequence[Folder]) -> str:
+    """Return the question of each folder's scenario, with its answer."""
+    html = ""
+    for folder, name in zip(folders, folder_names([folder.path for folder in folders]), strict=True):
+        found = question_of(folder.summary)
+        if found.asked:
+            where = f"{name}: " if len(folders) > 1 else ""
+            html += f'<p class="question">{inline(where + found.asked)}</p>\n'
+            html += f'<div class="answer">{bullets(found.answers)}</div>\n'
+    return html
+
+
 def facts(folders: Sequence[Folder], series: Sequence[Series]) -> str:
     """Return the head: the scenarios, their size, and their descriptions."""
     entries = [entry for one in series for entry in one.entries]
@@ -155,7 +199,7 @@ def facts(folders: Sequence[Folder], series: Sequence[Series]) -> str:
         "Run time": f"{sum(entry.time.wall_s for entry in entries):,.1f} s",
     }
     descriptions = dict.fromkeys(str(folder.scenario.get("description", "")).strip() for folder in folders)
-    words = "".join(f'<p class="description">{escape(" ".join(each.split()))}</p>\n' for each in descriptions if each)
+    words = "".join(f'<p class="description">{inline(" ".join(each.split()))}</p>\n' for each in descriptions if each)
     rows = "".join(
         f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>"
         for key, value in pairs.items()
@@ -191,60 +235,108 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
     It has means and deviations over seeds, the worst tenth, groups, traffic, and a paper's figures.
     """
     rows = {row.name: row for row in folder.summary.table}
-    seeds = max(len(one.seeds) for one in series)
+    own = [rows.get(one.row, Row(one.row)) for one in series]
+    several = any(len(one.seeds) > 1 for one in series)
     metrics = list(dict.fromkeys(one.metric for one in series))
-    groups = list(dict.fromkeys(group for one in series for entry in one.entries for group in entry.test.per_group))
-    groups = groups if 1 < len(groups) <= 6 else []
-    reference = next((row.against.name for row in rows.values() if row.against is not None), None)
-    papers = any(row.paper is not None for row in rows.values())
     short, meaning = labels(series), caption(series) or "run"
-    heads = [meaning[0].upper() + meaning[1:], " / ".join(metrics)]
-    heads += ["± over seeds"] if seeds > 1 else []
-    heads += [f"vs {reference}"] if reference is not None else []
-    times = any(row.against.times_bytes is not None for row in rows.values() if row.against is not None)
-    heads += ["bytes ratio"] if times else []  # None if the reference sends nothing
-    also = list(dict.fromkeys(name for row in rows.values() for name in row.extra_metrics if name != "worst_tenth"))
-    heads += [name.replace("_", " ") for name in also]
-    heads += ["worst tenth", "± over nodes", *(f"group {group}" for group in groups)]
-    heads += ["bytes sent", "max models per round", "virtual time"]
-    heads += ["rounds to target", "time to target", "bytes to target"] if folder.summary.target is not None else []
-    heads += [of_paper(folder.summary.figure)] if papers else []
-    front = any(row.front for row in rows.values())
-    heads += ["front"] if front else []
-    cells = []
-    for one in series:
-        row = rows.get(one.row, Row(one.row))
-        words = short.get(one.name, one.name)[len(one.name) - len(one.row) :]  # without the folder, if there is one
-        line = [words, number(one.mean(entry.test.mean for entry in one.entries))]
-        line += [number(row.std) if len(one.seeds) > 1 else ""] if seeds > 1 else []
-        line += _against(row)[: 1 + times] if reference is not None else []
-        line += [number(row.extra_metrics.get(name)) for name in also]
-        line += [number(one.mean(getattr(entry.test, what) for entry in one.entries)) for what in ("worst_decile", "std")]
-        line += [number(one.mean(entry.test.per_group.get(group) for entry in one.entries)) for group in groups]
-        most = max(entry.traffic.max_models_in_round for entry in one.entries)
-        line += [size(one.mean(entry.sent for entry in one.entries)), str(most)]
-        line += [_seconds(one.mean(entry.time.virtual_s for entry in one.entries))]
-        line += _format_target(row, len(one.entries)) if folder.summary.target is not None else []
-        line += [number(row.paper)] if papers else []
-        line += ["*" if row.front else ""] if front else []
-        cells.append(line)
-    return table(heads, cells) + f'<p class="meaning">{escape(_meaning(folder))}</p>\n'
+    places = places_of(series)
+    means = [_mean_of(one, lambda entry: entry.test.mean) for one in series]
+    last = [one.mean(_last(one, entry) for entry in one.entries) for one in series]
+
+    def of_metric(values: Iterable[float | None]) -> list[str]:
+        return [number(value, places[one.metric]) for one, value in zip(series, values, strict=True)]
+
+    found: dict[str, list[str]] = {meaning[0].upper() + meaning[1:]: [_words(one, short) for one in series]}
+    found[" / ".join(metrics)] = of_metric(means)
+    if several:
+        found["± over seeds"] = of_metric(
+            row.std if len(one.seeds) > 1 else None for one, row in zip(series, own, strict=True)
+        )
+    if any(map(_differ, means, last)):
+        found[LAST_ROUND] = of_metric(last)
+    found |= _against(own, [places[one.metric] for one in series])
+    for name in dict.fromkeys(name for row in own for name in row.extra_metrics if name != "worst_tenth"):
+        found[name.replace("_", " ")] = column(row.extra_metrics.get(name) for row in own)
+    if any(row.weight_within_group is not None for row in own):
+        found[OWN_GROUP] = column(row.weight_within_group for row in own)
+    found["worst tenth"] = of_metric(_mean_of(one, lambda entry: entry.test.worst_decile) for one in series)
+    found["± over nodes"] = of_metric(_mean_of(one, lambda entry: entry.test.std) for one in series)
+    groups = list(dict.fromkeys(group for one in series for entry in one.entries for group in entry.test.per_group))
+    for group in groups if 1 < len(groups) <= MOST_GROUPS else ():
+        found[f"group {group}"] = of_metric(_of_group(one, group) for one in series)
+    found |= _costs(folder, series, own)
+    if any(row.paper is not None for row in own):
+        papers = [row.paper for row in own]
+        found[of_paper(folder.summary.figure)] = of_metric(papers) if folder.summary.figure in ("", MEAN) else column(papers)
+    if any(row.front for row in own):
+        found["front"] = ["*" * row.front for row in own]
+    html = table(list(found), zip(*found.values(), strict=True))
+    return f'{html}<p class="meaning">{escape(_meaning(series, found))}</p>\n'
 
 
-def _meaning(folder: Folder) -> str:
-    words = (
-        "Test metric, mean over nodes and seeds. Worst tenth: mean of the worst tenth of the nodes. ± over nodes: standard"
-        " deviation over the nodes of a seed. Bytes sent: total of all nodes, including the preparation."
+def _words(one: Series, short: Mapping[str, str]) -> str:
+    """Return the name of a run in the table of its folder."""
+    return short.get(one.name, one.name)[len(one.name) - len(one.row) :]  # without the folder, if there is one
+
+
+def _mean_of(one: Series, value: Callable[[Entry], float | None]) -> float | None:
+    return one.mean(map(value, one.entries))
+
+
+def _of_group(one: Series, group: str) -> float | None:
+    return _mean_of(one, lambda entry: entry.test.per_group.get(group))
+
+
+def _costs(folder: Folder, series: Sequence[Series], rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Return the columns of traffic and time, and the costs of the target."""
+    found = {
+        "bytes sent": [size(_mean_of(one, lambda entry: entry.sent)) for one in series],
+        "max models per round": [str(max(entry.traffic.max_models_in_round for entry in one.entries)) for one in series],
+        "virtual time": [_seconds(_mean_of(one, lambda entry: entry.time.virtual_s)) for one in series],
+    }
+    if folder.summary.target is not None:
+        reached = [_format_target(row, len(one.entries)) for one, row in zip(series, rows, strict=True)]
+        heads = ("rounds to target", "time to target", "bytes to target")
+        found |= {head: list(cells) for head, cells in zip(heads, zip(*reached, strict=True), strict=True)}
+    return found
+
+
+def _last(one: Series, entry: Entry) -> float | None:
+    """Return the mean over the nodes of the test metric in the last round: the end of the learning curve."""
+    curve = mean(reported_curve(one, entry))
+    there = curve[np.isfinite(curve)]
+    return float(there[-1]) if len(there) else None
+
+
+def _differ(first: float | None, second: float | None) -> bool:
+    return first is not None and second is not None and not isclose(first, second, rel_tol=1e-6, abs_tol=1e-9)
+
+
+def _meaning(series: Sequence[Series], heads: Container[str]) -> str:
+    words = f"Test metric: of {reported_model(series)}; mean over the nodes, then over the seeds."
+    if "± over seeds" in heads:
+        words += " ± over seeds: standard deviation of these means."
+    if LAST_ROUND in heads:
+        words += " Last round: the same mean for each node's model of the last round, where the learning curves end."
+    if OWN_GROUP in heads:
+        words += " Weight on own group: share of the weight of other nodes' models that models of the own group had, in the"
+        words += " last half of the rounds."
+    words += (
+        " Worst tenth: mean of the worst tenth of the nodes. ± over nodes: standard deviation over the nodes of a seed."
+        " Bytes sent: total of all nodes, including the preparation."
     )
-    front = f" * {PARETO_OPTIMAL}"
-    return words + (front if any(row.front for row in folder.summary.table) else "")
+    return words + (f" * {PARETO_OPTIMAL}" if "front" in heads else "")
 
 
-def _against(row: Row) -> list[str]:
-    if row.against is None:
-        return ["", ""]
-    times = row.against.times_bytes
-    return [difference(row.against.difference), "" if times is None else f"{times:.2f}"]
+def _against(rows: Sequence[Row], places: Sequence[int]) -> dict[str, list[str]]:
+    """Return the columns of the comparison with a row; none without one."""
+    reference = next((row.against.name for row in rows if row.against is not None), None)
+    if reference is None:
+        return {}
+    compared = [row.against or Against(reference) for row in rows]
+    found = {f"vs {reference}": [difference(each.difference, of) for each, of in zip(compared, places, strict=True)]}
+    times = [each.times_bytes for each in compared]
+    return found | ({"bytes ratio": column(times)} if any(each is not None for each in times) else {})
 
 
 def _format_target(row: Row, seeds: int) -> list[str]:
@@ -272,6 +364,7 @@ def side_by_side(folders: Sequence[Folder], series: Sequence[Series]) -> str:
         heads += [str(folder.path), *(["± over seeds"] if several else []), "bytes sent"]
     heads += ["difference", "± of the difference"] if len(folders) == 2 else []
     compared = {(each.first.row, each.first.metric): each for each in comparisons(series)}
+    places = places_of(series)
     rows = []
     for name, metric in shared:
         alike = {one.folder: one for one in series if (one.row, one.metric) == (name, metric)}
@@ -282,15 +375,17 @@ def side_by_side(folders: Sequence[Folder], series: Sequence[Series]) -> str:
             if found is None:
                 line += [""] * (2 + several)
                 continue
-            deviation = [number(row.std) if len(found.seeds) > 1 else ""] if several else []
-            mean = found.mean(entry.test.mean for entry in found.entries)
-            line += [number(mean), *deviation, size(found.mean(entry.sent for entry in found.entries))]
+            deviation = [number(row.std, places[metric]) if len(found.seeds) > 1 else ""] if several else []
+            overall = found.mean(entry.test.mean for entry in found.entries)
+            line += [number(overall, places[metric]), *deviation, size(found.mean(entry.sent for entry in found.entries))]
         if len(folders) == 2:
             each = compared.get((name, metric))
-            line += ["", ""] if each is None else [difference(each.mean), number(each.spread)]
+            line += (
+                ["", ""] if each is None else [difference(each.mean, places[metric]), number(each.spread, places[metric])]
+            )
         rows.append(line)
     metrics = ", ".join(dict.fromkeys(metric for _, metric in shared))
-    words = f"Test {metrics}, mean over nodes and seeds."
+    words = f"Test {metrics} of {reported_model(series)}; mean over the nodes, then over the seeds."
     if len(folders) == 2:
         words += " Difference: second folder minus first folder; its mean and ± are those of the seeds that both have."
     return table(heads, rows) + f'<p class="meaning">{escape(words)}</p>\n'

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from math import nan
+from math import inf, nan
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
@@ -316,6 +316,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         "metric": metric,
         "higher_is_better": nodes[0].task.higher_is_better,
         "reported_stage": _reported_stage(run, rounds, metric),
+        "selected_by": _selected_by(run, metric),
         "test": _test(run, metric, groups),
         "test_by_snapshot": summary_metrics.by_snapshot(rounds, metric, scenario.best_by, nodes[0].task.higher_is_better),
         "traffic": summary_metrics.traffic(run),
@@ -385,6 +386,14 @@ def _reported_stage(run: Run, rounds: Table, metric: str) -> ReportedStage:
         return stage
     evaluated = any(name.endswith(f"_test_{metric}") for name in rounds)
     return "trained" if stage == "trained" and not evaluated else "merged"
+
+
+def _selected_by(run: Run, metric: str) -> str:
+    """Return what selects the round of each node's result: a figure on its validation data, or "last round" without any."""
+    if all(node.early_stopping.loss == inf for node in run.nodes.values()):
+        return "last round"
+    by = run.scenario.best_by
+    return f"validation {metric if by == 'metric' else by}"
 
 
 def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
@@ -459,7 +468,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         _mark_front(table, runs[0]["higher_is_better"])
     if file.against:
         _compare(table, next(row for row in table if row["name"] == file.against))
-    if file.claims or file.printed:
+    if file.claims or file.printed or file.answers:
         _add_seeds(table, file, results)
     warnings = [*objectives.collapses(table), *objectives.died(runs)]
     return {
@@ -468,6 +477,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         "versions": versions(),
         **({} if file.target is None else {"target": file.target}),
         **({} if file.figure == MEAN else {"figure": file.figure}),
+        **asked(file),
         **(
             {"varied": {key: [_to_json(value) for value in values] for key, values in file.varied.items()}}
             if file.varied
@@ -481,8 +491,19 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
+def asked(file: ScenarioFile) -> dict[str, Any]:
+    """Return the keys of summary.json on the question of a scenario: what findings need to answer it."""
+    found = {
+        "question": file.question,
+        "unanswered": file.unanswered,
+        "answers": msgspec.to_builtins(file.answers),
+        "references": [*file.references],
+    }
+    return {key: value for key, value in found.items() if value}
+
+
 def _add_seeds(table: Sequence[dict[str, Any]], file: ScenarioFile, results: Sequence[Result]) -> None:
-    """Add to each row the figures that claims compare or the paper prints, for each seed: `by_seed`."""
+    """Add to each row the figures that claims and answers compare or the paper prints, for each seed: `by_seed`."""
     seeds = sorted({result.summary["seed"] for result in results})
     tables: Sequence[Sequence[Mapping[str, Any]]] = [table]
     if len(seeds) > 1:
@@ -492,7 +513,7 @@ def _add_seeds(table: Sequence[dict[str, Any]], file: ScenarioFile, results: Seq
     for row, *of_seeds in zip(table, *tables, strict=True):
         row["by_seed"] = {
             figure: [figure_of(each, figure) for each in of_seeds]
-            for figure in figures_in(file.figure, file.printed, file.claims)
+            for figure in figures_in(file.figure, file.printed, [*file.claims, *file.answers])
             if all(has_figure(each, figure) for each in of_seeds)
         }
 
@@ -518,6 +539,9 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
     }
     if compared:
         row["bytes"] = float(np.mean([total_sent(run["traffic"]) for run in mine]))
+    shares = [run["collaboration"].get("weight_within_group") for run in mine]
+    if all(share is not None for share in shares):
+        row["weight_within_group"] = float(np.mean(shares))
     per_group = _per_group(tests)
     if len(per_group) > 1:
         row["per_group"] = per_group

@@ -151,6 +151,7 @@ def collaboration(edges: Columns, rounds: Columns, groups: Sequence[Any]) -> dic
     sparsity: the share of all pairs without a link.
     asymmetry: the share of links without the reverse link in that round; None without links, like the next value.
     within_group: the share of links from the node's own group.
+    weight_within_group: the same share by the weights of the links: of the weight that nodes gave to models of others.
     late_share: by the group of the node that aggregated, the share of its links from each other group.
 
     Args:
@@ -158,7 +159,7 @@ def collaboration(edges: Columns, rounds: Columns, groups: Sequence[Any]) -> dic
         groups: of each node; None for a node without a group.
     """
     if not len(edges["round"]):
-        return {"edges": 0, "within_group": None}
+        return {"edges": 0, "within_group": None, "weight_within_group": None}
     last, n = int(rounds["round"].max()), len(groups)
     done = int((rounds["round"] > last / 2).sum())  # total over all nodes in these rounds
     late = edges["round"] > last / 2
@@ -171,6 +172,7 @@ def collaboration(edges: Columns, rounds: Columns, groups: Sequence[Any]) -> dic
     figures: dict[str, Any] = {
         "edges": int((edges["round"] == last).sum()),
         "within_group": None,
+        "weight_within_group": None,
         "links_per_node": len(links) / done,
         "sparsity": 1 - len(links) / (done * (n - 1)),
         "asymmetry": float(1 - reversed_too.mean()) if len(links) else None,
@@ -179,6 +181,8 @@ def collaboration(edges: Columns, rounds: Columns, groups: Sequence[Any]) -> dic
         words = np.array([str(group) for group in groups])
         figures["within_group"] = float((words[src] == words[dst]).mean())
         figures["late_share"] = _late_share(words[src], words[dst], np.unique(words))
+        own, weight = words[edges["src"][late]] == words[edges["dst"][late]], edges["weight"][late].astype(np.float64)
+        figures["weight_within_group"] = float(weight[own].sum() / weight.sum()) if weight.sum() else None
     return figures
 
 

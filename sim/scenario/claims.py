@@ -22,6 +22,7 @@ import msgspec
 
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.sim.formatting import number
+from p2pfl.sim.scenario.questions import Answer
 
 MEAN = "mean"
 ERRORS = 2.0  # standard errors of a difference over seeds that the difference must reach
@@ -150,9 +151,9 @@ def check(claims: Sequence[Claim], figure: str, table: Sequence[Mapping[str, Any
     return found
 
 
-def figures_in(figure: str, printed: Iterable[str], claims: Sequence[Claim]) -> list[str]:
-    """Return the figures of a row that a scenario compares: the mean, its `figure`, `printed` ones, and its claims'."""
-    return list(dict.fromkeys([MEAN, figure, *printed, *(claim.figure for claim in claims if claim.figure)]))
+def figures_in(figure: str, printed: Iterable[str], compared: Sequence[Claim | Answer]) -> list[str]:
+    """Return the figures of a row that a scenario compares: the mean, its `figure`, `printed` ones, and others."""
+    return list(dict.fromkeys([MEAN, figure, *printed, *(each.figure for each in compared if each.figure)]))
 
 
 def _standard_error(row: Mapping[str, Any], other: Mapping[str, Any] | None, figure: str) -> float:

@@ -23,6 +23,10 @@ name = "fronts"
 each = { "task.preference" = [[0.2, 0.8], [0.8, 0.2]] }
 pool = { of = "means" }
 
+[[answer]]             # what answers the `question` of the file; see p2pfl.sim.scenario.questions
+run = "with peers"
+against = "alone"
+
 [[claim]]              # a check of `p2pfl-sim reproduce --short`; see p2pfl.sim.scenario.claims
 run = "with peers"
 above = "alone"
@@ -80,6 +84,7 @@ from p2pfl.sim.formatting import setting, some
 from p2pfl.sim.scenario.claims import MEAN, Claim, among, check_claims
 from p2pfl.sim.scenario.names import KINDS, given_names, module_folders, with_tables
 from p2pfl.sim.scenario.network import Budgets, Network, Range, check_number, check_range
+from p2pfl.sim.scenario.questions import Answer, check_answers
 from p2pfl.sim.scenario.topology import FILE, GRAPH, full_changes, options_of, with_absolute_file, with_files
 from p2pfl.topologies import BUILDERS
 
@@ -292,7 +297,9 @@ class FileKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         name: name of the scenario; by default the name of the file.
         title: what the scenario shows, in about ten words; `p2pfl-sim list` prints it.
-        description: the question, the setting and the paper, in a few sentences.
+        question: the question that the scenario asks, in one sentence; see p2pfl.sim.scenario.questions.
+        unanswered: what these runs lack to answer it, and how to get it, in one sentence; "" if they have all.
+        description: the setting and the paper, in a few sentences.
         needs: data set, extra or file that the user provides, such as "CIFAR-10"; by default nothing.
         duration: rough run time in seconds on two cores; a form can have its own.
         differences: differences from the paper, one sentence or more each.
@@ -311,11 +318,16 @@ class FileKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         figure: the figure of a row in summary.json that is compared with the paper's, such as `objectives.hypervolume`.
         printed: further figures in summary.json that are recorded, each with the printed values of rows, if any.
         claims: claims about the rows that `p2pfl-sim reproduce --short` checks.
+        answers: comparisons of rows that answer the question; findings begin with them.
+        references: rows, or patterns of their names, that findings never name as the best, as they do for the policies
+            local and oracle.
         entries: the rows of the table; each overrides keys of the base for itself.
     """
 
     name: str = ""
     title: str = ""
+    question: str = ""
+    unanswered: str = ""
     description: str = ""
     needs: str = ""
     duration: int | float | None = None
@@ -329,6 +341,8 @@ class FileKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     figure: str = MEAN
     printed: dict[str, dict[str, int | float]] = {}
     claims: tuple[Claim, ...] = msgspec.field(default=(), name="claim")
+    answers: tuple[Answer, ...] = msgspec.field(default=(), name="answer")
+    references: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     form: str = FULL
     forms: dict[str, dict[str, Any]] = {}
@@ -351,6 +365,7 @@ class FileKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise must_be("duration", "a positive number of seconds", self.duration)
         if self.target is not None and not isfinite(self.target):
             raise must_be("target", "a number", self.target)
+        check_answers(self.answers)
 
 
 FILE_KEYS = FileKeys.__struct_encode_fields__
@@ -430,7 +445,8 @@ class ScenarioFile(FileKeys, frozen=True, kw_only=True):
     def only_run(self, name: str, seed: int) -> ScenarioFile:
         """Return the scenario with one run and one seed only."""
         runs = tuple(replace(run, seed=seed, varied={}) for run in self.runs if run.name == name)
-        return replace(self, runs=runs, seeds=(seed,), against="", varied={}, printed={}, claims=(), forms={})
+        none: Table = {"varied": {}, "printed": {}, "claims": (), "answers": (), "forms": {}}
+        return replace(self, runs=runs, seeds=(seed,), against="", **none)
 
     def with_given(self, changes: Changes) -> ScenarioFile:
         """Return the scenario with the module folders that the user names in these changes."""

@@ -26,7 +26,11 @@ def run(name, mean, seed=0, *, sent=1000, reached=None, models=5, **more):
 
 def said(runs, tables=(), **more):
     summary = msgspec.convert({"scenario": "x", "runs": runs, **more}, Summary)
-    return findings_of_runs(runs_of(summary, tables), summary.target)
+    return findings_of_runs(runs_of(summary, tables), summary)
+
+
+def without_rankings(*given, **more):
+    return [each for each in said(*given, **more) if not each.startswith(("Most ", "Fewest ", "Fastest ", "Not decided, "))]
 
 
 # Best, or not decided
@@ -34,32 +38,32 @@ def said(runs, tables=(), **more):
 
 def test_best_has_a_margin_above_its_spread():
     ranked = [("a", {0: 0.90, 1: 0.92}), ("b", {0: 0.80, 1: 0.83}), ("c", {0: 0.1, 1: 0.1})]
-    assert best("Most accurate", ranked, higher=True) == (
+    assert str(best("Most accurate", ranked, higher=True)) == (
         "Most accurate: a (0.910); the margin of 0.095 over b (0.815) exceeds its standard deviation over seeds, 0.007."
     )
-    assert best("Least", ranked).startswith("Least: c (0.100); the margin of 0.715 over b (0.815) exceeds ")
+    assert str(best("Least", ranked)).startswith("Least: c (0.100); the margin of 0.715 over b (0.815) exceeds ")
 
 
 def test_best_is_not_decided_within_the_spread():
     ranked = [("a", {0: 0.9, 1: 0.8}), ("b", {0: 0.8, 1: 0.86}), ("c", {0: 0.2, 1: 0.1})]
-    assert best("Best", ranked, higher=True) == (
-        "Best: not decided between a (0.850) and b (0.830); the margin of 0.020 is within its standard deviation over"
-        " seeds, 0.113."
+    assert str(best("Best", ranked, higher=True)) == (
+        "Best: not decided, because the margin is within its standard deviation over seeds; first a (0.850), next b (0.830);"
+        " the margin is 0.020, its standard deviation 0.113."
     )
     equal = [*ranked, ("d", {0: 0.9, 1: 0.8})]
-    assert best("Best", equal, higher=True).startswith("Best: not decided between a (0.850), d (0.850) and 1 more;")
+    assert "; first a (0.850), next d (0.850) and 1 more; " in str(best("Best", equal, higher=True))
 
 
 def test_best_of_one_seed_is_not_decided():
-    assert best("Best", [("a", {3: 2.0}), ("b", {3: 1.0})]) == (
-        "Best: not decided, because a single seed has no spread; first b (1.000), next a (2.00)."
+    assert str(best("Best", [("a", {3: 2.0}), ("b", {3: 1.0})])) == (
+        "Best: not decided, because a single seed has no spread; first b (1.00), next a (2.00)."
     )
-    assert "single seed" in best("Best", [("a", {0: 2.0, 1: 2.0}), ("b", {2: 1.0, 3: 1.0})])  # no common seed
+    assert "single seed" in str(best("Best", [("a", {0: 2.0, 1: 2.0}), ("b", {2: 1.0, 3: 1.0})]))  # no common seed
 
 
 def test_best_of_one_result_says_so():
-    assert best("Best", [("a", {0: 1.0})]) == "Best: a (1.000), the only result."
-    assert best("Best", []) == ""
+    assert str(best("Best", [("a", {0: 1.0})])) == "Best: a (1.000), the only result."
+    assert best("Best", []) is None
 
 
 # Accuracy, budgets and the target
@@ -89,8 +93,9 @@ def test_sweep_answers_each_question_in_one_sentence():
         " torus, no budget (5 rounds) exceeds its standard deviation over seeds, 0 rounds.",
         "Fastest to a mean test accuracy of 0.750: torus, budget 4 (4.5 virtual s); the margin of 1 virtual s over"
         " torus, no budget (5.5 virtual s) exceeds its standard deviation over seeds, 0 virtual s.",
-        "Fewest bytes to a mean test accuracy of 0.750: not decided between ring, budget 1 (450 B) and"
-        " torus, budget 4 (450 B); the margin of 0 B is within its standard deviation over seeds, 71 B.",
+        "Fewest bytes to a mean test accuracy of 0.750: not decided, because the margin is within its standard deviation"
+        " over seeds; first ring, budget 1 (450 B), next torus, budget 4 (450 B); the margin is 0 B, its standard"
+        " deviation 71 B.",
     ]
 
 
@@ -106,13 +111,52 @@ def test_runs_with_equal_events_are_ranked_once():
 def test_runs_with_another_problem_are_ranked_apart():
     tables = [{"name": name, "task": {"name": "digits", "labels": 2 + (name > "b")}} for name in "abcd"]
     runs = [run(name, 0.9 - k / 10) for k, name in enumerate("abcd")]
-    assert [sentence.partition(";")[2] for sentence in said(runs, tables)] == [
-        " first a (0.900), next b (0.800).",
-        " first c (0.700), next d (0.600).",
+    assert said(runs, tables) == [
+        "Not decided, because a single seed has no spread: Most accurate, labels 2: first a (0.900), next b (0.800). Most"
+        " accurate, labels 3: first c (0.700), next d (0.600)."
     ]
-    assert said(runs, tables)[0].startswith("Most accurate of 2 runs with the same problem: not decided")
-    assert said(runs, [table | {"task": table["name"]} for table in tables]) != []  # an unreadable task is one problem
+    assert said(runs, [table | {"task": table["name"]} for table in tables]) == []  # a task of its own each
     assert said(runs, [table | {"task": {"name": table["name"]}} for table in tables]) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "one", "other", "words"),
+    [
+        ("attack", {"name": "ipm"}, {"name": "alie"}, ("ipm", "alie")),
+        ("attack", None, {"name": "alie", "share": 0.1}, ("attack none", "attack alie share=0.1")),
+        ("topology", {"name": "ring"}, {"name": "torus"}, ("ring", "torus")),
+        ("task", {"name": "images", "data": "mnist"}, {"name": "images", "data": "digits"}, ("data mnist", "data digits")),
+        ("nodes", 10, 20, ("nodes 10", "nodes 20")),
+    ],
+)
+def test_runs_of_different_problems_are_never_compared(key, one, other, words):
+    tables = [
+        {"name": f"{policy} {k}", "policy": {"name": policy}} | ({key: given} if given else {})
+        for k, given in enumerate((one, other))
+        for policy in ("dac", "dpfl")
+    ]
+    runs = [run(table["name"], 0.9 - 0.1 * k, seed) for k, table in enumerate(tables) for seed in (0, 1)]
+    first, second = said(runs, tables)
+    assert first.startswith(f"Most accurate, {words[0]}: dac 0 (0.900); the margin of 0.100 over dpfl 0 (0.800) exceeds")
+    assert second.startswith(f"Most accurate, {words[1]}: dac 1 (0.700); the margin of 0.100 over dpfl 1 (0.600) exceeds")
+
+
+def test_graphs_are_compared_where_a_sweep_or_the_question_compares_them():
+    tables = [{"name": name, "topology": {"name": name}} for name in ("ring", "torus")]
+    runs = [run(name, mean) for name, mean in (("ring", 0.8), ("torus", 0.9))]
+    assert said(runs, tables) == []
+    assert "first torus (0.900), next ring (0.800)" in said(runs, tables, answers=[{"run": "torus", "against": "ring"}])[0]
+    varied = [each | {"varied": {"topology.name": each["name"]}} for each in runs]
+    assert "first torus (0.900), next ring (0.800)" in said(varied, tables)[0]
+
+
+def test_references_are_named_and_never_the_best():
+    tables = [{"name": name, "policy": {"name": name}} for name in ("oracle", "local", "dac", "dpfl")]
+    tables.append({"name": "central", "policy": {"name": "fedavg"}})
+    runs = [run(table["name"], 0.9 - 0.1 * k, seed) for k, table in enumerate(tables) for seed in (0, 1)]
+    best, references = said(runs, tables, references=["cen{tral}"])
+    assert best.startswith("Most accurate: dac (0.700); the margin of 0.100 over dpfl (0.600) ")
+    assert references == "References, which are not ranked: oracle (0.900); local (0.800); central (0.500)."
 
 
 def test_metric_of_which_less_is_better_is_named():
@@ -128,18 +172,19 @@ def test_run_with_a_missing_seed_is_not_ranked(missing):
 
 
 def test_runs_that_miss_the_target_are_listed():
-    *costs, never, partly = said(
+    first, *_, never, partly, unknown = said(
         [run("a", 0.9, k, reached=(3, 1, 1)) for k in (0, 1)]
         + [run("b", 0.9, 0, reached=(1, 0.1, 1)), run("b", 0.9, 1)]
         + [run(name, 0.9, k) for name in ("c", "tau=1, nodes=2") for k in (0, 1)],
         target=0.85,
     )
-    assert costs[-3] == "Fewest rounds to a mean test accuracy of 0.850: a (3 rounds), the only result."
+    assert unknown.startswith("Most accurate: not decided, because the margin is within ")
+    assert first == "Fewest rounds to a mean test accuracy of 0.850: a (3 rounds), the only result."
     assert never == "Runs that never reach a mean test accuracy of 0.850: c; tau=1, nodes=2."
     assert partly == "Runs that reach a mean test accuracy of 0.850 with some seeds only: b (1 of 2)."
-    assert said([run(name, 0.9) for name in "ab"], target=0.85)[-1] == "No run reaches a mean test accuracy of 0.850."
+    assert said([run(name, 0.9) for name in "ab"], target=0.85)[0] == "No run reaches a mean test accuracy of 0.850."
     many = said([run("a", 0.9, reached=(3, 1, 1)), *(run(name, 0.9) for name in "bcdefgh")], target=0.85)
-    assert many[-1].endswith(": b; c; d; e; f and 2 more.")
+    assert many[-2].endswith(": b; c; d; e; f and 2 more.")
 
 
 # The effect of a budget
@@ -153,7 +198,7 @@ WORDS = "a budget of a tenth of the nodes (4 models a round)"
 def effect(free, bound, tables=(NO_LIMIT, TENTH), sent=(1000, 100), **more):
     runs = [run(tables[0]["name"], mean, k, sent=sent[0], **more) for k, mean in enumerate(free)]
     runs += [run(tables[1]["name"], mean, k, sent=sent[1], **more) for k, mean in enumerate(bound)]
-    return said(runs, tables)[-1]
+    return (without_rankings(runs, tables) or [""])[-1]
 
 
 def test_budget_has_an_effect_above_its_spread():
@@ -179,26 +224,26 @@ def test_effect_names_the_target_that_both_runs_reach():
     runs = [run("ring", 0.9, k, reached=(4, 16.66, 1)) for k in (0, 1)]
     runs += [run("ring/.1N", 0.8, k, sent=500, reached=(5 + k, 11.6, 1)) for k in (0, 1)]
     takes = "; the target takes 5.5 rounds instead of 4 rounds, and 11.6 virtual s instead of 16.7 virtual s."
-    assert said(runs, [NO_LIMIT, TENTH], target=0.85)[-1].endswith(takes)
+    assert without_rankings(runs, [NO_LIMIT, TENTH], target=0.85)[-1].endswith(takes)
     runs[0]["reached"] = None
-    assert said(runs, [NO_LIMIT, TENTH], target=0.85)[-1].endswith("; 50 % fewer bytes are sent.")
+    assert without_rankings(runs, [NO_LIMIT, TENTH], target=0.85)[-1].endswith("; 50 % fewer bytes are sent.")
 
 
 def test_budget_without_effect_says_so():
     runs = [run(name, mean, k, trace=f"{k}") for name in ("ring", "ring/.1N") for k, mean in enumerate((0.9, 0.91))]
-    assert said(runs, [NO_LIMIT, TENTH])[-1] == f"ring: {WORDS} changes nothing: both runs have the same events."
+    assert without_rankings(runs, [NO_LIMIT, TENTH])[-1] == f"ring: {WORDS} changes nothing: both runs have the same events."
     runs[-1]["trace"] = "other"  # equal metrics by chance, with other models
-    assert "leaves the test accuracy at 0.905" in said(runs, [NO_LIMIT, TENTH])[-1]
+    assert "leaves the test accuracy at 0.905" in without_rankings(runs, [NO_LIMIT, TENTH])[-1]
 
 
 def test_sweep_leaves_the_budget_out_of_names():
     tables = [{**NO_LIMIT, "name": "budget.models=0"}, {**TENTH, "name": "budget.models=0.1"}]
     runs = [run(tables[k]["name"], (0.9, 0.8)[k], varied={"budget.models": k / 10}) for k in (0, 1)]
-    assert said(runs, tables)[-1].startswith(f"A{WORDS[1:]} lowers the test accuracy by 0.100 (")
+    assert without_rankings(runs, tables)[-1].startswith(f"A{WORDS[1:]} lowers the test accuracy by 0.100 (")
     for table, each in zip(tables, runs, strict=True):
         table["name"] = each["name"] = f"policy.tau=3, {table['name']}"
         each["varied"]["policy.tau"] = 3
-    assert said(runs, tables)[-1].startswith(f"3: {WORDS} lowers the test accuracy by 0.100 (")
+    assert without_rankings(runs, tables)[-1].startswith(f"3: {WORDS} lowers the test accuracy by 0.100 (")
 
 
 def test_many_pairs_are_summarised():
@@ -209,7 +254,7 @@ def test_many_pairs_are_summarised():
         for seed in (0, 1):
             runs.append(run(tables[-2]["name"], 0.5, seed))
             runs.append(run(tables[-1]["name"], 0.5 + 0.01 * (k - 2), seed, sent=400))
-    assert said(runs, tables)[-1] == (
+    assert without_rankings(runs, tables)[-1] == (
         f"Of 9 runs, {WORDS} improves 6 and worsens 2; 1 is equal. The mean change of the test accuracy is +0.020, from"
         " -0.020 (0ring) to +0.060 (8ring); 60 % fewer bytes are sent."
     )
@@ -224,7 +269,7 @@ def test_effects_on_different_metrics_are_apart():
     runs = [run(table["name"], mean) for table, mean in zip(tables, (0.5, 0.4, 0.5, 0.6), strict=True)]
     for each in runs[2:]:
         each |= {"metric": "error", "higher_is_better": False}
-    first, second = said(runs, tables)[-2:]
+    first, second = without_rankings(runs, tables)
     assert "lowers the test accuracy by 0.100" in first
     assert "raises the test error by 0.100" in second
 
@@ -290,17 +335,17 @@ def attacked(seeds=1):
 
 
 def test_rules_are_ranked_by_what_the_worst_attack_leaves_of_the_same_nodes():
-    assert said(*attacked())[-5:] == [
-        "Most of the mean accuracy left by the worst attack: not decided, because a single seed has no spread; first"
-        " median-clip against ipm (95.8 %), next none against ipm (50.0 %).",
-        "Most of the accuracy of the worst tenth left by the worst attack: not decided, because a single seed has no spread;"
-        " first median-clip against ipm (87.5 %), next none against ipm (50.0 %).",
+    assert said(*attacked())[-4:] == [
         "Least mean accuracy lost without attack: median-clip (0.025), the only result.",
         "Rules that keep 95.0 % of the mean accuracy under attack, and lose at most 0.02 without: none.",
         "Rules that keep 95.0 % of the accuracy of the worst tenth under attack, and lose at most 0.02 without: none.",
+        "Not decided, because a single seed has no spread: Most accurate, attack none: first none (0.500), next clip"
+        " (0.500). Most accurate, attack ipm nodes=[3]: first none, ipm (0.500), next clip, ipm (0.500). Most of the mean"
+        " accuracy left by the worst attack: first median-clip against ipm (95.8 %), next none against ipm (50.0 %). Most of"
+        " the accuracy of the worst tenth left by the worst attack: first median-clip against ipm (87.5 %), next none"
+        " against ipm (50.0 %).",
     ]
-    first, *_ = said(*attacked(seeds=2))[-5:]
-    assert first == (
+    assert said(*attacked(seeds=2))[0] == (
         "Most of the mean accuracy left by the worst attack: median-clip against ipm (95.8 %); the margin of 45.8 % over"
         " none against ipm (50.0 %) exceeds its standard deviation over seeds, 0.0 %."
     )
@@ -309,14 +354,14 @@ def test_rules_are_ranked_by_what_the_worst_attack_leaves_of_the_same_nodes():
 def test_rule_in_the_limits_is_named():
     runs, tables = attacked()
     runs[2]["test"]["nodes"] = [0.8, 0.8, 0.8, 0.4]
-    assert said(runs, tables)[-2].endswith("of the mean accuracy under attack, and lose at most 0.02 without: median-clip.")
+    assert said(runs, tables)[-3].endswith("of the mean accuracy under attack, and lose at most 0.02 without: median-clip.")
 
 
 def test_rules_that_are_not_compared_have_no_sentences():
     runs, tables = attacked()
-    assert not [each for each in said(runs, [table | {"robust": "none"} for table in tables]) if "attack" in each]
+    assert not [each for each in said(runs, [table | {"robust": "none"} for table in tables]) if "Rules" in each]
     lower = [each | {"higher_is_better": False} for each in runs]
-    assert not [each for each in said(lower, tables) if "attack" in each]
+    assert not [each for each in said(lower, tables) if "Rules" in each]
 
 
 # Clusters
@@ -334,7 +379,7 @@ def test_clusters_are_listed_by_their_agreement_with_the_groups():
         clustered("whole", [1, 1], [0, 0]),
         run("other", 0.5),
     ]
-    assert said(runs)[-4:] == [
+    assert without_rankings(runs)[-4:] == [
         "Clusters equalled the true groups (adjusted Rand index 1.00) in: equal (in 1 of 2 seeds, first in round 2; at the"
         " end 3 clusters of 40 nodes, index 0.80).",
         "Clusters never equalled the true groups in: missed (index 0.60 at best; at the end 2 clusters of 40 nodes,"

@@ -1,0 +1,167 @@
+"""Answers of the questions of scenarios: the shipped ones, and their sentences."""
+
+import msgspec
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.sim.report.answers import question_of
+from p2pfl.sim.report.folder import Summary
+from p2pfl.sim.report.series import PROBLEM
+from p2pfl.sim.results.results import asked
+from p2pfl.sim.scenario.questions import Answer, check_answers, matches, missing_rows, pairs_of
+from p2pfl.sim.scenario.scenario import load, shipped_scenarios
+
+COMPARED_NODES = (
+    "byzantine-10k",
+    "byzantine-er",
+    "byzantine-two-worlds",
+)  # attackers are nodes, or their number is the question
+
+
+def summary_of(rows, answers, *, question="Does it help?", metric="accuracy", **more):
+    """Return a summary with rows of figures by seed; a list is the mean of each seed."""
+    table = [
+        {"name": name, "by_seed": figures if isinstance(figures, dict) else {"mean": figures}, "seeds": 3}
+        for name, figures in rows.items()
+    ]
+    run = {"name": "a", "seed": 0, "nodes": 3, "rounds": 1, "metric": metric, "higher_is_better": True}
+    found = {"scenario": "x", "runs": [run | {"time": {"wall_s": 1}}], "table": table, "question": question}
+    return msgspec.convert(found | {"answers": answers} | more, Summary)
+
+
+def answers(*given, **more):
+    return list(question_of(summary_of(*given, **more)).answers)
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return {name: load(name, trust=True) for name in shipped_scenarios()}
+
+
+@pytest.mark.slow
+def test_every_shipped_scenario_asks_a_question_and_its_report_answers_it(shipped):
+    for name, file in shipped.items():
+        assert file.question.endswith("?"), name
+        assert bool(file.answers) != bool(file.unanswered), name
+        rows = list(file.rows())
+        figures = {file.figure, "mean", *(answer.figure for answer in file.answers)}
+        by_seed = {row: {figure: [0.4, 0.5, 0.6] for figure in figures if figure} for row in rows}
+        found = question_of(msgspec.structs.replace(summary_of(by_seed, []), **as_summary(file)))
+        assert found.asked == file.question
+        assert found.answers, name
+        missing = [each for each in found.answers if each.startswith("Missing")]
+        assert missing == ([f"Missing: {file.unanswered}"] if file.unanswered else []), name
+
+
+def as_summary(file):
+    found = asked(file)
+    return {key: getattr(msgspec.convert({"scenario": "", "runs": []} | found, Summary), key) for key in found}
+
+
+@pytest.mark.slow
+def test_answers_of_shipped_scenarios_name_rows_and_compare_like_with_like(shipped):
+    for name, file in shipped.items():
+        rows = file.rows()
+        for answer in file.answers:
+            assert missing_rows(answer, list(rows)) == [], name
+            pairs = pairs_of(answer, list(rows))
+            assert pairs, (name, answer)
+            for pair in (pair for pair in pairs if isinstance(pair.other, str)):
+                one, other = rows[pair.row][0], rows[pair.other][0]
+                alike = [key for key in PROBLEM if key != "attack" and not (key == "nodes" and name in COMPARED_NODES)]
+                for key in alike:
+                    assert problem_of(one, key) == problem_of(other, key), (name, pair, key)
+                # without attack, or with another one of the same attackers, as the question asks
+                assert one.attack == other.attack or None in (one.attack, other.attack), (name, pair)
+        for pattern in file.references:
+            assert any(matches(pattern, row) for row in rows), (name, pattern)
+
+
+def problem_of(run, key):
+    value = getattr(run, key)
+    return (
+        {each: value[each] for each in ("name", "data", "partition", "shift") if each in value} if key == "task" else value
+    )
+
+
+def test_answer_has_figure_margin_and_spread():
+    rows = {"a": [0.90, 0.92, 0.91], "b": [0.70, 0.71, 0.74], "none": [0.70, 0.70, 0.73]}
+    assert answers(rows, [{"run": ["a", "b"], "against": "none", "yes": "above"}]) == [
+        "Yes. Test accuracy, against none (0.710): Above: a 0.910 (+0.200 ± 0.020); b 0.717 (+0.007 ± 0.006).",
+        "In parentheses: margin ± standard deviation over 3 seeds; a margin within it is not decided.",
+    ]
+
+
+def test_verdict_counts_what_is_decided():
+    rows = {"a": [0.9, 0.9], "b": [0.6, 0.8], "c": [0.1, 0.1], "none": [0.7, 0.7], "same": [0.7, 0.7]}
+
+    def verdict(*runs):
+        return answers(rows, [{"run": [*runs], "against": "none", "yes": "above"}])[0].partition(" Test")[0]
+
+    assert verdict("a") == "Yes."
+    assert verdict("a", "b", "c") == "Yes in 1 of 3."
+    assert verdict("b") == "Not decided."
+    assert verdict("b", "c") == verdict("same") == "No."
+
+
+def test_answer_of_one_seed_is_not_decided_and_says_what_is_missing():
+    found = answers({"a": [0.9], "none": [0.7]}, [{"run": "a", "against": "none", "yes": "above"}])
+    found = [each.replace("three", "3") for each in found]
+    assert found[0] == "Not decided. Test accuracy, against none (0.700): a 0.900 (+0.200)."
+    assert answers({"a": [0.9]}, [{"run": "a", "against": 0.5}])[0] == "Test accuracy, against 0.5: a 0.900 (+0.400)."
+
+
+def test_names_in_braces_pair_rows_with_the_same_text():
+    rows = [f"{data}/{policy}" for data in ("x", "y") for policy in ("dac", "dpfl", "local")]
+    answer = Answer("{data}/dac", ["{data}/{other}"], by="data")
+    assert [(pair.row, pair.other, pair.place) for pair in pairs_of(answer, rows)] == [
+        ("x/dac", "x/dpfl", "x"),
+        ("x/dac", "x/local", "x"),
+        ("y/dac", "y/dpfl", "y"),
+        ("y/dac", "y/local", "y"),
+    ]
+    values = {row: [0.5 + k / 10, 0.52 + k / 10] for k, row in enumerate(rows)}
+    first, second, _ = answers(values, [msgspec.to_builtins(answer)])
+    assert first == (
+        "Test accuracy, data x, x/dac (0.510) against: Below x/dpfl 0.610 (-0.100 ± 0.000); x/local 0.710 (-0.200 ± 0.000)."
+    )
+    assert second.startswith("Test accuracy, data y, y/dac (0.810) against: ")
+
+
+def test_rows_without_against_are_ranked_in_each_place():
+    rows = {"x/a": [0.9, 0.8], "x/b": [0.5, 0.4], "y/a": [0.1, 0.2], "y/b": [0.5, 0.5]}
+    first, second = answers(rows, [{"run": "{data}/{policy}", "by": "data"}])
+    assert first.startswith("Highest test accuracy, data x: x/a (0.850); the margin of 0.400 over x/b (0.450) exceeds ")
+    assert second.startswith("Highest test accuracy, data y: y/b (0.500); ")
+
+
+def test_many_comparisons_are_counted():
+    rows = {f"r{k}": [0.1 * k, 0.1 * k + 0.01] for k in range(14)} | {"none": [0.5, 0.5]}
+    assert answers(rows, [{"run": "r{k}", "against": "none"}])[0].startswith(
+        "Test accuracy: of 14 comparisons 8 above, 5 below, 1 not decided; from -0.495 (r0 0.005 against none 0.500) to +0.805 (r13 1.305"
+    )
+
+
+def test_missing_rows_and_figures_are_named():
+    rows = {"a": {"mean": [0.5, 0.6]}, "b": {"mean": [0.5, None]}}
+    assert answers(rows, [{"run": "a", "against": "c/{x}"}]) == [
+        "Missing for the test accuracy: no row c/… is among these results."
+    ]
+    assert answers(rows, [{"run": "b", "against": "a"}]) == ["Missing: the test accuracy of 1 of 1 comparison, such as b."]
+    assert answers(rows, []) == ["Missing: the scenario does not state which rows answer it."]
+    assert answers(rows, [], unanswered="A second run.") == ["Missing: A second run."]
+    assert question_of(summary_of(rows, [], question="")).lines() == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Answer([]), "must name one or more rows"),
+        (Answer("a", []), "must name one or more rows"),
+        (Answer("{x}/a", "b", by="y"), "by = 'y' is not in every pattern of `run`; its names in braces are x"),
+        (Answer("a", "b", by="y"), "it has no name in braces"),
+    ],
+)
+def test_answer_that_compares_nothing_is_refused(answer, words):
+    with pytest.raises(ConfigurationError, match=words):
+        check_answers([answer])
