@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from p2pfl.sim.formatting import PARETO_OPTIMAL, STAGES, difference, number, of_paper, setting
+from p2pfl.sim.formatting import PARETO_OPTIMAL, STAGES, column, decimals, difference, number, of_paper, setting
 from p2pfl.sim.report.attacks import FIGURES, MEAN, NO_ATTACK, AttackStudy, attack_rows, attack_studies, title
-from p2pfl.sim.report.series import Run
+from p2pfl.sim.report.series import Run, places_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -58,27 +59,43 @@ def print_table(summary: Mapping[str, Any]) -> None:
     spread = ["+- over seeds"] if seeds > 1 else []
     for name in (*first, *(key.removesuffix(".name") for key in varied), metric, *spread, *headings):
         table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
-    for row, run in zip(rows, names, strict=True):
-        paper = number(row["paper"]) if "paper" in row else ""
-        deviation = [number(row["std"])] if seeds > 1 else []
-        compared = [number(row["stages"].get(stage)) for stage in stages]
+    places = decimals((row["mean"] for row in rows), (row["std"] for row in rows))
+    of_metric = partial(number, places=places)
+    papers_of = list(map(of_metric if summary.get("figure", MEAN) == MEAN else number, (row.get("paper") for row in rows)))
+    of_also = {name: column(row.get("extra_metrics", {}).get(name) for row in rows) for name in also}
+    of_measures = {name: _measures(rows, name) for name in measures}
+    for k, (row, run) in enumerate(zip(rows, names, strict=True)):
+        deviation = [of_metric(row["std"])] if seeds > 1 else []
+        compared = [of_metric(row["stages"].get(stage)) for stage in stages]
         compared += [f"{row['bytes'] / 1e6:.2f}"] if sent else []
-        of_groups = [number(row["per_group"][group]) if group in row.get("per_group", {}) else "" for group in groups]
+        of_groups = [of_metric(row["per_group"][group]) if group in row.get("per_group", {}) else "" for group in groups]
         if reference:
-            compared += _against(row["against"])[: 1 + times]
+            compared += _against(row["against"], places)[: 1 + times]
         if "target" in summary:
             compared += _format_target(row["reached"], row["seeds"])
-        compared += [number(row.get("extra_metrics", {}).get(name)) for name in also]
-        compared += of_groups + [_measure(row.get("objectives", {}), name) for name in measures]
+        compared += [of_also[name][k] for name in also]
+        compared += of_groups + [of_measures[name][k] for name in measures]
         compared += _clusters(row.get("clusters"), row["seeds"]) if clustered else []
-        more = [*compared, *([paper] if papers else []), *(["*" * row["front"]] if front else [])]
-        values = [setting(key, row["varied"][key]) if key in row["varied"] else "" for key in varied]
-        table.add_row(*([run] if first else []), *values, number(row["mean"]), *deviation, *more)
+        more = [*compared, *([papers_of[k]] if papers else []), *(["*" * row["front"]] if front else [])]
+        table.add_row(*([run] if first else []), *_varied(row, varied), of_metric(row["mean"]), *deviation, *more)
     of = "nodes, runs" if any("pool" in row for row in rows) else "nodes"
-    print(f"{summary['scenario']}: test {metric}, mean over {of} and {seeds} seed{'s' * (seeds > 1)}")
+    model = "" if stages else _model_of({run.get("selected_by", "") for run in summary["runs"]})
+    print(f"{summary['scenario']}: test {metric}, mean over {of} and {seeds} seed{'s' * (seeds > 1)}{model}")
     print_whole(table)
     for line in _meanings(metric, stages, rows, measures, front):
         print(line)
+
+
+def _varied(row: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    """Return the values of a row for the varied keys."""
+    return [setting(key, row["varied"][key]) if key in row["varied"] else "" for key in keys]
+
+
+def _model_of(selected_by: Collection[str]) -> str:
+    """Return which model of a node the table shows, if it is the same in all runs."""
+    by = next(iter(selected_by), "") if len(selected_by) == 1 else ""
+    round = by if by == "last round" else f"best round by {by}"
+    return f", each node's model of its {round}" if by else ""
 
 
 def _meanings(
@@ -98,11 +115,12 @@ def _meanings(
         yield f"* {PARETO_OPTIMAL}"
 
 
-def _measure(objectives: Mapping[str, float], name: str) -> str:
-    """Return the cell of a measure of solutions; the number left out is "4 of 5"."""
+def _measures(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+    """Return the column of a measure of solutions; the number left out is "4 of 5"."""
+    each = [row.get("objectives", {}) for row in rows]
     if name != "left_out":
-        return number(objectives.get(name))
-    return f"{objectives[name]:g} of {objectives['solutions']:g}" if name in objectives else ""
+        return column(found.get(name) for found in each)
+    return [f"{found[name]:g} of {found['solutions']:g}" if name in found else "" for found in each]
 
 
 def print_whole(table: Table) -> None:
@@ -130,8 +148,8 @@ def _compact(table: Table, gap: int) -> None:
     from rich.box import SIMPLE_HEAD
 
     table.box, table.pad_edge, table.padding = SIMPLE_HEAD, False, (0, gap - 1, 0, 0)
-    for column in table.columns:
-        column.header = _in_two_lines(str(column.header))
+    for each in table.columns:
+        each.header = _in_two_lines(str(each.header))
 
 
 def _wrap_names(table: Table, excess: int) -> None:
@@ -166,9 +184,9 @@ def _name(row: Mapping[str, Any]) -> str:
     return str(row["name"]) if key is None else str(row["name"]).partition(f"{key}=")[0].removesuffix(", ")
 
 
-def _against(compared: Mapping[str, Any]) -> list[str]:
+def _against(compared: Mapping[str, Any], places: int) -> list[str]:
     times = compared["times_bytes"]
-    return [difference(compared["difference"]), "" if times is None else f"{times:.2f}"]
+    return [difference(compared["difference"], places), "" if times is None else f"{times:.2f}"]
 
 
 def _format_target(costs: Mapping[str, Any] | None, seeds: int) -> list[str]:
@@ -185,7 +203,7 @@ def print_attack_table(runs: Sequence[Run]) -> None:
     studies = attack_studies(attack_rows(runs))
     if not studies:
         return
-    higher = runs[0].shown.higher_is_better
+    higher, places = runs[0].shown.higher_is_better, places_of(runs)[runs[0].metric]
     clean = any(NO_ATTACK in study.attacks for study in studies)
     table = Table()
     named = any(title(study, studies) for study in studies)
@@ -196,15 +214,19 @@ def print_attack_table(runs: Sequence[Run]) -> None:
     for study in studies:
         for k, rule in enumerate(study.rules):
             first = ["" if k else title(study, studies)] if named else []
-            table.add_row(*first, rule, *_figures(study, rule, higher, clean))
+            table.add_row(*first, rule, *_figures(study, rule, higher, clean, places))
         table.add_section()
     print(f"robust rules: test {runs[0].metric} of the honest nodes under the attack with the worst mean")
     print_whole(table)
 
 
-def _figures(study: AttackStudy, rule: str, higher: bool, clean: bool) -> list[str]:
+def _figures(study: AttackStudy, rule: str, higher: bool, clean: bool, places: int) -> list[str]:
     """Return the mean and the worst tenth without attack; the attack with the worst mean; and the worst of both."""
     found = [study.worst(rule, figure, higher) for figure in FIGURES]
-    alone = " / ".join(number(study.clean(rule, figure)) for figure in FIGURES) if clean else ""
+    alone = " / ".join(number(study.clean(rule, figure), places) for figure in FIGURES) if clean else ""
     attack = next((each[1] for figure, each in zip(FIGURES, found, strict=True) if figure == MEAN and each), "")
-    return [*([alone.strip(" /")] if clean else []), attack, *("" if each is None else number(each[0]) for each in found)]
+    return [
+        *([alone.strip(" /")] if clean else []),
+        attack,
+        *("" if each is None else number(each[0], places) for each in found),
+    ]

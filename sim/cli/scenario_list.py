@@ -110,6 +110,7 @@ def to_dict(forms: dict[str, ScenarioFile]) -> dict[str, Any]:
 def _summary(file: ScenarioFile) -> dict[str, Any]:
     return {
         "title": file.title,
+        "question": file.question,
         "description": " ".join(file.description.split()),
         "paper": file.source,
         "table": file.table,
@@ -139,8 +140,8 @@ def details(name: str, forms: dict[str, ScenarioFile], width: int) -> list[str]:
     """
     file = forms["full"]
     lines = [f"{file.name}: {file.title}" if file.title else file.name]
-    if file.description:
-        lines += ["", *_wrapped(file.description, width)]
+    for text in filter(None, (file.question, file.description)):
+        lines += ["", *_wrapped(text, width)]
     lines += ["", f"paper:   {_paper(file)}", f"needs:   {file.needs or 'nothing'}"]
     lines += [f"figure:  {file.figure}"] if file.figure != "mean" else []
     lines += [f"command: p2pfl-sim {'run' if file.runs[0].search is None else 'pareto'} {name}"]

@@ -68,7 +68,7 @@ class RunMonitor:
         self.rows = [Row(job) for job in jobs_of(file)]
         self.end_received = threading.Event()  # a page has received the end
         self.asked = -LOOKING  # time of a page's last request
-        self._about = {"scenario": file.name, "description": " ".join(file.description.split())}
+        self._about = {"scenario": file.name, "description": " ".join(f"{file.question} {file.description}".split())}
         self._lock = threading.Lock()
         self._begun = time.monotonic()
         self._moved = 0.0  # time of the first snapshot; it excludes the start-up, which happens only once

@@ -17,7 +17,7 @@ import numpy as np
 from p2pfl.sim.formatting import setting
 from p2pfl.sim.report.figures import clipped, distribution, lines
 from p2pfl.sim.report.folder import Entry
-from p2pfl.sim.report.series import Figure, Run, Section, Series
+from p2pfl.sim.report.series import Figure, Run, Section, Series, places_of, reported_model
 
 NO_ATTACK, NO_RULE = "no attack", "none"
 LABELS = ("name", "paper", "pool", "varied", "seed", "robust", "attack")  # keys that do not belong to the other settings
@@ -190,7 +190,7 @@ def _key(value: Any) -> str:
 
 
 class Quantity(NamedTuple):
-    """A quantity of the cells of a heat map; `higher` states whether more is better."""
+    """A quantity of the cells of a heat map; `higher` states whether more is better, and `what` which mean it is."""
 
     id: str
     title: str
@@ -198,6 +198,8 @@ class Quantity(NamedTuple):
     unit: str
     value: Callable[[AttackRow], float | None]
     higher: bool
+    what: str
+    decimals: int | None = None
 
 
 def attacks_section(series: Sequence[Series]) -> Section | None:
@@ -232,9 +234,32 @@ def heat_maps(series: Sequence[Series]) -> list[Figure]:
         return []
     higher, label = series[0].shown.higher_is_better, f"test {series[0].metric}"
     given = {one.name: trust for one in series if one.shown.attackers and (trust := mean_weight(one)) is not None}
+    places = places_of(series)[series[0].metric]
+
+    def mean_of(nodes: str) -> str:
+        return f"Mean over the {nodes}, then over the seeds, of {reported_model(series)}."
+
     quantities = (
-        Quantity("attacks-mean", "Mean of the honest nodes", label, "", lambda row: row.mean, higher),
-        Quantity("attacks-worst-tenth", "Worst tenth of the honest nodes", label, "", lambda row: row.worst_tenth, higher),
+        Quantity(
+            "attacks-mean",
+            "Mean of the honest nodes",
+            label,
+            "",
+            lambda row: row.mean,
+            higher,
+            mean_of("honest nodes"),
+            places,
+        ),
+        Quantity(
+            "attacks-worst-tenth",
+            "Worst tenth of the honest nodes",
+            label,
+            "",
+            lambda row: row.worst_tenth,
+            higher,
+            mean_of("worst tenth of the honest nodes"),
+            places,
+        ),
         Quantity(
             "attacks-trust",
             "Weight that honest nodes gave to attackers",
@@ -242,6 +267,7 @@ def heat_maps(series: Sequence[Series]) -> list[Figure]:
             "%",
             lambda row: given.get(row.name),
             False,
+            "Mean over the honest nodes, all rounds and the seeds.",
         ),
     )
     return [_heat_map(quantity, studies) for quantity in quantities]
@@ -260,11 +286,12 @@ def _heat_map(quantity: Quantity, studies: Sequence[AttackStudy]) -> Figure:
         "id": quantity.id,
         "kind": "heatmap",
         "title": quantity.title,
-        "note": "The worst attack on each rule is in bold." + (f" {UNCHANGED}" if quantity.unit else ""),
+        "note": f"{quantity.what} The worst attack on each rule is in bold." + (f" {UNCHANGED}" if quantity.unit else ""),
         "y_label": "rule",
         "x_label": "attack",
         "label": quantity.label,
         "unit": quantity.unit,
+        **({} if quantity.decimals is None else {"decimals": quantity.decimals}),
         "log": False,
         "missing": "none" if quantity.unit else "no value",
         "views": [*of_all, *(_view(title(study, studies), [study], quantity) for study in studies)],
@@ -304,7 +331,7 @@ def _trust(series: Sequence[Series]) -> list[Figure]:
             id="attackers-weight",
             title="Weight of attackers by round",
             y_label="weight of attackers",
-            note=f"Share of the weights in the merges of honest nodes that models of attackers had. {UNCHANGED}",
+            note=f"Share of the weights in the merges of honest nodes that models of attackers had, by round. {UNCHANGED}",
             y_unit="%",
         ),
         lines(
@@ -313,7 +340,7 @@ def _trust(series: Sequence[Series]) -> list[Figure]:
             id="attackers-models",
             title="Models of attackers by round",
             y_label="models of attackers",
-            note="Share of the models of other nodes in the merges of honest nodes that came from attackers.",
+            note="Share of the models of other nodes in the merges of honest nodes that came from attackers, in each round.",
             y_unit="%",
         ),
     ]
@@ -369,8 +396,8 @@ def _by_node(series: Sequence[Series]) -> Figure:
         higher_is_better=False,
         id="attackers-trusted",
         title="Weight of attackers by honest node",
-        note="One mark per honest node: the mean weight of attackers in its merges, of one seed. The tenth that trusted"
-        " attackers most is highlighted.",
+        note="One mark per honest node: the mean weight of attackers in all of its merges, of one seed. The tenth that"
+        " trusted attackers most is highlighted.",
         x_label="weight of attackers",
         unit="%",
     )

@@ -78,12 +78,12 @@ def collaboration_section(series: Sequence[Series]) -> Section:
         id="within-group",
         title="Models from the same group",
         y_label="models from the same group",
-        note="Share of the models aggregated in a round that came from a node of the same group; mean over seeds.",
+        note="Share of the models aggregated in a round that came from a node of the same group, over all nodes.",
         y_unit="%",
     )
     text = []
     if alone := [one.name for one in series if one not in linked]:
-        text.append(f"No models of other nodes were aggregated in: {', '.join(alone)}.")
+        text.append(f"Runs in which no node received a model of another: {'; '.join(alone)}.")
     if len(alike) > MOST_FIGURES:
         text.append(f"The runs have {len(alike)} different sets of nodes; the first {MOST_FIGURES} have matrices.")
     if large := [one.name for one in series if one.shown.nodes > MOST_NODES]:

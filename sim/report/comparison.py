@@ -16,7 +16,7 @@ import numpy as np
 from p2pfl.sim.formatting import bullets, paragraphs, table
 from p2pfl.sim.report.figures import distribution
 from p2pfl.sim.report.folder import Folder
-from p2pfl.sim.report.series import Figure, Run, Section, Series, by_key, flat, folder_names
+from p2pfl.sim.report.series import Figure, Run, Section, Series, by_key, flat, folder_names, reported_model
 from p2pfl.sim.scenario.sweep import label
 
 MOST_VALUES = 6
@@ -121,8 +121,9 @@ def _of_seeds(suffix: str, metric: str, found: Sequence[Comparison]) -> Figure:
         each.second.name: {"values": each.differences, "worst": np.zeros(len(each.seeds), np.uint8), "mean": each.mean}
         for each in found
     }
+    which = reported_model(each.second for each in found)
     figure: Figure = {"id": f"difference{suffix}", "kind": "distribution", "title": f"Difference in the test {metric}"}
-    figure |= {"x_label": f"difference in test {metric}", "note": "One mark per seed: the mean over the nodes."}
+    figure |= {"x_label": f"difference in test {metric}", "note": f"One mark per seed: the mean over the nodes, of {which}."}
     alike = len({each.seeds for each in found}) == 1
     figure |= {"labels": [f"seed {seed}" for seed in found[0].seeds]} if alike else {}
     return figure | {"of": "seed", "zero": True, "runs": runs, "unfiltered": True}
@@ -135,7 +136,8 @@ def _of_nodes(suffix: str, metric: str, found: Sequence[Comparison]) -> list[Fig
         first, second = each.first.shown, each.second.shown
         if first.seed == second.seed and len(first.test.nodes) == len(second.test.nodes):
             values[each.second.name] = second.node_values - first.node_values
-    note = f"One mark per node, seed {found[0].second.shown.seed}; the tenth that loses most is highlighted."
+    which = reported_model(each.second for each in found)
+    note = f"One mark per node, seed {found[0].second.shown.seed}: {which}; the tenth that loses most is highlighted."
     figure = distribution(
         [each.second for each in found if each.second.name in values],
         values,

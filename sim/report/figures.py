@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from p2pfl.sim.report.folder import Entry
-from p2pfl.sim.report.series import Figure, Run, Series, by_key
+from p2pfl.sim.report.series import Figure, Run, Series, by_key, places_of, reported_model
 from p2pfl.sim.results import learning_curves
 from p2pfl.sim.results.learning_curves import mean
 from p2pfl.sim.results.objectives import on_front
@@ -115,7 +115,7 @@ def with_band(tables: Mapping[str, np.ndarray], note: str) -> dict[str, Any]:
     found: dict[str, Any] = {"note": note, "y": {name: table.mean(axis=0) for name, table in tables.items()}}
     deviations = {name: table.std(axis=0, ddof=1) for name, table in tables.items() if len(table) > 1}
     if deviations:
-        found["note"] = f"{note} The band is one standard deviation over seeds on each side.".strip()
+        found["note"] = f"{note} Mean over the seeds; the band is one standard deviation over them on each side.".strip()
         found["low"] = {name: found["y"][name] - each for name, each in deviations.items()}
         found["high"] = {name: found["y"][name] + each for name, each in deviations.items()}
     return found
@@ -134,17 +134,21 @@ def costs(series: Sequence[Series]) -> list[Figure]:
         comparable = len({one.problem for one in alike}) == 1
         views = [scatter(alike, label, unit, cost, comparable) for label, unit, cost in COSTS]
         shown = views[0]["points"]
-        note = points(shown) + _FRONT * (comparable and len(shown) > 1) if shown else "These runs have no test metric."
+        note = (
+            points(shown, reported_model(alike)) + _FRONT * (comparable and len(shown) > 1)
+            if shown
+            else "These runs have no test metric."
+        )
         figure: Figure = {"id": "cost" if metric == series[0].metric else f"cost-{metric}", "kind": "scatter"}
-        figure |= {"title": f"Test {metric} by cost", "note": note} | views[0]
+        figure |= {"title": f"Test {metric} by cost", "note": note, "decimals": places_of(alike)[metric]} | views[0]
         figures.append(figure | ({"views": views} if shown else {}))
     return figures
 
 
-def points(shown: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the points of a figure."""
-    deviation = ", with one standard deviation over seeds" if any("y_dev" in point for point in shown) else ""
-    return f"Each point is a run: the mean over nodes and seeds{deviation}."
+def points(shown: Sequence[Mapping[str, Any]], model: str) -> str:
+    """Describe the points of a figure, and which model of a node they show."""
+    deviation = ", with one standard deviation over the seeds" if any("y_dev" in point for point in shown) else ""
+    return f"Each point is a run: the mean over the nodes, then over the seeds{deviation}; of {model}."
 
 
 def worth_showing(series: Sequence[Series], most: int = MOST_SHOWN) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from p2pfl.sim.report.figures import costs, distribution, lines, of_nodes, reported_curve, worst_tenth
 from p2pfl.sim.report.folder import Entry
-from p2pfl.sim.report.series import Figure, Section, Series, by_key, label_words, shown_seeds
+from p2pfl.sim.report.series import Figure, Section, Series, by_key, label_words, places_of, reported_model, shown_seeds
 from p2pfl.sim.results.learning_curves import grid, mean
 
 MOST_MARKS = 40_000  # of all runs of a distribution
@@ -33,13 +33,15 @@ def nodes(id: str, metric: str, series: Sequence[Series]) -> Figure:
     order of all values, from the least to the greatest.
     """
     values = {one.name: one.shown.node_values for one in series}
+    which = reported_model(series)
     figure = distribution(
         series,
         values,
         series[0].shown.higher_is_better,
         id=id,
         title=f"Test {metric} of each node",
-        note=f"One mark per node, {shown_seeds(series)}; the worst tenth of the nodes is highlighted.",
+        note=f"One mark per node, {shown_seeds(series)}: {which}. The worst tenth of the nodes is highlighted.",
+        decimals=places_of(series)[metric],
         x_label=f"test {metric}",
     )
     if sum(map(len, values.values())) > MOST_MARKS:
@@ -74,7 +76,8 @@ def groups(id: str, metric: str, series: Sequence[Series]) -> list[Figure]:
                 "id": f"{id}-{number}",
                 "kind": "bars",
                 "title": f"Test {metric} in group {group}",
-                "note": "",
+                "note": f"Mean over the nodes of the group, then over the seeds, of {reported_model(series)}.",
+                "decimals": places_of(series)[metric],
                 "x_label": f"test {metric}",
                 "unit": "",
                 "runs": {run: mean for run, mean in means.items() if mean is not None},
@@ -90,7 +93,7 @@ def learning_section(series: Sequence[Series]) -> Section:
         suffix = "" if metric == series[0].metric else f"-{metric}"
         figures += curves(suffix, metric, alike)
         title = "Validation loss" + (f" of the runs with a test {metric}" if len(alike) < len(series) else "")
-        note = "Mean over the nodes, for the reported model."
+        note = "Mean over the nodes in each round, for each node's model of the round."
         figures.append(lines(alike, _loss, id=f"loss{suffix}", title=title, y_label="validation loss", note=note))
     return {"id": "learning-curves", "title": "Learning", "text": [], "figures": [each for each in figures if each["y"]]}
 
@@ -100,7 +103,13 @@ def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
     stages = {one.stage() for one in series}
     which = {"trained": "after training, before aggregation", "merged": "after aggregation"}
     which["auto"] = "the trained or the aggregated one, whichever has the lower validation loss"
-    of = "the reported model" + (f" ({which[stages.pop()]})" if len(stages) == 1 and stages <= set(which) else "")
+    of = "each node's model of the round" + (
+        f" ({which[stages.pop()]})" if len(stages) == 1 and stages <= set(which) else ""
+    )
+    shown = reported_model(series)
+    last = shown == "each node's model of the last round"
+    table = "The table shows the ends of the curves" if last else f"The table shows {shown}, not the ends of these curves"
+    places = places_of(series)[metric]
     target = next((target for one in series if (target := one.folder.summary.target) is not None), None)
     label = f"test {metric}"
     return [
@@ -110,8 +119,9 @@ def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
             id=f"learning{suffix}",
             title=f"Test {metric}",
             y_label=label,
-            note=f"Mean over the nodes, for {of}.",
+            note=f"Mean over the nodes, for {of}. {table}.",
             target=target,
+            decimals=places,
         ),
         lines(
             series,
@@ -119,7 +129,8 @@ def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
             id=f"worst{suffix}",
             title=f"Test {metric} of the worst tenth of the nodes",
             y_label=label,
-            note="Mean of the worst tenth of the nodes in each round.",
+            note=f"Mean of the worst tenth of the nodes in each round, for {of}.",
+            decimals=places,
         ),
         lines(
             series,
@@ -127,7 +138,7 @@ def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
             id=f"gain{suffix}",
             title=f"Effect of aggregation on the test {metric}",
             y_label=f"difference in test {metric}",
-            note="Model after aggregation minus the trained model before it, mean over the nodes."
+            note="Model after aggregation minus the trained model before it in the same round, mean over the nodes."
             f" {'Above' if series[0].shown.higher_is_better else 'Below'} 0 is an improvement.",
         ),
     ]

@@ -219,9 +219,9 @@ def places_of(runs: Iterable[Run]) -> dict[str, int]:
     """Return the decimals of each test metric, in all tables, drawings and sentences on these runs."""
     found = {}
     for metric, alike in by_key(runs, lambda run: run.metric).items():
-        means = [run.means() for run in alike]
+        means = [each for run in alike if (each := run.means())]
         spreads = [float(np.std(each, ddof=1)) for each in means if len(each) > 1]
-        found[metric] = decimals((mean for each in means for mean in each), spreads)
+        found[metric] = decimals(map(float, map(np.mean, means)), spreads)
     return found
 
 

@@ -12,7 +12,19 @@ from p2pfl.sim.formatting import LIMITS, setting
 from p2pfl.sim.report.figures import DECADE, costs, points, scatter
 from p2pfl.sim.report.findings import unreached
 from p2pfl.sim.report.folder import Entry, Reached
-from p2pfl.sim.report.series import Factor, Figure, Section, Series, by_key, factors, grid, label_words, title_of
+from p2pfl.sim.report.series import (
+    Factor,
+    Figure,
+    Section,
+    Series,
+    by_key,
+    factors,
+    grid,
+    label_words,
+    places_of,
+    reported_model,
+    title_of,
+)
 
 COSTS = (  # fields of Reached, with label and unit
     ("round", "Rounds", "rounds", ""),
@@ -64,8 +76,10 @@ def against(key: str, series: Sequence[Series]) -> Figure | None:
         "id": f"against-{''.join(c if c.isalnum() else '-' for c in key)}",
         "kind": "scatter",
         "title": f"Test {series[0].metric} against {key}",
-        "note": points(found["points"]) + (" Lines connect runs that differ in this key only." if joined else ""),
+        "note": points(found["points"], reported_model(there))
+        + (" Lines connect runs that differ in this key only." if joined else ""),
         "joined": joined,
+        "decimals": places_of(there)[series[0].metric],
         **found,
     }
 
@@ -136,7 +150,9 @@ def _heatmap(quantity: _Quantity, by: tuple[Factor, Factor], series: Sequence[Se
     best = (max if quantity.higher else min)(means, default=None)
     for cell in cells.values():
         cell["best"] = cell["value"] == best
-    note = f"Mean over {'nodes and seeds' if quantity.id == 'metric' else 'seeds'}. The best value has a frame."
+    of_metric = quantity.id == "metric"
+    over = f"the nodes, then over the seeds, of {reported_model(series)}" if of_metric else "the seeds"
+    note = f"Mean over {over}. The best value has a frame."
     never = quantity.missing == "never" and len(means) < len(cells)
     return {
         "id": f"grid-{quantity.id}",
@@ -149,6 +165,7 @@ def _heatmap(quantity: _Quantity, by: tuple[Factor, Factor], series: Sequence[Se
         "x_label": columns.title,
         "label": quantity.title[0].lower() + quantity.title[1:],
         "unit": quantity.unit,
+        **({"decimals": places_of(series)[series[0].metric]} if of_metric else {}),
         "log": len(means) > 1 and min(means) > 0 and max(means) >= DECADE * min(means),
         "missing": quantity.missing,
         "cells": cells,
@@ -167,7 +184,8 @@ def target_section(series: Sequence[Series]) -> Section | None:
     goals = by_key(aimed, lambda one: (one.metric, one.folder.summary.target, one.shown.higher_is_better))
     for (metric, target, higher), alike in goals.items():
         if target is not None:
-            text.append(f"The target is a mean test {metric} of {target:g} or {'more' if higher else 'less'}.")
+            side = "more" if higher else "less"
+            text.append(f"The target is a mean test {metric} of {target:g} or {side}, of each node's model of the round.")
             text += unreached(alike, target)
     return {"id": "target", "title": "Reaching the target", "text": text, "figures": figures}
 

@@ -67,9 +67,13 @@ function plain(value, digits = 4) {
   const places = Math.max(0, Math.min(8, digits - 1 - Math.floor(Math.log10(size))));
   return value.toLocaleString("en", { maximumFractionDigits: places }).replace("-", "−");
 }
-/** Return a value with its unit as a reader would write it: 4 digits, SI prefixes, minutes and hours. */
-function format(value, unit = "", digits = 4) {
+/** Return a number with so many decimals, as all others of its column have them. */
+const fixed = (value, decimals) =>
+  value.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }).replace("-", "−");
+/** Return a value with its unit as a reader would write it: with `decimals` if given, else 4 digits, SI prefixes, minutes and hours. */
+function format(value, unit = "", digits = 4, decimals = null) {
   if (value == null || Number.isNaN(value)) return "–";
+  if (decimals != null) return `${fixed(value, decimals)}${unit && unit !== "%" ? " " : ""}${unit ?? ""}`;
   const by = scaled(value, unit);
   const gap = by.unit && by.unit !== "%" ? " " : "";
   return `${plain(value / by.factor, digits)}${gap}${by.unit}`;
@@ -492,8 +496,8 @@ const lines = kind(({ name, series, x, y, target, named = true }, width, state) 
       for (const [one, k] of found)
         hair.append(svg("path", { class: `dot ${run(one.colour)}`, d: mark(px(one.x[k]), py(one.y[k]), 0, 4) }));
       const rows = found.map(([one, k]) => ({
-        colour: one.colour, name: one.name, value: format(one.y[k], y.unit),
-        range: one.low && one.high ? `${format(one.low[k], y.unit, 3)} to ${format(one.high[k], y.unit, 3)}` : null,
+        colour: one.colour, name: one.name, value: format(one.y[k], y.unit, 4, y.decimals),
+        range: one.low && one.high ? `${format(one.low[k], y.unit, 3, y.decimals)} to ${format(one.high[k], y.unit, 3, y.decimals)}` : null,
       }));
       return { x: at, y: (box.top + box.bottom) / 2, clear: box.top, title: `${x.label} ${format(xs[i], x.unit)}`, rows };
     },
@@ -607,8 +611,8 @@ const scatter = kind(({ name, x, y, points, joined, fronts, known = [] }, width,
     show: (i) => {
       const { x: atX, y: atY, of } = places[order[i]];
       lit.replaceChildren(svg("path", { class: "lit", d: mark(atX, atY, 0, 9) }));
-      const dev = of.dev ? `± ${format(of.dev, y.unit, 2)}` : null;
-      const rows = [{ name: y.label, value: format(of.y, y.unit), range: dev }, { name: x.label, value: of.x === Infinity ? "none" : format(of.x, x.unit) }];
+      const dev = of.dev ? `± ${format(of.dev, y.unit, 2, y.decimals)}` : null;
+      const rows = [{ name: y.label, value: format(of.y, y.unit, 4, y.decimals), range: dev }, { name: x.label, value: of.x === Infinity ? "none" : format(of.x, x.unit) }];
       for (const [what, value] of of.more ?? []) rows.push({ name: what, value: typeof value === "number" ? format(value) : value });
       if (of.run !== of.name) rows.unshift({ colour: of.colour, kind: "mark", name: of.run, value: "" });
       return { x: atX, y: atY, title: of.name, rows };
@@ -657,14 +661,14 @@ function placed(points, steps, box, width) {
   return labels;
 }
 
-/** Bars: {name, label, unit?, log?, bars: [{name, colour, value: number | null, parts?: {name: number}, limit?}], missing?}.
+/** Bars: {name, label, unit?, log?, decimals?, bars: [{name, colour, value: number | null, parts?: {name: number}, limit?}], missing?}.
 
     A bar of parts is as long as their sum, and one below zero goes to the left. On a logarithmic axis there is a dot instead,
     because there a length means nothing, and none at zero. `missing` is said where a value is null. */
-const bars = kind(({ name, label, unit, log, bars: all, missing = "–" }, width, state) => {
+const bars = kind(({ name, label, unit, log, bars: all, missing = "–", decimals }, width, state) => {
   const sum = (bar) => (bar.parts ? Object.values(bar.parts).reduce((a, b) => a + (b ?? 0), 0) : bar.value);
   const values = all.map(sum), span = extent([values, all.map((bar) => bar.limit)], log) ?? [0, 0];
-  const said = values.map((v) => (v == null || Number.isNaN(v) ? missing : format(v, unit, 3)));
+  const said = values.map((v) => (v == null || Number.isNaN(v) ? missing : format(v, unit, 3, decimals)));
   const wanted = Math.max(...all.map((bar) => widthOf(bar.name))) + 12;
   const above = wanted > width * 0.34, tall = above ? 38 : 26;
   const left = above ? 0 : wanted, right = width - Math.max(...said.map((s) => widthOf(s))) - 10;
@@ -735,7 +739,7 @@ const bars = kind(({ name, label, unit, log, bars: all, missing = "–" }, width
 
     A strip is a swarm of one dot per value, each for a node or for what `of` says, with those in `worst` as open diamonds and the mean as a line.
     With `zero` the axis contains zero. */
-const distribution = kind(({ name, label, unit, log, of = "node", zero, strips, labels }, width, state) => {
+const distribution = kind(({ name, label, unit, log, of = "node", zero, strips, labels, decimals }, width, state) => {
   const span = extent([...strips.map((strip) => strip.values), zero ? [0] : null]);
   if (!span) return el("p", { class: "empty" }, "There is nothing to draw.");
   const most = Math.max(...strips.map((strip) => strip.values.length));
@@ -777,7 +781,7 @@ const distribution = kind(({ name, label, unit, log, of = "node", zero, strips, 
     show: (i) => {
       const { x, y, strip, node, worst } = points[i];
       lit.replaceChildren(svg("path", { class: "lit", d: mark(x, y, 0, r + 3) }));
-      const rows = [{ name: label, value: format(strip.values[node], unit) }, { name: "mean", value: format(strip.mean, unit) }];
+      const rows = [{ name: label, value: format(strip.values[node], unit, 4, decimals) }, { name: "mean", value: format(strip.mean, unit, 4, decimals) }];
       if (strips.length > 1) rows.unshift({ colour: strip.colour, kind: "dot", name: strip.name, value: "" });
       return { x, y, title: `${nameOf(node, labels)}${worst ? ", among the worst tenth" : ""}`, rows };
     },
@@ -878,15 +882,15 @@ const matrix = kind(({ name, n, panels, most, least = 0, labels, groups, x, y, u
 
     A cell has its value in it; those without a value say what is missing, the best has a frame, and some are bold. Labels of
     columns that are too long for their column stand upright. */
-const heatmap = kind(({ name, rows, columns, cells, label, unit, log, x, y, missing }, width, state) => {
+const heatmap = kind(({ name, rows, columns, cells, label, unit, log, x, y, missing, decimals }, width, state) => {
   const span = extent([cells.map((cell) => cell.value)]);
   if (!span) return el("p", { class: "empty" }, "There is nothing to draw.");
   const gutter = Math.min(Math.max(...rows.map((row) => widthOf(row)), widthOf(y.label) + 14) + 10, width * 0.34);
   const side = (width - gutter - 2) / columns.length, tall = 34, longest = Math.max(...columns.map((column) => widthOf(column)));
   const upright = longest > side - 4 && side < 60, top = upright ? 26 + Math.min(longest, 90) : 40, height = top + rows.length * tall + 2;
   const root = surface(width, height, name), scale = log ? Math.log : (value) => value;
-  const share = !unit && Math.max(Math.abs(span[0]), Math.abs(span[1])) < 2; // all with as many decimals
-  const figures = (value, digits) => (share ? value.toFixed(digits).replace("-", "−") : format(value, unit, digits));
+  const figure = (value, less = 0) => format(value, unit, 3 - less, decimals == null ? null : Math.max(0, decimals - less));
+  const less = cells.some((cell) => Number.isFinite(cell.value ?? NaN) && widthOf(figure(cell.value)) > side - 4) ? 1 : 0; // all alike
   const part = (value) => (span[1] > span[0] ? (scale(value) - scale(span[0])) / (scale(span[1]) - scale(span[0])) : 0.5);
   root.append(text(gutter, 12, `${x.label} →`, { class: "strong" }), text(0, top - 8, `${y.label} ↓`, { class: "strong" }));
   columns.forEach((column, k) => {
@@ -901,8 +905,7 @@ const heatmap = kind(({ name, rows, columns, cells, label, unit, log, x, y, miss
   for (const cell of cells) {
     const there = Number.isFinite(cell.value ?? NaN), paint = there ? coloured(0.06 + 0.94 * part(cell.value)) : null;
     root.append(svg("path", { class: there ? "cell" : "cell none", fill: paint, d: area(cell, 1) }));
-    const said = there ? [figures(cell.value, 3), figures(cell.value, 2)] : [missing];
-    const fits = said.find((words) => widthOf(words) <= side - 4);
+    const said = there ? figure(cell.value, less) : missing, fits = widthOf(said) <= side - 4 ? said : "";
     if (fits) root.append(text(gutter + (cell.column + 0.5) * side, top + (cell.row + 0.5) * tall + 4, fits, { "text-anchor": "middle", class: there ? `${readable(paint)}${cell.bold ? " bold" : ""}` : "" }));
     if (there && cell.best) frames.push(svg("path", { class: "lit best", d: area(cell, 1) }), svg("path", { class: "inner", d: area(cell, 3) }));
   }
@@ -921,12 +924,12 @@ const heatmap = kind(({ name, rows, columns, cells, label, unit, log, x, y, miss
       const cell = cells[order[i]], there = Number.isFinite(cell.value ?? NaN);
       lit.replaceChildren(svg("path", { class: "lit", d: area(cell, 0) }));
       const said = [{ name: y.label, value: rows[cell.row] }, { name: x.label, value: columns[cell.column] },
-        { name: label, value: there ? format(cell.value, unit) : missing, range: there && cell.dev != null ? `± ${format(cell.dev, unit, 2)}` : null }];
+        { name: label, value: there ? format(cell.value, unit, 4, decimals) : missing, range: there && cell.dev != null ? `± ${format(cell.dev, unit, 2, decimals)}` : null }];
       return { x: gutter + (cell.column + 1) * side, y: top + (cell.row + 0.5) * tall, clear: top + cell.row * tall, title: cell.run, rows: said };
     },
     clear: () => lit.replaceChildren(),
   });
-  return [root, rampLegend(format(span[0], unit, 3), format(span[1], unit, 3), log ? `${label}, logarithmic` : label)];
+  return [root, rampLegend(format(span[0], unit, 3, decimals), format(span[1], unit, 3, decimals), log ? `${label}, logarithmic` : label)];
 });
 /** Return the class of text that is read best on a colour: black or white, one of which has 4.5:1 on every colour. */
 function readable(paint) {

@@ -16,7 +16,7 @@ def scenarios(module: str) -> str:
         file = scenario.load(name)
         forms = ", ".join(f"`{form}`" for form in toml_tables.read(path).get("forms", {}))
         size = f"{len(file.runs)} runs of {file.runs[0].nodes} nodes, {file.runs[0].rounds} rounds"
-        texts = [f"**{escape(file.title)}.**", escape(file.description)]
+        texts = [f"**{escape(file.title)}.**", escape(f"{file.question} {file.description}".strip())]
         texts += [f"Differences: {escape(' '.join(file.differences))}"] if file.differences else []
         texts += [f"*Needs: {escape(file.needs or 'nothing')}; {size}; other forms: {forms}*"]
         rows.append((f"`{name}`", "<br>".join(texts)))

@@ -134,7 +134,7 @@ const KINDS = {
         name: short(name), colour: colours.get(name), x: view.x[name], y: fig.y[name], low: fig.low?.[name], high: fig.high?.[name],
       })).filter((one) => Array.prototype.some.call(one.y, finite));
       if (!series.length) return null;
-      return { series, x: { label: view.label, unit: view.unit, log: log["log x"] }, y: { label: fig.y_label, unit: fig.y_unit, log: log["log y"], whole: fig.even }, target: fig.target, named: runs.length > 1 };
+      return { series, x: { label: view.label, unit: view.unit, log: log["log x"] }, y: { label: fig.y_label, unit: fig.y_unit, decimals: fig.decimals, log: log["log y"], whole: fig.even }, target: fig.target, named: runs.length > 1 };
     },
     csv: (fig) => {
       const bands = [["low", fig.low], ["high", fig.high]].filter(([, values]) => values);
@@ -155,7 +155,7 @@ const KINDS = {
         name: short(p.label ?? p.run), run: short(p.run), colour: colours.get(p.run) ?? 0, x: p.no_limit ? Infinity : p.x, y: p.y, dev: p.y_dev, front: p.on_front,
         size: p.size, more: p.more,
       }));
-      return points.length ? { points, joined: fig.joined, fronts: view.fronts, known: view.known, x: { label: view.x_label, unit: view.x_unit, log: view.x_log, none: points.some((p) => p.x === Infinity) }, y: { label: view.y_label, unit: view.y_unit, log: log["log y"] } } : null;
+      return points.length ? { points, joined: fig.joined, fronts: view.fronts, known: view.known, x: { label: view.x_label, unit: view.x_unit, log: view.x_log, none: points.some((p) => p.x === Infinity) }, y: { label: view.y_label, unit: view.y_unit, decimals: fig.decimals, log: log["log y"] } } : null;
     },
     csv: (fig) => {
       const views = viewsOf(fig), several = views.length > 1;
@@ -170,9 +170,9 @@ const KINDS = {
   bars: {
     half: () => true,
     holds: (fig) => fig.runs,
-    logs: { "log x": (fig) => (["B", "s"].includes(fig.unit) && decades([Object.values(fig.runs).map(total)]) >= 1 ? "on" : "") },
+    logs: { "log x": logBars },
     data: (fig, { names, log }) => ({
-      label: fig.x_label, unit: fig.unit, missing: fig.missing, log: log["log x"],
+      label: fig.x_label, unit: fig.unit, decimals: fig.decimals, missing: fig.missing, log: log["log x"],
       bars: names.map((name) => ({ name: short(name), colour: colours.get(name), limit: fig.limit?.[name], ...amount(fig.runs[name]) })),
     }),
     csv: (fig) => {
@@ -188,7 +188,7 @@ const KINDS = {
     data: (fig, { names, log }) => {
       const strips = names.map((name) => ({ name: short(name), colour: colours.get(name), values: fig.runs[name].values,
         worst: worstOf(fig.runs[name]), mean: fig.runs[name].mean })).filter((strip) => Array.prototype.some.call(strip.values, finite));
-      return strips.length ? { label: fig.x_label, unit: fig.unit, log: log["log x"], of: fig.of, zero: fig.zero, strips, labels: fig.labels } : null;
+      return strips.length ? { label: fig.x_label, unit: fig.unit, log: log["log x"], decimals: fig.decimals, of: fig.of, zero: fig.zero, strips, labels: fig.labels } : null;
     },
     csv: (fig) => {
       const rows = [["run", fig.of ?? "node", fig.x_label, "worst tenth"]];
@@ -232,7 +232,7 @@ const KINDS = {
     data: (fig, { names, tab }) => {
       const view = viewsOf(fig)[tab];
       return {
-        rows: view.rows, columns: view.columns, label: fig.label, unit: fig.unit, log: fig.log, missing: fig.missing,
+        rows: view.rows, columns: view.columns, label: fig.label, unit: fig.unit, decimals: fig.decimals, log: fig.log, missing: fig.missing,
         x: { label: fig.x_label }, y: { label: fig.y_label },
         cells: names.filter((name) => view.cells[name]).map((name) => ({ ...view.cells[name], run: short(name), colour: colours.get(name) })),
       };
@@ -306,11 +306,17 @@ function logX(view) {
   if (view?.unit && decades([all.map((values) => values[values.length - 1])]) >= 1 && decades(all) > 0) return "on";
   return decades(all) > 2 ? "offered" : "";
 }
-/** Return whether values get a logarithmic axis: "on" by default, "offered", or "". Shares and zeros get none. */
+/** Return whether values get a logarithmic axis: "on" by default, "offered", or "". Zeros get none. */
 function logOf(arrays, unit) {
   let most = 0;
-  for (const array of arrays) for (const value of array) { if (value === 0) return ""; most = Math.max(most, value ?? 0); }
-  return most > 1 && unit !== "%" && decades(arrays) > 1.3 ? "on" : "";
+  for (const array of arrays) for (const value of array) { if (value === 0) return ""; if (value > most) most = value; }
+  if (decades(arrays) <= 1.3) return "";
+  return most > 1 && unit !== "%" ? "on" : "offered";
+}
+/** Return whether bars get a logarithmic axis: "on" where the longest one makes others too short to be seen. */
+function logBars(fig) {
+  const apart = decades([Object.values(fig.runs).map(total)]);
+  return apart >= (["B", "s"].includes(fig.unit) ? 1 : 1.5) ? "on" : apart >= 1 ? "offered" : "";
 }
 /** Return the numbers of the nodes that are marked as the worst. */
 const worstOf = ({ worst }) => [...worst.keys()].filter((i) => worst[i]);

