@@ -13,7 +13,8 @@ STAGES = ("trained", "merged")  # whose figures a table shows, if a run reports 
 PARETO_OPTIMAL = "Pareto-optimal: no other row is at least as good in both metric and bytes, and better in one."
 LIMITS = ("budget.models", "budget.held", "budget.bytes", "network.bandwidth")  # keys for which 0 means no limit
 MOST_DECIMALS = 6
-TINY = 1e-4  # share of the greatest spread of a column below which a spread is that of rounding
+ROUNDING = 1e-9  # share of the greatest value below which a spread is that of the arithmetic
+TINY = 1e-4  # share of the greatest spread of a column below which a spread does not count
 CODE = re.compile(r"`([^`]+)`")
 PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
@@ -27,7 +28,7 @@ def decimals(values: Iterable[float | None], spreads: Iterable[float | None] = (
     there = [abs(value) for value in values if value is not None and isfinite(value)]
     most = max(there, default=0.0)
     limit = 3 if most < 2 else 2 if most < 1000 else 0
-    known = [each for each in spreads if each is not None and isfinite(each) and each > 0]
+    known = [each for each in spreads if each is not None and isfinite(each) and each > ROUNDING * most]
     if not known:
         return limit
     first = -floor(log10(min(each for each in known if each >= TINY * max(known))))

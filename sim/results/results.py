@@ -539,7 +539,7 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
     }
     if compared:
         row["bytes"] = float(np.mean([total_sent(run["traffic"]) for run in mine]))
-    shares = [run["collaboration"].get("weight_within_group") for run in mine]
+    shares = [run.get("collaboration", {}).get("weight_within_group") for run in mine]
     if all(share is not None for share in shares):
         row["weight_within_group"] = float(np.mean(shares))
     per_group = _per_group(tests)

@@ -889,7 +889,8 @@ const heatmap = kind(({ name, rows, columns, cells, label, unit, log, x, y, miss
   const side = (width - gutter - 2) / columns.length, tall = 34, longest = Math.max(...columns.map((column) => widthOf(column)));
   const upright = longest > side - 4 && side < 60, top = upright ? 26 + Math.min(longest, 90) : 40, height = top + rows.length * tall + 2;
   const root = surface(width, height, name), scale = log ? Math.log : (value) => value;
-  const figure = (value, less = 0) => format(value, unit, 3 - less, decimals == null ? null : Math.max(0, decimals - less));
+  const share = !unit && Math.max(Math.abs(span[0]), Math.abs(span[1])) < 2, places = decimals ?? (share ? 3 : null);
+  const figure = (value, less = 0) => format(value, unit, 3 - less, places == null ? null : Math.max(0, places - less));
   const less = cells.some((cell) => Number.isFinite(cell.value ?? NaN) && widthOf(figure(cell.value)) > side - 4) ? 1 : 0; // all alike
   const part = (value) => (span[1] > span[0] ? (scale(value) - scale(span[0])) / (scale(span[1]) - scale(span[0])) : 0.5);
   root.append(text(gutter, 12, `${x.label} →`, { class: "strong" }), text(0, top - 8, `${y.label} ↓`, { class: "strong" }));

@@ -70,7 +70,7 @@ def test_sentences_name_runs_in_words(tmp_path):
     text = report(folders)
     target = "; ".join(f"{folder}: {name}, budget 4" for name in ("ring", "complete") for folder in ("one", "two"))
     assert texts(text)["target"][-1] == f"Runs that never reach a mean test accuracy of 0.400: {target}."
-    assert "Most accurate: one: complete, budget 1 (" in text  # the other folder has the same events
+    assert "Most accurate, complete: one: complete, budget 1 (" in text  # the other folder has the same events
 
 
 def test_labels_have_values_only(tmp_path, series_of):

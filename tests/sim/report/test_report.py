@@ -209,12 +209,13 @@ def test_group_bars_show_mean_over_seeds(text):
 def test_report_table_has_means_deviations_and_paper_figure(text):
     found = rows(text)
     assert list(found) == ["a", "b"]
-    assert found["a"]["accuracy"] == "0.600"
-    assert found["a"]["± over seeds"] == "0.141"
-    assert (found["a"]["group x"], found["a"]["group y"]) == ("0.250", "0.875")
-    assert found["a"]["worst tenth"] == "0.500"
+    assert found["a"]["accuracy"] == "0.60"  # two digits of the deviation
+    assert found["b"]["accuracy"] == "0.55"
+    assert found["a"]["± over seeds"] == "0.14"
+    assert (found["a"]["group x"], found["a"]["group y"]) == ("0.25", "0.88")
+    assert found["a"]["worst tenth"] == "0.50"
     assert found["a"]["bytes sent"] == "1.05 kB"
-    assert found["a"]["paper"] == "0.750"
+    assert found["a"]["paper"] == "0.75"
     assert found["b"]["paper"] == ""
     assert found["b"]["bytes sent"] == "0 B"
 
@@ -223,8 +224,8 @@ def test_report_is_readable_without_scripts(text):
     assert "<h1>by-hand</h1>" in text
     assert "&quot;ring&quot;" in text  # the scenario, as text
     assert "00" * 32 in text
-    best = "Most accurate: not decided between a (0.600) and b (0.550); the margin of 0.050 is within its standard deviation"
-    assert f"{best} over seeds, 0.141." in text
+    best = "Most accurate: not decided, because the margin is within its standard deviation over seeds; first a (0.60), next"
+    assert f"{best} b (0.55); the margin is 0.05, its standard deviation 0.14." in text
 
 
 # Collaboration
@@ -244,7 +245,7 @@ def test_matrix_counts_each_link_of_a_round_once(text):
 
 def test_report_names_run_without_links(text):
     assert list(figures(text)["over-time"]["frames"]) == ["a"]
-    assert texts(text)["collaboration"] == ["No models of other nodes were aggregated in: b."]
+    assert texts(text)["collaboration"] == ["Runs in which no node received a model of another: b."]
 
 
 def test_matrix_starts_with_peers_chosen_before_round_1(tmp_path):
@@ -401,9 +402,8 @@ def test_best_run_is_chosen_among_equal_tasks(tmp_path):
     ]
     runs = [{"name": name, "task": {"name": "digits", **task}, "seed": k} for k, (name, task) in enumerate(tasks.items())]
     text = report([leave(tmp_path / "run", made, {"run": runs})])
-    undecided = "not decided, because a single seed has no spread"
-    assert f"Most accurate of 2 runs with the same problem: {undecided}; first b (0.700), next a (0.500)." in text
-    assert f"Most accurate of 3 runs with the same problem: {undecided}; first c (0.900), next d (0.900)." in text
+    assert "first b (0.700), next a (0.500)." in text
+    assert "first c (0.900), next d (0.900)." in text
     assert not any(point["on_front"] for view in figures(text)["cost"]["views"] for point in view["points"])
 
 
@@ -475,7 +475,7 @@ def test_target_figures_show_rounds_time_and_bytes(tmp_path):
     assert found["target-virtual-s"]["runs"]["a"] == 4.0
     assert (found["target-bytes"]["runs"]["b"], found["target-bytes"]["missing"]) == (700, "never")
     assert texts(text)["target"] == [
-        "The target is a mean test accuracy of 0.8 or more.",
+        "The target is a mean test accuracy of 0.8 or more, of each node's model of the round.",
         "Runs that never reach a mean test accuracy of 0.800: c.",
         "Runs that reach a mean test accuracy of 0.800 with some seeds only: b (1 of 2).",
     ]
@@ -519,7 +519,8 @@ def test_sweep_figure_shows_metric_against_varied_key(tmp_path):
     assert found["joined"]
     assert (
         found["note"]
-        == "Each point is a run: the mean over nodes and seeds. Lines connect runs that differ in this key only."
+        == "Each point is a run: the mean over the nodes, then over the seeds; of each node's model of its best round by"
+        " validation. Lines connect runs that differ in this key only."
     )
     assert "against-policy-word" not in figures(text)
     assert texts(text)["sweep"][0] == "Varied: policy.tau (1, 10), policy.word (x, y)."

@@ -126,7 +126,7 @@ def test_summary_has_the_documented_keys(folder):
     found = summary(folder)
     assert list(found) == ["scenario", "version", "versions", "seeds", "runs", "table", "notes"]
     contract = {"name", "seed", "nodes", "rounds", "topology", "metric", "test", "traffic", "collaboration", "time", "trace"}
-    contract |= {"higher_is_better", "reported_stage", "groups", "inputs"}
+    contract |= {"higher_is_better", "reported_stage", "selected_by", "groups", "inputs"}
     for each in found["runs"]:
         assert set(each) == contract | {"test_by_snapshot", "deadlines_expired", "batches", "topology_properties", "codec"}
         assert set(each["test"]) == {"mean", "std", "variance", "worst_decile", "nodes", "per_group"}
@@ -134,13 +134,12 @@ def test_summary_has_the_documented_keys(folder):
         limited = {"budget"} if each["name"] == "it's apart" else set()
         assert set(each["traffic"]) == counts | {"control_bytes", "preparation"} | limited
         late = {"links_per_node", "sparsity", "asymmetry", "late_share"} if each["name"] != "alone" else set()
-        assert set(each["collaboration"]) == {"within_group", "edges"} | late
+        assert set(each["collaboration"]) == {"within_group", "weight_within_group", "edges"} | late
         assert set(each["time"]) == {"wall_s", "virtual_s", "node_rounds_per_s"}
-    assert [set(row) for row in found["table"]] == [
-        {"name", "mean", "std", "seeds", "per_group", "paper"},
-        {"name", "mean", "std", "seeds", "per_group"},
-        {"name", "mean", "std", "seeds", "per_group"},
-    ]
+    for row in found["table"]:
+        more = {"weight_within_group"} if row["name"] != "alone" else set()
+        more |= {"paper"} if row is found["table"][0] else set()
+        assert set(row) == {"name", "mean", "std", "seeds", "per_group"} | more
 
 
 def test_summary_names_scenario_runs_and_topologies(folder):
@@ -496,7 +495,7 @@ def test_local_run_has_no_traffic(folder):
     assert sql(folder, "SELECT DISTINCT bytes_in, bytes_out, models_in FROM rounds WHERE run = 'alone'") == [(0, 0, 0)]
     found = entry(folder, "alone")
     assert found["traffic"]["bytes"] == found["traffic"]["models"] == 0
-    assert found["collaboration"] == {"within_group": None, "edges": 0}
+    assert found["collaboration"] == {"within_group": None, "weight_within_group": None, "edges": 0}
 
 
 def test_rounds_without_evaluation_have_null_metrics(folder):
@@ -593,17 +592,27 @@ def test_collaboration_without_late_links_is_zero():
     )
     assert set(found.edges["round"].tolist()) == {1}
     late = found.summary["collaboration"]
+    assert late.pop("weight_within_group") is None
     assert late == {"edges": 0, "within_group": None, "links_per_node": 0.0, "sparsity": 1.0, "asymmetry": None}
 
 
 def test_late_links_count_only_active_nodes():
-    edges = {name: np.array(column) for name, column in {"round": [1, 4, 4], "src": [1, 1, 1], "dst": [0, 0, 0]}.items()}
+    columns = {"round": [1, 4, 4], "src": [1, 1, 1], "dst": [0, 0, 0], "weight": [0.5, 0.5, 0.5]}
+    edges = {name: np.array(column) for name, column in columns.items()}
     rounds = {"round": np.array([1, 1, 2, 2, 3, 4])}  # one of two nodes stops after round 2
     late = summary_metrics.collaboration(edges, rounds, [0, 1])
     assert late["edges"] == 2
     assert late["links_per_node"] == 0.5  # one model was fetched twice, in two rounds of one node
     assert late["sparsity"] == 0.5
     assert late["late_share"] == {"0": {"1": 1.0}}
+
+
+def test_weight_on_own_group_is_a_share_of_the_weight_given_to_others():
+    columns = {"round": [1, 2, 2, 2], "src": [2, 1, 2, 0], "dst": [0, 0, 0, 1], "weight": [0.9, 0.3, 0.1, 0.4]}
+    edges = {name: np.array(column) for name, column in columns.items()}
+    found = summary_metrics.collaboration(edges, {"round": np.array([1, 1, 1, 2, 2, 2])}, ["x", "x", "y"])
+    assert found["weight_within_group"] == pytest.approx(0.7 / 0.8)  # round 1 is not in the last half
+    assert found["within_group"] == pytest.approx(2 / 3)
 
 
 class InTwoRequests(Random):
@@ -652,7 +661,7 @@ def test_models_fetched_in_two_requests_are_one_edge_each():
 def test_model_with_zero_weight_is_no_edge():
     found = with_policy("tests.sim.results.test_results:Unmoved")
     assert len(found.edges["src"]) == 0
-    assert found.summary["collaboration"] == {"edges": 0, "within_group": None}
+    assert found.summary["collaboration"] == {"edges": 0, "within_group": None, "weight_within_group": None}
     assert found.summary["traffic"]["models"] == found.rounds["models_in"].sum() == 4 * 3 * 2
 
 
