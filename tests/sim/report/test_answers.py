@@ -13,10 +13,6 @@ from p2pfl.sim.scenario.scenario import load, shipped_scenarios
 
 # Scenarios whose question compares numbers of nodes: attackers are nodes, and so is each member of a federation.
 COMPARED_NODES = ("byzantine-", "mofld-")
-    "byzantine-10k",
-    "byzantine-er",
-    "byzantine-two-worlds",
-)  # attackers are nodes, or their number is the question
 
 
 def summary_of(rows, answers, *, question="Does it help?", metric="accuracy", **more):
@@ -69,8 +65,7 @@ def test_answers_of_shipped_scenarios_name_rows_and_compare_like_with_like(shipp
             assert pairs, (name, answer)
             for pair in (pair for pair in pairs if isinstance(pair.other, str)):
                 one, other = rows[pair.row][0], rows[pair.other][0]
-                alike = [key for key in PROBLEM if key != "attack" and not (key == "nodes" and name.startswith(COMPARED_NODES))]
-                for key in alike:
+                for key in {*PROBLEM} - {"attack", *(["nodes"] if name.startswith(COMPARED_NODES) else [])}:
                     assert problem_of(one, key) == problem_of(other, key), (name, pair, key)
                 # without attack, or with another one of the same attackers, as the question asks
                 assert one.attack == other.attack or None in (one.attack, other.attack), (name, pair)
