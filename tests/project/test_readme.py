@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from p2pfl.sim import reproduction
 from p2pfl.task_specs import TASKS
 from p2pfl.topologies.builders import BUILDERS
 from tests.support.browser import needs_chromium
+from tests.support.extras import needs_torch
 from tests.support.pages import DOCS
 from tests.support.pages import blocks as page_blocks
 from tests.support.readme import BLOCKS, COMMANDS, FILES, ROOT, TEXT, bash, block
@@ -147,11 +149,16 @@ def test_picture_of_the_status_page_can_be_made(tmp_path):
     assert (ROOT / "docs" / "status.png").stat().st_size < 150_000
 
 
+@needs_torch  # scripts/demo would install it
 @pytest.mark.slow
 @pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="only in the environment that the scripts make")
 def test_readme_demo_and_test_scripts_run():
     assert block("./scripts") == "./scripts/demo\n./scripts/test\n"
-    printed = bash("./scripts/demo", ROOT)
+    text = (ROOT / "scripts/demo").read_text()
+    for long, short in (("--rounds 10", "--rounds 2"), ("--seeds 0:1", "--set form=smoke --engine local")):
+        assert text.count(long) == 1
+        text = text.replace(long, short)
+    printed = bash(f"bash -c {shlex.quote(text)} scripts/demo", ROOT)
     assert "installing" not in printed  # the environment exists already
     assert "together" in printed
     assert printed.count("inverse-loss/fedsim") == 1
