@@ -19,11 +19,11 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from p2pfl._util.atomic_files import DamagedFileError, DiskErrorReporter, read_sealed, reason, write_sealed
+from p2pfl._util.atomic_files import DamagedFileError, DiskErrorReporter, explain, read_sealed, write_sealed
 from p2pfl._util.disk import SYSTEM, Disk
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.failpoints import failpoint
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, P2pflError
 from p2pfl.node.conduct import ConductState
 from p2pfl.node.exchange.model_encoding import Published
 from p2pfl.node.log import LOG
@@ -87,6 +87,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         peers: the knowledge of peers that the robust rule and the budget keep from round to round.
         conduct: the penalties of peers, and proofs of them.
         task: facts of the task, which name what has changed if the checkpoint does not fit.
+        saves: number of checkpoints of this folder up to this one; 0 in memory, and in files of earlier versions.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peers: PeersState = PeersState()
     conduct: ConductState = ConductState()
     task: TaskFacts = TaskFacts()
+    saves: int = 0
 
 
 def pack_model(model: Published, now: float) -> Model:
@@ -166,6 +168,7 @@ class FileStore:
     def __init__(self, path: Path, log: EventLogger = LOG, disk: Disk = SYSTEM) -> None:
         self.path = path
         self.round = 0
+        self._saves = 0
         self._lock = Lock()
         self._log = log
         self._disk = disk
@@ -182,46 +185,70 @@ class FileStore:
         The checkpoint of a cancelled caller may still be being written in another thread; this method then waits for
         it.
         """
-        content = msgspec.msgpack.encode(checkpoint)
         with self._lock, self._tries.tolerate():
+            content = msgspec.msgpack.encode(msgspec.structs.replace(checkpoint, saves=self._saves + 1))
             write_sealed(self.path, _MAGIC, content, before=self._shift, disk=self._disk)
+            self._saves += 1
             self.round = checkpoint.round
             failpoint("checkpoint-saved")
 
     def load(self) -> Checkpoint | None:
-        """Return the last intact checkpoint, or None if there never was one. Newer damaged ones are set aside.
+        """Return the last intact checkpoint, or None if there never was one.
+
+        A newest one that is damaged, or older than the one before it, is set aside.
 
         Raises:
-            ConfigurationError: all checkpoints are damaged, and remain unchanged; or they cannot be read.
+            ConfigurationError: all checkpoints are damaged, and remain unchanged; or one cannot be read.
         """
-        try:
-            checkpoint = self._load()
-        except OSError as error:
-            raise ConfigurationError(f"cannot read {self.path}: {reason(error)}") from error
+        checkpoint = self._load()
         self.round = 0 if checkpoint is None else checkpoint.round
-        return checkpoint
+        if checkpoint is None:
+            return None
+        self._saves = checkpoint.saves
+        return msgspec.structs.replace(checkpoint, saves=0)
 
     def _load(self) -> Checkpoint | None:
-        damaged: list[Path] = []
-        for path in self._generations:
-            if not self._disk.exists(path):
-                continue
+        bad = [] if self._disk.exists(self.path) else [(self.path, "missing")]
+        for path in filter(self._disk.exists, self._generations):
             try:
-                checkpoint = _read(path, self._disk)
+                found = _read(path, self._disk)
             except DamagedFileError:
-                damaged.append(path)
+                bad.append((path, "damaged"))
                 continue
-            for bad in damaged:
-                aside = bad.with_name(f"{bad.name}.damaged")
-                self._disk.rename(bad, aside)
-                event = f"{bad} is damaged: renamed it to {aside.name}; continuing from the previous checkpoint"
-                self._log.warning(event, kind="file-damaged", path=str(bad))
-            return checkpoint
-        if damaged:
-            raise ConfigurationError(
-                f"no checkpoint is intact: {', '.join(map(str, damaged))}; move them away to start from round 0"
-            )
+            except OSError as error:
+                later = "to continue from the checkpoint before it, move it away"
+                raise ConfigurationError(f"cannot read {path}: {explain(error)}; {later}") from error
+            if path == self.path and (before := self._before()) is not None and before.saves > found.saves:
+                bad.append((path, f"older than {self._generations[1].name}"))
+                found = before
+            self._set_aside(bad, found.round)
+            return found
+        if damaged := [str(path) for path, what in bad if what == "damaged"]:
+            raise ConfigurationError(f"no checkpoint is intact: {', '.join(damaged)}; move them away to start from round 0")
         return None
+
+    def _before(self) -> Checkpoint | None:
+        """Return the checkpoint before the newest one; None if it cannot be used."""
+        try:
+            return _read(self._generations[1], self._disk)
+        except (OSError, P2pflError):
+            return None
+
+    def _set_aside(self, bad: Sequence[tuple[Path, str]], round: int) -> None:
+        """Rename and report the checkpoints that are newer by name than the one that is used."""
+        for path, what in bad:
+            aside, done = path.with_name(f"{path.name}.damaged"), ""
+            if what != "missing":
+                try:
+                    self._disk.rename(path, aside)
+                except OSError as error:
+                    raise ConfigurationError(f"cannot rename {path}, which is {what}: {explain(error)}") from error
+                done = f": renamed it to {aside.name}"
+            self._log.warning(
+                f"{path} is {what}{done}; continuing from the previous checkpoint, after round {round}",
+                kind="file-damaged",
+                path=str(path),
+            )
 
     def _shift(self) -> None:
         failpoint("checkpoint-written")

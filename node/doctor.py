@@ -87,7 +87,8 @@ def run_checks(folder: Path) -> list[Finding]:
     try:
         ready = loading.load(folder)
     except ConfigurationError as error:
-        return [*findings, Finding("configuration", False, str(error), f"correct {folder / config.CONFIG}")]
+        result, _, remedy = str(error).partition("; ")
+        return [*findings, Finding("configuration", False, result, remedy or f"correct {folder / config.CONFIG}")]
     if (membership := ready.membership) is not None and federation.ok:
         try:
             check_name(membership, config.own_key(folder), ready.config.name, folder)
@@ -178,8 +179,7 @@ def check_key(folder: Path) -> Finding:
     try:
         identity = Identity.load(path)
     except IdentityError as error:
-        again = "restore it from a backup, or create a new node with p2pfl-node init"
-        return Finding("key", False, str(error), "" if "chmod" in str(error) else again)
+        return Finding("key", False, str(error), "" if "chmod" in str(error) else folders.KEY_REMEDY)
     return Finding("key", True, f"intact, and readable by its owner only: {identity.public.hex()}")
 
 
@@ -231,7 +231,8 @@ def check_federation(folder: Path, revoked_by: Sequence[str] = ()) -> Finding:
         membership = load_federation(folder)
         own = Identity.load(folder / folders.KEY).public
     except ConfigurationError as error:
-        return Finding("federation", False, str(error), "restore the file from a backup, or join again")
+        result, _, remedy = str(error).partition("; ")
+        return Finding("federation", False, result, remedy)
     except IdentityError:
         return Finding("federation", None, "not checked, because the key of the node is missing or damaged")
     if membership is None and (awaited := awaited_federation(folder)):

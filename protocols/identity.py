@@ -11,6 +11,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from p2pfl._util.disk import SYSTEM
 from p2pfl.protocols import key_files
 from p2pfl.protocols.errors import IdentityError
 
@@ -60,7 +61,7 @@ class Identity:
         """
         try:
             mode = path.stat().st_mode
-            content = path.read_bytes()
+            content = SYSTEM.read(path)
         except OSError as error:
             raise IdentityError(f"{path}: {error.strerror}") from error
         if os.name == "posix" and stat.S_IMODE(mode) & 0o077:

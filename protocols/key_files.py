@@ -13,6 +13,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from p2pfl._util.disk import SYSTEM
 from p2pfl.protocols.errors import IdentityError, PassphraseError
 
 ROUNDS = 64  # of bcrypt: half a second; ssh-keygen has 24
@@ -66,8 +67,7 @@ def is_encrypted(path: Path) -> bool:
         IdentityError: the file cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            return file.read(max(map(len, _ENCRYPTED))).startswith(_ENCRYPTED)
+        return SYSTEM.read(path, max(map(len, _ENCRYPTED))).startswith(_ENCRYPTED)
     except OSError as error:
         raise IdentityError(f"{path}: {error.strerror}") from error
 

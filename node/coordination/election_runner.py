@@ -18,12 +18,13 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import msgspec
 
-from p2pfl._util.atomic_files import DamagedFileError, read_sealed, reason, write_sealed
+from p2pfl._util.atomic_files import DamagedFileError, explain, file_of, read_sealed, reason, write_sealed
 from p2pfl._util.disk import SYSTEM, Disk
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.failpoints import failpoint
 from p2pfl._util.machine import boot_clock
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.folder.facts import read_facts, update_facts
 from p2pfl.node.log import LOG
 from p2pfl.protocols.election import LAST, TIMING, Ballot, Election, ElectionStep, Electorate, Term, Timing
 from p2pfl.protocols.errors import ProtocolError
@@ -37,7 +38,7 @@ PATIENCE = 5  # multiple of Timing.patience for which a round waits for the elec
 AHEAD, SLOWEST = 8, 1_000_000  # models that may delay an election message, and the bytes per second of their link
 UNKNOWN = "no coordinator yet"
 ADVANCES, ADVANCES_AT_ONCE = 1.0, 10  # later terms of one member per second, and at once, that this node accepts
-SILENT = "no coordinator: this node's vote file was damaged, so it takes no part in elections until the membership changes"
+SILENT = "no coordinator: this node's vote was lost, so it takes no part in elections until the membership changes"
 
 
 class Elected(NamedTuple):
@@ -96,16 +97,24 @@ class FileVotes:
     def load(self, membership_version: int) -> Ballot:
         """Return the last saved ballot.
 
-        A damaged file is set aside, because its vote is unknown. The returned ballot then has the last term of this
-        version of the membership log, in which the node takes no part.
+        A damaged file is set aside, because its vote is unknown; so is one that is older than the last vote in the
+        facts of the folder. The returned ballot then has the last term of this version of the membership log, in which
+        the node takes no part.
 
         Raises:
             ConfigurationError: the file cannot be read, or its replacement cannot be written.
         """
+        newest = read_facts(self._path.parent, self._disk).term
+        what = "is damaged"
         try:
-            return msgspec.msgpack.decode(read_sealed(self._path, MAGIC, self._disk), type=Ballot)
+            ballot = msgspec.msgpack.decode(read_sealed(self._path, MAGIC, self._disk), type=Ballot)
+            if ballot.term >= newest:
+                return ballot
+            what = "is older than the last vote of this node"
         except FileNotFoundError:
-            return Ballot()
+            if newest == Ballot().term:
+                return Ballot()
+            what = "is missing"
         except OSError as error:
             self._fail("read", error)
         except (DamagedFileError, msgspec.MsgspecError):
@@ -113,19 +122,19 @@ class FileVotes:
         ballot = Ballot(Term(membership_version, LAST))
         aside = self._path.with_name(f"{self._path.name}.damaged")
         try:
-            self._disk.rename(self._path, aside)
+            if self._disk.exists(self._path):
+                self._disk.rename(self._path, aside)
+                what += f": renamed it to {aside.name}"
             self.save(ballot)
         except OSError as error:
             self._fail("write", error)
-        event = (
-            f"{self._path} is damaged: renamed it to {aside.name}; this node takes no part in elections until the membership"
-            " changes"
-        )
+        event = f"{self._path} {what}; this node takes no part in elections until the membership changes"
         self._log.warning(event, kind="file-damaged", path=str(self._path))
         return ballot
 
     def save(self, ballot: Ballot) -> None:
         write_sealed(self._path, MAGIC, msgspec.msgpack.encode(ballot), disk=self._disk)
+        update_facts(self._path.parent, self._disk, term=ballot.term)
         failpoint("vote-saved")
 
     def distrust(self, membership_version: int) -> None:
@@ -140,7 +149,7 @@ class FileVotes:
             self._fail("write", error)
 
     def _fail(self, what: str, error: OSError) -> NoReturn:
-        raise ConfigurationError(f"cannot {what} {self._path}: {reason(error)}") from error
+        raise ConfigurationError(f"cannot {what} {file_of(error, self._path)}: {explain(error)}") from error
 
 
 def electorate(membership_version: int, members: Iterable[Member]) -> Electorate:

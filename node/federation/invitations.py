@@ -10,6 +10,7 @@ A running node answers newcomers with `InvitationService`, which limits their nu
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from p2pfl._util.atomic_files import PRIVATE_FOLDER, DamagedFileError, read_sealed, write_sealed
+from p2pfl._util.atomic_files import PRIVATE_FOLDER, DamagedFileError, explain, read_sealed, write_sealed
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.failpoints import failpoint
 from p2pfl._util.machine import boot_clock
@@ -41,6 +42,7 @@ from p2pfl.protocols.rate_limit import TokenBucket
 INVITATIONS = "invitations"
 LONGEST = 366 * 24 * 60  # maximum minutes for which a token is valid
 _MAGIC = b"p2pfl invitation 2\n"
+_NOTE = re.compile(r"[0-9a-f]{64}")  # name of a note
 Clock = Callable[[], float]
 AT_ONCE = 4  # requests of newcomers processed in parallel; further ones are refused as "busy"
 REFUSALS, RECOVERY = 10, 0.5  # refusals of one host in a row, and additional ones per second
@@ -115,7 +117,7 @@ def invite(
     with open_log_for_additions(folder) as membership:
         membership_file.load(folder, membership, passphrase)  # this node needs it when the token is used
         check_name_is_free(membership, name, reuse_name)
-        inviter = Identity.load(folder / config.KEY).public
+        inviter = config.own_key(folder)
         secret = invitation.new_secret()
         (folder / INVITATIONS).mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
         write_note(folder, secret, Note(name, role, expires, until, reuse_name))
@@ -145,12 +147,47 @@ def read_note(folder: Path, secret: bytes) -> Note:
 
     Raises:
         ProtocolError: with the cause `invitation unknown` if there is none.
+        ConfigurationError: it is damaged.
+        OSError: it cannot be read.
     """
     try:
-        return msgspec.msgpack.decode(read_sealed(_path(folder, secret), _MAGIC), type=Note)
-    except (FileNotFoundError, DamagedFileError, msgspec.MsgspecError) as error:
+        return _read_note(_path(folder, secret))
+    except FileNotFoundError as error:
         raise ProtocolError(
             "invitation unknown", "the inviting node has not issued this token, or has lost its record"
+        ) from error
+
+
+def report_damaged_notes(folder: Path, log: EventLogger) -> None:
+    """Report each damaged note of a folder, because its token admits nobody."""
+    try:
+        paths = sorted(path for path in (folder / INVITATIONS).iterdir() if _NOTE.fullmatch(path.name))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        log.warning(f"cannot read {folder / INVITATIONS}: {explain(error)}", kind="tokens-unanswered")
+        return
+    for path in paths:
+        try:
+            _read_note(path)
+        except ConfigurationError as error:
+            log.warning(str(error), kind="file-damaged", path=str(path))
+        except OSError as error:
+            log.warning(f"cannot read {path}: {explain(error)}", kind="file-damaged", path=str(path))
+
+
+def _read_note(path: Path) -> Note:
+    """Return a note.
+
+    Raises:
+        ConfigurationError: it is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        return msgspec.msgpack.decode(read_sealed(path, _MAGIC), type=Note)
+    except (DamagedFileError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(
+            f"{path} is damaged, so its token admits nobody; remove it, and make a new token with p2pfl-node invite"
         ) from error
 
 
@@ -269,22 +306,25 @@ def open_service(
     """Return the invitation service of a node, and permit newcomers to ask.
 
     Args:
-        log: receives an event if the key cannot be decrypted.
+        log: receives an event if the key is damaged, not the one in force, or cannot be decrypted; and one for each
+            damaged note of a token.
 
     Returns:
-        The service; None if the node has no admission key, or cannot decrypt it. The second value says why it cannot.
+        The service; None if the node has no admission key, or cannot use it. The second value says why it cannot.
     """
     if not membership_file.may_admit(folder):
         return None, ""
+    passphrase, still = None, ""
     try:
-        passphrase = None
         if membership_file.is_encrypted(folder):
+            still = "; p2pfl-node admit still works"
             passphrase = membership_changes.ask_passphrase(folder / membership_file.ADMISSION, passphrase_file)
-            with open_log_for_additions(folder) as entries:
-                membership_file.load(folder, entries, passphrase)
+        with open_log_for_additions(folder) as entries:
+            membership_file.load(folder, entries, passphrase)
     except ConfigurationError as error:
-        log.warning(f"cannot answer invitation tokens: {error}; p2pfl-node admit still works", kind="tokens-unanswered")
+        log.warning(f"cannot answer invitation tokens: {error}{still}", kind="tokens-unanswered")
         return None, str(error)
+    report_damaged_notes(folder, log)
     membership.invites = True
     return InvitationService(TokenRedeemer(folder, passphrase), membership), ""
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from p2pfl._util.atomic_files import lock_folder
 from p2pfl._util.binding import split_name
+from p2pfl._util.disk import SYSTEM
 from p2pfl._util.printable import plural, printable
 from p2pfl._util.registry import resolve
 from p2pfl.errors import ConfigurationError, RunError
@@ -28,7 +29,7 @@ from p2pfl.node.federation import membership_changes
 from p2pfl.node.federation.agreement import Agreement, Approve, apply_agreement, approve_all
 from p2pfl.node.federation.loading import LoadedNode, find_own_modules, task_of
 from p2pfl.node.federation.membership_changes import STOP_FIRST, watch_checkpoints
-from p2pfl.node.federation.membership_file import describe_refusal, load_federation
+from p2pfl.node.federation.membership_file import FEDERATION, describe_refusal, load_federation
 from p2pfl.node.folder import config, config_edit
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.policies import POLICIES
@@ -79,7 +80,8 @@ def join(
         RunError: the inviting node cannot be reached.
     """
     own = config.load(folder)
-    if (membership := load_federation(folder)) is not None:
+    # Without its file, an earlier command was interrupted, or the file was lost: to join again restores it.
+    if SYSTEM.exists(folder / FEDERATION) and (membership := load_federation(folder)) is not None:
         refusal = describe_refusal(membership, config.own_key(folder), folder)
         member = f"{folder} belongs to a federation already; create another node with p2pfl-node init"
         raise ConfigurationError(refusal or member)
@@ -91,7 +93,7 @@ def _join(folder: Path, own: NodeConfig, token: str, approve: Approve, notify: C
     """Become a member with the folder locked: a running node would write a checkpoint of its own training."""
     say_earlier = watch_checkpoints(folder, notify)
     try:
-        identity = Identity.load(folder / config.KEY)
+        identity = config.own_identity(folder)
         if not token.lstrip().startswith(INVITATION):
             name = membership_changes.accept_bundle(folder, token, own, identity.public, approve=approve)
             say_earlier()

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from p2pfl._util import toml_tables
 from p2pfl._util.binding import split_name
+from p2pfl._util.event_log import EventLogger
 from p2pfl._util.machine import TRAINING, check_size, free_memory, within
 from p2pfl.errors import COMMAND_LINE, ConfigurationError, name_source
 from p2pfl.learning.optimizers import check_schedule
@@ -50,15 +51,18 @@ class LoadedNode(NamedTuple):
         return COMMAND_LINE if changed & set(keys) else str(self.folder / config.CONFIG)
 
 
-def load(folder: Path, changes: Sequence[str] = ()) -> LoadedNode:
+def load(folder: Path, changes: Sequence[str] = (), log: EventLogger | None = None) -> LoadedNode:
     """Load a node's folder, with "key=value" changes of node.toml applied.
+
+    Args:
+        log: receives an event if the membership log is damaged or older than its copy.
 
     Raises:
         ConfigurationError: a file or value is missing, damaged or wrong; or the federation names another task or
             policy, or sets an option that each node sets for itself.
     """
     own = config.load(folder, changes)
-    membership = load_federation(folder)
+    membership = load_federation(folder, log=log)
     if membership is None:
         return LoadedNode(folder, own, None, None, changes)
     agreed = agreement.read(membership.file)

@@ -35,6 +35,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import membership_file
 from p2pfl.node.federation.agreement import Approve, approve_all, check_agreement
 from p2pfl.node.federation.membership_file import (
+    COPY,
     FEDERATION,
     MEMBERSHIP,
     OLD,
@@ -92,7 +93,7 @@ def create_federation(folder: Path, tables: Mapping[str, Any], backup: Path, pas
     if (folder / FEDERATION).exists():
         raise ConfigurationError(f"{folder} belongs to a federation already; create another node with p2pfl-node init")
     with lock_folder(folder, STOP_FIRST), as_configuration():
-        own = Identity.load(folder / config.KEY)
+        own = config.own_identity(folder)
         admission = membership_file.create(folder, backup, passphrase)
         try:
             membership = Membership(Federation.sign(tables, admission))
@@ -212,7 +213,7 @@ def _keep(folder: Path, membership: Membership, own: NodeConfig, key: bytes, app
 def _enter(folder: Path, membership: Membership) -> None:
     """Write the files of a federation. Checkpoints from before are set aside, unless the node returns with a new key."""
     try:
-        returns = Federation.parse((folder / f"{FEDERATION}{OLD}").read_bytes()).id == membership.federation
+        returns = Federation.parse(SYSTEM.read(folder / f"{FEDERATION}{OLD}")).id == membership.federation
     except (FederationError, OSError):
         returns = False
     if not returns:
@@ -234,7 +235,7 @@ def request(folder: Path, new_key: bool = False) -> str:
     """
     own = config.load(folder)
     with as_configuration():
-        identity = Identity.load(folder / config.KEY)
+        identity = config.own_identity(folder)
         aside = folder / f"{config.KEY}{OLD}"
         if aside.exists() and not (folder / FEDERATION).exists():
             replaced = Identity.load(aside)
@@ -248,10 +249,11 @@ def request(folder: Path, new_key: bool = False) -> str:
         fresh.unlink(missing_ok=True)
         new = Identity.create(fresh)
         line = Request.make(new, own.name, identity)
-        replace_file(aside, [(folder / config.KEY).read_bytes()], mode=PRIVATE)
+        replace_file(aside, [SYSTEM.read(folder / config.KEY)], mode=PRIVATE)
         for name in (FEDERATION, MEMBERSHIP, REVOCATION):  # the node joins again
             if (folder / name).exists():
                 (folder / name).replace(folder / f"{name}{OLD}")
+        SYSTEM.remove(folder / COPY)
         fresh.replace(folder / config.KEY)  # last, so that the command can be repeated after an interruption
         SYSTEM.sync(folder)
         return line
@@ -398,8 +400,7 @@ def read_passphrase(path: Path) -> bytes:
         ConfigurationError: the file cannot be read, or contains no passphrase.
     """
     try:
-        with path.open("rb") as file:
-            line = file.read(_LONGEST_PASSPHRASE).partition(b"\n")[0].rstrip(b"\r")
+        line = SYSTEM.read(path, _LONGEST_PASSPHRASE).partition(b"\n")[0].rstrip(b"\r")
     except OSError as error:
         raise ConfigurationError(f"cannot read the passphrase from {path}: {error.strerror}") from error
     if not line:

@@ -2,6 +2,7 @@
 
 federation.toml     rules on which the members have agreed, signed
 membership          log of the members, signed entry by entry; commands and a running node both write it
+membership.copy     the same log again, so that a damaged or older one is noticed and mended
 revocation          proof that this node was revoked by an entry that the log does not have; usually there is none
 admission.pem       the admission key in force, mode 0600; it may be encrypted with a passphrase. Its owner decides which
                     nodes are members
@@ -16,8 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from p2pfl._util.atomic_files import DamagedFileError, read_sealed, reason, replace_file, write_sealed
-from p2pfl._util.disk import LOCK_PATIENCE, NO_FILE, PRIVATE, SYSTEM, Disk
+from p2pfl._util.atomic_files import DamagedFileError, explain, read_sealed, reason, replace_file, write_sealed
+from p2pfl._util.disk import LOCK_PATIENCE, NO_FILE, PRIVATE, SYSTEM, Disk, Stamp
+from p2pfl._util.event_log import EventLogger
 from p2pfl._util.failpoints import failpoint
 from p2pfl._util.printable import key_name
 from p2pfl.errors import ConfigurationError
@@ -29,36 +31,55 @@ from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import Membership, count_entries
 
 FEDERATION, MEMBERSHIP, REVOCATION = "federation.toml", "membership", "revocation"
+COPY = "membership.copy"
+RESTORE = "copy it from the folder of another member, where it is the same, or restore it from a backup"
 OLD = ".old"  # suffix of the files of a federation that this node has left to return with a new key
 _MAGIC = b"p2pfl membership 1\n"
 _REVOCATION_MAGIC = b"p2pfl revocation 1\n"
 ADMISSION = "admission.pem"
+ADMISSION_REMEDY = "restore it from the backup that `federation create` or `federation rotate` has written"
 
 
 class MembershipFile:
-    """Membership log on disk. Concurrent writes by several processes lose nothing.
+    """Membership log on disk, in two files with the same content. Concurrent writes by several processes lose nothing.
+
+    The log only grows, so that the longer of the two files is the newer one. If one is damaged, missing or older, the
+    other counts, and the next write mends both. An older log would trust former members, and the owner of the admission
+    key would sign other entries with the same numbers.
 
     Args:
         patience: seconds to wait for another process that writes.
-        disk: the disk of the file.
+        disk: the disk of the files.
+        log: receives an event if the copy counts.
 
     Attributes:
         membership_version: the number of entries in the file when it was last read or written.
     """
 
-    def __init__(self, folder: Path, patience: float = LOCK_PATIENCE, *, disk: Disk = SYSTEM) -> None:
+    def __init__(
+        self, folder: Path, patience: float = LOCK_PATIENCE, *, disk: Disk = SYSTEM, log: EventLogger | None = None
+    ) -> None:
         self.membership_version = 0
         self._path = folder / MEMBERSHIP
+        self._copy = folder / COPY
+        self._copied = 0  # entries in the copy
         self._patience = patience
         self._disk = disk
+        self._log = log
         self._seen = NO_FILE
+        self._reported: Stamp | None = None  # the damaged file that was last reported
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a file was damaged, missing or older when it was last read, and has not been written since."""
+        return self._copied != self.membership_version
 
     def save(self, membership: Membership) -> None:
         """Write the log, which is on disk when this returns. `membership` gets entries of other processes as well.
 
         Raises:
             OSError: the file cannot be written, or another process holds the lock.
-            ConfigurationError: the file is damaged, or differs.
+            ConfigurationError: the file and its copy are damaged, or differ.
         """
         with self.adding(membership):
             pass
@@ -67,43 +88,89 @@ class MembershipFile:
     def adding(self, membership: Membership) -> Iterator[None]:
         """Permit additions to `membership` while no other process adds to the log. It begins with the entries on disk.
 
-        When the block ends, the new entries are on disk. An error in the block leaves the file unchanged.
+        When the block ends, the new entries are on disk. An error in the block leaves the files unchanged.
 
         Raises:
             OSError: the file cannot be written, or another process holds the lock.
-            ConfigurationError: the file is damaged, or differs.
+            ConfigurationError: the file and its copy are damaged, or differ.
         """
         with self._disk.exclusive(self._path.with_name(self._path.name + ".lock"), self._patience):
             self.merge(membership)
             yield
-            if membership.membership_version > self.membership_version:
+            newest = membership.membership_version
+            if newest > self.membership_version:
                 write_sealed(self._path, _MAGIC, membership.encode(), disk=self._disk)
-                self.membership_version, self._seen = membership.membership_version, self._disk.stamp(self._path)
+                self.membership_version, self._seen = newest, self._disk.stamp(self._path)
                 failpoint("membership-saved")
+            if newest > self._copied:
+                write_sealed(self._copy, _MAGIC, membership.encode(), disk=self._disk)
+                self._copied = newest
 
     def merge(self, membership: Membership) -> None:
         """Add the entries on disk, if there may be new ones. Only new entries are verified.
 
         Raises:
-            ConfigurationError: the file cannot be read, is damaged, is the log of another federation, or differs.
+            ConfigurationError: the file cannot be read, is damaged, is the log of another federation, or differs. Only
+                if the copy does not count either.
         """
         stamp = self._disk.stamp(self._path)  # before reading, so that a concurrent write is read again
-        if stamp == self._seen and membership.membership_version >= self.membership_version:
+        if stamp == self._seen != NO_FILE and membership.membership_version >= self.membership_version:
             return
+        problem = self._take(membership, stamp)
+        if problem is not None:
+            self.membership_version = 0
+        self._copied = self._take_copy(membership, problem)
+        if self._copied <= self.membership_version:
+            if problem is not None:
+                raise problem
+            return
+        if self._log is not None and stamp != self._reported:
+            what = "is older than its copy" if problem is None else f"cannot be used ({str(problem).partition('; ')[0]})"
+            self._log.warning(
+                f"{self._path} {what}; continuing with the {self._copied} entries in {self._copy.name}",
+                kind="file-damaged",
+                path=str(self._path),
+            )
+            self._reported = stamp
+
+    def _take(self, membership: Membership, stamp: Stamp) -> ConfigurationError | None:
+        """Add the entries of the file; return why it cannot be used, or None."""
         try:
             content = read_sealed(self._path, _MAGIC, self._disk)
-        except FileNotFoundError:
-            self.membership_version = 0
-            return
-        except DamagedFileError as error:
-            raise ConfigurationError(str(error)) from error
-        except OSError as error:
-            raise ConfigurationError(f"cannot read {self._path}: {reason(error)}") from error
-        try:
             membership.extend(content)
-            self.membership_version, self._seen = count_entries(content), stamp
+        except FileNotFoundError:
+            if self._disk.exists(self._path) or self._disk.exists(self._copy):
+                return ConfigurationError(f"{self._path} is missing; {RESTORE}")
+            self.membership_version = 0
+            return None
+        except DamagedFileError as error:
+            return ConfigurationError(f"{error}; {RESTORE}")
+        except OSError as error:
+            return ConfigurationError(f"cannot read {self._path}: {explain(error)}")
         except ProtocolError as error:
-            raise ConfigurationError(f"{self._path}: {error}") from error
+            return ConfigurationError(f"{self._path}: {error}; {RESTORE}")
+        self.membership_version, self._seen = count_entries(content), stamp
+        return None
+
+    def _take_copy(self, membership: Membership, problem: ConfigurationError | None) -> int:
+        """Add the entries of the copy; return their number, or 0 if it cannot be used.
+
+        Args:
+            problem: why the file cannot be used, or None.
+        """
+        try:
+            content = read_sealed(self._copy, _MAGIC, self._disk)
+            membership.extend(content)
+        except (OSError, DamagedFileError):
+            return 0
+        except ProtocolError as error:
+            if problem is None and error.cause == "membership fork":
+                raise ConfigurationError(
+                    f"{self._path} and {self._copy.name} differ: the admission key has signed two entries with one number;"
+                    " remove both, and copy membership from the folder of another member"
+                ) from error
+            return 0
+        return count_entries(content)
 
     def save_revocation(self, key: bytes, proof: bytes) -> None:
         """Write the proof that the membership of a key was revoked.
@@ -120,35 +187,41 @@ class MembershipFile:
 
 def awaited_federation(folder: Path) -> str:
     """Return the name of the federation that a node has left to return with a new key; "" if there is none."""
-    if (folder / FEDERATION).exists():
+    if SYSTEM.exists(folder / FEDERATION):
         return ""
     try:
-        return str(Federation.parse((folder / f"{FEDERATION}{OLD}").read_bytes()).name)
+        return str(Federation.parse(SYSTEM.read(folder / f"{FEDERATION}{OLD}")).name)
     except (FederationError, OSError):
         return ""
 
 
-def load_federation(folder: Path, disk: Disk = SYSTEM) -> Membership | None:
+def load_federation(folder: Path, disk: Disk = SYSTEM, log: EventLogger | None = None) -> Membership | None:
     """Return the membership of a node's federation, or None if it belongs to none.
+
+    Args:
+        log: receives an event if the membership log is damaged or older than its copy.
 
     Raises:
         ConfigurationError: a file is damaged, missing, or from another federation.
     """
     try:
-        data = disk.read(folder / FEDERATION)
-    except FileNotFoundError:
+        data = disk.read(path := folder / FEDERATION)
+    except FileNotFoundError as error:
+        left = [name for name in (FEDERATION, MEMBERSHIP, COPY) if disk.exists(folder / name)]
+        if left:
+            raise ConfigurationError(
+                f"{path} is missing, but {left[0]} is there, so this node is a member; {RESTORE}, or join again"
+            ) from error
         return None
     except OSError as error:
-        raise ConfigurationError(f"cannot read {folder / FEDERATION}: {reason(error)}") from error
+        raise ConfigurationError(f"cannot read {path}: {explain(error)}") from error
     try:
         membership = Membership(Federation.parse(data))
     except FederationError as error:
-        raise ConfigurationError(f"{folder / FEDERATION}: {error}") from error
-    if not disk.exists(folder / MEMBERSHIP):
-        raise ConfigurationError(
-            f"{folder / MEMBERSHIP} is missing; restore it from a backup, or join again with a new node"
-        )
-    MembershipFile(folder, disk=disk).merge(membership)
+        raise ConfigurationError(f"{path}: {error}; {RESTORE}") from error
+    if not disk.exists(folder / MEMBERSHIP) and not disk.exists(folder / COPY):
+        raise ConfigurationError(f"{folder / MEMBERSHIP} is missing; {RESTORE}")
+    MembershipFile(folder, disk=disk, log=log).merge(membership)
     if content := _read_revocation(folder / REVOCATION, disk):
         membership.accept_revocation(content[:KEY_SIZE], content[KEY_SIZE:])  # a later log makes it obsolete
     return membership
@@ -160,9 +233,9 @@ def _read_revocation(path: Path, disk: Disk) -> bytes:
     except FileNotFoundError:
         return b""
     except DamagedFileError as error:
-        raise ConfigurationError(str(error)) from error
+        raise ConfigurationError(f"{error}; remove it, because peers show the proof again") from error
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {reason(error)}") from error
+        raise ConfigurationError(f"cannot read {path}: {explain(error)}") from error
 
 
 def member_of(folder: Path) -> Membership:
@@ -193,7 +266,7 @@ def write_federation(folder: Path, membership: Membership, disk: Disk = SYSTEM) 
 
 def may_admit(folder: Path) -> bool:
     """Return whether the admission key is in a node's folder."""
-    return (folder / ADMISSION).exists()
+    return SYSTEM.exists(folder / ADMISSION)
 
 
 def is_encrypted(folder: Path) -> bool:
@@ -203,7 +276,7 @@ def is_encrypted(folder: Path) -> bool:
         ConfigurationError: the key cannot be read.
     """
     with as_configuration():
-        return any(path.exists() and key_files.is_encrypted(path) for path in (folder / ADMISSION, _successor(folder)))
+        return any(SYSTEM.exists(path) and key_files.is_encrypted(path) for path in (folder / ADMISSION, _successor(folder)))
 
 
 def load(folder: Path, membership: Membership, passphrase: bytes | None = None) -> Identity:
@@ -218,25 +291,38 @@ def load(folder: Path, membership: Membership, passphrase: bytes | None = None) 
     if not may_admit(folder):
         raise ConfigurationError(f"{folder} has no {ADMISSION}; run this command at the node with the admission key")
     locked: list[PassphraseError] = []
+    broken: list[IdentityError] = []
     with as_configuration():
         for each in (path, successor):
-            if not each.exists():
+            if not SYSTEM.exists(each):
                 continue
             try:
                 identity = Identity.load(each, passphrase)
             except PassphraseError as error:
                 locked.append(error)
                 continue
+            except IdentityError as error:
+                if each is successor:  # a part of a key that is not in force yet
+                    continue
+                broken.append(error)
+                continue
             if identity.public != membership.admission:
                 continue
             if each is successor:
-                replace_file(folder / f"{ADMISSION}.old", [path.read_bytes()], mode=PRIVATE)
+                if not broken:
+                    replace_file(folder / f"{ADMISSION}.old", [SYSTEM.read(path)], mode=PRIVATE)
                 successor.replace(path)
                 SYSTEM.sync(folder)
             return identity
         if locked:
             raise locked[0]
-    raise ConfigurationError(f"{path} is no longer the admission key: another key has replaced it")
+    if broken:
+        remedy = "" if "; " in str(broken[0]) else f"; {ADMISSION_REMEDY}"
+        raise ConfigurationError(f"{broken[0]}{remedy}")
+    raise ConfigurationError(
+        f"{path} is no longer the admission key: another key has replaced it; restore that one from its backup, or remove"
+        " this file if another member has it"
+    )
 
 
 def create(folder: Path, backup: Path, passphrase: bytes | None = None) -> Identity:
@@ -269,7 +355,7 @@ def _create(path: Path, backup: Path, passphrase: bytes | None) -> Identity:
     with as_configuration():
         identity = Identity.create(path, passphrase)
     try:
-        key_files.write_new(backup, path.read_bytes())
+        key_files.write_new(backup, SYSTEM.read(path))
     except FileExistsError as error:
         path.unlink()
         raise ConfigurationError(f"{backup} exists; choose another file for the backup of the admission key") from error
@@ -287,7 +373,8 @@ def as_configuration() -> Iterator[None]:
     except (FederationError, IdentityError) as error:
         raise ConfigurationError(str(error)) from error
     except OSError as error:
-        raise ConfigurationError(f"cannot write {error.filename or 'a file'}: {reason(error)}") from error
+        named = error.filename2 or error.filename or "a file"
+        raise ConfigurationError(f"cannot write {named}: {explain(error)}") from error
 
 
 class RevokedError(ConfigurationError):

@@ -56,7 +56,7 @@ class MembershipSync:
         self._peering = peering
         self._election = election
         self._folder = ready.folder
-        self._file = file or MembershipFile(ready.folder)
+        self._file = file or MembershipFile(ready.folder, log=log)
         self._tries = DiskErrorReporter(ready.folder / MEMBERSHIP, "the membership log", log)
         self._grown = asyncio.Event()
         self._log = log
@@ -73,7 +73,8 @@ class MembershipSync:
         """
         while True:
             self._grown.clear()
-            if self._file.has_changed() or self._file.membership_version != self._membership.membership_version:
+            newest = self._membership.membership_version
+            if self._file.has_changed() or self._file.membership_version != newest or self._file.is_behind:
                 await self._synchronise()
             if self._membership.accepted_revocation is not None:
                 with self._tries.tolerate():
@@ -87,7 +88,7 @@ class MembershipSync:
         """Read new entries from the file, and write missing ones, without blocking the node."""
         whole = self._membership.copy()
         await asyncio.to_thread(self._file.merge, whole)
-        if whole.membership_version != self._file.membership_version:
+        if whole.membership_version != self._file.membership_version or self._file.is_behind:
             with self._tries.tolerate():
                 await asyncio.to_thread(self._file.save, whole)
         self._membership.extend(whole.after(self._membership.membership_version, LIMIT))

@@ -28,7 +28,7 @@ import tomli_w
 from p2pfl._util import toml_tables
 from p2pfl._util.atomic_files import PRIVATE_FOLDER, replace_file
 from p2pfl._util.binding import bind, split_name
-from p2pfl._util.disk import PRIVATE
+from p2pfl._util.disk import PRIVATE, SYSTEM
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.registry import locate
 from p2pfl._util.toml_tables import options_text
@@ -49,6 +49,8 @@ from p2pfl.tracking.tracker import GROUP, TRACKERS
 PUBLISHED = "published"
 CONFIG, KEY, CHECKPOINT, INCARNATION, STATUS = "node.toml", "key.pem", "checkpoint", "incarnation", "status.json"
 VOTE = "vote"
+CONFIG_REMEDY = "correct it, or restore it from a backup"
+KEY_REMEDY = "restore it from a backup, or create a new node with p2pfl-node init"
 BROKERS = re.compile(r"mqtts?://[^/\s]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 COMMENTS = 27  # column at which the comments begin
@@ -254,7 +256,7 @@ def check_name(name: str, key: str = "name") -> None:
 
 def check_folder_of_node(folder: Path) -> None:
     """Raise ConfigurationError if a folder is not that of a node, or does not exist."""
-    if not (folder / CONFIG).exists():
+    if not SYSTEM.exists(folder / CONFIG):
         raise ConfigurationError(
             f"{folder} is not a node's folder: it has no {CONFIG}; create one with p2pfl-node init {folder}"
             if not folder.is_file()
@@ -270,7 +272,12 @@ def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
     """
     check_folder_of_node(folder)
     path = folder / CONFIG
-    table = toml_tables.read(path)
+    try:
+        table = toml_tables.read(path)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}; {CONFIG_REMEDY}") from error
+    if missing := [key for key in ("name", "listen") if key not in table]:
+        raise ConfigurationError(f"{path}: {missing[0]} is missing; {CONFIG_REMEDY}")
     with name_source(str(path), [toml_tables.parse_change(change)[0] for change in changes]):
         config = bind(toml_tables.with_changes(table, changes), NodeConfig)
         config.check()
@@ -322,16 +329,26 @@ def create(
     return identity
 
 
+def own_identity(folder: Path) -> Identity:
+    """Return the key of the node in a folder.
+
+    Raises:
+        ConfigurationError: the key file is missing, damaged, or readable by others; the text has the remedy.
+    """
+    try:
+        return Identity.load(folder / KEY)
+    except IdentityError as error:
+        remedy = "" if "; " in str(error) else f"; {KEY_REMEDY}"
+        raise ConfigurationError(f"{error}{remedy}") from error
+
+
 def own_key(folder: Path) -> bytes:
     """Return the public key of the node in a folder.
 
     Raises:
-        ConfigurationError: the key file is missing, damaged, or readable by others.
+        ConfigurationError: see `own_identity`.
     """
-    try:
-        return Identity.load(folder / KEY).public
-    except IdentityError as error:
-        raise ConfigurationError(str(error)) from error
+    return own_identity(folder).public
 
 
 def open_to_others(folder: Path) -> str:

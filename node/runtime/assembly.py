@@ -34,7 +34,6 @@ from p2pfl.node.status.observer import StatusObserver, TrackingObserver
 from p2pfl.node.trainer import ThreadTrainer
 from p2pfl.policy import Coordinated, asks_scores
 from p2pfl.protocols.election import Electorate
-from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transport import Transport
 from p2pfl.protocols.transports.in_process import InProcessNetwork
@@ -89,7 +88,7 @@ class Assembly:
         self._config = config = ready.config
         self._log = log
         self._supervisor = supervisor
-        self._identity = Identity.load(ready.folder / folders.KEY)
+        self._identity = folders.own_identity(ready.folder)
         self._task: Task = loading.task_of(ready)
         for facts in self._task.data_facts:
             log.info(f"data: {facts.line}", kind="data", source=facts.source, samples=facts.samples)
@@ -133,7 +132,7 @@ class Assembly:
             budget=config.budget,
             lenient=True,
             initial=self._initial,
-            resume_after=last_published(ready.folder / folders.PUBLISHED),
+            resume_after=last_published(ready.folder / folders.PUBLISHED, log=log),
         )
         if ready.membership is not None:
             follow_extensions(ready.membership, node, exchange, status_observer)

@@ -18,7 +18,9 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from p2pfl._util.atomic_files import lock_folder
+from msgspec.structs import asdict, replace
+
+from p2pfl._util.atomic_files import explain, file_of, lock_folder
 from p2pfl._util.console import FAILED, INTERRUPTED
 from p2pfl._util.disk import SYSTEM, Disk
 from p2pfl._util.event_log import EventLogger
@@ -28,17 +30,31 @@ from p2pfl.node.connectivity import Supervisor, network_of, without_password
 from p2pfl.node.coordination.election_runner import FileVotes
 from p2pfl.node.federation import loading
 from p2pfl.node.federation.loading import LoadedNode
-from p2pfl.node.federation.membership_file import RevokedError, check_member, check_name, load_federation
+from p2pfl.node.federation.membership_changes import checkpoints
+from p2pfl.node.federation.membership_file import (
+    ADMISSION,
+    FEDERATION,
+    MEMBERSHIP,
+    RESTORE,
+    MembershipFile,
+    RevokedError,
+    awaited_federation,
+    check_member,
+    check_name,
+    load_federation,
+    may_admit,
+)
 from p2pfl.node.folder import config as folders
 from p2pfl.node.folder import incarnation
 from p2pfl.node.folder.config import NodeConfig
+from p2pfl.node.folder.facts import FACTS, read_facts, report_losses, update_facts
 from p2pfl.node.log import LOG
 from p2pfl.node.node import Node
 from p2pfl.node.peering.control_messages import IncarnationConflictError
 from p2pfl.node.runtime.assembly import Assembly, Parts
 from p2pfl.node.status.endpoints import open_to_others, status_page
 from p2pfl.node.status.observer import StatusObserver, describe_start, federation_title
-from p2pfl.node.status.reader import keep_state, write_state
+from p2pfl.node.status.reader import keep_state, read_earlier, write_state
 from p2pfl.protocols.errors import AddressError, AddressInUseError, FederationError, IdentityError, TransportError
 
 FRESH = 10.0  # seconds; long enough not to wear out the memory card of a small machine
@@ -56,7 +72,7 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
         ConfigurationError: the configuration is wrong, the key is readable by others, or the port is in use.
     """
     log = log.bind(node=folder.resolve().name)
-    ready = loading.load(folder, changes)  # report its errors before the lock
+    ready = loading.load(folder, changes, log)  # report its errors before the lock
     if ready.membership is not None:
         key = folders.own_key(folder)
         check_member(ready.membership, key, folder)
@@ -65,6 +81,7 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
     with lock_folder(folder), keep_state(folder / folders.STATUS, CommandLineError):
         write_state(folder / folders.STATUS, "starting", facts={"configured_network": configured})
         _log_start(ready, log)
+        compare_with_facts(ready, log)
         try:
             return _run_once(folder, changes, log, until_done)
         except IncarnationConflictError as conflict:
@@ -87,6 +104,61 @@ def _log_start(ready: LoadedNode, log: EventLogger) -> None:
         title = federation_title(membership.file.name, membership.federation.hex())
     broker = without_password(ready.config.broker).partition("#")[0]  # without a fingerprint
     log.bind(**fields).info(describe_start(ready.config.name, ready.folder.resolve(), title, broker), kind="start")
+
+
+def compare_with_facts(ready: LoadedNode, log: EventLogger) -> None:
+    """Compare a folder with the facts of the last start, report what it has lost, and write the facts of this start.
+
+    A membership log that was damaged or older than its copy is written again first.
+
+    Raises:
+        ConfigurationError: the files of the federation are missing, or a file cannot be read or written.
+    """
+    folder, membership = ready.folder, ready.membership
+    before = read_facts(folder, log=log)
+    if membership is None and before.federation and not awaited_federation(folder):
+        raise ConfigurationError(
+            f"{folder / FEDERATION} and {MEMBERSHIP} are missing, but this node was a member of {before.federation} at its"
+            f" last start; {RESTORE}, or join again; to train alone, remove {folder / FACTS}"
+        )
+    entries = 0 if membership is None else membership.membership_version
+    if membership is not None and entries < before.entries and before.federation == membership.file.name:
+        raise ConfigurationError(
+            f"{folder / MEMBERSHIP} has {entries} entries, and had {before.entries} at the last start; {RESTORE}; to go on"
+            f" with this one, remove {folder / FACTS}"
+        )
+    admission = membership.admission if membership is not None and may_admit(folder) else b""
+    limits = {f"budget.{key}": value for key, value in asdict(ready.config.budget).items()}
+    limits["distrust"] = ready.config.distrust
+    now = replace(
+        before,
+        federation="" if membership is None else membership.file.name,
+        entries=entries,
+        admission=admission,
+        limits=limits,
+    )
+    _report_lost_checkpoint(ready, log)
+    report_losses(before, now, folder, config=folders.CONFIG, admission=ADMISSION, log=log)
+    try:
+        if membership is not None:
+            MembershipFile(folder).save(membership)
+        update_facts(folder, federation=now.federation, entries=entries, admission=admission, limits=limits)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {file_of(error, folder / FACTS)}: {explain(error)}") from error
+
+
+def _report_lost_checkpoint(ready: LoadedNode, log: EventLogger) -> None:
+    """Report that there is no checkpoint, although the status shows rounds in the same federation."""
+    status, membership = read_earlier(ready.folder / folders.STATUS), ready.membership
+    federation = "" if membership is None else membership.federation.hex()
+    last = max((row["round"] for row in status.rows), default=0)
+    if last and status.federation == federation and not checkpoints(ready.folder):
+        log.warning(
+            f"{ready.folder / folders.CHECKPOINT} is missing, but the last run has finished round {last};"
+            " starting again from round 0",
+            kind="rounds-lost",
+            round=0,
+        )
 
 
 def _run_once(folder: Path, changes: Sequence[str], log: EventLogger, until_done: bool) -> int:
@@ -154,7 +226,7 @@ async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> i
         if node.disk and node.stored < node.round:
             lost = (
                 f"round {node.round} is lost, because {ready.folder / folders.CHECKPOINT} cannot be written: {node.disk};"
-                f" make room, and run again to continue after round {node.stored}"
+                f" correct that, and run again to continue after round {node.stored}"
             )
             status_observer.ended("failed", lost)
             log.error(lost, kind="disk-failed", path=str(ready.folder / folders.CHECKPOINT))

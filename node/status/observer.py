@@ -110,6 +110,14 @@ class StatusObserver(Observer):
     def restored(self, node: Node) -> None:
         """Continue the history of the node's last run, up to the stored round."""
         rows = [row for row in self._earlier.rows if row["round"] <= node.round]
+        last = max((row["round"] for row in self._earlier.rows), default=0)
+        if last > node.round:
+            self._log.warning(
+                f"the checkpoint is from round {node.round}, and the last run has finished round {last}: it was not written,"
+                " or an older one has replaced it; repeating the rounds after it",
+                kind="rounds-lost",
+                round=node.round,
+            )
         best = [row for row in (self._earlier.best, *rows) if row.get("round") == node.early_stopping.round]
         self.state |= {"round": node.round, "history": rows, "best": snapshot.best_row(best[0]) if best else None}
         self.state["by_stage"] = snapshot.best_by_stage(node, rows, self._earlier.by_stage)

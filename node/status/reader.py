@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeGuard
 import msgspec
 
 from p2pfl._util.atomic_files import DiskErrorReporter, is_folder_locked, replace_file
-from p2pfl._util.disk import PRIVATE
+from p2pfl._util.disk import PRIVATE, SYSTEM
 from p2pfl._util.event_log import EventLogger
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation.membership_changes import checkpoints
@@ -139,7 +139,7 @@ def read(path: Path) -> dict[str, Any] | None:
     status = None
     try:
         with suppress(ValueError, RecursionError):
-            status = json.loads(path.read_bytes())
+            status = json.loads(SYSTEM.read(path))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -160,11 +160,13 @@ class Earlier(NamedTuple):
         rows: rows of the rounds.
         best: metrics of the model that was best on validation; empty if unknown.
         by_stage: the same for the model of each stage.
+        federation: identifier of the federation; "" for none.
     """
 
     rows: list[dict[str, Any]]
     best: dict[str, Any]
     by_stage: dict[str, dict[str, Any]]
+    federation: str = ""
 
 
 def read_earlier(path: Path) -> Earlier:
@@ -177,7 +179,8 @@ def read_earlier(path: Path) -> Earlier:
     best = status.get("best")
     stages = status.get("by_stage")
     by_stage = {stage: each for stage, each in stages.items() if isinstance(each, dict)} if isinstance(stages, dict) else {}
-    return Earlier(rows, best if isinstance(best, dict) else {}, by_stage)
+    federation = str(status.get("federation_id") or "")
+    return Earlier(rows, best if isinstance(best, dict) else {}, by_stage, federation)
 
 
 def _is_status(found: Any) -> TypeGuard[dict[str, Any]]:
@@ -284,7 +287,7 @@ def write_state(
 def keep_state(path: Path, error: type[Exception]) -> Iterator[None]:
     """Write the earlier status again if the block ends with an error of a type, after which the node has not started."""
     try:
-        earlier = path.read_bytes()
+        earlier = SYSTEM.read(path)
     except OSError:
         earlier = None
     try:

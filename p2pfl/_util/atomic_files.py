@@ -5,6 +5,7 @@ A sealed file consists of a magic line, the SHA-256 of that line and the content
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -19,6 +20,7 @@ from p2pfl.errors import ConfigurationError, P2pflError
 PRIVATE_FOLDER = 0o700  # mode of a folder for its owner only
 LOCK = "lock"  # the lock file in a folder
 _DIGEST_SIZE = 32
+_NEW = ".new"  # suffix of a file that is being written
 
 
 class DamagedFileError(P2pflError):
@@ -46,7 +48,7 @@ def replace_file(
     Raises:
         OSError: the file could not be written; the old file is unchanged, and the partial new one is removed.
     """
-    temporary = path.with_name(path.name + ".new")
+    temporary = path.with_name(path.name + _NEW)
     try:
         disk.remove(temporary)  # a file left by a crash may have another mode
         disk.create(temporary, parts, durable, mode)
@@ -112,7 +114,7 @@ def lock_folder(folder: Path, use: str = "runs this node") -> IO[bytes]:
     except BlockingIOError as error:
         raise ConfigurationError(f"{folder} is in use: another process {use}") from error
     except OSError as error:
-        raise ConfigurationError(f"cannot write {folder / LOCK}: {reason(error)}") from error
+        raise ConfigurationError(f"cannot write {folder / LOCK}: {explain(error)}") from error
 
 
 def is_folder_locked(folder: Path) -> bool:
@@ -147,12 +149,11 @@ class DiskErrorReporter:
         try:
             yield
         except OSError as error:
-            before, self.problem = self.problem, reason(error)
+            path = file_of(error, self._path)
+            before, self.problem = self.problem, reason(error) if path == self._path else f"{path.name}: {reason(error)}"
             if not before:
                 self._log.warning(
-                    f"cannot write {self._path}: {self.problem}; continuing in memory",
-                    kind="disk-failed",
-                    path=str(self._path),
+                    f"cannot write {path}: {reason(error)}; continuing in memory", kind="disk-failed", path=str(path)
                 )
             return
         before, self.problem = self.problem, ""
@@ -163,6 +164,35 @@ class DiskErrorReporter:
 def reason(error: OSError) -> str:
     """Return the system's error text, without file names."""
     return error.strerror or str(error) or type(error).__name__
+
+
+def file_of(error: OSError, otherwise: Path) -> Path:
+    """Return the file that a failed write should have changed, or `otherwise` if the error does not name it."""
+    # A folder cannot take the place of a file, nor a file that of a folder: the culprit is the folder.
+    named = error.filename if isinstance(error, NotADirectoryError) else error.filename2 or error.filename
+    if not isinstance(named, str) or Path(named).parent != otherwise.parent:
+        return otherwise
+    return Path(named).with_name(Path(named).name.removesuffix(_NEW))
+
+
+def explain(error: OSError) -> str:
+    """Return the system's error text, and the remedy after a semicolon."""
+    return f"{reason(error)}; {_REMEDIES.get(error.errno or 0, 'move it away, or restore it from a backup')}"
+
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or ask for a larger quota",
+    errno.EFBIG: "permit larger files",
+    errno.EROFS: "make the file system writable",
+    errno.EACCES: "give this user access to it, such as with chown and chmod",
+    errno.EPERM: "give this user access to it, such as with chown and chmod",
+    errno.EIO: "check the disk, and restore the folder from a backup",
+    errno.ENOLCK: "move the folder to a file system with locks",
+    errno.EAGAIN: "try again",
+    errno.EMFILE: "permit more open files",
+    errno.ENFILE: "permit more open files",
+}
 
 
 def _digest(magic: bytes, content: Iterable[bytes]) -> bytes:

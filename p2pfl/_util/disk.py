@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,6 +22,7 @@ LOCK_PATIENCE = 5.0  # seconds to wait for a lock that another process holds
 NO_FILE = 0, 0, 0
 _POLLING = 0.02  # seconds between attempts
 _BINARY = getattr(os, "O_BINARY", 0)  # without it, Windows translates line ends
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would otherwise wait for its other end
 Stamp = tuple[int, int, int]
 """Number, time of the last change in ns, and size of a file; it changes whenever the file does."""
 
@@ -28,11 +30,11 @@ Stamp = tuple[int, int, int]
 class Disk(Protocol):
     """Operations on files. All raise OSError if the disk fails, and FileNotFoundError for a missing file."""
 
-    def read(self, path: Path) -> bytes:
-        """Return the content of a file."""
+    def read(self, path: Path, most: int = -1) -> bytes:
+        """Return the content of a regular file, or its first `most` bytes. A pipe or a device is an OSError."""
 
     def exists(self, path: Path) -> bool:
-        """Return whether there is a file."""
+        """Return whether there is a file of any kind, such as a link to a file that is missing."""
 
     def stamp(self, path: Path) -> Stamp:
         """Return the stamp of a file; NO_FILE if there is none."""
@@ -59,11 +61,12 @@ class Disk(Protocol):
 class SystemDisk:
     """The files of the operating system; see Disk."""
 
-    def read(self, path: Path) -> bytes:
-        return path.read_bytes()
+    def read(self, path: Path, most: int = -1) -> bytes:
+        with os.fdopen(_open_regular(path, os.O_RDONLY), "rb") as file:
+            return file.read(most)
 
     def exists(self, path: Path) -> bool:
-        return path.exists()
+        return os.path.lexists(path)
 
     def stamp(self, path: Path) -> Stamp:
         try:
@@ -116,7 +119,7 @@ def lock(path: Path, patience: float = 0.0) -> IO[bytes]:
         BlockingIOError: another process holds the lock for longer than `patience`.
         OSError: the file cannot be opened or locked.
     """
-    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _BINARY, PRIVATE), "ab")
+    file = os.fdopen(_open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
     deadline = time.monotonic() + patience
     try:
         while not _try_lock(file, portalocker.LockFlags.EXCLUSIVE, path):
@@ -136,7 +139,7 @@ def is_locked(path: Path) -> bool:
         OSError: the file cannot be opened.
     """
     try:
-        with path.open("rb") as file:
+        with os.fdopen(_open_regular(path, os.O_RDONLY), "rb") as file:
             return not _try_lock(file, portalocker.LockFlags.SHARED, path)  # other processes that only check do not count
     except FileNotFoundError:
         return False
@@ -147,6 +150,25 @@ def exclusive(path: Path, patience: float = LOCK_PATIENCE) -> Iterator[None]:
     """Exclude other processes that lock the same file from this block; see `lock`."""
     with lock(path, patience):
         yield
+
+
+def _open_regular(path: Path, flags: int) -> int:
+    """Open a regular file, and return its descriptor.
+
+    Raises:
+        OSError: it cannot be opened, or it is a folder, a pipe or a device, which could block the caller.
+    """
+    handle = os.open(path, flags | _BINARY | _AT_ONCE, PRIVATE)
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
 
 
 def _try_lock(file: IO[bytes], kind: portalocker.LockFlags, path: Path) -> bool:

@@ -12,6 +12,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from p2pfl._util.disk import SYSTEM
 from p2pfl.errors import ConfigurationError
 
 LONGEST = 2**26  # bytes of a file
@@ -40,9 +41,7 @@ def read(path: Path) -> dict[str, Any]:
         ConfigurationError: the file cannot be read or parsed; the text contains the line.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(LONGEST + 1)
-        return parse(content)
+        return parse(SYSTEM.read(path, LONGEST + 1))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
     except ValueError as error:

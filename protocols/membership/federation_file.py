@@ -71,7 +71,7 @@ class Federation:
         match = _LAST_LINE.fullmatch(data)
         key = _ADMISSION.search(data) if match else None
         if match is None or key is None:
-            raise FederationError("not a federation file, or damaged")
+            raise FederationError("it is damaged, or not a federation file")
         content, signature = match.group(1), bytes.fromhex(match.group(2).decode())
         admission = bytes.fromhex(key.group(1).decode())
         if not verify(admission, signature, _LABEL + content):

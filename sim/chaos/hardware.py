@@ -243,8 +243,8 @@ class Mount:
             raise ProcessEnd
         return self._disk
 
-    def read(self, path: Path) -> bytes:
-        return self.disk.find(path).content
+    def read(self, path: Path, most: int = -1) -> bytes:
+        return self.disk.find(path).content if most < 0 else self.disk.find(path).content[:most]
 
     def exists(self, path: Path) -> bool:
         return path in self.disk.names

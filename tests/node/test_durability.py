@@ -19,6 +19,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import Checkpoint, FileStore
 from p2pfl.node.cli.main import main
 from p2pfl.node.folder import config, incarnation
+from p2pfl.node.folder.facts import FACTS
 from p2pfl.node.log import LOG
 from p2pfl.node.status.reader import current
 from p2pfl.protocols.errors import IdentityError
@@ -122,6 +123,7 @@ def test_count_start_after_damage_repeats_no_number(tmp_path):
     for changed in (*flipped(newest), b"", newest + b"0", b"4\n"):
         path.write_bytes(changed)
         before.write_bytes(older)
+        (tmp_path / FACTS).unlink(missing_ok=True)
         said = []
         assert incarnation.count_start(path, log_to(said)) == 2 + incarnation.JUMP + 1
         assert said == [
@@ -156,6 +158,7 @@ def test_count_start_without_intact_count_is_refused(tmp_path):
     incarnation.count_start(path)
     for damage in (lambda: before.write_bytes(b"x"), before.unlink):
         damage()
+        (tmp_path / FACTS).unlink(missing_ok=True)
         path.write_bytes(b"2\n")
         with pytest.raises(ConfigurationError, match=r"incarnation and incarnation\.1 are damaged or missing") as refused:
             incarnation.count_start(path)
@@ -256,7 +259,7 @@ def test_run_on_full_disk_does_not_start(capsys, tmp_path, monkeypatch):
     command(capsys, "init", "alice")
     with limited(40):  # less than the file needs, but more than scikit-learn writes at import
         code, _, err = command(capsys, "run", "alice")
-    assert (code, err) == (2, "cannot write the number of starts to alice/incarnation: File too large\n")
+    assert (code, err) == (2, "cannot write alice/facts: File too large; permit larger files\n")
 
 
 def test_run_fails_if_its_last_round_is_not_on_the_disk(capsys, tmp_path, monkeypatch):
@@ -266,7 +269,7 @@ def test_run_fails_if_its_last_round_is_not_on_the_disk(capsys, tmp_path, monkey
         code, out, _ = command(capsys, "run", "alice", "--set", "rounds=2")
     lost = (
         "round 2 is lost, because alice/checkpoint cannot be written: File too large;"
-        " make room, and run again to continue after round 0"
+        " correct that, and run again to continue after round 0"
     )
     assert code == 1
     assert out.splitlines()[-1].endswith(lost)

@@ -166,7 +166,11 @@ class Federation:
 
     def ballots(self, name):
         """Return the storage of a node's ballot."""
-        return FileVotes(self.folder / f"{name}.vote", log_to(self.said[name])) if self.folder else self.votes[name]
+        if not self.folder:
+            return self.votes[name]
+        own = self.folder / f"{name}.election"
+        own.mkdir(exist_ok=True)
+        return FileVotes(own / "vote", log_to(self.said[name]))
 
     def election(self, name):
         clock = asyncio.get_running_loop().time

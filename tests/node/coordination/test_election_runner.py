@@ -601,7 +601,7 @@ def test_damaged_vote_prevents_votes_in_its_membership_version(tmp_path):
 
 @pytest.mark.slow
 def test_node_with_damaged_vote_returns_in_next_version(tmp_path):
-    (tmp_path / "a.vote").write_bytes(b"nonsense")
+    (tmp_path / "a.election" / "vote").write_bytes(b"nonsense")
 
     async def test(federation):
         federation.start()
@@ -629,7 +629,7 @@ def test_vote_that_cannot_be_saved_is_not_given(tmp_path):
             raise OSError(28, "No space left on device")
 
     async def test(federation):
-        kept, full = federation.ballots, Full(tmp_path / "b.vote")
+        kept, full = federation.ballots, Full(tmp_path / "b.election" / "vote")
         federation.ballots = lambda name: full if name == "b" else kept(name)
         federation.start()
         await asyncio.sleep(20)
@@ -639,6 +639,6 @@ def test_vote_that_cannot_be_saved_is_not_given(tmp_path):
 
     federation = play(test, ("a", "b"), settings(rounds=1000), policy=CoordinatedFedAvg, folder=tmp_path)
     assert "cannot write this node's vote: No space left on device" in federation.said["b"][0]
-    assert not (tmp_path / "b.vote").exists()
+    assert not (tmp_path / "b.election" / "vote").exists()
     assert federation.watch["a"].elected_at == []
     assert federation.nodes["a"].exchange.election.seen.problem == UNKNOWN

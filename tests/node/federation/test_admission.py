@@ -22,6 +22,7 @@ from p2pfl.node.federation import agreement, invitations, join, loading, members
 from p2pfl.node.federation import join as joining
 from p2pfl.node.federation.invitations import INVITATIONS, RECOVERY, REFUSALS, InvitationService, TokenRedeemer
 from p2pfl.node.federation.membership_file import (
+    COPY,
     FEDERATION,
     MEMBERSHIP,
     MembershipFile,
@@ -232,6 +233,7 @@ def test_load_federation_detects_every_flipped_bit(home):
 def test_load_federation_reports_missing_cut_or_foreign_log(home, tmp_path, digits):
     path = home.alice / MEMBERSHIP
     whole = path.read_bytes()
+    (home.alice / COPY).unlink()
     for content in (b"", whole[:-1], whole + b"\0", whole[:20]):
         path.write_bytes(content)
         with pytest.raises(ConfigurationError, match="membership is damaged"):
@@ -520,7 +522,7 @@ def test_lock_never_released_is_reported_and_token_stays_valid(home):
     with exclusive(home.alice / "membership.lock"):
         assert isinstance(inviter.ask(BOB, token.secret), JoinRefused)
     path = home.alice / "membership.lock"
-    assert inviter.refusals == [("join failed", f"cannot write {path}: another process has locked it for 0.05 s")]
+    assert inviter.refusals == [("join failed", f"cannot write {path}: another process has locked it for 0.05 s; try again")]
     assert isinstance(inviter.ask(BOB, token.secret), Joined)
 
 

@@ -100,6 +100,17 @@ def test_membership_sync_saves_after_disk_was_full(bob):
     assert len(about_disk) == 2  # each message appears once, although the write is retried
 
 
+def test_membership_sync_mends_a_damaged_log(bob):
+    path = bob.folder / "membership"
+
+    async def test():
+        path.write_bytes(b"")
+        await until(lambda: bob.on_disk() == ["alice", "bob", "carol"] and path.stat().st_size)
+
+    bob.run(test)
+    assert path.read_bytes() == (bob.folder / "membership.copy").read_bytes()
+
+
 def test_membership_sync_waits_for_lock_without_blocking_node(tmp_path, monkeypatch):
     bob = Node(tmp_path, monkeypatch, patience=0.02)
     news, path = bob.revoke("carol"), bob.folder / "membership"
@@ -107,7 +118,7 @@ def test_membership_sync_waits_for_lock_without_blocking_node(tmp_path, monkeypa
     async def test():
         with exclusive(bob.folder / "membership.lock"):
             bob.log.extend(news)
-            held = f"cannot write {path}: another process has locked it for 0.02 s; continuing in memory"
+            held = f"cannot write {path}.lock: another process has locked it for 0.02 s; continuing in memory"
             await until(lambda: held in bob.said)
             assert list(bob.peering.peers) == ["alice"]
         await until(lambda: bob.on_disk() == ["alice", "bob"])
