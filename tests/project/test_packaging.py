@@ -93,7 +93,7 @@ def test_wheel_needs_large_libraries_in_extras_only(built):
 
 def test_wheel_holds_templates_of_new_projects(built):
     templates = {path.name for path in (ROOT / "sim" / "cli" / "new_project").iterdir()}
-    assert len(templates) == 5
+    assert len(templates) == 6
     assert {f"p2pfl/sim/cli/new_project/{name}" for name in templates} <= set(content(built[0]))
 
 
