@@ -108,7 +108,9 @@ def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
     )
     shown = reported_model(series)
     last = shown == "each node's model of the last round"
-    table = "The table shows the ends of the curves" if last else f"The table shows {shown}, not the ends of these curves"
+    table = (
+        "The table shows the ends of the curves" if last else f"The table shows {shown}, and the last round if it differs"
+    )
     places = places_of(series)[metric]
     target = next((target for one in series if (target := one.folder.summary.target) is not None), None)
     label = f"test {metric}"
