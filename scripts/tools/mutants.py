@@ -64,7 +64,7 @@ MODULES: Mapping[str, Module] = {
 }
 # Differences that are none of behaviour: a pattern of all that is left out before the original and the mutant are compared.
 LENGTHS = r",?\s*strict\s*=\s*\w+"  # of zip: an assertion
-WORDS = r"""f?"[^"]*"|f?'[^']*'|\bNone\b"""  # of an error; tests compare the part that matters
+WORDS = r"""(?<!ProtocolError\()(?:f?"[^"]*"|f?'[^']*'|str\((?:error|None)\)|\bNone\b)"""  # of an error, without its cause
 _ERROR = re.compile(r"Error\(|raise |must_be\(|refuse|^\s*f?\"[^\"]* [^\"]*\",?$")
 
 

@@ -135,6 +135,15 @@ def test_dac_borrows_from_most_or_least_similar_peer(lender, expected):
         assert policy.known.borrowed == pytest.approx(expected)
 
 
+def test_dac_limits_borrowed_similarities_under_a_robust_rule():
+    policy = Dac(neighbours=0)
+    policy.known.measure({"a": 0.5, "b": -0.2})
+    lent = {"a": {"x": 0.9, "y": -0.5, "z": 0.3}, "b": {"w": 0.8}}
+    updates = [Update(id, 1, "trained", np.zeros(1, np.float32), 1, similarity_extras(lent[id])) for id in lent]
+    policy.estimate(("a", "b", "w", "x", "y", "z"), updates, "median")
+    assert policy.known.borrowed == pytest.approx({"x": 0.5, "z": 0.3})  # the others would be 0, as unknown
+
+
 @pytest.mark.parametrize("schedule", ["synchronous", "sequential"])
 def test_dac_publishes_the_similarities_that_it_has_measured(schedule):
     cast, _ = play(lambda: Dac(neighbours=2, schedule=schedule))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership import log as revocation_proof
 from p2pfl.protocols.membership.federation_file import Federation
@@ -69,6 +70,42 @@ def test_wrong_proof_changes_nothing(proof):
     assert not former.accept_revocation(BOB.public, proof)
     assert former.refusal(BOB.public) == ""
     assert former.accepted_revocation is None
+
+
+OTHER = Membership(Federation.sign({"name": "other"}, ADMISSION))
+for made, identity in (("add", BOB), ("remove", BOB)):
+    OTHER.append(ADMISSION, made, "bob", identity.public)
+
+
+@pytest.mark.parametrize(
+    ("proof", "reason"),
+    [
+        (b"\xc1", "MessagePack"),
+        (bytes(revocation_proof.PROOF_LIMIT + 1), "bytes"),
+        (REMOVED.encode(), "not a hand-over before its last one"),
+        (log().encode(), "ends no membership"),
+        (OTHER.revocation(BOB.public), "another federation"),
+    ],
+)
+def test_proof_is_refused_for_a_reason(proof, reason):
+    with pytest.raises(ProtocolError, match=reason) as refused:
+        revocation_proof.verify(proof, FILE.id, 1, ADMISSION.public)
+    assert refused.value.cause == "membership"
+
+
+def test_proof_of_another_admission_key_or_of_a_known_entry_is_refused():
+    proof = REMOVED.revocation(BOB.public)
+    for version, admission, reason in ((1, EVE, "without a signature"), (3, ADMISSION, "which is known")):
+        with pytest.raises(ProtocolError, match=reason) as refused:
+            revocation_proof.verify(proof, FILE.id, version, admission.public)
+        assert refused.value.cause == "membership"
+
+
+def test_proof_may_come_twice_but_not_of_a_stranger():
+    former, proof = log(), REMOVED.revocation(BOB.public)
+    assert former.accept_revocation(BOB.public, proof)
+    assert former.accept_revocation(BOB.public, b"")
+    assert not former.accept_revocation(EVE.public, proof)
 
 
 def test_log_has_no_revocation_of_members_and_strangers():
