@@ -28,6 +28,7 @@ Measure = Literal["demographic-parity", "equal-opportunity", "equalised-odds"]
 Kind = Literal["tanh", "covariance"]
 Output = Literal["logit", "sigmoid"]
 SHORT = {"demographic-parity": "parity", "equal-opportunity": "opportunity", "equalised-odds": "odds"}  # column names
+COUNTED = {"demographic-parity": (), "equal-opportunity": (1,), "equalised-odds": (1, 0)}  # labels of each measure
 Reported = Literal["model", "constant", "both"]
 
 
@@ -77,6 +78,26 @@ class FairLosses:
 def probabilities_of(outputs: Tensor, output: Output) -> Tensor:
     """Return the probabilities of the positive class for a model's outputs."""
     return torch.sigmoid(outputs) if output == "logit" else outputs
+
+
+def lacking_notes(measure: Measure, attributes: Sequence[str], targets: Tensor) -> tuple[str, ...]:
+    """Return a note on each figure that leaves out groups because they lack a label that counts.
+
+    Args:
+        attributes: names of the sensitive attributes.
+        targets: of the test samples: label and groups, [n, 1 + A].
+    """
+    notes = []
+    for column, name in enumerate(attributes, 1):
+        groups = {label: set(targets[targets[:, 0] == label, column].tolist()) for label in (0, 1)}
+        every = groups[0] | groups[1]
+        for label in COUNTED[measure]:
+            if lacking := len(every - groups[label]):
+                notes.append(
+                    f"{SHORT[measure]}_{name} leaves out {lacking} of {len(every)} groups, which have no test sample of"
+                    f" label {label}; fairlearn would count their rate as 0"
+                )
+    return tuple(notes)
 
 
 @dataclass

@@ -24,7 +24,7 @@ from p2pfl.data.tabular import fairness_datasets
 from p2pfl.data.tabular.table import Kind as ColumnKind
 from p2pfl.data.tabular.table import files_of, names
 from p2pfl.errors import ConfigurationError
-from p2pfl.fairness.fair_task import FairLosses, FairTask, Kind, Measure, Output
+from p2pfl.fairness.fair_task import FairLosses, FairTask, Kind, Measure, Output, lacking_notes
 from p2pfl.fairness.metrics import Against
 from p2pfl.learning.modules import make_module
 from p2pfl.learning.optimizers import OPTIMIZERS
@@ -148,9 +148,10 @@ def fairness(
     attributes = tuple(attribute.name for attribute in pool.attributes)
     objectives = ("accuracy_loss", *(f"unfairness_{name}" for name in attributes))
     point, group = preference_of(part, seed, len(objectives), preference, preferences)
+    samples = pool.samples(part.index, judged_on == "all")
     return FairTask(
         partial(network, pool.features, widths, output),
-        pool.samples(part.index, judged_on == "all"),
+        samples,
         metric="reward",
         objectives=Objectives(objectives, losses, _scalarise(scalarisation)),
         preference=point,
@@ -163,6 +164,7 @@ def fairness(
         against=against,
         output=output,
         data_facts=pool.facts,
+        data_notes=lacking_notes(measure, attributes, samples["test"].y) if "test" in samples else (),
     )
 
 

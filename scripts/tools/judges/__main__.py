@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from scripts.tools.judges import FIELDS, CannotRunError, Judge, Verdict
+from scripts.tools.judges import FIELDS, CannotRunError, Judge, Verdict, planted
 
 OK, VIOLATION, CANNOT, LATER = "ok", "violation", "cannot run here", "only with --long"
 
@@ -56,7 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="a field or a judge; all of them without a name")
     parser.add_argument("--long", action="store_true", help="also those that take many minutes")
     parser.add_argument("--list", action="store_true", help="only list the judges")
+    parser.add_argument("--planted", action="store_true", help="plant faults in a copy, which their judges must find")
     options = parser.parse_args(arguments)
+    if options.planted:
+        return planted.main(options.names)
     found = dict.fromkeys((OK, VIOLATION, CANNOT, LATER), 0)
     for full, judge in chosen(options.names):
         if options.list:

@@ -348,7 +348,7 @@ def judge_fronts() -> Verdict:
         found.close(ours, np.unique(points[first], axis=0), f"front of pymoo: {name}", 0)
         kept = moocore.is_nondominated(points, maximise=True, keep_weakly=True)
         found.close(ours, np.unique(points[kept], axis=0), f"front of moocore: {name}", 0)
-        reference = [0.0] * m
+        reference = [0.02 * (k + 1) for k in range(m)]
         volume = hypervolume(points, reference)
         found.close(volume, moocore.hypervolume(points, ref=reference, maximise=True), f"hypervolume: {name}")
         if len(points) <= 7:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.func import grad, vmap
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.fairness.fair_task import lacking_notes
 from p2pfl.fairness.metrics import (
     MEASURES,
     covariance_loss,
@@ -323,6 +324,15 @@ def test_constant_model_does_not_count():
     assert not does_not_count(task, {})
     praffl = make_task("praffl", {"rows": 300}, Part(0, 1), 0)
     assert [does_not_count(praffl, {"test_dead": dead}) for dead in (0.0, 1.0)] == [False, True]
+
+
+def test_groups_that_lack_a_label_are_counted_beside_the_figure():
+    targets = torch.tensor([[1, 0], [0, 0], [0, 1], [0, 2], [1, 2]], dtype=torch.float32)
+    (note,) = lacking_notes("equal-opportunity", ("sex",), targets)
+    assert note.startswith("opportunity_sex leaves out 1 of 3 groups, which have no test sample of label 1;")
+    assert lacking_notes("equalised-odds", ("sex",), targets[[0, 1, 2]])[0].startswith("odds_sex leaves out 1 of 2 groups")
+    assert lacking_notes("demographic-parity", ("sex",), targets) == ()
+    assert lacking_notes("equalised-odds", ("sex",), targets[[0, 1, 3, 4]]) == ()
 
 
 def test_goal_names_contain_the_measure():
