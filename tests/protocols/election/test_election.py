@@ -323,6 +323,17 @@ def test_overtaken_beat_does_not_renew_promise():
     assert c.coordinator(12.1) is None
 
 
+def test_member_would_elect_only_the_coordinator_that_it_follows():
+    for name, granted in (("a", True), ("b", False)):
+        c = follower(now=10.0)
+        step = c.receive(name, m.Vote(1, 2, True), 10.0)
+        assert step.send == ((name, m.Voted(1, 2 if granted else 1, True, granted)),)
+
+
+def test_lease_may_be_two_beats():
+    assert Timing(beat=0.8, lease=1.6, patience=2.0).lease == 1.6
+
+
 def test_timing_rejects_invalid_combination():
     for wrong in ({"lease": 2.0}, {"lease": 2.5}, {"beat": 0}, {"beat": 1.0}, {"patience": float("nan")}):
         with pytest.raises(ValueError, match="at least two beats"):
@@ -386,8 +397,9 @@ def test_messages_of_strangers_and_self_are_ignored():
 
 def test_second_coordinator_in_term_is_rejected():
     c = follower(of="a")
-    with pytest.raises(ProtocolError, match=r"b and a both coordinate term 1\.1"):
+    with pytest.raises(ProtocolError, match=r"b and a both coordinate term 1\.1") as refused:
         c.receive("b", m.Leading(1, 1, 1), 10.1)
+    assert refused.value.cause == "election"
     assert c.coordinator(10.1) == "a"
     with pytest.raises(ProtocolError, match="both coordinate"):
         coordinator().receive("b", m.Leading(1, 1, 1), 2.1)
