@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import chdir
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,9 +111,10 @@ def results(folder: Path) -> dict[str, int]:
     return {mutant: code for mutant, code in codes.items() if code is not None}
 
 
-def change(folder: Path, mutant: str) -> tuple[str, str]:
-    """Return the lines that a mutant replaces, and its own."""
-    lines = mutmut(folder, "show", mutant).splitlines()
+def change(mutant: str) -> tuple[str, str]:
+    """Return the lines that a mutant replaces, and its own. The current folder must be that of the module."""
+    differences = import_module("mutmut.mutation.diff_apply")
+    lines = differences.get_diff_for_mutant(mutant, path=differences.find_mutant(mutant).path).splitlines()
     removed, added = (
         "\n".join(line[1:] for line in lines if line.startswith(sign) and not line.startswith(3 * sign)) for sign in "-+"
     )
@@ -135,14 +138,14 @@ def explained_by_hand(name: str) -> set[tuple[str, str]]:
 def survivors(name: str, folder: Path, codes: Mapping[str, int]) -> tuple[list[tuple[str, str, str]], int]:
     """Return the mutants that should have been noticed, each with its change, and the number of the explained ones."""
     left, explained, by_hand = [], 0, explained_by_hand(name)
-    for mutant, code in codes.items():
-        if code in KILLED:
-            continue
-        removed, added = change(folder, mutant)
+    with chdir(folder):
+        import_module("mutmut.configuration").reset_config()
+        changes = {mutant: change(mutant) for mutant, code in codes.items() if code not in KILLED}
+    for mutant, (removed, added) in changes.items():
         if is_explained(removed, added, by_hand):
             explained += 1
         else:
-            left.append((f"{mutant} (no test reaches it)" if code in UNTESTED else mutant, removed, added))
+            left.append((f"{mutant} (no test reaches it)" if codes[mutant] in UNTESTED else mutant, removed, added))
     return left, explained
 
 
