@@ -330,6 +330,26 @@ def test_member_would_elect_only_the_coordinator_that_it_follows():
         assert step.send == ((name, m.Voted(1, 2 if granted else 1, True, granted)),)
 
 
+def test_new_coordinator_waits_a_lease_for_the_first_answer():
+    a, _ = candidate()
+    a.receive("b", m.Voted(1, 1, False, True), PATIENCE)
+    for now, role in (
+        (PATIENCE + 0.1, "coordinator"),
+        (PATIENCE + LEASE - 0.01, "coordinator"),
+        (PATIENCE + LEASE, "follower"),
+    ):
+        a.tick(now)
+        assert (a.role, a.leads(now)) == (role, False)
+
+
+def test_member_that_stood_back_for_another_asks_no_more():
+    b = member("b")
+    assert sent(b.tick(PATIENCE), m.Vote)
+    assert sent(b.receive("a", m.Vote(1, 1, True), PATIENCE), m.Voted)
+    assert b.role == "follower"
+    assert b.tick(PATIENCE + BEAT) == (None, ())
+
+
 def test_lease_may_be_two_beats():
     assert Timing(beat=0.8, lease=1.6, patience=2.0).lease == 1.6
 
