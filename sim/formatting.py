@@ -61,6 +61,13 @@ def column(values: Iterable[float | None], spreads: Iterable[float | None] = ())
     return [number(value, places) for value in there]
 
 
+def as_printed(values: Iterable[float | None]) -> list[str]:
+    """Format a column of a paper's figures with the decimals that the paper prints, whatever the spread of our own."""
+    there = list(values)
+    places = max((len(f"{value!r}".partition(".")[2].removesuffix("0")) for value in there if value is not None), default=0)
+    return [number(value, places) for value in there]
+
+
 def inline(text: str) -> str:
     """Return a text as HTML, with words between backticks as code."""
     return CODE.sub(r"<code>\1</code>", escape(text))

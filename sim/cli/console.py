@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from p2pfl.sim.formatting import PARETO_OPTIMAL, STAGES, column, decimals, difference, number, of_paper, setting
+from p2pfl.sim.formatting import PARETO_OPTIMAL, STAGES, as_printed, column, decimals, difference, number, of_paper, setting
 from p2pfl.sim.report.attacks import FIGURES, MEAN, NO_ATTACK, AttackStudy, attack_rows, attack_studies, title
 from p2pfl.sim.report.series import Run, places_of
 
@@ -61,7 +61,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
         table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
     places = decimals((row["mean"] for row in rows), (row["std"] for row in rows))
     of_metric = partial(number, places=places)
-    papers_of = list(map(of_metric if summary.get("figure", MEAN) == MEAN else number, (row.get("paper") for row in rows)))
+    papers_of = as_printed(row.get("paper") for row in rows)
     of_also = {name: column(row.get("extra_metrics", {}).get(name) for row in rows) for name in also}
     of_measures = {name: _measures(rows, name) for name in measures}
     for k, (row, run) in enumerate(zip(rows, names, strict=True)):

@@ -15,7 +15,7 @@ from p2pfl.sim.cli.options import check_workers, folder_of, interrupt_on_sigterm
 from p2pfl.sim.execution.inputs import RunInputs
 from p2pfl.sim.execution.resume import explain_resume
 from p2pfl.sim.execution.runner import check_all, processes_of
-from p2pfl.sim.formatting import number, of_paper
+from p2pfl.sim.formatting import as_printed, number, of_paper
 from p2pfl.sim.monitor.monitor import progress_bar
 from p2pfl.sim.pareto import Candidates, FrontSearch, candidate, objectives_of, search_all, searches_of
 from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
@@ -98,12 +98,12 @@ def print_table(summary: Mapping[str, Any]) -> None:
         heads += [head, "+- over seeds"] if head == "hypervolume" and seeds > 1 else [head]
     for head in [*heads, "candidates", "seconds", *([of_paper(summary.get("figure", ""))] if papers else [])]:
         table.add_column(head, justify="left" if head == "run" else "right", no_wrap=True)
-    for row in rows:
+    for row, paper in zip(rows, as_printed(row.get("paper") for row in rows), strict=True):
         cells = [row["name"]]
         for key, head in columns:
             cells.append(f"{row['objectives'][key]:.1f}" if key == "cardinality" else number(row["objectives"].get(key)))
             cells += [number(row.get("std"))] if head == "hypervolume" and seeds > 1 else []
         cells += [str(row["candidates"]), f"{row['seconds']:.1f}"]
-        table.add_row(*cells, *([number(row["paper"]) if "paper" in row else ""] if papers else []))
+        table.add_row(*cells, *([paper] if papers else []))
     print(f"{summary['scenario']}: fronts of a search, mean over {seeds} seed{'s' * (seeds > 1)}; seconds per seed")
     print_whole(table)

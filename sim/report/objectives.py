@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from p2pfl.pareto_metrics import Points, measures, non_dominated
-from p2pfl.sim.formatting import bullets, number, of_paper, some, table
+from p2pfl.sim.formatting import as_printed, bullets, number, of_paper, some, table
 from p2pfl.sim.report.figures import with_band
 from p2pfl.sim.report.folder import AllAnswers, Folder, Objectives, Row
 from p2pfl.sim.report.series import MOST_RUNS, Figure, Front, Section, Series, by_key, shown_seeds
@@ -363,11 +363,11 @@ def search_table(folders: Sequence[Folder], series: Sequence[Series]) -> str:
         papers = any(row.paper is not None for row in rows.values())
         heads = ["Run", "nodes", "rounds per candidate", "candidates", "seconds per seed"]
         heads += [of_paper(folder.summary.figure)] if papers else []
-        cells = []
-        for one in (each for each in series if each.folder is folder):
-            row = rows.get(one.shown.name, Row(one.shown.name))
+        cells, own = [], [each for each in series if each.folder is folder]
+        found = [rows.get(one.shown.name, Row(one.shown.name)) for one in own]
+        for one, row, paper in zip(own, found, as_printed(row.paper for row in found), strict=True):
             cells.append([one.name, str(one.shown.nodes), str(one.shown.rounds), str(row.candidates or "")])
-            cells[-1] += [number(row.seconds), *([number(row.paper)] if papers else [])]
+            cells[-1] += [number(row.seconds), *([paper] if papers else [])]
         html += f"<h3>{escape(str(folder.path))}</h3>\n" if len(folders) > 1 else ""
         html += table(heads, cells) + bullets([f"Note: {note}" for note in folder.summary.notes])
     return html

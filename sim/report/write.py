@@ -20,6 +20,7 @@ from p2pfl._util.atomic_files import reason, replace_file
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import (
     PARETO_OPTIMAL,
+    as_printed,
     bullets,
     column,
     difference,
@@ -58,7 +59,6 @@ from p2pfl.sim.report.series import (
 from p2pfl.sim.report.sweep import grid_section, sweep_section, target_section
 from p2pfl.sim.results.learning_curves import mean
 from p2pfl.sim.results.tables import REPORT
-from p2pfl.sim.scenario.claims import MEAN
 from p2pfl.sim.scenario.sweep import label
 
 SECTIONS: tuple[Callable[[Sequence[Series]], Section | None], ...] = (
@@ -266,8 +266,7 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
         found[f"group {group}"] = of_metric(_of_group(one, group) for one in series)
     found |= _costs(folder, series, own)
     if any(row.paper is not None for row in own):
-        papers = [row.paper for row in own]
-        found[of_paper(folder.summary.figure)] = of_metric(papers) if folder.summary.figure in ("", MEAN) else column(papers)
+        found[of_paper(folder.summary.figure)] = as_printed(row.paper for row in own)
     if any(row.front for row in own):
         found["front"] = ["*" * row.front for row in own]
     html = table(list(found), zip(*found.values(), strict=True))

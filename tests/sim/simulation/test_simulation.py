@@ -541,7 +541,7 @@ def convolving(part, seed, side: int):
 def test_summary_of_run_without_rounds_is_json():
     (result,) = p2pfl.simulate(SMALL | {"rounds": 0})
     json.dumps(result.summary)
-    assert result.summary["collaboration"] == {"edges": 0, "within_group": None}
+    assert result.summary["collaboration"] == {"edges": 0, "within_group": None, "weight_within_group": None}
 
 
 @pytest.mark.slow
