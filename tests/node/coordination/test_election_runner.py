@@ -601,6 +601,7 @@ def test_damaged_vote_prevents_votes_in_its_membership_version(tmp_path):
 
 @pytest.mark.slow
 def test_node_with_damaged_vote_returns_in_next_version(tmp_path):
+    (tmp_path / "a.election").mkdir()
     (tmp_path / "a.election" / "vote").write_bytes(b"nonsense")
 
     async def test(federation):

@@ -217,6 +217,7 @@ def test_describe_shows_federation_without_secrets(home):
 
 @pytest.mark.slow
 def test_load_federation_detects_every_flipped_bit(home):
+    (home.alice / COPY).unlink()
     for name in (FEDERATION, MEMBERSHIP):
         path = home.alice / name
         whole = path.read_bytes()
