@@ -120,10 +120,10 @@ FAULTS = (
     Fault("packaging.scripts", "a variable without quotes", "scripts/docs", '"$@" docs', "$@ docs"),
     Fault(
         "packaging.workflow-security",
-        "a right too many",
+        "an action that is not pinned by hash",
         ".github/workflows/ci.yml",
-        "contents: read",
-        "contents: write-all",
+        "@11bd71901bbe5b1630ceea73d27597364c9af683 # v4.2.2",
+        "@v4",
     ),
     Fault(
         "packaging.unit",
