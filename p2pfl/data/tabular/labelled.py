@@ -96,12 +96,12 @@ def read(path: Path, choice: Choice, labels: ClassLabels | None, features: int |
         ConfigurationError: it cannot be read; the text names the file, and the line or the array.
     """
     try:
+        if path.is_dir():  # whatever its name: some programs write a folder of parts that is called x.csv
+            return _read_folder(path, choice, labels, features)
         if path.name.lower().endswith(".npz"):
             return _read_npz(path, choice, labels, features)
         if path.name.lower().endswith((".csv", ".csv.gz")):
             return _read_rows(table_of(path, choice.delimiter), choice, labels, features)
-        if path.is_dir():
-            return _read_folder(path, choice, labels, features)
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from error
     remedy = "convert other formats, for example with pandas"

@@ -399,7 +399,7 @@ def test_missing_or_unknown_table_file_is_refused(tmp_path, name, message):
 def test_folder_or_binary_as_csv_is_refused(tmp_path):
     folder = tmp_path / "folder.csv"
     folder.mkdir()
-    with pytest.raises(ConfigurationError, match=r"folder\.csv: Is a directory"):
+    with pytest.raises(ConfigurationError, match=r"folder\.csv is neither a folder with a subfolder of images"):
         make(folder)
     path = write_csv(tmp_path, "a,b,kind\nä,1,2\n", encoding="latin-1")
     with pytest.raises(ConfigurationError, match="is not UTF-8 text"):
