@@ -339,6 +339,8 @@ def read_gml(content: bytes, wanted: frozenset[str], limits: Limits) -> Content:
     limits.check(*(len(re.findall(rf"\b{kind}\s*\[", text)) for kind in ("node", "edge")))
     try:
         graph = nx.parse_gml(text, label="id")
+    except IndexError as error:  # of networkx, at an empty line between two double quotes
+        raise ValueError("the GML is malformed: a text in double quotes contains an empty line; remove that line") from error
     except (nx.NetworkXError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         remedy = "; add the line 'multigraph 1' to the graph" if "is duplicated" in str(error) else ""
         raise ValueError(f"the GML is malformed: {' '.join(str(error).split())[:300]}{remedy}") from error

@@ -113,6 +113,11 @@ def test_directed_edge_list_points_to_the_fetching_node(write):
         ("net.txt", "x" * 10_001, "net.txt: line 1: the name of a node has more than 10000 characters"),
         ("net.txt", b"\xff\xfe\xfa", "net.txt: the file is not UTF-8 text"),
         ("net.gml", "graph []", "net.gml: the file has no nodes"),
+        (
+            "net.gml",
+            'graph [\n comment "a\n\nb"\n node [ id 0 ]\n]',
+            "net.gml: the GML is malformed: a text in double quotes",
+        ),
         ("net.doc", "a b", "net.doc must be GraphML (.graphml, .xml), or GML (.gml), or node-link JSON (.json), or "),
     ],
 )
