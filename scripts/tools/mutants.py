@@ -56,7 +56,7 @@ MODULES: Mapping[str, Module] = {
     ),
     "robust": Module(
         ("robust/coordinate_wise.py", "robust/selection.py", "robust/clipping.py", "robust/candidates.py"),
-        ("p2pfl/robust",),
+        ("p2pfl/robust", "node/test_robust.py", "node/coordination/test_hostile_assignments.py"),
         "3",
     ),
     "budget": Module(("budget.py",), ("p2pfl/test_budget.py",), "147"),
@@ -67,7 +67,7 @@ MODULES: Mapping[str, Module] = {
     "pareto": Module(("pareto_metrics.py",), ("p2pfl/test_pareto_metrics.py",), "1357"),
 }
 # Differences that are none of behaviour: a pattern of all that is left out before the original and the mutant are compared.
-LENGTHS = r",?\s*strict\s*=\s*\w+"  # of zip: an assertion
+LENGTHS = r",?\s*strict\s*=\s*\w+|,\s*(?=\))"  # of zip: an assertion
 # The words of an error, of which tests compare the part that matters; but not its cause, which peers and logs depend on.
 WORDS = r"""(ProtocolError\((?:"[^"]*"|None))|f?"[^"]*"|f?'[^']*'|str\((?:error|None)\)|\bNone\b"""
 _ERROR = re.compile(r"Error\(|raise |must_be\(|refuse|^\s*f?\"[^\"]* [^\"]*\",?$")

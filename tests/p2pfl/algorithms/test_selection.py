@@ -46,6 +46,23 @@ def test_probabilities_with_large_tau_are_finite():
     assert p[0] == pytest.approx(p[2])  # known to be worse, or unknown: the minimum
 
 
+def test_probabilities_have_a_floor_only_without_a_negative_similarity():
+    p = selection.probabilities(np.array([0.9, 0.1, -0.1]), tau=1000.0)
+    assert p.tolist() == pytest.approx([1.0, 1e-6, 1e-30], rel=1e-5)
+
+
+def test_fitting_fills_a_limit_in_a_random_order():
+    sizes = dict(zip("abcd", (4, 3, 2, 1), strict=True))
+    found = set()
+    for seed in range(50):
+        ids = selection.fitting(np.random.default_rng(seed), list(sizes), list(sizes.values()), 5, 2)
+        assert ids == sorted(ids)
+        assert len(ids) <= 2
+        assert sum(sizes[id] for id in ids) <= 5
+        found.add("".join(ids))
+    assert found == {"ad", "bc", "bd", "cd"}  # b and c reach the limit; a leaves room for d alone
+
+
 def test_sample_draws_peer_of_negative_similarity_last():
     p = selection.probabilities(np.array([-0.9, 0.0, 0.9]), tau=100.0)
     assert p[0] < p[1] / 1e6

@@ -78,6 +78,21 @@ def test_models_compared_together_give_the_same_bits(measure, monkeypatch):
     assert compare_together([*queries, other], rows)[-1].tolist() == compare(other).tolist()
 
 
+def test_models_are_compared_together_by_the_measure_of_each():
+    models = list(np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32))
+    queries = [CompareModels(measure, models[0], models[1:]) for measure in ("l2", "cosine-weights")]
+    assert [found.tolist() for found in compare_together(queries, rows_of)] == [compare(q).tolist() for q in queries]
+
+
+def test_models_compared_together_may_be_some_rows_of_an_array():
+    array = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    models = list(array)
+    places = {id(model): row for row, model in enumerate(models)}
+    query = CompareModels("l2", models[3], [models[1], models[4]])
+    (found,) = compare_together([query], lambda asked: (array, [places[id(model)] for model in asked]))
+    assert found.tolist() == compare(query).tolist()
+
+
 @given(st.lists(ROUND, max_size=5))
 def test_similarities_equal_those_of_dictionaries(rounds):
     arrays = PeerSimilarities({}, {})

@@ -158,6 +158,43 @@ def test_rule_bounds_two_attackers_of_ten(name):
     assert np.abs(merged - 1.0).max() < 0.5
 
 
+def test_bounds_of_a_coordinate_wise_rule_hold_its_merge():
+    models = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+    ordered = np.sort(models, axis=0)
+    for rule, expected in (
+        (make_rule("median"), (ordered[3], ordered[3])),
+        (make_rule({"name": "trimmed", "attackers": 2}), (ordered[2], ordered[4])),
+    ):
+        low, high = rule.bounds(models)
+        assert (low.tolist(), high.tolist()) == tuple(limit.tolist() for limit in expected)
+        merged, _ = apply_rule(rule, models)
+        assert (low - 1e-6 <= merged).all()
+        assert (merged <= high + 1e-6).all()
+
+
+def test_selected_models_without_weight_count_alike():
+    merged, weights = apply_rule(make_rule({"name": "krum", "selected": 2, "attackers": 1}), line(5, 0, 0, 9), [1, 0, 0, 0])
+    assert weights.tolist() == [0.0, 0.5, 0.5, 0.0]
+    assert merged.tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "refused", "accepted"),
+    [
+        ("nna", {"attackers": -2}, {"attackers": 0}),
+        ("scclip", {"tau": -1.0}, {"tau": 0.0}),
+        ("ubar", {"rho": 1.5}, {"rho": 1.0}),
+        ("ubar", {"alpha": -0.5}, {"alpha": 0.0}),
+        ("ubar", {"alpha": 1.5}, {"alpha": 1.0}),
+        ("loss", {"temperature": 0.0}, {"temperature": 1e-3}),
+    ],
+)
+def test_options_of_a_rule_have_limits(name, refused, accepted):
+    make_rule({"name": name, **accepted})
+    with pytest.raises(ConfigurationError, match=next(iter(refused))):
+        make_rule({"name": name, **refused})
+
+
 def test_merge_of_a_policy_applies_the_rule():
     names = ("a", "b", "c", "d", "e")
     tasks = {name: make_task("concept-shift", {}, Part(k, 5), 0) for k, name in enumerate(names)}
