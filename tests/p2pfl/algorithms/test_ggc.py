@@ -3,13 +3,15 @@
 import tracemalloc
 import weakref
 from math import inf, nan
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.algorithms.ggc import acceptance, bggc, decide_together, gain, ggc
+from p2pfl.algorithms.ggc import DecideGreedily, acceptance, bggc, decide_together, gain, ggc
+from p2pfl.parameters import Layout, PrivateParameters
 from p2pfl.policy import Update
 
 
@@ -348,6 +350,51 @@ def test_searches_computed_together_equal_single_ones():
     alone = [play(on(data[k])(query)) for k, query in enumerate(queries)]
     assert together == alone
     assert len({len(decisions.accepted) for decisions in together}) > 1
+    assert {accept for decisions in together for accept in decisions.accepted} == {True, False}
+
+
+def queries_of(count, rng):
+    """Return the query of a search of each of some nodes."""
+    queries = []
+
+    async def keep(query):
+        queries.append(query)
+        return decide_together([query], None)[0]
+
+    for _ in range(count):
+        play(ggc(*some_models(rng, 4), compute=keep, rng=rng))
+    return queries
+
+
+def test_search_evaluates_models_completed_with_private_values():
+    (query,), seen = queries_of(1, np.random.default_rng(0)), []
+    layout = Layout((("shared", (7,)), ("own", (2,))), 9, private=("own",))
+    private = query.complete(PrivateParameters(layout, np.arange(9, dtype=np.float32)))
+
+    def losses(places, models):
+        seen.extend(models)
+        return [0.0] * len(models)
+
+    decide_together([private], losses)
+    plain = list(seen)
+    assert query.complete(PrivateParameters(layout.shared, np.zeros(7, np.float32))) is query
+    seen.clear()
+    decide_together([query], losses)
+    assert [model[-2:].tolist() for model in plain] == [[7.0, 8.0]] * len(seen)
+    assert [model[:7].tolist() for model in plain] == [model.tolist() for model in seen]
+
+
+def test_search_is_answered_by_a_learner_or_by_the_learners_of_many_nodes():
+    rng = np.random.default_rng(3)
+    queries, data = queries_of(3, rng), [Validation(rng) for _ in range(3)]
+
+    def losses_of(places):
+        return lambda asked, models: [data[places[k]]([model])[0] for k, model in zip(asked, models, strict=True)]
+
+    nodes = SimpleNamespace(parts=lambda: [(places, losses_of(places)) for places in ([2, 0], [1])])
+    together = DecideGreedily.answer_together(queries, nodes)
+    learners = [SimpleNamespace(compute=lambda query, k=k: data[k](query.stack)) for k in range(3)]
+    assert together == [query.answer(learner) for query, learner in zip(queries, learners, strict=True)]
     assert {accept for decisions in together for accept in decisions.accepted} == {True, False}
 
 

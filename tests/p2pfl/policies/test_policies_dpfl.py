@@ -57,6 +57,21 @@ def test_dpfl_learns_with_its_own_cluster():
     assert np.mean([chosen == partner for chosen, partner in zip(late, partners, strict=True)]) > 0.5
 
 
+def test_dpfl_averages_with_those_whom_it_has_chosen():
+    policies, _, history = play(lambda: Dpfl(initial_epochs=1, epochs=1), rounds=1, budget=Budget(models=3))
+    for name, policy in policies.items():
+        assert set(history[0][name].weights) == {name, *policy.chosen}
+        assert set(policy.chosen) <= set(policy.omega)
+    assert any(policy.chosen for policy in policies.values())
+    assert any(policy.chosen != policy.omega for policy in policies.values())
+
+
+def test_dpfl_may_count_its_own_model():
+    for options, most in (({}, 2), ({"count_self": True}, 1)):
+        policies, *_ = play(lambda options=options: Dpfl(initial_epochs=1, epochs=1, **options), 1, budget=Budget(models=2))
+        assert max(len(policy.omega) for policy in policies.values()) == most
+
+
 def test_dpfl_prepares_by_training_from_the_initial_model():
     policies, cast, _ = play(lambda: Dpfl(initial_epochs=3, epochs=1), rounds=1)
     actor = cast["node-4"]
