@@ -161,7 +161,7 @@ def test_readme_demo_and_test_scripts_run():
     printed = bash(f"bash -c {shlex.quote(text)} scripts/demo", ROOT)
     assert "installing" not in printed  # the environment exists already
     assert "together" in printed
-    rows = [line.split()[0] for line in printed.splitlines() if line.split()]
+    rows = [line.strip("│ ").partition(" ")[0] for line in printed.splitlines()]
     assert rows.count("inverse-loss/fedsim") == 1  # the answer to the scenario's question names it as well
     assert "answer:" in rows
     assert bash("./scripts/test --version", ROOT).startswith("pytest")
