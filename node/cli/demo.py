@@ -84,7 +84,7 @@ def demo(nodes: int, rounds: int, policy: str, as_json: bool, through_broker: bo
 
 def _federation(root: Path, names: Sequence[str], rounds: int, policy: str, broker: str) -> dict[str, Path]:
     """Create the folders of the nodes of one federation, which use a broker or fixed ports on loopback."""
-    addresses = dict(zip(names, (f"127.0.0.1:{port}" for port in _free_ports(len(names))), strict=True))
+    addresses = dict(zip(names, (f"127.0.0.1:{port}" for port in free_ports(len(names))), strict=True))
     for k, (name, address) in enumerate(addresses.items()):
         config.create(root / name, name, address, f"{k}/{len(names)}", policy=policy, broker=broker)
         others = {other: where for other, where in addresses.items() if other != name}
@@ -238,7 +238,8 @@ def _print_accuracy(accuracy: Mapping[str, Mapping[str, float]]) -> None:
     print(f"gain by learning together: {means['together'] - means['alone']:+.3f}")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback address that no process listens on."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -283,7 +283,7 @@ class Pacing:
 
 
 class Participants:
-    """Decision which peers count in the rounds of a node: for whom it waits, and who may fetch from it.
+    """Peers that count in the rounds of a node: those for which it waits, and those that may fetch from it.
 
     Args:
         askers: names of the peers that may fetch from this node; None: all.

@@ -127,7 +127,7 @@ class Proposal:
 
 @dataclass
 class _Column:
-    """What is known of a column after its rows were read."""
+    """Counts and examples of a column's cells, taken in one pass over the rows."""
 
     name: str
     rows: int = 0

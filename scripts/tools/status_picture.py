@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.request import urlopen
 
+from p2pfl.node.cli.demo import free_ports
 from scripts.tools import ROOT
 from scripts.tools.screenshots import open_page
 
@@ -35,7 +35,7 @@ def take(path: Path) -> None:
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="p2pfl-picture-")))
-        page, *ports = _free_ports(len(NAMES) + 1)
+        page, *ports = free_ports(len(NAMES) + 1)
         _federate(folder, ports)
         for name in NAMES:
             options = ["--status-port", str(page)] if name == NAMES[0] else []
@@ -69,14 +69,6 @@ def _run(folder: Path, *arguments: str) -> str:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _wait(address: str) -> None:

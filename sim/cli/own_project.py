@@ -48,7 +48,7 @@ class UserModule(NamedTuple):
 
     @property
     def line(self) -> str:
-        """What was found, for the console."""
+        """The line that the console prints for the module."""
         sent = " x ".join(map(str, self.shape))
         return f"model: {self.source}, because it takes samples of {sent} values and has {self.outputs} outputs"
 

@@ -49,7 +49,7 @@ Given = dict[str, Any]
 
 
 class Target(NamedTuple):
-    """What the fuzzer calls, and the inputs with which it begins."""
+    """Function that the fuzzer calls, and the inputs with which it begins."""
 
     run: Callable[[bytes], None]
     seeds: Callable[[], list[bytes]]

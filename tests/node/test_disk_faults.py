@@ -179,7 +179,7 @@ class Ground:
 
 @dataclass
 class State:
-    """What a node must never lose in silence; None for a file that cannot be read."""
+    """State that a node must never lose in silence; None for a file that cannot be read."""
 
     key: bytes | None = None
     admission: bytes | None = None

@@ -29,7 +29,7 @@ class CannotRunError(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a judge found.
+    """Result of a judge.
 
     Attributes:
         violations: one line for each; none if all is well.

@@ -43,7 +43,7 @@ UNLIKELY = 1e-4  # below this probability a draw from the right distribution cou
 
 
 class Found:
-    """What a judge collects: cases that agree, violations, and exceptions by their reason."""
+    """Collected results of a judge: cases that agree, violations, and exceptions by their reason."""
 
     def __init__(self) -> None:
         self.cases = 0

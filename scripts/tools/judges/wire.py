@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from p2pfl.node.cli.demo import free_ports
 from p2pfl.node.cli.main import main
 from p2pfl.node.status.endpoints import text
 from p2pfl.protocols.identity import Identity
@@ -179,7 +180,7 @@ def judge_broker(command: Callable[[Path, int], Sequence[str]]) -> Verdict:
     """Run a federation whose nodes meet at a broker alone, and kill and restart the broker between its rounds."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="p2pfl-judges-")))
-        port, *ports = _free_ports(1 + len(NAMES))
+        port, *ports = free_ports(1 + len(NAMES))
         broker = _start(stack, command(folder, port), folder / "broker.log")
         _until(lambda: _answers(port), "the broker to listen", broker)
         _federate(folder, port, ports)
@@ -252,14 +253,6 @@ def _until(condition: Callable[[], bool], what: str, *processes: subprocess.Pope
         if time.monotonic() > deadline or any(process.poll() for process in processes):
             raise CannotRunError(f"waited in vain for {what}")
         time.sleep(0.1)
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _answers(port: int) -> bool:
