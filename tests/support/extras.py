@@ -4,10 +4,13 @@
 code of a command is marked `needs_torch`.
 """
 
+import re
 from contextlib import contextmanager
+from importlib import metadata
 from importlib.machinery import PathFinder
 
 import pytest
+from packaging.requirements import Requirement
 
 from p2pfl.errors import IN_EXTRAS, MissingRequirementError
 
@@ -29,6 +32,31 @@ def skip_without_extras():
             if is_missing(module) and any(wants(each, module) for each in chain(error)):
                 pytest.skip(f"needs the extra {extra}", allow_module_level=True)
         raise
+
+
+def skip_if_wanted(output):
+    """Skip the test if the output of a failed command asks for a library of an extra, and the library is not installed."""
+    extras = re.findall(r"pip install 'p2pfl-node\[([\w-]+)\]'", output)
+    modules = re.findall(r"No module named '(\w+)", output)
+    for requirement in map(Requirement, metadata.requires("p2pfl-node") or ()):
+        for extra in metadata.metadata("p2pfl-node").get_all("Provides-Extra"):
+            asked = extra in extras or requirement.name in modules
+            if asked and in_extra(requirement, extra) and is_absent(requirement.name):
+                pytest.skip(f"needs the extra {extra}")
+
+
+def in_extra(requirement, extra):
+    marker = requirement.marker
+    return marker is not None and not marker.evaluate({"extra": ""}) and marker.evaluate({"extra": extra})
+
+
+def is_absent(name):
+    """Return whether a distribution is not installed."""
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return True
+    return False
 
 
 def wants(error, module):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.support import forked
+from tests.support.extras import skip_if_wanted
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,5 +29,7 @@ def bash(command, folder, timeout=280):
     done = subprocess.run(
         ["bash", "-ec", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout
     )
+    if done.returncode:
+        skip_if_wanted(done.stdout + done.stderr)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
