@@ -32,7 +32,6 @@ def call(*command, **options):
 
 
 def build(source, folder):
-    pytest.importorskip("hatchling", reason="needs the extra test-all")
     call(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=source)
     [wheel], [sdist] = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return wheel, sdist

@@ -28,21 +28,25 @@ def skip_without_extras():
     try:
         yield
     except Exception as error:
+        errors = list(chain(error))
         for module, (_, extra) in IN_EXTRAS.items():
-            if is_missing(module) and any(wants(each, module) for each in chain(error)):
+            if is_missing(module) and any(wants(each, module) for each in errors):
                 pytest.skip(f"needs the extra {extra}", allow_module_level=True)
+        skip_if_wanted("\n".join(map(str, errors)))
         raise
 
 
 def skip_if_wanted(output):
     """Skip the test if the output of a failed command asks for a library of an extra, and the library is not installed."""
     extras = re.findall(r"pip install 'p2pfl-node\[([\w-]+)\]'", output)
-    modules = re.findall(r"No module named '(\w+)", output)
+    modules = re.findall(r"No module named '?(\w+)", output)
+    if not extras and not modules:
+        return
     for requirement in map(Requirement, metadata.requires("p2pfl-node") or ()):
         for extra in metadata.metadata("p2pfl-node").get_all("Provides-Extra"):
             asked = extra in extras or requirement.name in modules
             if asked and in_extra(requirement, extra) and is_absent(requirement.name):
-                pytest.skip(f"needs the extra {extra}")
+                pytest.skip(f"needs the extra {extra}", allow_module_level=True)
 
 
 def in_extra(requirement, extra):

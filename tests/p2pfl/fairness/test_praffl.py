@@ -356,12 +356,12 @@ def test_export_with_preference_writes_its_model(node, tmp_path):
 
 @pytest.mark.slow
 def test_onnx_export_with_preference_equals_module(node, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra test-all")
     task = make_task("praffl", {}, Part(0, 1), 0)
     assert main(["export", str(node), str(tmp_path / "all.safetensors")]) == 0
     assert main(["export", str(node), str(tmp_path / "one.onnx"), "--preference", "0.3,0.7"]) == 0
     module = task.model_for(task.layout.flatten(load_file(tmp_path / "all.safetensors")), [0.3, 0.7])
     x = task.data["test"].x
-    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra test-all")
     session = onnxruntime.InferenceSession(tmp_path / "one.onnx", providers=["CPUExecutionProvider"])
     (found,) = session.run(["output"], {"input": x.numpy()})
     np.testing.assert_allclose(found, module(x).detach().numpy(), rtol=1e-4, atol=1e-5)
