@@ -9,6 +9,7 @@ A tool that is missing is no success: its judge raises `CannotRunError` with the
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -97,19 +98,31 @@ def find_program(name: str) -> str:
     return found
 
 
-def run(name: str, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run a program, and return its status and what it wrote, both streams together.
+COLOURED = "CI", "GITHUB_ACTIONS", "FORCE_COLOR", "CLICOLOR_FORCE"
+"""Variables of the environment at which tools write colours or other codes, also into a pipe."""
+
+
+def run(name: str, *arguments: str, cwd: Path = ROOT, apart: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a program, and return its status and what it wrote, without colours.
+
+    Args:
+        name: the program.
+        arguments: its arguments.
+        cwd: the folder that it runs in.
+        apart: whether `stdout` has standard output alone, for what a program reads; else it has both streams.
 
     Raises:
         CannotRunError: it is not installed.
     """
     command = [find_program(name), *arguments]
+    environment = {key: value for key, value in os.environ.items() if key not in COLOURED} | {"NO_COLOR": "1"}
     return subprocess.run(
         command,
         cwd=cwd,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.PIPE if apart else subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
     )

@@ -259,9 +259,9 @@ def judge_scripts() -> Verdict:
 
 def judge_workflow_security() -> Verdict:
     """Run zizmor on the workflows, without questions to a server."""
-    done = run("zizmor", "--offline", "--no-progress", "--format=json", "--no-exit-codes", ".github")
+    done = run("zizmor", "--offline", "--no-progress", "--format=json", "--no-exit-codes", ".github", apart=True)
     found = []
-    for finding in json.loads(done.stdout[done.stdout.index("[") :]):
+    for finding in json.loads(done.stdout):
         if not finding.get("ignored"):
             place = finding["locations"][0]["concrete"]["location"]["start_point"]["row"] + 1
             found.append(f"{finding['ident']}: {finding['desc']}, line {place}")
