@@ -1,4 +1,4 @@
-"""Commands for a federation: create, show, extend, rotate, proofs."""
+"""Commands for a federation: create, show, extend, rotate, leave, proofs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from p2pfl._util.console import add_changes, add_command, add_output, print_answer
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.cli.options import add_folder, add_unlock, unlock
+from p2pfl.node.cli.options import add_folder, add_unlock, confirm, unlock
 
 
 def add_commands(commands: Any) -> None:
@@ -18,7 +18,7 @@ def add_commands(commands: Any) -> None:
     federation = add_command(
         commands,
         "federation",
-        "create a federation, show it, extend it by more rounds, or replace its admission key",
+        "create a federation, show it, extend it by more rounds, replace its admission key, or leave it",
         "p2pfl-node federation create alice --backup admission-key.backup",
         "p2pfl-node federation show alice",
     )
@@ -28,6 +28,7 @@ def add_commands(commands: Any) -> None:
     add_proofs(federations)
     _add_extend(federations)
     _add_rotate(federations)
+    _add_leave(federations)
 
 
 def _add_create(federations: Any) -> None:
@@ -108,6 +109,24 @@ def _add_rotate(federations: Any) -> None:
     add_unlock(old, "--old-passphrase-file", "the old admission key")
     add_output(rotate)
     rotate.set_defaults(do=_rotate)
+
+
+def _add_leave(federations: Any) -> None:
+    leave = add_command(
+        federations,
+        "leave",
+        "set the files of a federation aside, so that the node can create it again or join another one",
+        "p2pfl-node federation leave alice",
+    )
+    add_folder(leave)
+    approval = leave.add_argument_group("approval")
+    approval.add_argument(
+        "--yes",
+        action="store_true",
+        help="leave a federation with other members without its admission key, without a question",
+    )
+    add_output(leave)
+    leave.set_defaults(do=_leave)
 
 
 def _new_passphrase(group: Any, default: str) -> None:
@@ -216,6 +235,25 @@ def _rotate(options: argparse.Namespace) -> int:
     membership_changes.rotate(options.folder, options.backup, old, new)
     text = f"replaced the admission key; the backup of the new key is {options.backup}, and the old key is no longer valid"
     print_answer(options, text, {"backup": str(options.backup)})
+    return 0
+
+
+def _leave(options: argparse.Namespace) -> int:
+    from p2pfl.node.federation import membership_changes
+
+    loss = membership_changes.describe_leaving(options.folder)
+    if loss and not options.yes:
+        confirm(f"{loss}; leave it?", f"not left: {loss}", f"p2pfl-node federation leave {options.folder} --yes")
+    left = membership_changes.leave(options.folder)
+    text = (
+        f"left the federation {left.name}; its files{', the admission key among them,' if left.admission else ''} are in"
+        f" {left.aside}, and node.toml and the key of the node are as before\n"
+        f"next: p2pfl-node federation create {options.folder} --backup FILE, or p2pfl-node join {options.folder}"
+    )
+    if left.others:
+        text += f"\n{', '.join(left.others)} still count this node as a member, until it is revoked or they leave, too"
+    answer = {"federation": left.name, "aside": str(left.aside), "others": list(left.others)}
+    print_answer(options, text, answer)
     return 0
 
 

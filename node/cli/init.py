@@ -135,9 +135,12 @@ def _init(options: argparse.Namespace) -> int:
         broker=options.broker,
         root=root,
         settings=settings,
-        comments={} if proposal is None else proposal.comments,
+        comments={} if proposal is None else {key: _first(why) for key, why in proposal.comments.items()},
     )
-    notes = [] if proposal is None else [*proposal.lines(simulation=False), f"these are in {options.folder / 'node.toml'}"]
+    notes = []
+    if proposal is not None:
+        file = options.folder / "node.toml"
+        notes = [*proposal.lines(simulation=False), f"these are in {file}", *_what_to_add(file, proposal.task)]
     if project is not None:
         project.copy_modules(options.folder)
         notes = list(project.describe())
@@ -150,6 +153,25 @@ def _init(options: argparse.Namespace) -> int:
         answer |= {"proposal": [each._asdict() for each in proposal.reasons if each.subject != "division"]}
     print_answer(options, "\n".join([*notes, text]), answer)
     return 0
+
+
+def _first(why: str) -> str:
+    """Return the reason of an option, with the time until which the labels and texts of other nodes can be added."""
+    from p2pfl.data.inspection import OF_OTHERS
+
+    return why.replace(OF_OTHERS, f"{OF_OTHERS}, before p2pfl-node federation create")
+
+
+def _what_to_add(file: Path, task: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line on what the first node of a federation must list of the other nodes' data, with the lines of the file."""
+    lines = {line.partition(" = ")[0]: number for number, line in enumerate(file.read_text().splitlines(), 1)}
+    lists = [f"{key} (line {lines[key]})" for key in ("labels", "categories") if key in task]
+    if lists:
+        left_out = f"; ignore (line {lines['ignore']}) names the columns that are left out" if task.get("ignore") else ""
+        yield (
+            f"before federation create, add to {' and '.join(lists)} of {file} what only other nodes have, because a node"
+            f" with a label or a text that is not listed cannot join{left_out}"
+        )
 
 
 def _check_data(task: str, data: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2pfl._util.console import add_command, add_output, print_answer
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.cli.options import add_folder, add_role, add_unlock, default_folder, unlock
+from p2pfl.node.cli.options import add_folder, add_role, add_unlock, agrees, confirm, default_folder, unlock
 from p2pfl.protocols.membership.invitation import ADMISSION, INVITATION, REQUEST
 
 if TYPE_CHECKING:
@@ -217,23 +217,11 @@ def _approve(options: argparse.Namespace, folder: Path, own: NodeConfig, agreeme
         return
     again = f"the token or admission remains valid for this node; to accept the options: p2pfl-node join {folder} --yes"
     if sys.stdin.isatty():
-        if not _agrees("join with these options?"):
+        if not agrees("join with these options?"):
             raise ConfigurationError(f"not joined; {again}")
     elif different:
         words = ", ".join(f"{each.key} = {each.theirs}" for each in different)
         raise ConfigurationError(f"not joined: the federation's options differ from node.toml ({words}); {again}")
-
-
-def _agrees(question: str) -> bool:
-    """Ask a question on the terminal; return whether the answer is yes."""
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-def _confirm(question: str, refusal: str, command: str) -> None:
-    """Ask a question; raise ConfigurationError if the answer is not yes, or if there is no terminal."""
-    if not (sys.stdin.isatty() and _agrees(question)):
-        raise ConfigurationError(f"{refusal}; to do it without a question: {command}")
 
 
 def _request(options: argparse.Namespace) -> int:
@@ -272,7 +260,7 @@ def _revoke(options: argparse.Namespace) -> int:
 
     loss = membership_changes.describe_loss(options.folder, options.name)
     if loss and not options.yes:
-        _confirm(f"{loss}; revoke it?", f"not revoked: {loss}", f"p2pfl-node revoke {options.folder} {options.name} --yes")
+        confirm(f"{loss}; revoke it?", f"not revoked: {loss}", f"p2pfl-node revoke {options.folder} {options.name} --yes")
     membership_changes.revoke(options.folder, options.name, unlock(options))
     text = f"revoked the membership of {options.name}; running nodes learn of it within seconds"
     print_answer(options, text, {"revoked": options.name})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from p2pfl._util.console import port
@@ -118,3 +119,15 @@ def unlock(options: argparse.Namespace) -> bytes | None:
         return None
     file = options.unlock or config.load(options.folder).passphrase_file
     return membership_changes.ask_passphrase(options.folder / membership_file.ADMISSION, file)
+
+
+def agrees(question: str) -> bool:
+    """Ask a question on the terminal; return whether the answer is yes."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def confirm(question: str, refusal: str, command: str) -> None:
+    """Ask a question; raise ConfigurationError if the answer is not yes, or if there is no terminal."""
+    if not (sys.stdin.isatty() and agrees(question)):
+        raise ConfigurationError(f"{refusal}; to do it without a question: {command}")

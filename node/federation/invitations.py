@@ -26,7 +26,7 @@ from p2pfl._util.failpoints import failpoint
 from p2pfl._util.machine import boot_clock
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import membership_changes, membership_file
-from p2pfl.node.federation.membership_changes import check_name_is_free, open_log_for_additions
+from p2pfl.node.federation.membership_changes import INVITATIONS, check_name_is_free, open_log_for_additions
 from p2pfl.node.federation.membership_file import MembershipFile, as_configuration
 from p2pfl.node.folder import config
 from p2pfl.node.log import LOG
@@ -39,7 +39,6 @@ from p2pfl.protocols.membership.federation_file import NAME
 from p2pfl.protocols.membership.log import LIMIT, Membership, Role
 from p2pfl.protocols.rate_limit import TokenBucket
 
-INVITATIONS = "invitations"
 LONGEST = 366 * 24 * 60  # maximum minutes for which a token is valid
 _MAGIC = b"p2pfl invitation 2\n"
 _NOTE = re.compile(r"[0-9a-f]{64}")  # name of a note

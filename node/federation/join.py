@@ -83,7 +83,10 @@ def join(
     # Without its file, an earlier command was interrupted, or the file was lost: to join again restores it.
     if SYSTEM.exists(folder / FEDERATION) and (membership := load_federation(folder)) is not None:
         refusal = describe_refusal(membership, config.own_key(folder), folder)
-        member = f"{folder} belongs to a federation already; create another node with p2pfl-node init"
+        member = (
+            f"{folder} belongs to the federation {membership.file.name} already; to join another one, or the one that was"
+            f" created again, leave it first, which keeps {config.CONFIG} and the key: p2pfl-node federation leave {folder}"
+        )
         raise ConfigurationError(refusal or member)
     with lock_folder(folder, STOP_FIRST):
         return _join(folder, own, token, approve, notify)

@@ -1,6 +1,7 @@
 """Changes of a federation and its members, made on the folder of a node.
 
 - `create_federation` makes a federation with its admission key; this node is its first member.
+- `leave` sets the files of a federation aside, so that the node can create or join another one.
 - `extend` sets more rounds, `rotate` hands over to a new admission key, and `revoke` ends a membership.
 - Manual admission carries two texts from machine to machine: the newcomer prints a `request`, a member with the admission
   key makes a bundle of it with `admit`, and the newcomer saves this with `accept_bundle`.
@@ -22,19 +23,21 @@ from __future__ import annotations
 import getpass
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from p2pfl._util.atomic_files import is_folder_locked, lock_folder, replace_file
+from p2pfl._util.atomic_files import PRIVATE_FOLDER, is_folder_locked, lock_folder, replace_file
 from p2pfl._util.disk import PRIVATE, SYSTEM
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import membership_file
 from p2pfl.node.federation.agreement import Approve, approve_all, check_agreement
 from p2pfl.node.federation.membership_file import (
+    ADMISSION,
     COPY,
     FEDERATION,
     MEMBERSHIP,
@@ -48,7 +51,9 @@ from p2pfl.node.federation.membership_file import (
     write_federation,
 )
 from p2pfl.node.folder import config
-from p2pfl.node.folder.config import CHECKPOINT, NodeConfig
+from p2pfl.node.folder.config import CHECKPOINT, PUBLISHED, VOTE, NodeConfig
+from p2pfl.node.folder.facts import update_facts
+from p2pfl.protocols.election import Term
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.federation_file import Federation
@@ -58,6 +63,12 @@ from p2pfl.protocols.membership.log import Membership, Role
 PASSPHRASE_VARIABLE = "P2PFL_ADMISSION_PASSPHRASE"
 _LONGEST_PASSPHRASE = 4096  # bytes
 EARLIER = f"{CHECKPOINT}.earlier"
+LEFT = "left"  # folder with the files of federations that the node has left
+INVITATIONS = "invitations"  # folder with the notes of tokens; see p2pfl.node.federation.invitations
+OF_FEDERATION = (  # files that belong to one federation, besides its signed file
+    INVITATIONS, ADMISSION, f"{ADMISSION}{OLD}", f"{ADMISSION}.new", VOTE, PUBLISHED, REVOCATION, f"{REVOCATION}{OLD}",
+    f"{MEMBERSHIP}{OLD}", f"{FEDERATION}{OLD}", COPY, MEMBERSHIP,
+)  # fmt: skip
 STOP_FIRST = "runs this node; stop it first"  # what holds the lock of a folder whose federation is to change
 
 
@@ -91,7 +102,10 @@ def create_federation(folder: Path, tables: Mapping[str, Any], backup: Path, pas
     """
     name = config.load(folder).name
     if (folder / FEDERATION).exists():
-        raise ConfigurationError(f"{folder} belongs to a federation already; create another node with p2pfl-node init")
+        raise ConfigurationError(
+            f"{folder} belongs to a federation already; to create it again, or another one, leave it first, which keeps"
+            f" {config.CONFIG} and the key: p2pfl-node federation leave {folder}"
+        )
     with lock_folder(folder, STOP_FIRST), as_configuration():
         own = config.own_identity(folder)
         admission = membership_file.create(folder, backup, passphrase)
@@ -150,6 +164,74 @@ def describe(folder: Path) -> dict[str, Any]:
         "members": members,
         "agreed": {key: value for key, value in tables.items() if key != "name"},
     }
+
+
+class Left(NamedTuple):
+    """Federation that a node has left.
+
+    Attributes:
+        name: its name.
+        aside: folder with its files.
+        others: names of its other members, which still count this node as a member.
+        admission: whether the admission key is among the files.
+    """
+
+    name: str
+    aside: Path
+    others: tuple[str, ...]
+    admission: bool
+
+
+def leave(folder: Path) -> Left:
+    """Set the files of a node's federation aside, its admission key and its tokens among them; nothing is deleted.
+
+    The node keeps its configuration, its key and its checkpoints. An interrupted call can be repeated.
+
+    Raises:
+        ConfigurationError: the node runs, belongs to no federation, or a file cannot be moved.
+    """
+    config.check_folder_of_node(folder)
+    if not SYSTEM.exists(folder / FEDERATION):
+        raise ConfigurationError(f"{folder} belongs to no federation")
+    with lock_folder(folder, STOP_FIRST), as_configuration():
+        federation = Federation.parse(SYSTEM.read(folder / FEDERATION))
+        others, admission = _others(folder), membership_file.may_admit(folder)
+        # The file of the federation is the last one: until it is moved, the command can be repeated.
+        files = [name for name in (*OF_FEDERATION, FEDERATION) if (folder / name).exists()]
+        aside = _free_folder(folder / LEFT / f"{federation.name}-{federation.id.hex()[:8]}", files)
+        aside.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        aside.parent.chmod(PRIVATE_FOLDER)
+        update_facts(folder, federation="", entries=0, admission=b"", term=Term(0, 0))
+        for name in files:
+            (folder / name).replace(aside / name)
+        SYSTEM.sync(folder)
+    return Left(federation.name, aside, others, admission)
+
+
+def describe_leaving(folder: Path) -> str:
+    """Return what the other members lose if a node leaves its federation, in one sentence; "" if nothing."""
+    others = _others(folder)
+    if not others or not membership_file.may_admit(folder):
+        return ""
+    return (
+        f"{folder} has the admission key: {', '.join(others)} would remain in the federation, which could then neither admit"
+        " nor revoke members"
+    )
+
+
+def _others(folder: Path) -> tuple[str, ...]:
+    """Return the names of the other members of a node's federation; none if its files are damaged or missing."""
+    try:
+        membership, own = load_federation(folder), config.own_key(folder)
+    except ConfigurationError:
+        return ()
+    return () if membership is None else tuple(name for name, member in membership.members.items() if member.key != own)
+
+
+def _free_folder(path: Path, files: Sequence[str]) -> Path:
+    """Return a folder that has none of the files: a path, or the path with a number."""
+    numbered = (path.with_name(f"{path.name}.{k}") for k in count(1))
+    return next(each for each in chain([path], numbered) if not any((each / name).exists() for name in files))
 
 
 # Answers that a newcomer saves

@@ -22,6 +22,7 @@ label that cannot be read is refused at once, all of them together, with the num
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -52,6 +53,7 @@ ALPHA = 0.5  # of the Dirichlet division
 LOOKED_AT = 1000  # rows whose different values are kept
 _MOST_PLACES = 5
 _LABELS = LABEL_NAMES | {"diagnosis", "species", "survived", "churn", "is_fraud", "fraud", "default", "category"}
+OF_OTHERS = "add those that only other nodes have"
 _OWNER = re.compile(
     r"(site|client|node|hospital|clinic|cent(er|re)|ward|practice|user|owner|device|sensor|station|group|region|institution"
     r"|bank|branch|school|store|shop|plant|machine|farm|country|city|state|writer|speaker|subject|patient|participant|person"
@@ -69,6 +71,7 @@ class Reason(NamedTuple):
         why: the reason, in one line.
         key: the option of the task that has it; "" if none has.
         guess: whether the data leave another choice open.
+        otherwise: how the owner makes another choice, in one line; "" if that is evident.
     """
 
     subject: str
@@ -76,9 +79,10 @@ class Reason(NamedTuple):
     why: str
     key: str = ""
     guess: bool = False
+    otherwise: str = ""
 
     def __str__(self) -> str:
-        return f"{self.subject}: {self.choice}, because {self.why}"
+        return f"{self.subject}: {self.choice}, because {self.why}" + (f"; {self.otherwise}" if self.otherwise else "")
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,7 @@ class Proposal:
         for each in self.reasons:
             if each.key:
                 text = each.why if each.subject != "left out" else f"{each.choice}: {each.why}"
+                text += f" ({each.otherwise})" if each.otherwise else ""
                 found[each.key] = f"{found[each.key]}; {text}" if each.key in found else text
         return found
 
@@ -426,7 +431,7 @@ def _add_labels(task: dict[str, Any], reasons: list[Reason], column: _Column) ->
         order = sorted(column.values)
         alike = Counter(" ".join(text.lower().split()) for text in order)
         twins = [text for text in order if alike[" ".join(text.lower().split())] > 1]
-        why = "all nodes must number them alike; add those that only other nodes have"
+        why = f"all nodes must number them alike; {OF_OTHERS}"
         if twins:
             why += f"; {' and '.join(map(repr, twins[:4]))} differ only in case or spaces, and are different labels"
         task["labels"] = order
@@ -438,9 +443,7 @@ def _add_labels(task: dict[str, Any], reasons: list[Reason], column: _Column) ->
     numbers = sorted(found)
     if numbers != list(range(len(numbers))):
         task["labels"] = numbers
-        reasons.append(
-            Reason("labels", _some(numbers), "they are not 0 to K - 1; add those that only others have", "labels")
-        )
+        reasons.append(Reason("labels", _some(numbers), f"they are not 0 to K - 1; {OF_OTHERS}", "labels"))
     return [found[value] for value in numbers]
 
 
@@ -448,6 +451,7 @@ def _add_features(path: Path, task: dict[str, Any], reasons: list[Reason], colum
     """Add how the columns besides the label are read."""
     target = task["target"]
     left_out: dict[str, str] = {}
+    keep: dict[str, str] = {}
     categories: dict[str, list[str]] = {}
     gaps: list[str] = []
     numeric = 0
@@ -457,6 +461,8 @@ def _add_features(path: Path, task: dict[str, Any], reasons: list[Reason], colum
         why = _reason_to_leave_out(column, owner)
         if why:
             left_out[column.name] = why
+            # In a simulation that divides by this column, it is no feature, whatever `ignore` says.
+            keep[column.name] = _how_to_keep(column, "to use it on a node" if column.name == owner else "to use it")
             continue
         if column.missing:
             gaps.append(f"{column.name} in {len(column.missing):,} rows")
@@ -470,11 +476,15 @@ def _add_features(path: Path, task: dict[str, Any], reasons: list[Reason], colum
         )
     task["ignore"] = [name for name in left_out if name != owner] + ([owner] if owner else [])
     for name, why in left_out.items():
-        reasons.append(Reason("left out", name, why, "ignore"))
+        reasons.append(Reason("left out", name, why, "ignore", otherwise=keep[name]))
     if categories:
         task["categories"] = categories
         named = ", ".join(f"{name} ({len(listed)})" for name, listed in categories.items())
-        reasons.append(Reason("categories", named, "these columns have texts; all nodes must list the same", "categories"))
+        reasons.append(
+            Reason(
+                "categories", named, f"these columns have texts, which all nodes must list alike; {OF_OTHERS}", "categories"
+            )
+        )
     if gaps:
         task["missing"] = "mean"
         reasons.append(Reason("missing", "the mean of the node's rows", f"no value is there for {_some(gaps)}", "missing"))
@@ -500,6 +510,22 @@ def _reason_to_leave_out(column: _Column, owner: str) -> str:
     if column.texts:
         return f"it has {column.wrong_texts()} among numbers; correct them to use it"
     return ""
+
+
+def _how_to_keep(column: _Column, to: str) -> str:
+    """Return how a column that was left out becomes a feature; "" for one that cannot sensibly be one.
+
+    Args:
+        to: the words for the purpose.
+    """
+    if _is_index(column) or not column.values or (column.texts and not column.is_text):
+        return ""
+    if not column.is_text:
+        return f"{to}, remove it from ignore"
+    if len(column.values) > MANY_CATEGORIES:
+        return f"{to}, remove it from ignore, and list its texts in categories"
+    listed = ", ".join(map(json.dumps, sorted(column.values)))
+    return f"{to}, remove it from ignore, and add {json.dumps(column.name)} = [{listed}] to categories"
 
 
 # Images and arrays
@@ -561,7 +587,7 @@ def _of_pixels(found: _Pictures, given: _Given, has_torch: bool) -> Proposal:
     reasons = [
         label,
         Reason("task", "classification", "the samples are images with labels", "name"),
-        Reason("labels", _some(labels), "all nodes must number them alike; add those that only others have", "labels"),
+        Reason("labels", _some(labels), f"all nodes must number them alike; {OF_OTHERS}", "labels"),
         Reason("size", f"{own_folders.SIZE} x {own_folders.SIZE} pixels", "all nodes need one size, and a small one learns"
                f" quickly; the least side here has {least}", "size"),
         Reason("colours", "none" if grey else "red, green and blue",

@@ -81,7 +81,9 @@ def is_sorted_by_label(y: np.ndarray) -> bool:
     return bool(runs < 1 + n - squares / n - 4 * max(variance, 0) ** 0.5)
 
 
-def notes_on(names: Sequence[str], x: np.ndarray, y: np.ndarray, *, narrow: bool) -> list[str]:
+def notes_on(
+    names: Sequence[str], x: np.ndarray, y: np.ndarray, *, narrow: bool, categories: Iterable[int] = ()
+) -> list[str]:
     """Return what the owner of a table should look at, without the name of the file.
 
     Args:
@@ -89,6 +91,7 @@ def notes_on(names: Sequence[str], x: np.ndarray, y: np.ndarray, *, narrow: bool
         x: numbers [n, columns]; NaN is a missing value.
         y: class of each row, int64 [n].
         narrow: whether the numbers become float32 as they are; they do not if they are standardised first.
+        categories: columns that are 1 for the rows of one category, and 0 for the others.
     """
     found = []
     if len(x) < FEWEST_ROWS:
@@ -99,7 +102,16 @@ def notes_on(names: Sequence[str], x: np.ndarray, y: np.ndarray, *, narrow: bool
     if len(empty):
         found.append(f"{_some_names(names, empty)}: no row has a value")
     if len(constant):
-        found.append(f"{_some_names(names, constant)}: all rows have the same value")
+        of_category = {*categories}
+        missing = [k for k in constant if k in of_category and not x[0, k]]
+        everywhere = [k for k in constant if k in of_category and x[0, k]]
+        same = [k for k in constant if k not in of_category]
+        for columns, what in (
+            (same, "all rows have the same value"),
+            (missing, "no row has this category"),
+            (everywhere, "all rows have this category"),
+        ):
+            found += [f"{_some_names(names, columns)}: {what}"] if columns else []
     if leaks := label_leaks(x, y):
         found.append(
             f"{_some_names(names, leaks)}: alone gives the label of each row; leave it out if it is an index or an answer"

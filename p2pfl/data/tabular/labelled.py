@@ -287,7 +287,7 @@ def _labelled(
         *_notes_on_names(choice, columns.names, columns.label),
         *(f"{name}: read as numbers, but {text!r} in {unit} {place} may be a code" for name, (text, place) in codes.items()),
         *(column_checks.note_on_classes(y) if classes is y else []),
-        *column_checks.notes_on(names, x, classes, narrow=choice.narrow),
+        *column_checks.notes_on(names, x, classes, narrow=choice.narrow, categories=range(len(columns.numbers), len(names))),
         *column_checks.note_on_repeats(
             lambda row: f"{unit} {places[row]}", column_checks.repeats(column_checks.rows_of(x, y))
         ),

@@ -46,8 +46,15 @@ def test_init_writes_the_proposal_with_reasons(tmp_path, capsys):
         "standardize": "local",
     }
     text = (tmp_path / "alice" / config.CONFIG).read_text()
-    assert "# all nodes must number them alike" in text
-    assert "label: diagnosis, because labels usually have this name" in capsys.readouterr().out
+    lines = text.splitlines()
+    of_labels, of_categories = (
+        next(k for k, line in enumerate(lines) if line.startswith(key)) for key in ("labels", "categ")
+    )
+    for line in (of_labels, of_categories):
+        assert lines[line - 1].endswith("add those that only other nodes have, before p2pfl-node federation create")
+    out = capsys.readouterr().out
+    assert "label: diagnosis, because labels usually have this name" in out
+    assert f"add to labels (line {of_labels + 1}) and categories (line {of_categories + 1}) of alice/node.toml" in out
 
 
 def test_init_names_all_unreadable_labels_and_creates_nothing(tmp_path, capsys):

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -20,8 +21,10 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
 from p2pfl.node.federation import agreement, invitations, join, loading, membership_changes, membership_file
 from p2pfl.node.federation import join as joining
-from p2pfl.node.federation.invitations import INVITATIONS, RECOVERY, REFUSALS, InvitationService, TokenRedeemer
+from p2pfl.node.federation.invitations import RECOVERY, REFUSALS, InvitationService, TokenRedeemer
+from p2pfl.node.federation.membership_changes import INVITATIONS
 from p2pfl.node.federation.membership_file import (
+    ADMISSION,
     COPY,
     FEDERATION,
     MEMBERSHIP,
@@ -31,6 +34,7 @@ from p2pfl.node.federation.membership_file import (
     load_federation,
 )
 from p2pfl.node.folder import config
+from p2pfl.node.folder.facts import read_facts, update_facts
 from p2pfl.node.peering.peering_config import JoinReply
 from p2pfl.node.status import reader
 from p2pfl.node.status.observer import federation_title
@@ -189,6 +193,58 @@ def test_create_federation_without_backup_writes_nothing(tmp_path, digits):
 def test_create_federation_refuses_second_federation_of_node(home):
     with pytest.raises(ConfigurationError, match="belongs to a federation already"):
         membership_changes.create_federation(home.alice, home.tables, home.root / "other.pem")
+
+
+def test_node_leaves_a_federation_and_creates_it_again(home):
+    bob = home.node("bob")
+    home.accept(bob, home.bundle(bob))
+    home.token("carol")
+    kept = {name: (home.alice / name).read_bytes() for name in (config.CONFIG, config.KEY)}
+    key, log = (home.alice / ADMISSION).read_bytes(), (home.alice / MEMBERSHIP).read_bytes()
+    update_facts(home.alice, federation="home", entries=2, starts=3)
+    assert "bob would remain" in membership_changes.describe_leaving(home.alice)
+    assert not membership_changes.describe_leaving(bob)
+    first = membership_changes.leave(home.alice)
+    assert (first.name, first.others, first.admission) == ("home", ("bob",), True)
+    assert ((first.aside / ADMISSION).read_bytes(), (first.aside / MEMBERSHIP).read_bytes()) == (key, log)
+    assert [*(first.aside / "invitations").iterdir()]
+    assert {name: (home.alice / name).read_bytes() for name in kept} == kept
+    assert load_federation(home.alice) is None
+    facts = read_facts(home.alice)
+    assert (facts.federation, facts.entries, facts.starts) == ("", 0, 3)
+    again = membership_changes.create_federation(home.alice, home.tables, home.root / "again.pem")
+    assert again.id != home.file.id
+    membership_changes.leave(bob)
+    home.accept(bob, home.bundle(bob))
+    assert load_federation(bob).federation == again.id
+
+
+def test_leaving_a_federation_twice_keeps_both_copies_of_its_files(home):
+    bob = home.node("bob")
+    bundle = home.bundle(bob)
+    found = []
+    for _ in range(2):
+        home.accept(bob, bundle)
+        found.append(membership_changes.leave(bob).aside)
+    assert found[0] != found[1]
+    assert all((each / FEDERATION).read_bytes() == home.file.data for each in found)
+    with pytest.raises(ConfigurationError, match="belongs to no federation"):
+        membership_changes.leave(bob)
+
+
+def test_leaving_that_was_interrupted_is_completed(home, monkeypatch):
+    replace = type(home.alice).replace
+
+    def fail(path, target):
+        if path.name == MEMBERSHIP:
+            raise OSError(errno.EIO, "broken", str(path))
+        return replace(path, target)
+
+    with monkeypatch.context() as broken, pytest.raises(ConfigurationError):
+        broken.setattr(type(home.alice), "replace", fail)
+        membership_changes.leave(home.alice)
+    left = membership_changes.leave(home.alice)
+    assert {ADMISSION, MEMBERSHIP, FEDERATION} <= {path.name for path in left.aside.iterdir()}
 
 
 def test_commands_of_node_without_federation_are_refused(home):

@@ -112,6 +112,17 @@ def test_columns_that_are_no_features_are_left_out_with_reason(table):
     assert "another value in each row" in why["who"]
 
 
+def test_column_that_is_left_out_names_how_to_use_it(table):
+    rows = "".join(f"{'ab'[k % 2]},same,{k},{k * 7 % 31},{k % 2}\n" for k in range(60))
+    found = inspect(table(f"ward,unit,id,x,label\n{rows}"))
+    how = {each.choice: each.otherwise for each in found.reasons if each.subject == "left out"}
+    assert how == {
+        "ward": 'to use it on a node, remove it from ignore, and add "ward" = ["a", "b"] to categories',
+        "unit": 'to use it, remove it from ignore, and add "unit" = ["same"] to categories',
+        "id": "",
+    }
+
+
 def test_choices_of_the_owner_replace_the_proposal(table):
     path = table(patients())
     found = inspect(path, label="sex", by="diagnosis")

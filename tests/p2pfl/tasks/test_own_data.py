@@ -28,6 +28,13 @@ def test_categories_are_inputs_in_the_listed_order(tmp_path):
     assert x.tolist() == [[30, 0, 1], [40, 1, 0]]
 
 
+def test_category_of_no_row_and_of_all_rows_is_noted(tmp_path):
+    path = write(tmp_path / "own.csv", "\n".join(["age,sex,label", *(f"{k * 7 % 31},f,{k % 2}" for k in range(20))]))
+    facts = make("classification", path, categories={"sex": ["f", "m"]}, **WHOLE).data_facts
+    notes = [note.partition(": ")[2] for each in facts for note in each.notes]
+    assert notes == ["sex = m: no row has this category", "sex = f: all rows have this category"]
+
+
 def test_all_unlisted_labels_and_categories_are_named_with_lines(tmp_path):
     path = write(tmp_path / "own.csv", "sex,age,label\nm,30,no\nx,40,maybe\nf,50,?\ny,40,maybe\nx,30,no\n")
     options = {"categories": {"sex": ["f", "m"]}}
