@@ -53,6 +53,10 @@ class ConfigurationError(P2pflError):
         self.keys = keys
 
 
+class UnknownKeyError(ConfigurationError):
+    """Key of a configuration that this version does not have."""
+
+
 class CommandLineError(ConfigurationError):
     """Mistake in an option of the command line, not in a file."""
 
@@ -172,7 +176,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> ConfigurationError:
     alike = begun if len(begun) == 1 else difflib.get_close_matches(key, siblings, n=1)
     near = [parent + dot + each for each in alike]  # a common parent is no likeness
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
-    return ConfigurationError(f"unknown {what} {name!r}; {hint}", *keys)
+    return (UnknownKeyError if keys else ConfigurationError)(f"unknown {what} {name!r}; {hint}", *keys)
 
 
 def none_of(where: str, value: object, allowed: Iterable[object]) -> ConfigurationError:

@@ -45,7 +45,7 @@ def parser() -> console.Parser:
         description="Run a node that learns with its peers, without a server.",
         epilog=console.format_examples("p2pfl-node demo --rounds 3", "p2pfl-node init alice", "p2pfl-node run alice"),
     )
-    parser.add_argument("--version", action="version", version=f"p2pfl {__version__}", help="print the version and exit")
+    console.add_version(parser, f"p2pfl {__version__}")
     commands = parser.add_subparsers()
 
     init.add_commands(commands)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from p2pfl._util.binding import bind, split_name
+from p2pfl._util.commit import describe_version
+from p2pfl._version import __version__
 from p2pfl.compression.codecs import make_codec
-from p2pfl.errors import ConfigurationError, must_be, name_source
+from p2pfl.errors import ConfigurationError, UnknownKeyError, must_be, name_source
 from p2pfl.node.folder.config import NodeConfig, check_name
 from p2pfl.node.settings import Settings, SharedSettings
 from p2pfl.parameters import Layout, Parameters
@@ -86,6 +89,26 @@ def draft(name: str, config: NodeConfig, task: Task, edges: Edges = "all") -> di
     }
 
 
+@contextmanager
+def reading_keys_of(name: str, own: Collection[str] = ()) -> Iterator[None]:
+    """Convert the error for an unknown key: a newer version has made the federation, and this node cannot correct it.
+
+    Args:
+        name: the name of the federation.
+        own: keys that are not of the federation.
+    """
+    try:
+        yield
+    except UnknownKeyError as error:
+        if error.keys[0] in own:
+            raise
+        raise ConfigurationError(
+            f"the federation {name} sets {error.keys[0]}, which p2pfl {describe_version(__version__)} does not know: a newer"
+            " version, or a newer module of your own, has created it; upgrade this node to the version of the other members",
+            *error.keys,
+        ) from error
+
+
 def read(federation: Federation) -> Agreement:
     """Return the agreement in a federation's signed file.
 
@@ -93,7 +116,7 @@ def read(federation: Federation) -> Agreement:
         ConfigurationError: it was made by another version of p2pfl, is invalid, or sets an option that each node sets
             for itself: a file of its machine, or its preference.
     """
-    with name_source(f"the federation {federation.name}"):
+    with reading_keys_of(federation.name), name_source(f"the federation {federation.name}"):
         agreement = bind(federation.tables, Agreement)
         for key in AGREED:  # a default that another version fills in would not be what the members signed
             if key not in federation.tables and key != "codec":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,7 +86,7 @@ def policy_of(setup: LoadedNode) -> Policy:
     """
     own = setup.config
     find_own_modules(setup.folder, own)
-    with name_source(setup.source(["policy"])):
+    with _reading(setup), name_source(setup.source(["policy"])):
         policy = make_policy(*split_name("policy", own.policy))
         if isinstance(policy, Coordinated):
             check_coordinated(own)
@@ -107,7 +108,7 @@ def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING
     if setup.agreement is not None:
         check_size(f"the model of the federation {setup.agreement.name}", setup.agreement.model.values, memory, copies)
     find_own_modules(setup.folder, own)
-    with name_source(setup.source(TASK_KEYS)), within(memory, copies):
+    with _reading(setup), name_source(setup.source(TASK_KEYS)), within(memory, copies):
         try:
             task = make_task(own.task["name"], own.task_options(), Part.parse(own.part), own.seed)
             task.layout  # noqa: B018  made here, where its size is looked at first
@@ -115,6 +116,12 @@ def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING
         except MemoryError as error:
             raise ConfigurationError("not enough memory for the task") from error
     return task
+
+
+def _reading(setup: LoadedNode) -> AbstractContextManager[None]:
+    """Return the context in which the options of a federation's task and policy are read."""
+    own = [f"task.{key}" for key in TASK_KEYS]
+    return nullcontext() if setup.agreement is None else agreement.reading_keys_of(setup.agreement.name, own)
 
 
 def find_own_modules(folder: Path, own: NodeConfig) -> None:

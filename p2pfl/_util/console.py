@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from p2pfl._util.commit import describe_version
 from p2pfl._util.printable import printable, to_json
 from p2pfl.errors import ConfigurationError, MissingRequirementError, RunError
 
@@ -38,6 +39,18 @@ class Help(argparse.HelpFormatter):
         if text.startswith(EXAMPLES):
             return text
         return textwrap.fill(" ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent)
+
+
+class _Version(argparse.Action):
+    """Option that prints the version and ends the command; git is asked for the commit only then."""
+
+    def __init__(self, option_strings: list[str], dest: str, version: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+        self._version = version
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(describe_version(self._version))
+        parser.exit()
 
 
 class Parser(argparse.ArgumentParser):
@@ -100,6 +113,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(WRONG_USAGE)
+
+
+def add_version(parser: Parser, version: str) -> None:
+    """Add the option --version."""
+    parser.add_argument(
+        "--version", action=_Version, version=version, help="print the version, and in a clone the commit, and exit"
+    )
 
 
 def add_command(commands: Any, name: str, summary: str, *examples: str) -> argparse.ArgumentParser:

@@ -61,7 +61,7 @@ def parser() -> console.Parser:
             "p2pfl-sim report runs/gossip --open",
         ),
     )
-    parser.add_argument("--version", action="version", version=f"p2pfl {__version__}", help="print the version and exit")
+    console.add_version(parser, f"p2pfl {__version__}")
     commands = parser.add_subparsers(dest="command")
     scenario_list.add_commands(commands)
     new.add_commands(commands, _main)

@@ -98,10 +98,10 @@ def notes_on(
         return []
     empty = np.flatnonzero(np.isnan(x.astype(float, copy=False)).all(0) if x.size else [])
     with np.errstate(invalid="ignore"):
-        constant = np.flatnonzero((x == x[0]).all(0) if x.size else [])
+        constant = np.flatnonzero((x == x[0]).all(0) if x.size else []).tolist()
     if len(empty):
         found.append(f"{_some_names(names, empty)}: no row has a value")
-    if len(constant):
+    if constant:
         of_category = {*categories}
         missing = [k for k in constant if k in of_category and not x[0, k]]
         everywhere = [k for k in constant if k in of_category and x[0, k]]

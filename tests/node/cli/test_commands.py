@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 import p2pfl
 from p2pfl._util.atomic_files import lock_folder
+from p2pfl._util.commit import describe_version
 from p2pfl.errors import BudgetExceededError, ConfigurationError, DivergenceError, RunError
 from p2pfl.node.cli import main as node_cli
 from p2pfl.node.folder.config import CONFIG, KEY, STATUS, NodeConfig, Track
@@ -69,7 +71,32 @@ def test_version_option_prints_version(capsys, main):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
-    assert capsys.readouterr().out == f"p2pfl {p2pfl.__version__}\n"
+    assert re.fullmatch(rf"p2pfl {p2pfl.__version__}( \([0-9a-f]+(\+changes)?\))?\n", capsys.readouterr().out)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_version_of_clone_names_its_commit_and_changes(tmp_path):
+    def git(*words):
+        done = subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path), *words],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    assert describe_version("1.0", tmp_path) == "1.0"
+    git("init", "-q")
+    assert describe_version("1.0", tmp_path) == "1.0"  # no commit yet
+    (tmp_path / "a.py").write_text("1")
+    git("add", ".")
+    git("commit", "-qm", "a")
+    git("tag", "v1")
+    commit = git("rev-parse", "--short=8", "HEAD")
+    assert describe_version("1.0", tmp_path) == f"1.0 ({commit})"
+    (tmp_path / "a.py").write_text("2")
+    assert describe_version("1.0", tmp_path) == f"1.0 ({commit}+changes)"
+    (tmp_path / "inside").mkdir()
+    assert describe_version("1.0", tmp_path / "inside") == "1.0"  # the clone of another project has it
 
 
 # p2pfl-sim

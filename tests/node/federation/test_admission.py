@@ -247,6 +247,25 @@ def test_leaving_that_was_interrupted_is_completed(home, monkeypatch):
     assert {ADMISSION, MEMBERSHIP, FEDERATION} <= {path.name for path in left.aside.iterdir()}
 
 
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        (lambda tables: {"task": tables["task"] | {"coming": 1}}, "task.coming"),
+        (lambda tables: {"policy": tables["policy"] | {"coming": 1}}, "policy.coming"),
+        (lambda tables: {"coming": 1}, "coming"),
+    ],
+)
+def test_key_of_a_newer_version_is_not_looked_for_in_node_toml(home, change, key):
+    newer = home.node("newer")
+    tables = home.tables | change(home.tables)
+    membership_changes.create_federation(newer, tables, home.root / "newer.pem")
+    with pytest.raises(ConfigurationError, match=f"the federation home sets {key}, which p2pfl .* upgrade") as refused:
+        ready = loading.load(newer)
+        loading.policy_of(ready)
+        loading.task_of(ready)
+    assert "node.toml" not in str(refused.value)
+
+
 def test_commands_of_node_without_federation_are_refused(home):
     bob = home.node("bob")
     assert load_federation(bob) is None
