@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from p2pfl.topologies.graph_facts import Content, Limits
+from p2pfl.topologies.graph_facts import LINK, Content, Limits
 from p2pfl.topologies.text_rows import NUMBER, PAIRS, SEPARATORS, Rows, columns_of, fields_of, quote, stem_of, weight_of
 
 LONGEST_NAME = 10_000  # characters
@@ -38,11 +38,18 @@ class Columns:
     header: list[str] = field(default_factory=list)
 
     @property
+    def links(self) -> dict[str, int]:
+        """Positions of the columns of `LINK` that the header names."""
+        used = (self.source, self.target, self.weight)
+        return {name.casefold(): k for k, name in enumerate(self.header) if name.casefold() in LINK and k not in used}
+
+    @property
     def described(self) -> list[str]:
         """Use of each named column."""
         if not self.header:
             return []
         used = {self.source: "source", self.target: "target", self.weight: "weight"}
+        used |= {k: name for name, k in self.links.items()}
         kept = [f"{quote(self.header[k])} is the {use}" for k, use in used.items() if k is not None]
         others = [quote(name) if name else "one without a name" for k, name in enumerate(self.header) if k not in used]
         more = f" and {len(others) - 6} more" if len(others) > 6 else ""
@@ -133,6 +140,9 @@ def _take(rows: Rows, k: int, columns: Columns, directed: bool, found: Content) 
     else:
         weight = _weight_in(rows.attributes[k])
     found.edges.append((ends[0], ends[1], directed, weight))
+    found.add_link(
+        {name: _cell(fields, at) for name, at in columns.links.items()} if rows.attributes is None else rows.attributes[k]
+    )
 
 
 def _check_name(name: str) -> None:
@@ -166,7 +176,9 @@ def _weight_in(attributes: dict[str, object]) -> float | None:
 
 
 def _describe_attributes(rows: Rows, found: Content) -> None:
-    keys = Counter(key for attributes in rows.attributes or () for key in attributes if key.casefold() != "weight")
+    keys = Counter(
+        key for attributes in rows.attributes or () for key in attributes if key.casefold() not in ("weight", *LINK)
+    )
     if keys:
         found.details.append(f"attributes left out: {', '.join(quote(key) for key in list(keys)[:6])}")
 

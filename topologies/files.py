@@ -28,7 +28,7 @@ import networkx as nx
 
 from p2pfl.topologies import edge_lists, graphml, text_rows
 from p2pfl.topologies.edge_lists import LONGEST_NAME, order_by_number, weight_number
-from p2pfl.topologies.graph_facts import Content, GraphFacts, Limits
+from p2pfl.topologies.graph_facts import LINK, Content, GraphFacts, Limits
 from p2pfl.topologies.text_rows import NUMBER, SEPARATORS, Rows, columns_of, decode, quote
 
 GRAPHML = (".graphml", ".xml")
@@ -46,7 +46,7 @@ SUFFIXES = tuple(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 LARGEST = 32 * 2**20  # bytes of a file, and of its content if it is compressed
 MOST_NODES = 20_000
 MOST_EDGES = 1_000_000
-WANTED = frozenset({"label", "latitude", "longitude", "weight"})
+WANTED = frozenset({"label", "latitude", "longitude", "weight", *LINK})
 BY_SUFFIX = {  # the name of the format, and the function of networkx that reads it; "" if none does
     ".gexf": ("GEXF", "nx.read_gexf({file!r})"),
     ".net": ("Pajek", "nx.Graph(nx.read_pajek({file!r}))"),
@@ -117,7 +117,7 @@ def read(file: str, directed: bool | None = None) -> nx.Graph:
     begin with `#` or `%` are comments, and also the end of a line after `#` between blanks.
 
     The first line of a table names the columns of the source and the target, for example `source,target`. Of the other
-    columns only `weight` is used. A matrix may have names of rows and columns.
+    columns only `weight`, `loss` and `latency` are used. A matrix may have names of rows and columns.
 
     Args:
         directed: whether an edge allows only the target to fetch from the source; false by default. GraphML, GML and
@@ -128,9 +128,10 @@ def read(file: str, directed: bool | None = None) -> nx.Graph:
         order in which the file first names them. If all nodes of a list, table or matrix without names are integers, they
         are in numerical order. Each has the attribute `label`, and `latitude` and `longitude` in degrees if the file gives
         them. Edges have the attribute `weight`, a positive number, if any edge of the file has one. It is then 1 for edges
-        without a weight, and the largest one counts for parallel edges. The dict graph.graph contains `name`, the file's
-        name without its suffix, `notes`, lines about what was left out or should be checked, and `facts`, a
-        p2pfl.topologies.graph_facts.GraphFacts.
+        without a weight, and the largest one counts for parallel edges. They have the attributes `loss` and `latency` if
+        the file gives them, as texts; those of parallel edges that differ become one text that is no number. The dict
+        graph.graph contains `name`, the file's name without its suffix, `notes`, lines about what was left out or should
+        be checked, and `facts`, a p2pfl.topologies.graph_facts.GraphFacts.
 
     Raises:
         ValueError: the file is invalid or ambiguous; the text is one line with the fault, its position and the remedy.
@@ -207,6 +208,7 @@ def _from_graphml(content: bytes) -> Content:
                 raise ValueError(f"an edge refers to {end!r}, which is not a node of the file")
         weight = next((text for name, text in attributes.items() if name.lower() == "weight"), "")
         found.edges.append((source, target, directed, edge_lists.weight_number(weight) if weight else None))
+        found.add_link(attributes)
     found.nodes = {id: {name.lower(): text for name, text in given.items()} for id, given in parsed.nodes.items()}
     if parsed.left_out:
         found.details.append(f"attributes of edges left out: {', '.join(parsed.left_out[:6])}")
@@ -223,7 +225,7 @@ def _simple(found: Content, source: str) -> nx.Graph:
         graph.add_node(place[name], **{**attributes, "label": attributes.get("label") or name})
     weights = [weight for *_, weight in found.edges if weight is not None]
     loops = parallel = conflicts = 0
-    for one, other, directed, weight in found.edges:
+    for k, (one, other, directed, weight) in enumerate(found.edges):
         i, j = place[one], place[other]
         if i == j:
             loops += 1
@@ -235,6 +237,9 @@ def _simple(found: Content, source: str) -> nx.Graph:
         for i, j in ways:
             old = graph.edges[i, j] if graph.has_edge(i, j) else {}
             graph.add_edge(i, j, **({"weight": max(old.get("weight", 0.0), weight or 1.0)} if weights else {}))
+            for key, text in found.links.get(k, {}).items():
+                known = old.get(key, text)
+                graph.edges[i, j][key] = text if known == text else f"{known} and {text}"[:60]
     left_out = (
         (loops, "edge from a node to itself", "edges from nodes to themselves"),
         (parallel, "parallel edge", "parallel edges"),
@@ -380,12 +385,13 @@ def _add_edge(found: Content, ends: list[str], directed: bool, attributes: Attri
         raise ValueError(f"{where}: a weight must be a positive number, got {quote(str(weight))}")
     try:
         found.edges.append((ends[0], ends[1], directed, None if weight is None else weight_number(str(weight))))
+        found.add_link(attributes)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
 
 def _describe(found: Content, edges: Any, known: set[str]) -> None:
-    others = dict.fromkeys(key for edge in edges for key in edge if key.lower() not in {"weight", *known})
+    others = dict.fromkeys(key for edge in edges for key in edge if key.lower() not in {"weight", *LINK, *known})
     if others:
         found.details.append(f"attributes of edges left out: {', '.join(quote(key) for key in list(others)[:6])}")
 

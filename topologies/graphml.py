@@ -15,6 +15,8 @@ from xml.parsers.expat import ErrorString, ExpatError, ParserCreate
 
 import networkx as nx
 
+from p2pfl.topologies.graph_facts import LINK
+
 LONGEST_TEXT = 10_000  # characters of one attribute, or of a node's id
 DEEPEST = 100  # nested elements
 MOST_NAMED = 6  # attributes that were left out
@@ -179,7 +181,7 @@ class _Reader:
 
 
 def to_graphml(graph: nx.Graph) -> bytes:
-    """Return a graph as GraphML: the label and the place of each node, and the weights and directions of the edges."""
+    """Return a graph as GraphML: label and place of each node, and direction, weight, loss and latency of each edge."""
     plain = nx.DiGraph() if graph.is_directed() else nx.Graph()
     number = {node: str(k) for k, node in enumerate(graph.nodes)}
     for node, attributes in graph.nodes(data=True):
@@ -187,5 +189,6 @@ def to_graphml(graph: nx.Graph) -> bytes:
         plain.add_node(number[node], label=str(attributes.get("label", node)), **kept)
     for source, target, attributes in graph.edges(data=True):
         weight = {"weight": float(attributes["weight"])} if "weight" in attributes else {}
-        plain.add_edge(number[source], number[target], **weight)
+        link = {name: str(attributes[name]) for name in LINK if name in attributes}
+        plain.add_edge(number[source], number[target], **weight, **link)
     return "\n".join(nx.generate_graphml(plain)).encode()

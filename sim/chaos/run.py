@@ -31,7 +31,6 @@ from p2pfl.sim.chaos.machine import FEWEST, ChaosPlan, Machine, Process, chaos_p
 from p2pfl.sim.chaos.network import FaultyNetwork
 from p2pfl.sim.chaos.schedule import ANYWHERE, LINKS, Fault, Schedule, draw_schedule, shrink, span
 from p2pfl.sim.execution.run_order import Assignment, compute_side_by_side
-from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.scenario.scenario import ScenarioFile
 from p2pfl.sim.simulation import clock
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, prepare_process, prepared_process
@@ -105,7 +104,7 @@ class ChaosRun:
         self._administrator = plan.membership.copy()
         keys = {name: key.public for name, key in zip(plan.names, plan.keys, strict=True)}
         self._invariants = Invariants(keys, loop.time, self._report, self._membership_of)
-        self._network = FaultyNetwork(loop, Links(plan.scenario.network, seed), seed, self._invariants.sent)
+        self._network = FaultyNetwork(loop, plan.run.links(seed), seed, self._invariants.sent)
         make = partial(Machine, plan, loop=loop, network=self._network, invariants=self._invariants, seed=seed)
         self.machines = {name: make(k, log=self._log(name)) for k, name in enumerate(plan.names)}
         loop.on_error = self._stray

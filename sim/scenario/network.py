@@ -1,26 +1,74 @@
 """Limits of a simulated node: the time and the loss of its frames, and the budget of what it may receive.
 
-A limit is one number for all, or a range [low, high]. From a range each node, or each pair of nodes for a latency, draws
-its own value from the seed of the run. `Network` and `Budgets` are the tables of a scenario; `Links` is the network at run
-time, which a simulation asks for the time of arrival of each frame.
+A limit is one number for all, or a range [low, high]. From a range each node, or each pair of nodes for a latency or a
+loss, draws its own value from the seed of the run. The loss and the latency of a link may also come from the edges of the
+topology's file, and `links` sets those of single links: `link_values` looks all of them up in the graph, once.
+
+`Network` and `Budgets` are the tables of a scenario; `Links` is the network at run time, which a simulation asks for the
+time of arrival of each frame.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
 import msgspec
+import networkx as nx
 
-from p2pfl.errors import ConfigurationError, must_be
+from p2pfl.errors import ConfigurationError, must_be, unknown
 from p2pfl.policy import Budget
 from p2pfl.random_streams import RandomStreams
+from p2pfl.sim.formatting import some
 from p2pfl.topologies.geography import FIBRE, Point, great_circle, spread
 
 Range = tuple[float, float]
 Limit = int | tuple[int, int]
+LOSS = "at least 0 and below 1"
+
+
+class LinkRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Values of some links, in place of those that the network has for all.
+
+    A node is given by its number, its name (`node-07`), or its label in the topology or its places.
+
+    Attributes:
+        nodes: the values are those of all links of each of these nodes; where two nodes of a link have one, the larger
+            counts.
+        between: the values are those of the link between these two nodes, in both directions; they count before those
+            of `nodes`.
+        loss: probability that a frame never arrives.
+        latency: seconds for every frame.
+        bandwidth: maximum bytes per second that each of the `nodes` sends and receives; 0 is no limit.
+    """
+
+    nodes: tuple[int | str, ...] = ()
+    between: tuple[int | str, int | str] | None = None
+    loss: float | None = None
+    latency: float | None = None
+    bandwidth: float | None = None
+
+    def check(self) -> None:
+        """Raise ConfigurationError for an invalid value."""
+        if bool(self.nodes) == (self.between is not None):
+            raise ConfigurationError(
+                "network.links: each entry needs `nodes`, a list of nodes, or `between`, two nodes, and not both",
+                "network.links",
+            )
+        if self.loss is None and self.latency is None and self.bandwidth is None:
+            raise ConfigurationError("network.links: each entry needs a loss, a latency or a bandwidth", "network.links")
+        if self.loss is not None and not 0 <= self.loss < 1:
+            raise must_be("network.links: loss", LOSS, self.loss)
+        for key, value in (("latency", self.latency), ("bandwidth", self.bandwidth)):
+            if value is not None and not 0 <= value < inf:
+                raise must_be(f"network.links: {key}", "0 or more, and finite", value)
+        if self.bandwidth is not None and self.between is not None:
+            raise ConfigurationError(
+                "network.links: a bandwidth is that of a node's line and not of a link; give it to `nodes`", "network.links"
+            )
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,27 +76,38 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         latency: seconds for every frame; a pair [low, high] draws one value for each pair of nodes; "geography" is the
-            time of light in a fibre (200,000 km/s) along the great circle between the nodes' places.
+            time of light in a fibre (200,000 km/s) along the great circle between the nodes' places; "edges" takes the
+            attribute `latency` of the edges in the topology's file.
         places: a GraphML file with the nodes' coordinates, or the name of a shipped graph, for latency "geography": node
             k is at the place of its k-th node, so that several topologies can use the same places; "" takes the
             coordinates of the topology.
         stretch: length of a fibre relative to the great circle, with latency "geography".
         jitter: maximum random delay of each frame, in seconds.
         bandwidth: maximum bytes per second that a node sends and receives; 0 is no limit. Frames queue for it.
-        loss: the probability that a frame never arrives; above 0 it needs a finite deadline.
+        loss: the probability that a frame never arrives; above 0 it needs a finite deadline. A pair [low, high] draws one
+            value for each pair of nodes; "edges" takes the attribute `loss` of the edges in the topology's file.
+        links: the loss, the latency or the bandwidth of some links or nodes, such as
+            [{ nodes = [3, 7], loss = 0.2 }, { between = [1, 2], latency = 0.5 }]; see the table of its keys.
     """
 
-    latency: float | Range | Literal["geography"] = 0.0
+    latency: float | Range | Literal["geography", "edges"] = 0.0
     places: str = ""
     stretch: float = 1.0
     jitter: float = 0.0
     bandwidth: float | Range = 0.0
-    loss: float = 0.0
+    loss: float | Range | Literal["edges"] = 0.0
+    links: tuple[LinkRule, ...] = ()
+
+    @property
+    def loses(self) -> bool:
+        """Whether a link may lose frames."""
+        return self.loss not in (0.0, (0.0, 0.0)) or any(rule.loss for rule in self.links)
 
     def check(self) -> None:
         """Raise ConfigurationError for an invalid value."""
         if self.latency != "geography":
-            check_range("network.latency", self.latency)
+            if self.latency != "edges":
+                check_range("network.latency", self.latency)
             for key, given in (("stretch", self.stretch != 1.0), ("places", self.places)):
                 if given:
                     raise ConfigurationError(
@@ -58,8 +117,13 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise must_be("network.stretch", "a positive number", self.stretch)
         check_range("network.bandwidth", self.bandwidth)
         check_number("network.jitter", self.jitter)
-        if not 0 <= self.loss < 1:
-            raise must_be("network.loss", "at least 0 and below 1", self.loss)
+        if isinstance(self.loss, float | int):
+            if not 0 <= self.loss < 1:
+                raise must_be("network.loss", LOSS, self.loss)
+        elif self.loss != "edges" and not 0 <= self.loss[0] <= self.loss[1] < 1:
+            raise must_be("network.loss", f"{LOSS}, or a pair [low, high] of such numbers", list(self.loss))
+        for rule in self.links:
+            rule.check()
 
 
 def check_number(key: str, value: float) -> None:
@@ -80,10 +144,151 @@ def draw(value: float | Range, seed: int, name: str, purpose: str) -> float:
     return float(RandomStreams(seed, name).generator(0, purpose).uniform(*value))
 
 
+@dataclass
+class LinkValues:
+    """Values of single links and nodes, by the names of the nodes.
+
+    Attributes:
+        edges: loss and latency by sender and receiver, as the topology's file gives them.
+        between: loss and latency by sender and receiver, as `links` gives them.
+        nodes: loss, latency and bandwidth by node, as `links` gives them.
+        notes: notes for the user.
+    """
+
+    edges: dict[str, dict[tuple[str, str], float]] = field(default_factory=lambda: {"loss": {}, "latency": {}})
+    between: dict[str, dict[tuple[str, str], float]] = field(default_factory=lambda: {"loss": {}, "latency": {}})
+    nodes: dict[str, dict[str, float]] = field(default_factory=lambda: {"loss": {}, "latency": {}, "bandwidth": {}})
+    notes: list[str] = field(default_factory=list)
+
+    def find(self, key: str, source: str, target: str) -> float | None:
+        """Return the loss or the latency that `links` gives the link from one node to another; None if it gives none."""
+        own = self.between[key].get((source, target))
+        if own is None:
+            ends = self.nodes[key]
+            own = max((ends[name] for name in (source, target) if name in ends), default=None)
+        return own
+
+    def largest(self, key: str) -> float:
+        """Return the largest of all values of a loss, a latency or a bandwidth; 0 without one."""
+        tables = (self.edges.get(key, {}), self.between.get(key, {}), self.nodes[key])
+        return max((value for table in tables for value in table.values()), default=0.0)
+
+
+class Nodes:
+    """Names of the nodes, and their labels in the topology or its places; there may be no labels."""
+
+    def __init__(self, names: Sequence[str], called: Sequence[str]) -> None:
+        self.names = names
+        self._called = called
+        self._numbers: dict[str, set[int]] = {}
+        for k, name in [*enumerate(names), *enumerate(called)]:
+            self._numbers.setdefault(name, set()).add(k)
+
+    def label(self, node: int) -> str:
+        """Return the label of a node, or else its name."""
+        return self._called[node] if self._called else self.names[node]
+
+    def number(self, node: int | str) -> int:
+        """Return the number of a node that `links` names.
+
+        Raises:
+            ConfigurationError: there is no such node, or several.
+        """
+        if isinstance(node, int):
+            if not 0 <= node < len(self.names):
+                most = len(self.names) - 1
+                raise ConfigurationError(
+                    f"network.links: nodes must be numbers from 0 to {most}, or names, got {node}", "network.links", "nodes"
+                )
+            return node
+        found = sorted(self._numbers.get(node, ()))
+        if not found:
+            raise ConfigurationError(f"network.links: {unknown('node', node, self._numbers)}", "network.links", "topology")
+        if len(found) > 1:
+            raise ConfigurationError(
+                f"network.links: several nodes are called {node!r}; use one of their numbers: {some(map(str, found))}",
+                "network.links",
+            )
+        return found[0]
+
+
+def link_values(network: Network, graph: nx.Graph, nodes: Nodes, around: Sequence[Sequence[str]]) -> LinkValues:
+    """Return the values of single links and nodes of a network.
+
+    Args:
+        graph: the topology; a complete one may lack its edges.
+        around: names of the neighbours of each node.
+
+    Raises:
+        ConfigurationError: an edge has no valid value, or `links` names a node that does not exist.
+    """
+    found, number, names = LinkValues(), {node: k for k, node in enumerate(graph)}, nodes.names
+    for key in ("loss", "latency"):
+        given = [edge for edge in graph.edges(data=key) if edge[2] is not None]
+        if getattr(network, key) == "edges":
+            _take_edges(key, given, number, nodes, found)
+            if lacking := graph.number_of_edges() - len(given):
+                found.notes.append(f"{lacking} of {graph.number_of_edges()} edges have no {key}, which counts as 0")
+        elif given:
+            found.notes.append(f'the edges of the topology have a {key}, which is not used; network.{key} = "edges" uses it')
+    for rule in network.links:
+        ends = [nodes.number(node) for node in rule.between or rule.nodes]
+        chosen = [names[k] for k in ends]
+        for key in ("loss", "latency", "bandwidth"):
+            value = getattr(rule, key)
+            if value is None:
+                continue
+            table: dict[str, float] | dict[tuple[str, str], float] = found.nodes[key]
+            keys: Sequence[str | tuple[str, str]] = list(dict.fromkeys(chosen))
+            if rule.between is not None:
+                table, keys = found.between[key], [(chosen[0], chosen[1]), (chosen[1], chosen[0])]
+            if any(each in table for each in keys):
+                raise ConfigurationError(
+                    f"network.links: two entries give {' and '.join(chosen) if rule.between else some(chosen)} a {key}",
+                    "network.links",
+                )
+            table.update(dict.fromkeys(keys, value))  # type: ignore[arg-type]  # keys and table are of one kind
+        if rule.between is not None and chosen[1] not in around[ends[0]] and chosen[0] not in around[ends[1]]:
+            found.notes.append(f"network.links: {chosen[0]} and {chosen[1]} are not neighbours in the topology")
+    return found
+
+
+def _take_edges(
+    key: str, given: Sequence[tuple[int, int, object]], number: Mapping[int, int], nodes: Nodes, found: LinkValues
+) -> None:
+    """Add the losses or the latencies of a topology's edges."""
+    if not given:
+        raise ConfigurationError(
+            f'network.{key} = "edges" needs a topology from a file whose edges have the attribute {key}, or a table with'
+            f" the column {key}",
+            f"network.{key}",
+            "topology",
+        )
+    values = found.edges[key]
+    for source, target, text in given:
+        i, j = number[source], number[target]
+        try:
+            value = float(str(text))
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < (1 if key == "loss" else inf):
+            limits = LOSS if key == "loss" else "0 or more, and finite"
+            raise ConfigurationError(
+                f'network.{key} = "edges": the {key} of the edge between {nodes.label(i)} and {nodes.label(j)} must be'
+                f" {limits}, got {str(text)!r}",
+                f"network.{key}",
+                "topology",
+            )
+        values[nodes.names[i], nodes.names[j]] = value
+    for (one, other), value in list(values.items()):
+        values.setdefault((other, one), value)  # frames go both ways over each edge
+
+
 class Links:
     """Network between named nodes; see p2pfl.protocols.transports.in_process.Model.
 
     Args:
+        values: of single links and nodes; see `link_values`.
         points: coordinates of each node, for latency "geography". The latency of a frame to or from a node without
             coordinates (None) is the average of all other pairs.
 
@@ -91,30 +296,49 @@ class Links:
         instant: frames arrive when they are sent.
         steady: the time of a frame depends only on its link, and no frame is lost.
         longest: the maximum seconds that a frame takes.
+        loses: whether a link may lose frames.
     """
 
-    def __init__(self, network: Network, seed: int, points: Mapping[str, Point | None] | None = None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        seed: int,
+        points: Mapping[str, Point | None] | None = None,
+        values: LinkValues | None = None,
+    ) -> None:
         network.check()
+        self._values = values or LinkValues()
         self._points = points or {}
         self._network = network
         self._seed = seed
         self._latencies: dict[tuple[str, str], float] = {}
+        self._losses: dict[tuple[str, str], float] = {}
         self._bandwidths: dict[str, float] = {}
         self._sending: dict[str, float] = {}  # time until which a node's outgoing or incoming line is busy
         self._receiving: dict[str, float] = {}
         self._frames: dict[tuple[str, str], int] = {}
         self._newest: dict[tuple[str, str], float] = {}  # latest time of arrival at the end of a link
         self.instant = network == Network()
-        self._contended = network.bandwidth != 0.0
-        self.steady = not (self._contended or network.loss or network.jitter)
-        highest = self._highest()
-        self.longest = inf if self._contended or network.loss else highest + network.jitter
+        self._contended = network.bandwidth != 0.0 or bool(self._values.nodes["bandwidth"])
+        drawn = network.loss if isinstance(network.loss, tuple | list) else (0.0, 0.0)
+        fixed = network.loss if isinstance(network.loss, float | int) else drawn[1]
+        self.loses = max(fixed, self._values.largest("loss")) > 0
+        self.steady = not (self._contended or self.loses or network.jitter)
+        highest = max(self._highest(), self._values.largest("latency"))
+        self.longest = inf if self._contended or self.loses else highest + network.jitter
 
     def latency(self, source: str, target: str) -> float:
-        """Return the minimum seconds that a frame takes; the same in both directions."""
+        """Return the minimum seconds that a frame takes.
+
+        It is the same in both directions, unless the edges of a directed topology give each its own.
+        """
         latency = self._network.latency
+        if self._network.links and (own := self._values.find("latency", source, target)) is not None:
+            return own
         if isinstance(latency, float | int):
             return latency
+        if latency == "edges":
+            return self._values.edges["latency"].get((source, target), 0.0)
         pair = (source, target) if source < target else (target, source)
         if pair not in self._latencies:
             drawn = (
@@ -123,9 +347,33 @@ class Links:
             self._latencies[pair] = drawn
         return self._latencies[pair]
 
+    def loss(self, source: str, target: str) -> float:
+        """Return the probability that a frame is lost; with the same exception as for `latency`."""
+        loss = self._network.loss
+        if self._network.links and (own := self._values.find("loss", source, target)) is not None:
+            return own
+        if isinstance(loss, float | int):
+            return loss
+        if loss == "edges":
+            return self._values.edges["loss"].get((source, target), 0.0)
+        pair = (source, target) if source < target else (target, source)
+        if pair not in self._losses:
+            self._losses[pair] = draw(loss, self._seed, "/".join(pair), "loss")
+        return self._losses[pair]
+
+    def bandwidth(self, node: str) -> float:
+        """Return the bytes per second that a node sends and receives; 0 is no limit."""
+        if node not in self._bandwidths:
+            own = self._values.nodes["bandwidth"].get(node)
+            drawn = draw(self._network.bandwidth, self._seed, node, "bandwidth") if own is None else own
+            self._bandwidths[node] = drawn
+        return self._bandwidths[node]
+
     def _highest(self) -> float:
-        """Return the maximum latency of all links."""
+        """Return the maximum latency of all links without an own value."""
         latency = self._network.latency
+        if latency == "edges":
+            return 0.0  # the edges are in the values
         if latency == "geography":
             mean, longest = spread([point for point in self._points.values() if point is not None])
             self._seconds_per_km = self._network.stretch / FIBRE
@@ -145,9 +393,9 @@ class Links:
         if self.instant:
             return now
         network = self._network
-        lost, late = self._chance(source, target) if network.loss or network.jitter else (1.0, 0.0)
+        lost, late = self._chance(source, target) if self.loses or network.jitter else (1.0, 0.0)
         when = self._queue(self._sending, source, size, now) if self._contended else now
-        if lost < network.loss:
+        if self.loses and lost < self.loss(source, target):
             return None
         when += self.latency(source, target) + late * network.jitter
         if network.jitter:
@@ -156,9 +404,7 @@ class Links:
 
     def _queue(self, taken: dict[str, float], node: str, size: int, when: float) -> float:
         """Return the time at which a frame that starts at `when` is through; the node's line is busy until then."""
-        if node not in self._bandwidths:
-            self._bandwidths[node] = draw(self._network.bandwidth, self._seed, node, "bandwidth")
-        bandwidth = self._bandwidths[node]
+        bandwidth = self.bandwidth(node)
         taken[node] = max(when, taken.get(node, 0.0)) + (size / bandwidth if bandwidth else 0.0)
         return taken[node]
 

@@ -250,12 +250,16 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     "policy_by_group",
                 )
         self.network.check()
-        if self.network.loss and self.deadline == inf:
+        if self.network.loses and self.deadline == inf:
+            loss = self.network.loss
+            cause, key = (
+                (f"network.loss = {setting('', loss)}", "network.loss") if loss else ("network.links", "network.links")
+            )
             raise ConfigurationError(
-                f"with deadline = inf a node waits for ever for a message that network.loss = {self.network.loss:g} loses;"
-                " set a finite deadline, such as deadline = 30, or network.loss = 0",
+                f"with deadline = inf a node waits for ever for a message that {cause} loses;"
+                f" set a finite deadline, such as deadline = 30, or {'network.loss = 0' if loss else 'no loss'}",
                 "deadline",
-                "network.loss",
+                key,
             )
         self.budget.check()
         if self.adaptive and self.fidelity == "modelled":
@@ -422,6 +426,8 @@ class ScenarioFile(FileKeys, frozen=True, kw_only=True):
             table["topology"] = {"name": FILE, "file": GRAPH}
         if not run.varied:
             del table["varied"]
+        if not run.network.links:
+            del table["network"]["links"]
         return {key: value for key, value in table.items() if value is not None}
 
     def only(self, *texts: str) -> ScenarioFile:

@@ -32,7 +32,7 @@ from p2pfl.policy import Assignment, Coordinated, Policy, PolicyStep, Submission
 from p2pfl.protocols.election import Term
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.payload import encode_assignment, encode_submission
-from p2pfl.sim.scenario.network import draw
+from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.modelled_network import Gather, ModelledNetwork, ModelledPeer
 
@@ -51,7 +51,7 @@ def refuse(scenario: Scenario, policy: Policy) -> None:
         )
 
 
-def election_notes(scenario: Scenario, names: Sequence[str], encoder: ModelEncoder) -> list[str]:
+def election_notes(scenario: Scenario, names: Sequence[str], encoder: ModelEncoder, links: Links) -> list[str]:
     """Return a note if messages would show a coordinator that cannot hold its lease on its line.
 
     Heartbeats, and the answers to them, wait behind the models that all other nodes send to the coordinator, or receive
@@ -60,16 +60,15 @@ def election_notes(scenario: Scenario, names: Sequence[str], encoder: ModelEncod
     Args:
         encoder: encoder of a model.
     """
-    network = scenario.network
-    if scenario.fidelity == "wire" or not network.bandwidth:
+    bandwidth = links.bandwidth(min(names))
+    if scenario.fidelity == "wire" or not bandwidth:
         return []
     if not isinstance(make_policy(*split_name("policy", scenario.policy)), Coordinated):
         return []
-    bandwidth = draw(network.bandwidth, scenario.seed, min(names), "bandwidth")
     timing = timing_of(encoder.layout.size, scenario.deadline)
     most = timing.lease - timing.beat
     amount = (len(names) - 1) * (OVERHEAD + encoder.whole)
-    if not bandwidth or amount <= most * bandwidth:
+    if amount <= most * bandwidth:
         return []
     return [
         f"the coordinator's line carries the models of a round in {amount / bandwidth:.1f} s, but beats may wait for at"

@@ -19,6 +19,7 @@ from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.parameters import Parameters
 from p2pfl.policies import make_policy
 from p2pfl.policy import Policy
+from p2pfl.sim.scenario.network import Links, LinkValues, Nodes, link_values
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.scenario.topology import COMPLETE, locate_nodes, measure, placement_graph, topology
 from p2pfl.sim.simulation.modelled_coordinator import election_notes, refuse
@@ -41,6 +42,7 @@ class TopologyPlan:
         properties: see p2pfl.topologies.properties.
         labels: label of each node, or else of its place; empty if every label is the node's number.
         neighbours: for each node, the names of the nodes that it may fetch from; sorted.
+        graph: the graph itself; a complete one has no edges.
         places: the graph whose nodes have the coordinates.
         notes: notes for the user.
         facts: what the readers of the topology's file and of that of the places understood.
@@ -50,6 +52,7 @@ class TopologyPlan:
     properties: dict[str, Any]
     labels: list[str]
     neighbours: list[tuple[str, ...]]
+    graph: nx.Graph
     places: nx.Graph
     notes: tuple[str, ...]
     facts: tuple[GraphFacts, ...]
@@ -74,6 +77,7 @@ class RunPlan:
         tasks: one for each node.
         initial: the model that all nodes start from.
         positions: coordinates by name, if latency depends on them.
+        link_values: values of single links and nodes of the network.
         notes: notes for the user.
     """
 
@@ -84,7 +88,12 @@ class RunPlan:
     initial: Parameters
     codec: Codec
     positions: dict[str, Point | None]
+    link_values: LinkValues
     notes: tuple[str, ...]
+
+    def links(self, seed: int) -> Links:
+        """Return the network of a run with a seed."""
+        return Links(self.scenario.network, seed, self.positions, self.link_values)
 
     def encoder(self, node: int) -> ModelEncoder:
         """Return a new model encoder of a node."""
@@ -129,8 +138,10 @@ def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters 
     codec = make_codec(*split_name("codec", scenario.codec))
     positions, notes = locate_nodes(around.places, known_as) if scenario.network.latency == "geography" else ({}, [])
     encoder = ModelEncoder(codec, tasks[0].layout.shared, tasks[0].layout.shared_of(start))
-    notes += election_notes(scenario, known_as, encoder)
-    return RunPlan(scenario, known_as, around, tasks, start, codec, positions, (*around.notes, *scarcity, *notes))
+    values = link_values(scenario.network, around.graph, Nodes(known_as, around.labels), around.neighbours)
+    notes += values.notes
+    notes += election_notes(scenario, known_as, encoder, Links(scenario.network, scenario.seed, positions, values))
+    return RunPlan(scenario, known_as, around, tasks, start, codec, positions, values, (*around.notes, *scarcity, *notes))
 
 
 def names(count: int) -> tuple[str, ...]:
@@ -162,7 +173,7 @@ def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence
     else:
         around = [tuple([everyone[k] for k in ks]) for ks in neighbours(graph)]
     read = [found for each in dict.fromkeys((graph, places)) if (found := facts_of(each)) is not None]
-    return TopologyPlan(name, properties, labelled, around, places, notes, tuple(read))
+    return TopologyPlan(name, properties, labelled, around, graph, places, notes, tuple(read))
 
 
 def scarcity_notes(scenario: Scenario, tasks: Sequence[Task]) -> list[str]:

@@ -170,7 +170,7 @@ class Simulation:
         self.plan = plan(scenario, graph, initial)
         self.notes = [*self.plan.notes, *dict.fromkeys(note for task in self.plan.tasks for note in task.module_notes)]
         self.loop = virtual_loop()
-        self.links = links or Links(scenario.network, scenario.seed, self.plan.positions)
+        self.links = links or self.plan.links(scenario.seed)
         self.recorder = Recorder(self.loop, self.plan.names, scenario.rounds)
         self.processes = 1
         self.backend = self._backend(workers, shards or LocalShards())
@@ -223,7 +223,6 @@ class Simulation:
 
     async def _main(self) -> None:
         learning, nobody = len(self.nodes), asyncio.Event()
-        loss = self.plan.scenario.network.loss
 
         async def linger(exchange: MessageExchange) -> None:
             """Serve while a node may need it. With message loss, the message that a node is done may also be lost."""
@@ -231,7 +230,7 @@ class Simulation:
             learning -= 1
             if not learning:
                 nobody.set()
-            await (nobody.wait() if loss else exchange.others_done())
+            await (nobody.wait() if self.links.loses else exchange.others_done())
 
         try:
             async with TaskGroup() as tasks:
