@@ -262,7 +262,13 @@ class InvitationService:
             return _refusal(ProtocolError("busy", "too many nodes want to join; try again later"))
         self._working += 1
         try:
-            if await self._admit(key, invitation.decode_join(frame)):
+            question = invitation.decode_join(frame)
+            if isinstance(question, invitation.Look):
+                self._refusals.take(who, now)  # otherwise a newcomer could repeat this question without end
+                await self._check(key, question)
+                shown = invitation.Offered(self._membership.file.data, self._membership.rounds)
+                return JoinReply(invitation.encode_join(shown))
+            if await self._admit(key, question):
                 self._refusals.take(who, now)  # repeating the answer is expensive, because it is long
         except ProtocolError as error:
             self._refusals.take(who, now)
@@ -277,16 +283,25 @@ class InvitationService:
 
     async def _admit(self, key: bytes, join: invitation.Join) -> bool:
         """Make a newcomer a member; return whether it was one already and had lost the answer."""
+        if await self._is_member(key, join):
+            return True
+        await self._with_log(partial(self._redeemer.redeem, key=key, join=join))
+        return False
+
+    async def _check(self, key: bytes, look: invitation.Look) -> None:
+        """Check that a newcomer would be admitted, and leave it a stranger."""
+        if not await self._is_member(key, look):
+            await self._with_log(partial(self._redeemer.check, key=key, join=look))
+
+    async def _is_member(self, key: bytes, join: invitation.Join | invitation.Look) -> bool:
+        """Return whether a newcomer is a member already, and had lost the answer; no file is written."""
         if not NAME.fullmatch(join.name):
             raise ProtocolError("malformed", "the name of a node has at most 64 letters, digits, '.', '_' and '-'")
         redeemer = self._redeemer
         note = await asyncio.to_thread(redeemer.read_note, join.secret)
         if redeemer.file.has_changed():  # a command has added entries, or this node has not read the file yet
             await self._with_log(redeemer.file.merge)
-        if redeemer.may_come_back(note, self._membership, key, join.name):
-            return True
-        await self._with_log(partial(redeemer.redeem, key=key, join=join))
-        return False
+        return redeemer.may_come_back(note, self._membership, key, join.name)
 
     async def _with_log(self, work: Callable[[Membership], None]) -> None:
         """Do file work in a thread with a copy of the log, and add its new entries to the log."""
@@ -375,6 +390,16 @@ class TokenRedeemer:
             return False
         return check_token(note, key, name, log, late)
 
+    def check(self, log: Membership, key: bytes, join: invitation.Look) -> None:
+        """Check that a newcomer would be admitted; its token remains unused.
+
+        Raises:
+            ProtocolError: the token does not admit this newcomer.
+            ConfigurationError: a file cannot be read or written.
+        """
+        with as_configuration(), self.file.adding(log):
+            self._valid_note(log, key, join)
+
     def redeem(self, log: Membership, key: bytes, join: invitation.Join) -> None:
         """Add a newcomer to a log and its file, and mark its token as used.
 
@@ -386,11 +411,8 @@ class TokenRedeemer:
             ConfigurationError: a file cannot be read or written, or the admission key is not the one in force.
         """
         with as_configuration(), self.file.adding(log):
-            note = read_note(self._folder, join.secret)
-            late = self._is_late(note)
-            if late and not note.expired:
-                write_note(self._folder, join.secret, replace(note, expired=True))
-            if check_token(note, key, join.name, log, late):
+            note = self._valid_note(log, key, join)
+            if note is None:
                 return
             if self._key is None or self._key.public != log.admission:
                 self._key = membership_file.load(self._folder, log, self._passphrase)
@@ -399,6 +421,14 @@ class TokenRedeemer:
             write_note(self._folder, join.secret, replace(note, used_by=key))
             failpoint("invitation-used")
             log.append(self._key, "add", join.name, key, note.role)
+
+    def _valid_note(self, log: Membership, key: bytes, join: invitation.Join | invitation.Look) -> Note | None:
+        """Return the note of a token that admits a newcomer; None if the newcomer is a member already."""
+        note = read_note(self._folder, join.secret)
+        late = self._is_late(note)
+        if late and not note.expired:
+            write_note(self._folder, join.secret, replace(note, expired=True))
+        return None if check_token(note, key, join.name, log, late) else note
 
     def _is_late(self, note: Note) -> bool:
         return note.is_late(self._now(), self._booted())

@@ -1,8 +1,9 @@
 """Joining of a federation with a token: ask the inviting node, and save the files from its answer.
 
 A token names the inviting node's key and the ways to reach it. `InviterClient` dials it in each way in turn, and accepts
-no other node's answer. What it gets is checked against the token before anything is saved. Where the federation's options
-differ from the newcomer's configuration (`differences`), its owner decides before anything is saved.
+no other node's answer. It first asks for the federation's file (`InviterClient.look`): the newcomer asks to become a member
+only if its configuration and data fit (`check_data`), and if its owner accepts options that differ from the newcomer's
+configuration (`differences`). What it gets is checked against the token before anything is saved.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from p2pfl._util.atomic_files import lock_folder
 from p2pfl._util.binding import split_name
 from p2pfl._util.disk import SYSTEM
@@ -26,7 +29,7 @@ from p2pfl._util.registry import resolve
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.node.connectivity import BROKER, through_broker
 from p2pfl.node.federation import membership_changes
-from p2pfl.node.federation.agreement import Agreement, Approve, apply_agreement, approve_all
+from p2pfl.node.federation.agreement import Agreement, Approve, apply_agreement, approve_all, check_agreement
 from p2pfl.node.federation.loading import LoadedNode, find_own_modules, task_of
 from p2pfl.node.federation.membership_changes import STOP_FIRST, watch_checkpoints
 from p2pfl.node.federation.membership_file import FEDERATION, describe_refusal, load_federation
@@ -36,12 +39,15 @@ from p2pfl.policies import POLICIES
 from p2pfl.protocols.addresses import PASSWORD, BrokerAddress
 from p2pfl.protocols.errors import AddressError, FederationError, IdentityError, RefusedError, TransportError
 from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import (
     INVITATION,
     Invitation,
     Join,
     Joined,
     JoinRefused,
+    Look,
+    Offered,
     decode_answer,
     encode_join,
 )
@@ -107,7 +113,16 @@ def _join(folder: Path, own: NodeConfig, token: str, approve: Approve, notify: C
                 f"the token is for a node named {invitation.member}, but name in {folder / config.CONFIG} is {own.name}"
             )
         client = InviterClient(invitation, identity, own.name, notify=notify)
-        joined, way = asyncio.run(client.ask(*ways_to(invitation, own.broker, notify=notify)))
+        groups: Sequence[Sequence[Way]] = ways_to(invitation, own.broker, notify=notify)
+        if (found := asyncio.run(client.look(*groups))) is not None:  # otherwise its owner decides as a member already
+            offered, way = found
+            groups = [[way]]
+            file = Federation.parse(offered.file)
+            if file.id != invitation.federation:
+                raise FederationError("the answer of the inviting node belongs to another federation than the token")
+            approve(own, msgspec.structs.replace(check_agreement(own, file), rounds=offered.rounds))
+            approve = approve_all
+        joined, way = asyncio.run(client.ask(*groups))
         name = membership_changes.accept(folder, joined, invitation, own, identity.public, approve=approve)
     except TransportError as error:
         raise RunError(f"cannot join: {error}") from error
@@ -248,6 +263,18 @@ def ways_to(
     return direct, [Way("", own), *ways] if named else []
 
 
+class _InviterRefusedError(ConfigurationError):
+    """The inviting node refuses a question.
+
+    Attributes:
+        reason: its words.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"cannot join: {printable(reason)}")
+        self.reason = reason
+
+
 class InviterClient:
     """Dials the node that made a token, in every way that it names, and asks to join.
 
@@ -271,13 +298,28 @@ class InviterClient:
         self._invitation = invitation
         self._identity = identity
         self._access = _OnlyInviter(invitation)
-        self._request = encode_join(Join(invitation.secret, name))
+        self._name = name
         self._notify = notify
         self._pauses = PAUSES if pauses is None else pauses
         self._sleep = sleep
         self._problems: list[str] = []
         self._refused = False  # whether it refuses this node
         self._closed = False  # whether the machine of the inviting node has answered, but the port was closed
+
+    async def look(self, *groups: Sequence[Way]) -> tuple[Offered, Way] | None:
+        """Ask for the federation's file before this node becomes a member; None if the inviting node is too old for that.
+
+        See `ask` for the arguments and the errors.
+        """
+        try:
+            answer, way = await self._ask(Look(self._invitation.secret, self._name), groups)
+        except _InviterRefusedError as error:
+            if error.reason.startswith("malformed"):  # an earlier version knows no such question
+                return None
+            raise
+        if not isinstance(answer, Offered):
+            raise FederationError("the inviting node has answered another question")
+        return answer, way
 
     async def ask(self, *groups: Sequence[Way]) -> tuple[Joined, Way]:
         """Ask to join over the first way that works; return the answer and that way.
@@ -293,7 +335,15 @@ class InviterClient:
             TransportError: it cannot be reached.
             FederationError: its answer is invalid.
         """
-        if (found := await self._ask_over(groups)) is not None:
+        answer, way = await self._ask(Join(self._invitation.secret, self._name), groups)
+        if not isinstance(answer, Joined):
+            raise FederationError("the inviting node has answered another question")
+        return answer, way
+
+    async def _ask(self, question: Join | Look, groups: Sequence[Sequence[Way]]) -> tuple[Joined | Offered, Way]:
+        """Ask a question over the first way that works; see `ask`."""
+        request = encode_join(question)
+        if (found := await self._ask_over(request, groups)) is not None:
             return found
         through_broker = any(way.broker is not None for ways in groups for way in ways)
         for number, pause in enumerate(() if through_broker else self._pauses):
@@ -304,14 +354,14 @@ class InviterClient:
                 self._notify(f"waiting for the inviting node to listen at {addresses}, at most {sum(self._pauses):g} s")
             await self._sleep(pause)
             self._problems, self._closed = [], False
-            if (found := await self._ask_over(groups)) is not None:
+            if (found := await self._ask_over(request, groups)) is not None:
                 return found
         problems = printable("; ".join(dict.fromkeys(self._problems)))
         if self._refused:
             raise TransportError(f"the inviting node does not answer this token ({problems})")
         raise TransportError(f"the inviting node is not reachable; it must run when you join ({problems})")
 
-    async def _ask_over(self, groups: Sequence[Sequence[Way]]) -> tuple[Joined, Way] | None:
+    async def _ask_over(self, request: bytes, groups: Sequence[Sequence[Way]]) -> tuple[Joined | Offered, Way] | None:
         """Ask over each group of ways until one works; return None if none does.
 
         Raises:
@@ -321,18 +371,18 @@ class InviterClient:
         for ways in groups:
             try:
                 async with asyncio.timeout(ANSWERING):
-                    while (found := await self._ask_once(ways)) is not None:
+                    while (found := await self._ask_once(request, ways)) is not None:
                         answer, way = found
-                        if isinstance(answer, Joined):
+                        if not isinstance(answer, JoinRefused):
                             return answer, way
                         if not answer.reason.startswith("busy"):
-                            raise ConfigurationError(f"cannot join: {printable(answer.reason)}")
+                            raise _InviterRefusedError(answer.reason)
                         await asyncio.sleep(PAUSE)
             except TimeoutError:
                 self._problems.append(f"no answer within {ANSWERING:g} s")
         return None
 
-    async def _ask_once(self, ways: Sequence[Way]) -> tuple[Joined | JoinRefused, Way] | None:
+    async def _ask_once(self, request: bytes, ways: Sequence[Way]) -> tuple[Joined | Offered | JoinRefused, Way] | None:
         """Dial over all ways, and ask over the first that works; return None if none does."""
         async with AsyncExitStack() as stack:
             attempts = [asyncio.ensure_future(self._dial(way, stack)) for way in ways]
@@ -340,7 +390,7 @@ class InviterClient:
                 for attempt in asyncio.as_completed(attempts):
                     try:
                         way, link, waiter = await attempt
-                        link.send([self._request])
+                        link.send([request])
                         return decode_answer(await waiter.answer), way
                     except (TransportError, AddressError, ConfigurationError) as error:
                         self._problems.append(str(error))
@@ -430,7 +480,14 @@ def check_data(own: NodeConfig, agreement: Agreement, folder: Path) -> None:
     """
     spec = TASKS.get(agreement.task["name"])
     if spec is not None and spec.derived and own.data and Path(own.data).expanduser().exists():
-        task_of(LoadedNode(folder, apply_agreement(own, agreement), None, agreement))
+        try:
+            task_of(LoadedNode(folder, apply_agreement(own, agreement), None, agreement))
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{error}; if the data are right, the federation must be created again with them, as in"
+                " docs/how-to/manage-nodes.md; otherwise correct them, and run the same command again: the admission, or"
+                " the token until it expires, remains valid for this node"
+            ) from error
 
 
 def _defaults(kind: str, name: str) -> dict[str, Any]:

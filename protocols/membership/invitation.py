@@ -99,6 +99,23 @@ class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         return f"Join({self.name!r})"
 
 
+class Look(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="look"):
+    """Question of a newcomer for the federation's file, before it asks to be admitted; over the same kind of link."""
+
+    secret: Bytes16
+    name: Name
+
+    def __repr__(self) -> str:
+        return f"Look({self.name!r})"
+
+
+class Offered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="offered"):
+    """Answer to `Look`: the federation's file, and its number of rounds with the extensions."""
+
+    file: Annotated[bytes, Meta(max_length=FILE_LIMIT)]
+    rounds: Annotated[int, Meta(ge=0, le=2**53)]
+
+
 class Joined(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="joined"):
     """Answer to a newcomer: the federation's file, and its membership log, which contains the newcomer."""
 
@@ -110,11 +127,11 @@ class JoinRefused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     reason: Annotated[str, Meta(max_length=256)]
 
 
-def encode_join(message: Join | Joined | JoinRefused) -> bytes:
+def encode_join(message: Join | Look | Joined | Offered | JoinRefused) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-def decode_join(data: bytes) -> Join:
+def decode_join(data: bytes) -> Join | Look:
     """Read a newcomer's request.
 
     Raises:
@@ -123,12 +140,12 @@ def decode_join(data: bytes) -> Join:
     if len(data) > JOIN_LIMIT:
         raise ProtocolError("malformed", f"a request to join of {len(data)} bytes")
     try:
-        return msgspec.msgpack.decode(data, type=Join)
+        return msgspec.msgpack.decode(data, type=Join | Look)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError("malformed", "not a request to join") from error
 
 
-def decode_answer(data: bytes) -> Joined | JoinRefused:
+def decode_answer(data: bytes) -> Joined | Offered | JoinRefused:
     """Read the answer to a newcomer's request.
 
     Raises:
@@ -137,7 +154,7 @@ def decode_answer(data: bytes) -> Joined | JoinRefused:
     if len(data) > ANSWER_LIMIT:
         raise FederationError(f"the answer of the inviting node is too large: {len(data)} bytes")
     try:
-        return msgspec.msgpack.decode(data, type=Joined | JoinRefused)
+        return msgspec.msgpack.decode(data, type=Joined | Offered | JoinRefused)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FederationError(f"the answer of the inviting node is invalid: {error}") from error
 

@@ -24,6 +24,7 @@ FIELDS = {
     "log": "entries",
     "revocation": "proof",
     "join": "bytes",
+    "look": "bytes",
     "join answer": "bytes",
     "frames": "bytes",
     "handshake step": "bytes",

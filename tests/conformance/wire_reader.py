@@ -332,10 +332,12 @@ REQUEST = structure(
         "old_signature": either(B64, nothing),
     }
 )
-JOIN = kinds({"join": structure({"secret": B16, "name": WORD})})
+QUESTION = structure({"secret": B16, "name": WORD})
+JOIN = kinds({"join": QUESTION, "look": QUESTION})
 JOINED = structure({"file": blob(65536, 0), "log": blob(4 * MIB, 0)})
+OFFERED = structure({"file": blob(65536, 0), "rounds": integer(0, 2**53)})
 ADMISSION = kinds({"joined": JOINED})
-JOIN_ANSWER = kinds({"joined": JOINED, "refused": structure({"reason": text(256)})})
+JOIN_ANSWER = kinds({"joined": JOINED, "offered": OFFERED, "refused": structure({"reason": text(256)})})
 
 
 def check_invitation(given):
@@ -368,6 +370,12 @@ def check_join(given):
     return plain(without_kind(join(bytes.fromhex(given["bytes"]))))
 
 
+def check_look(given):
+    found = join(bytes.fromhex(given["bytes"]))
+    expect(found["kind"] == "look", "malformed")
+    return plain(without_kind(found))
+
+
 def check_join_answer(given):
     data = bytes.fromhex(given["bytes"])
     expect(len(data) <= 4 * MIB + 65536 + 64, "malformed")
@@ -381,14 +389,17 @@ def check_inviter(given):
     expect(NAME.fullmatch(asked["name"]), "malformed")
     secret = given["secrets"].get(asked["secret"].hex())
     expect(secret, "invitation unknown")
+    unchanged = {"membership_version": log.membership_version, "members": log.list_of()}
     if secret["used_by"] == key.hex() and log.standing(key) == "member":
-        return {"membership_version": log.membership_version, "members": log.list_of()}
+        return unchanged
     expect(secret["used_by"] in (None, key.hex()), "invitation used")
     expect(now <= secret["expires"] and not secret["expired"], "invitation expired")
     expect(asked["name"] == secret["name"], "other name")
     expect(asked["name"] not in log.members, "name taken")
     expect(asked["name"] not in log.names or secret["reuse_name"], "name taken")
     expect(log.standing(key) == "stranger", "known key")
+    if asked["kind"] == "look":
+        return unchanged
     return {
         "membership_version": log.membership_version + 1,
         "members": dict(sorted({**log.list_of(), asked["name"]: [key.hex(), secret["role"]]}.items())),
@@ -860,6 +871,7 @@ CHECKS = {
     "request": check_request,
     "admission": check_admission,
     "join": check_join,
+    "look": check_look,
     "join answer": check_join_answer,
     "inviter": check_inviter,
     "certificate": check_certificate,

@@ -20,6 +20,8 @@ from p2pfl.protocols.membership.invitation import (
     Join,
     Joined,
     JoinRefused,
+    Look,
+    Offered,
     Request,
     encode_admission,
     encode_join,
@@ -529,6 +531,11 @@ def joining_vectors() -> Vectors:
         ("nothing", "no value at all", b""),
     ]:
         v.bad(name, "join", "malformed", why, bytes=data.hex())
+    look = encode_join(Look(secret, "dave"))
+    v.good("a look", "look", bytes=look.hex())
+    v.bad("a join as a look", "look", "malformed", "another kind", bytes=join.hex())
+    v.good("offered", "join answer", bytes=encode_join(Offered(FILE.data, 10)).hex())
+    v.bad("offered with a negative number", "join answer", "malformed", "-1", bytes=pack(["offered", FILE.data, -1]).hex())
     v.good("joined", "join answer", bytes=encode_join(joined).hex())
     v.good("refused", "join answer", bytes=encode_join(JoinRefused("invitation expired: ask for another one")).hex())
     v.good("a reason of 256 characters", "join answer", bytes=pack(["refused", "é" * 256]).hex())
@@ -541,11 +548,11 @@ def joining_vectors() -> Vectors:
         "at most 65,536",
         bytes=pack(["joined", bytes(65_537), b""]).hex(),
     )
-    inviter_vectors(v, secret, join)
+    inviter_vectors(v, secret, join, look)
     return v
 
 
-def inviter_vectors(v, secret, join):
+def inviter_vectors(v, secret, join, look):
     note = {"name": "dave", "role": "participant", "reuse_name": False, "expires": 1000, "expired": False, "used_by": None}
 
     def noted(**changes):
@@ -563,6 +570,9 @@ def inviter_vectors(v, secret, join):
     as_carol = {"log": gone, "join": encode_join(Join(secret, "carol")).hex()}
     v.good("a former member's name, which is allowed", "inviter", **base | as_carol | noted(name="carol", reuse_name=True))
 
+    v.good("shows the file, and lets nobody in", "inviter", **base | {"join": look.hex()})
+    v.good("shows it to a member that asks again", "inviter", **base | used | {"log": with_dave, "join": look.hex()})
+
     def bad(name, cause, why, **changes):
         v.bad(name, "inviter", cause, why, **base | changes)
 
@@ -577,6 +587,8 @@ def inviter_vectors(v, secret, join):
     bad("a member's key", "known key", "carol's", key=CAROL.public.hex())
     bad("a revoked key", "known key", "it was carol's", key=CAROL.public.hex(), log=gone)
     bad("a name with a blank", "malformed", "no name", join=encode_join(Join(secret, "da ve")).hex())
+    bad("a look with an expired secret", "invitation expired", "a second too late", now=1001, join=look.hex())
+    bad("a look with an unknown secret", "invitation unknown", "it was never given", secrets={}, join=look.hex())
     bad("no join", "malformed", "a hello", join=pack(["hello"]).hex())
 
 

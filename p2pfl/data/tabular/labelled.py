@@ -260,7 +260,7 @@ def _refuse_unlisted(
     if wrong_texts:
         raise ConfigurationError(
             f"{source.path}, {wrong_texts.first}, which task.categories does not list{wrong_texts.rest}; correct them, or"
-            " list them there, before the federation is created"
+            " list them there before the federation is created"
         )
 
 

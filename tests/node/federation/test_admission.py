@@ -41,7 +41,16 @@ from p2pfl.node.status.observer import federation_title
 from p2pfl.node.status.reader import write_state
 from p2pfl.protocols.identity import Identity, Verifier
 from p2pfl.protocols.membership.federation_file import Federation
-from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, decode_answer, encode_join
+from p2pfl.protocols.membership.invitation import (
+    Invitation,
+    Join,
+    Joined,
+    JoinRefused,
+    Look,
+    decode_answer,
+    decode_join,
+    encode_join,
+)
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.task import Part, make_task
 from tests.support.limits import limited
@@ -779,6 +788,78 @@ def test_join_retries_while_inviter_is_busy(tmp_path, monkeypatch):
     assert asyncio.run(main()) == load_federation(alice_folder).file.name
     assert list(load_federation(tmp_path / "bob").members) == ["alice", "bob", "carol"]
     assert busy == []
+
+
+class Inviting:
+    """Alice's running node, for newcomers in threads; `earlier` makes it one that knows no `look`."""
+
+    def __init__(self, root, earlier=False):
+        self.folder = folders(root, "alice", "carol")["alice"]
+        self.bob = root / "bob"
+        config.create(self.bob, "bob", "127.0.0.1:0", task="concept-shift")
+        self._earlier = earlier
+
+    def serve(self, work):
+        """Run `work(token)` in a thread while alice answers."""
+
+        async def main():
+            async with honest(self.folder) as alice:
+                answer = alice.service.answer
+                if self._earlier:
+
+                    async def of_earlier_version(key, frame, host):
+                        if isinstance(decode_join(frame), Look):
+                            return JoinReply(encode_join(JoinRefused("malformed: not a request to join")), "malformed")
+                        return await answer(key, frame, host)
+
+                    alice.service.answer = of_earlier_version
+                token = invite(self.folder, "bob", [alice.transport.address], now=alice.now, booted=alice.now)
+                return await asyncio.to_thread(work, token.encode())
+
+        return asyncio.run(main())
+
+    def members(self):
+        return [*load_federation(self.folder).members]
+
+
+def refuse(own, agreement):
+    raise ConfigurationError("the data do not fit")
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_newcomer_that_refuses_the_federation_can_use_its_token_again(tmp_path, earlier):
+    inviting = Inviting(tmp_path, earlier)
+
+    def work(token):
+        with pytest.raises(ConfigurationError, match="the data do not fit"):
+            joining.join(inviting.bob, token, refuse)
+        assert load_federation(inviting.bob) is None
+        members = inviting.members()
+        joining.join(inviting.bob, token)
+        return members
+
+    # An inviter that knows no `look` has admitted the newcomer before it could refuse.
+    assert inviting.serve(work) == (["alice", "bob", "carol"] if earlier else ["alice", "carol"])
+    assert [*load_federation(inviting.bob).members] == ["alice", "bob", "carol"]
+
+
+def test_newcomer_approves_the_federation_once(tmp_path):
+    inviting, asked = Inviting(tmp_path), []
+    inviting.serve(lambda token: joining.join(inviting.bob, token, lambda own, agreement: asked.append(agreement.rounds)))
+    assert asked == [load_federation(inviting.folder).rounds]
+
+
+def test_inviter_marks_a_token_as_expired_when_a_newcomer_looks(home):
+    inviter, token = Inviter(home), home.token()
+    look = encode_join(Look(token.secret, "bob"))
+    shown = inviter.send(BOB, look)
+    assert (shown.file, shown.rounds) == (home.file.data, home.log().rounds)
+    inviter.clock.now += 16 * 60
+    assert isinstance(inviter.send(BOB, look), JoinRefused)
+    inviter.clock.now -= 16 * 60
+    assert isinstance(inviter.ask(BOB, token.secret), JoinRefused)
+    assert inviter.causes[-1] == "invitation expired"
+    assert [*home.log().members] == ["alice"]
 
 
 # Answers that a newcomer accepts
