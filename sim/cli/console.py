@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from p2pfl.sim.formatting import PARETO_OPTIMAL, STAGES, as_printed, column, decimals, difference, number, of_paper, setting
 from p2pfl.sim.report.attacks import FIGURES, MEAN, NO_ATTACK, AttackStudy, attack_rows, attack_studies, title
 from p2pfl.sim.report.series import Run, places_of
+from p2pfl.sim.scenario.questions import base_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -106,7 +107,8 @@ def _meanings(
         text = f"{metric}: of each node's model that is best on validation, {' or '.join(stages)}"
         several = [row for row in rows if len(row.get("stages", {})) > 1]
         for stage in stages:
-            fixed = [row["name"] for row in several if row.get("reported_stage") == stage]
+            rows_of = [row for row in several if row.get("reported_stage") == stage]
+            fixed = dict.fromkeys(base_of(row["name"], row.get("varied", {})) or row["name"] for row in rows_of)
             text += f"; in {', '.join(fixed)} only {stage}" if fixed else ""
         yield text
     if "constant" in measures:

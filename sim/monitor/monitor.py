@@ -19,8 +19,8 @@ from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.formatting import number, size
 from p2pfl.sim.monitor.run_monitor import Row, RunMonitor, page_of
 from p2pfl.sim.results.results import Result
+from p2pfl.sim.scenario.questions import label
 from p2pfl.sim.scenario.scenario import ScenarioFile
-from p2pfl.sim.scenario.sweep import label
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -77,10 +77,11 @@ def question_of(summary: Summary) -> Question:
     if not summary.question:
         return Question()
     rows = {row.name: row for row in summary.table}
+    varied = {row.name: row.varied for row in summary.table}
     said, compared = [], False
     for answer in summary.answers:
         figure = answer.figure or summary.figure or MEAN
-        pairs = pairs_of(answer, list(rows))
+        pairs = pairs_of(answer, varied)
         known = [pair for pair in pairs if not _lacking(pair, rows, figure)]
         words = _words(figure, summary)
         if known and answer.against is None:
@@ -136,8 +137,8 @@ def _compared(pair: Pair, rows: Mapping[str, Row], figure: str) -> _Compared:
         others = np.array(rows[pair.other].by_seed[figure], float)
     else:
         others = np.full(len(values), float(pair.other or 0))
-    other = pair.other if isinstance(pair.other, str) else f"{pair.other:g}"
-    return _Compared(pair.row, other, pair.place, float(values.mean()), float(others.mean()), values - others)
+    other = rows[pair.other].words if isinstance(pair.other, str) else f"{pair.other:g}"
+    return _Compared(rows[pair.row].words, other, pair.place, float(values.mean()), float(others.mean()), values - others)
 
 
 def _sentences(answer: Answer, found: Sequence[_Compared], figure: str, words: str) -> list[str]:
@@ -207,14 +208,13 @@ def _verdict(yes: str, group: Sequence[_Compared]) -> str:
 
 def _ranked(answer: Answer, pairs: Sequence[Pair], rows: Mapping[str, Row], figure: str, words: str) -> list[str]:
     """Return the best row of each place."""
-    said, places = [], dict.fromkeys(pair.place for pair in pairs)
-    for place in list(places)[:MOST_PLACES]:
-        mine = [pair.row for pair in pairs if pair.place == place]
-        ranked = [(row, dict(enumerate(map(float, rows[row].by_seed[figure])))) for row in mine]  # type: ignore[arg-type]
+    said, places = [], dict.fromkeys((pair.place, pair.level) for pair in pairs)
+    for place, level in list(places)[:MOST_PLACES]:
+        mine = [pair.row for pair in pairs if (pair.place, pair.level) == (place, level)]
+        ranked = [(rows[row].words, dict(enumerate(map(float, rows[row].by_seed[figure])))) for row in mine]  # type: ignore[arg-type]
         side = "Lowest" if answer.yes == "below" else "Highest"
-        said.append(
-            str(best(f"{side} {words}{f', {answer.by} {place}' if place else ''}", ranked, higher=answer.yes != "below"))
-        )
+        where = f"{f', {answer.by} {place}' if place else ''}{f', {level}' if level else ''}"
+        said.append(str(best(f"{side} {words}{where}", ranked, higher=answer.yes != "below")))
     if len(places) > MOST_PLACES:
         said.append(f"{len(places) - MOST_PLACES} more are in the table.")
     return said
@@ -222,12 +222,12 @@ def _ranked(answer: Answer, pairs: Sequence[Pair], rows: Mapping[str, Row], figu
 
 def _missing(answer: Answer, pairs: Sequence[Pair], known: Sequence[Pair], rows: Mapping[str, Row], words: str) -> list[str]:
     """Return what an answer needs and these results lack: rows of the scenario, or figures of rows."""
-    if patterns := missing_rows(answer, list(rows)):
+    if patterns := missing_rows(answer, {name: row.varied for name, row in rows.items()}):
         names = " or ".join(NAME.sub("…", pattern) for pattern in patterns)
         return [f"Missing for the {words}: no row {names} is among these results."]
     if not pairs:
         return [f"Missing for the {words}: the rows that would be compared with each other are not all among these results."]
-    lacking = [pair.row for pair in pairs if pair not in known]
+    lacking = [rows[pair.row].words for pair in pairs if pair not in known]
     if not lacking:
         return []
     named = "; ".join(list(dict.fromkeys(lacking))[:3])

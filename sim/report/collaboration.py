@@ -21,7 +21,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import some
 from p2pfl.sim.report.figures import clipped, lines
 from p2pfl.sim.report.folder import Columns, Entry
-from p2pfl.sim.report.series import Figure, Section, Series, by_key, label_words, shown_seeds
+from p2pfl.sim.report.series import Figure, Section, Series, by_key, shown_seeds
 from p2pfl.sim.scenario.network import Network
 from p2pfl.sim.scenario.topology import placement_graph, topology
 from p2pfl.topologies import neighbours, places
@@ -285,7 +285,7 @@ def _drawing(id: str, series: Sequence[Series], links: dict[str, Columns], sever
 def _label(series: Series) -> str:
     """Return the name of a run without the varied keys that do not affect its topology."""
     others = [key for key in series.shown.varied if key.partition(".")[0] not in ("topology", "nodes")]
-    return series.name.removesuffix(series.row) + ", ".join(label_words(series, others)) or series.shown.topology
+    return series.words_without(others) or series.shown.topology
 
 
 def _graph(series: Series, edges: bool) -> nx.Graph | None:

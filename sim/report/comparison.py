@@ -17,7 +17,7 @@ from p2pfl.sim.formatting import bullets, paragraphs, table
 from p2pfl.sim.report.figures import distribution
 from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.series import Figure, Run, Section, Series, by_key, flat, folder_names, reported_model
-from p2pfl.sim.scenario.sweep import label
+from p2pfl.sim.scenario.questions import label
 
 MOST_VALUES = 6
 

@@ -5,7 +5,9 @@ the runs of one learning problem and names the best one. References, such as loc
 What does a change do, such as a budget, or a second folder of the same scenario: `changes` compares pairs of runs. Both say
 "not decided" unless the margin is greater than its spread. A margin is the mean over the seeds of the differences of two
 runs, and its spread is the standard deviation of these differences; a single seed has no spread. Rankings that are not
-decided are collected at the end. The other sentences list runs: those that miss the target, robust rules within limits,
+decided are collected at the end. In a sweep, runs are also ranked within each combination of the varied values that they
+share, and compared with the run `against` of the same values. Varied keys of the learning problem, such as network.loss,
+always separate runs. The other sentences list runs: those that miss the target, robust rules within limits,
 and clusterings. `p2pfl.sim.report.answers` answers the scenario's own question, before all of these.
 
 Every figure comes from summary.json.
@@ -39,12 +41,14 @@ from p2pfl.sim.report.attacks import (
 )
 from p2pfl.sim.report.comparison import Comparison, compared, comparisons
 from p2pfl.sim.report.folder import Clusters, Entry, Folder, Reached, Summary
-from p2pfl.sim.report.series import Run, Series, by_key, folder_names, gather, places_of, runs_of, words_of
-from p2pfl.sim.scenario.questions import matches, pairs_of
+from p2pfl.sim.report.series import Run, Series, by_key, folder_names, gather, places_of, runs_of
+from p2pfl.sim.scenario.questions import common_keys, counterpart, matches, of_problem, pairs_of, values
 from p2pfl.sim.scenario.sweep import MODELS
 
 MOST_PROBLEMS = 4  # learning problems of the runs; with more, the table shows the best runs better
+MOST_LEVELS = 6  # rankings within values of the varied keys; more are counted
 MOST_PAIRS = 7  # sentences on pairs of runs; more pairs are summarised
+MOST_IN_ORDER = 3  # names in an order of runs
 MOST_NAMED = 5  # names in a list; a longer one ends with the number of the others
 LEAST_KEPT, MOST_LOST = 0.95, 0.02  # of a robust rule that is suitable as a default
 KEPT = ("the mean accuracy", "the accuracy of the worst tenth")  # words for FIGURES
@@ -95,7 +99,8 @@ def _of_one_folder(runs: Sequence[Run], summary: Summary) -> tuple[list[Best], l
         ranked = _cheapest(runs, summary)
         missed = unreached(runs, summary.target)
     robust, rules = _robust(runs)
-    return [*ranked, *robust], [*missed, *_budgets(runs), *rules, *_clusters(runs)]
+    compared = [*_problems_varied(runs), *_orders(runs, summary), *_instead(runs, summary), *_budgets(runs)]
+    return [*ranked, *robust], [*missed, *compared, *rules, *_clusters(runs)]
 
 
 def compares_graphs(runs: Sequence[Run], summary: Summary) -> bool:
@@ -103,7 +108,8 @@ def compares_graphs(runs: Sequence[Run], summary: Summary) -> bool:
     if any(key.partition(".")[0] == "topology" for run in runs for key in run.shown.varied):
         return True
     graphs = {run.row: json.dumps(run.settings.get("topology"), sort_keys=True, default=str) for run in runs}
-    pairs = (pair for answer in summary.answers for pair in pairs_of(answer, list(graphs)))
+    rows = {run.row: run.shown.varied for run in runs}
+    pairs = (pair for answer in summary.answers for pair in pairs_of(answer, rows))
     return any(graphs[pair.row] != graphs[pair.other] for pair in pairs if isinstance(pair.other, str))
 
 
@@ -128,11 +134,12 @@ def problems(runs: Sequence[Run], graphs: bool) -> dict[str, list[Run]]:
 
 
 class Best(NamedTuple):
-    """A ranking: its question, the answer in words, and the reason if it is not decided, else ""."""
+    """A ranking: its question, the answer in words, the reason if it is not decided, else "", and the first run."""
 
     question: str
     answer: str
     undecided: str = ""
+    name: str = ""
 
     def __str__(self) -> str:
         doubt = f"not decided, because {self.undecided}; " if self.undecided else ""
@@ -164,7 +171,7 @@ def best(
     (name, values), *others = sorted(ranked, key=lambda each: sign * _mean(each[1].values()))
     first = f"{name} ({unit(_mean(values.values()))})"
     if not others:
-        return Best(question, f"{first}, the only result")
+        return Best(question, f"{first}, the only result", "", name)
     rivals = []
     for other, theirs in others:
         margins = [sign * (theirs[seed] - values[seed]) for seed in values if seed in theirs]
@@ -172,16 +179,14 @@ def best(
     close = [each for each in rivals if len(each[1]) < 2 or _mean(each[1]) <= _deviation(each[1])]
     rival, margins = (close or rivals)[0]
     if len(margins) < 2:
-        return Best(question, f"first {first}, next {rival}", ONE_SEED)
+        return Best(question, f"first {first}, next {rival}", ONE_SEED, name)
     margin, spread = unit(_mean(margins)), unit(_deviation(margins))
     if not close:
-        return Best(
-            question, f"{first}; the margin of {margin} over {rival} exceeds its standard deviation over seeds, {spread}"
-        )
+        answer = f"{first}; the margin of {margin} over {rival} exceeds its standard deviation over seeds, {spread}"
+        return Best(question, answer, "", name)
     more = f" and {len(close) - 1} more" if len(close) > 1 else ""
-    return Best(
-        question, f"first {first}, next {rival}{more}; the margin is {margin}, its standard deviation {spread}", WITHIN
-    )
+    answer = f"first {first}, next {rival}{more}; the margin is {margin}, its standard deviation {spread}"
+    return Best(question, answer, WITHIN, name)
 
 
 def decided(found: Sequence[Best]) -> list[str]:
@@ -198,7 +203,8 @@ def undecided(found: Sequence[Best]) -> list[str]:
 
 
 def most_accurate(runs: Sequence[Run], references: Sequence[str] = (), graphs: bool = False) -> tuple[list[Best], list[str]]:
-    """Rank the runs of each problem by the test metric, all and those within each varied budget of models a round.
+    """Rank the runs of each problem by the test metric: all, those of each level of a sweep, and those within each varied
+    budget of models a round.
 
     Args:
         references: patterns of rows that are not ranked, besides local learning and oracles.
@@ -220,19 +226,70 @@ def most_accurate(runs: Sequence[Run], references: Sequence[str] = (), graphs: b
             named.append(f"References, which are not ranked{among}: {_list(list(figures), len(others))}.")
         if len(ranked) < 2:
             continue
-        metric, higher = alike[0].metric, alike[0].shown.higher_is_better
-        question = "Most accurate" if metric == "accuracy" else f"Best test {metric}"
-        found.append(best(question + among, _figures(ranked, _test_mean), write, higher))
+        higher = alike[0].shown.higher_is_better
+        found.append(best(_question(alike[0]) + among, _figures(ranked, _test_mean), write, higher))
         limits = [run.shown.varied.get(MODELS) for run in ranked]  # a range such as [1, 2] is no limit for all nodes
         for most in sorted({limit for limit in limits if type(limit) is int and limit > 0}):
             question = f"Best with at most {count(most, 'model')} a round{among}"
             found.append(best(question, _figures(ranked, _mean_within(most)), write, higher))
+    levels = [
+        (f"{_question(mine[0])}{f', {words}' if words else ''}, {level}", mine)
+        for words, alike in separate.items()
+        for level, mine in _levels(_candidates(alike, references)[0]).items()
+    ]
+    if len(levels) <= MOST_LEVELS:
+        found += [
+            best(question, _figures(mine, _test_mean), partial(number, places=places[mine[0].metric]), _higher(mine))
+            for question, mine in levels
+        ]
+    else:
+        named += _counted([mine for _, mine in levels])
     return [each for each in found if each is not None], named
+
+
+def _question(run: Run) -> str:
+    return "Most accurate" if run.metric == "accuracy" else f"Best test {run.metric}"
+
+
+def _higher(runs: Sequence[Run]) -> bool:
+    return runs[0].shown.higher_is_better
+
+
+def _levels(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs of each combination of the varied values that all share, in words, if several rows have it.
+
+    Keys of the learning problem are left out, because the runs have the same. So are budgets of models, because runs with
+    fewer models are within a greater budget, and are ranked in it. Rows that were one row before the sweep have no levels.
+    """
+    keys = [key for key in common_keys([run.shown.varied for run in runs]) if key != MODELS and not of_problem(key)]
+    found = by_key(runs, lambda run: values(run.shown.varied, keys))
+    several = {level: mine for level, mine in found.items() if len({run.base for run in mine}) > 1}
+    return several if len(found) > 1 else {}
+
+
+def _counted(levels: Sequence[Sequence[Run]]) -> list[str]:
+    """Return in how many of many levels each row is the best."""
+    keys = list(dict.fromkeys(key for mine in levels for key in common_keys([run.shown.varied for run in mine])))
+    said = []
+    for alike in by_key(levels, lambda mine: mine[0].metric).values():
+        firsts = []
+        for mine in alike:
+            names = {run.words: run.words_without(keys) for run in mine}
+            ranked = [(names[words], values) for words, values in _figures(mine, _test_mean)]
+            if (first := best("", ranked, higher=_higher(mine))) is not None:
+                firsts.append(first)
+        order = sorted(by_key(firsts, lambda each: each.name).items(), key=lambda item: -len(item[1]))
+        parts = [f"{name} in {len(own)} ({sum(not one.undecided for one in own)} decided)" for name, own in order]
+        where = f"{len(firsts)} combinations of {', '.join(keys)}"
+        said.append(f"{_question(alike[0][0])} within each of {where}: {_list(parts)}.")
+    return said
 
 
 def _candidates(runs: Sequence[Run], references: Sequence[str]) -> tuple[list[Run], list[Run]]:
     """Return the runs to rank, and the references."""
-    others = [run for run in runs if run.reference or any(matches(pattern, run.row) for pattern in references)]
+    others = [
+        run for run in runs if run.reference or any(matches(pattern, run.row, run.shown.varied) for pattern in references)
+    ]
     return [run for run in runs if run not in others], others
 
 
@@ -358,12 +415,68 @@ def _sooner(each: Comparison) -> str:
     )
 
 
+def _problems_varied(runs: Sequence[Run]) -> list[str]:
+    """Return which varied keys change the learning problem."""
+    values = by_key([(key, value) for run in runs for key, value in run.shown.varied.items()], lambda pair: pair[0])
+    keys = [key for key, pairs in values.items() if of_problem(key) and any(pair != pairs[0] for pair in pairs)]
+    if not keys:
+        return []
+    verb = "changes" if len(keys) == 1 else "change"
+    return [f"{', '.join(keys)} {verb} the learning problem: rows with different values are not compared with each other."]
+
+
+def _orders(runs: Sequence[Run], summary: Summary) -> list[str]:
+    """Return both orders of the runs of each problem, where that of each node's best round is not that of the last round."""
+    separate = problems(runs, compares_graphs(runs, summary))
+    said = []
+    for words, alike in separate.items() if len(separate) <= MOST_PROBLEMS else ():
+        write = partial(number, places=places_of(alike)[alike[0].metric])
+        ends = [
+            {name: write(_mean(values.values())) for name, values in _figures(_candidates(alike, summary.references)[0], of)}
+            for of in (_test_mean, _last_mean)
+        ]
+        both = [name for name in ends[0] if name in ends[1]]
+        orders = [sorted(both, key=lambda name: _value(own[name]), reverse=_higher(alike)) for own in ends]
+        if orders[0] != orders[1]:
+            each = [[f"{name} ({own[name]})" for name in order] for own, order in zip(ends, orders, strict=True)]
+            first, last = (_list(names, MOST_IN_ORDER) for names in each)
+            among = f", {words}" if words else ""
+            said.append(f"The order depends on the round{among}. Each node's best round: {first}. Last round: {last}.")
+    return said
+
+
+def _last_mean(entry: Entry) -> float | None:
+    return entry.test.last_round
+
+
+def _value(written: str) -> float:
+    return float(written.replace(",", ""))
+
+
+def _instead(runs: Sequence[Run], summary: Summary) -> list[str]:
+    """Return the effect of each row of a sweep in place of the row `against`, from the pairs with the same values."""
+    against = next((row.against.name for row in summary.table if row.against is not None), "")
+    rows = {run.row: run.shown.varied for run in runs}
+    if not against or against in rows or not any(rows.values()):
+        return []  # the table compares all rows with one, and without a sweep the scenario asks its own question
+    found: dict[str, list[Comparison]] = {}
+    for run in runs:
+        other = counterpart(against, rows, run.shown.varied)
+        reference = next((one for one in runs if one.row == other), None)
+        if reference is None or reference.base == run.base:
+            continue
+        if (pair := compared(run.words.removeprefix(f"{run.base}, "), reference, run)) is not None:
+            found.setdefault(f"{run.base} instead of {against}", []).append(pair)
+    most = MOST_PAIRS if sum(map(len, found.values())) <= MOST_PAIRS else 1
+    return [sentence for cause, pairs in found.items() for sentence in changes(pairs, cause, most)]
+
+
 def _budgets(runs: Sequence[Run]) -> list[str]:
     """Return the effect of each budget, from pairs of runs that differ only in having one."""
     found: dict[str, list[Comparison]] = {}
     for free, bound in budget_pairs(runs):
         varied = free.shown.varied
-        label = ", ".join(words_of(free.row, varied, [key for key in varied if key.partition(".")[0] == "budget"]))
+        label = free.words_without([key for key in varied if key.partition(".")[0] == "budget"])
         if (pair := compared(label if varied else free.row, free, bound)) is not None:
             cause = f"a budget of {_limits_in_words(bound.settings['budget'], bound.shown.nodes)}"
             found.setdefault(cause, []).append(pair)

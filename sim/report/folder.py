@@ -19,7 +19,7 @@ from p2pfl._util.atomic_files import reason
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import some
 from p2pfl.sim.results.tables import CANDIDATES, PARTS, SCENARIO, SUMMARY
-from p2pfl.sim.scenario.questions import Answer
+from p2pfl.sim.scenario.questions import Answer, label
 
 if TYPE_CHECKING:
     import duckdb
@@ -176,6 +176,7 @@ class Test(msgspec.Struct, frozen=True):
     """Test metric of a run's nodes; None if there is no number."""
 
     mean: float | None = None
+    last_round: float | None = None
     std: float | None = None
     worst_decile: float | None = None
     nodes: list[float | None] = []
@@ -339,6 +340,12 @@ class Row(msgspec.Struct, frozen=True):
     seeds: int = 1
     weight_within_group: float | None = None
     by_seed: dict[str, list[float | None]] = {}
+    varied: dict[str, Any] = {}
+
+    @property
+    def words(self) -> str:
+        """Return its label; see p2pfl.sim.scenario.questions.label."""
+        return label(self.name, self.varied)
 
 
 class Summary(msgspec.Struct, frozen=True):

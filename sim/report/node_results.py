@@ -8,7 +8,7 @@ import numpy as np
 
 from p2pfl.sim.report.figures import costs, distribution, lines, of_nodes, reported_curve, worst_tenth
 from p2pfl.sim.report.folder import Entry
-from p2pfl.sim.report.series import Figure, Section, Series, by_key, label_words, places_of, reported_model, shown_seeds
+from p2pfl.sim.report.series import Figure, Section, Series, by_key, places_of, reported_model, shown_seeds
 from p2pfl.sim.results.learning_curves import grid, mean
 
 MOST_MARKS = 40_000  # of all runs of a distribution
@@ -238,8 +238,7 @@ def _ranges(series: Sequence[Series], kind: str) -> str:
     for one in series:
         if found := one.shown.traffic.budget.get(kind):
             most = f" to {found.greatest:g}" if found.greatest != found.least else ""
-            before = one.name.removesuffix(one.row)  # with its folder, if there is one
-            words.append(f"{before}{', '.join(label_words(one))}: {found.least:g}{most}")
+            words.append(f"{one.words}: {found.least:g}{most}")
     return f"Limits: {'; '.join(words)}." if len(words) <= 12 else ""
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -22,13 +22,12 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import LIMITS, decimals, setting
 from p2pfl.sim.report.folder import MORE, Columns, Entry, Folder, Objectives, Summary
 from p2pfl.sim.scenario.names import NAMED
+from p2pfl.sim.scenario.questions import TRAINING, base_of, label, of_problem
 from p2pfl.sim.scenario.scenario import LABELS
-from p2pfl.sim.scenario.sweep import label, split
 
 T = TypeVar("T")
 MOST_RUNS = 16  # runs shown in all figures at first
-TRAINING = ("lr", "optimizer", "model", "batch_size", "private", "hidden")  # keys of a task on training, not on the problem
-PROBLEM = ("task", "attack", "nodes")  # keys of a run that determine its learning problem
+PROBLEM = ("task", "attack", "nodes")  # keys of a run that determine its learning problem, besides varied ones
 REFERENCES = ("local", "oracle")  # policies that other policies are compared with, and that are never the best
 Figure = dict[str, Any]  # data of a figure: id, kind, title, note, and the keys of its kind (see assets/report.js)
 Section = dict[str, Any]  # id, title, text (sentences), figures
@@ -78,8 +77,17 @@ class Run:
 
     @property
     def words(self) -> str:
-        """Return the name for sentences, such as "topo: ring, no budget"."""
-        return self.name.removesuffix(self.row) + label(self.row, self.shown.varied)
+        """Return the label, such as "topo: ring, models=none" for the row "ring, budget.models=0" of the folder topo."""
+        return self.words_without(())
+
+    def words_without(self, keys: Collection[str]) -> str:
+        """Return the label without some of the varied keys."""
+        return self.name.removesuffix(self.row) + label(self.row, self.shown.varied, keys)
+
+    @property
+    def base(self) -> str:
+        """Return the name of the row before a sweep, with its folder, if there is one."""
+        return self.name.removesuffix(self.row) + base_of(self.row, self.shown.varied)
 
     @property
     def problem(self) -> str:
@@ -92,6 +100,8 @@ class Run:
     def given(self, graph: bool = False) -> dict[str, Any]:
         """Return the settings of the learning problem; with `graph` also the topology."""
         found = {key: self.settings[key] for key in (*PROBLEM, *(["topology"] * graph)) if key in self.settings}
+        varied = {key: value for key, value in self.shown.varied.items() if of_problem(key)}
+        found |= {key: value for key, value in varied.items() if key.partition(".")[0] not in found}
         found.setdefault("attack", "none")
         task = found.get("task")
         if isinstance(task, Mapping):
@@ -435,32 +445,5 @@ def styles(series: Sequence[Series], found: Sequence[Factor]) -> list[tuple[int,
 
 
 def labels(series: Sequence[Series]) -> dict[str, str]:
-    """Return short labels of the runs of a sweep, with values instead of `key=value`; {} if they are not unique."""
-    found = {one.name: one.name.removesuffix(one.row) + ", ".join(label_words(one)) for one in series}
-    return found if len(set(found.values())) == len(found) and any(name != found[name] for name in found) else {}
-
-
-def caption(series: Sequence[Series]) -> str:
-    """Return the meaning of the parts of short labels, such as "run, budget (models a round)"; "" without labels."""
-    if not labels(series):
-        return ""
-    varied = dict.fromkeys(key for one in series for key in one.shown.varied)
-    run = ["run"] if any(label_words(one, one.shown.varied) for one in series) else []
-    return ", ".join([*run, *map(title_of, varied)])
-
-
-def label_words(one: Series, without: Iterable[str] = ()) -> list[str]:
-    """Return the parts of a run's name, with the values of its varied keys; keys in `without` are left out."""
-    return words_of(one.row, one.shown.varied, without)
-
-
-def words_of(name: str, varied: Mapping[str, Any], without: Iterable[str] = ()) -> list[str]:
-    """Return the parts of the name of a run in a sweep, with values in place of `key=value`."""
-    words = []
-    for word in split(name):
-        key = word.partition("=")[0]
-        if key not in varied:
-            words.append(word)
-        elif key not in without:
-            words.append(setting(key, varied[key]))
-    return words
+    """Return the labels of the runs; {} if they are their names."""
+    return {one.name: one.words for one in series} if any(one.words != one.name for one in series) else {}

@@ -20,7 +20,6 @@ from p2pfl.sim.report.series import (
     by_key,
     factors,
     grid,
-    label_words,
     places_of,
     reported_model,
     title_of,
@@ -66,7 +65,7 @@ def against(key: str, series: Sequence[Series]) -> Figure | None:
     if len({one.shown.varied[key] for one in there}) < 2:
         return None
     found = scatter(there, key, "", lambda entry: entry.varied[key], front=False)
-    others = {one.name: _without(key, one) for one in there}
+    others = {one.name: one.words_without([key]) for one in there}  # the place of a point shows the value of its key
     joined = len(set(others.values())) < len(others)
     for point in found["points"]:
         point["label"] = others[point["run"]]
@@ -82,12 +81,6 @@ def against(key: str, series: Sequence[Series]) -> Figure | None:
         "decimals": places_of(there)[series[0].metric],
         **found,
     }
-
-
-def _without(key: str, series: Series) -> str:
-    """Return the label of a run without the value of a key, which the place of its point shows."""
-    before = series.name.removesuffix(series.row)  # with its folder, if there is one
-    return before + ", ".join(label_words(series, [key]))
 
 
 def _number(value: object) -> bool:

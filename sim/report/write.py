@@ -7,7 +7,7 @@ escaped, which is readable without JavaScript.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import ExitStack
 from html import escape
 from math import isclose
@@ -47,7 +47,6 @@ from p2pfl.sim.report.series import (
     MOST_RUNS,
     Section,
     Series,
-    caption,
     factors,
     folder_names,
     gather,
@@ -59,7 +58,7 @@ from p2pfl.sim.report.series import (
 from p2pfl.sim.report.sweep import grid_section, sweep_section, target_section
 from p2pfl.sim.results.learning_curves import mean
 from p2pfl.sim.results.tables import REPORT
-from p2pfl.sim.scenario.sweep import label
+from p2pfl.sim.scenario.questions import label
 
 SECTIONS: tuple[Callable[[Sequence[Series]], Section | None], ...] = (
     comparison_section,
@@ -77,6 +76,10 @@ SECTIONS: tuple[Callable[[Sequence[Series]], Section | None], ...] = (
     elections_section,
 )
 LAST_ROUND, OWN_GROUP = "last round", "weight on own group"  # columns of the table
+DECIDED = (
+    "A margin is decided if it exceeds its standard deviation over the seeds: this is the size of an effect and no test of"
+    " significance, because a paired t-test may give p = 0.39 with 2 seeds, 0.23 with 3, 0.09 with 5 and 0.012 with 10."
+)
 MOST_GROUPS = 6  # with a column each
 OF_SEARCH: tuple[Callable[[Sequence[Series]], Section | None], ...] = (objectives_section, search_section)
 
@@ -126,7 +129,7 @@ def report(paths: Sequence[Path], seed: int | None = None) -> str:
         title = " and ".join(dict.fromkeys(folder.summary.scenario for folder in folders))
         parts = {
             "facts": facts(folders, series),
-            "findings": answers(folders) + ("" if searched else bullets(findings_of_folders(folders, series))),
+            "findings": answers(folders) + ("" if searched else findings(folders, series)),
             "table": (search_table if searched else results_table)(folders, series) + measure_tables(series),
             "differences": differences(folders, names) if len(folders) > 1 else "",
             "scenario": scenario(folders),
@@ -151,10 +154,10 @@ def payload(
 
 
 def _appearance(series: Sequence[Series]) -> dict[str, Any]:
-    """Return the short labels of runs with a caption, and their colours, if they come from factors."""
+    """Return the labels of runs, and their colours, if they come from factors."""
     found: dict[str, Any] = {}
     if short := labels(series):
-        found |= {"labels": short, "caption": caption(series)}
+        found["labels"] = short
     if colours := styles(series, factors(series)):
         found["styles"] = colours
     return found
@@ -181,6 +184,13 @@ def answers(folders: Sequence[Folder]) -> str:
             html += f'<p class="question">{inline(where + found.asked)}</p>\n'
             html += f'<div class="answer">{bullets(found.answers)}</div>\n'
     return html
+
+
+def findings(folders: Sequence[Folder], series: Sequence[Series]) -> str:
+    """Return the sentences on the runs and, if margins can be decided, what that means."""
+    html = bullets(findings_of_folders(folders, series))
+    several = any(len(one.seeds) > 1 for one in series) and len(series) > 1
+    return html + (f'<p class="meaning">{DECIDED}</p>\n' if html and several else "")
 
 
 def facts(folders: Sequence[Folder], series: Sequence[Series]) -> str:
@@ -238,7 +248,6 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
     own = [rows.get(one.row, Row(one.row)) for one in series]
     several = any(len(one.seeds) > 1 for one in series)
     metrics = list(dict.fromkeys(one.metric for one in series))
-    short, meaning = labels(series), caption(series) or "run"
     places = places_of(series)
     means = [_mean_of(one, lambda entry: entry.test.mean) for one in series]
     last = [one.mean(_last(one, entry) for entry in one.entries) for one in series]
@@ -246,7 +255,7 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
     def of_metric(values: Iterable[float | None]) -> list[str]:
         return [number(value, places[one.metric]) for one, value in zip(series, values, strict=True)]
 
-    found: dict[str, list[str]] = {meaning[0].upper() + meaning[1:]: [_words(one, short) for one in series]}
+    found: dict[str, list[str]] = {"Run": [label(one.row, one.shown.varied) for one in series]}
     found[" / ".join(metrics)] = of_metric(means)
     if several:
         found["± over seeds"] = of_metric(
@@ -271,11 +280,6 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
         found["front"] = ["*" * row.front for row in own]
     html = table(list(found), zip(*found.values(), strict=True))
     return f'{html}<p class="meaning">{escape(_meaning(series, found))}</p>\n'
-
-
-def _words(one: Series, short: Mapping[str, str]) -> str:
-    """Return the name of a run in the table of its folder."""
-    return short.get(one.name, one.name)[len(one.name) - len(one.row) :]  # without the folder, if there is one
 
 
 def _mean_of(one: Series, value: Callable[[Entry], float | None]) -> float | None:
@@ -409,7 +413,7 @@ def versions(folders: Sequence[Folder], series: Sequence[Series]) -> str:
         html += f"<h3>{escape(str(folder.path))}</h3>\n" if len(folders) > 1 else ""
         html += terms(folder.summary.versions or {"p2pfl": folder.summary.version or "unknown"})
         rows = [
-            [entry.name, str(entry.seed), _seconds(entry.time.wall_s), entry.trace]
+            [label(entry.name, entry.varied), str(entry.seed), _seconds(entry.time.wall_s), entry.trace]
             for one in series
             if one.folder is folder
             for entry in one.entries

@@ -41,6 +41,7 @@ from p2pfl.sim.results.tables import (
     write_parquet,
 )
 from p2pfl.sim.scenario.claims import MEAN, figure_of, figures_in, has_figure
+from p2pfl.sim.scenario.questions import counterpart, of_problem
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.scenario.topology import GRAPH
 from p2pfl.sim.simulation.simulation import Run
@@ -317,7 +318,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         "higher_is_better": nodes[0].task.higher_is_better,
         "reported_stage": _reported_stage(run, rounds, metric),
         "selected_by": _selected_by(run, metric),
-        "test": _test(run, metric, groups),
+        "test": _test(run, metric, groups) | _last_round(rounds, _reported_stage(run, rounds, metric), metric),
         "test_by_snapshot": summary_metrics.by_snapshot(rounds, metric, scenario.best_by, nodes[0].task.higher_is_better),
         "traffic": summary_metrics.traffic(run),
         "collaboration": summary_metrics.collaboration(edges, rounds, groups),
@@ -420,6 +421,13 @@ def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
     }
 
 
+def _last_round(rounds: Table, stage: str, metric: str) -> dict[str, float]:
+    """Return the mean of the test metric of each node's model in the last round: the end of the curve; {} without any."""
+    curve = learning_curves.mean(learning_curves.of_nodes(rounds, stage, f"test_{metric}"))
+    there = curve[np.isfinite(curve)]
+    return {"last_round": float(there[-1])} if len(there) else {}
+
+
 def _over_nodes(run: Run, name: str) -> dict[str, Any]:
     """Return an additional test metric of each node's result; see p2pfl.task.Task.
 
@@ -467,7 +475,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
     if file.varied and all(scenario.task == file.runs[0].task for scenario in file.runs):
         _mark_front(table, runs[0]["higher_is_better"])
     if file.against:
-        _compare(table, next(row for row in table if row["name"] == file.against))
+        _compare(table, file.against)
     if file.claims or file.printed or file.answers:
         _add_seeds(table, file, results)
     warnings = [*objectives.collapses(table), *objectives.died(runs)]
@@ -597,10 +605,15 @@ def versions() -> dict[str, str]:
 
 
 def _mark_front(table: Sequence[dict[str, Any]], higher_is_better: bool) -> None:
-    """Mark the rows of a sweep that are Pareto-optimal in mean and bytes."""
-    front = on_front([row["bytes"] for row in table], [row["mean"] for row in table], higher_is_better)
-    for row, chosen in zip(table, front, strict=True):
-        row["front"] = chosen
+    """Mark the rows of a sweep that are Pareto-optimal in mean and bytes, among those of the same learning problem."""
+    problems: dict[str, list[dict[str, Any]]] = {}
+    for row in table:
+        given = {key: value for key, value in row["varied"].items() if of_problem(key)}
+        problems.setdefault(to_json(given), []).append(row)
+    for rows in problems.values():
+        front = on_front([row["bytes"] for row in rows], [row["mean"] for row in rows], higher_is_better)
+        for row, chosen in zip(rows, front, strict=True):
+            row["front"] = chosen
 
 
 def _per_group(tests: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -612,12 +625,20 @@ def _per_group(tests: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {group: float(np.mean(means)) for group, means in found.items()}
 
 
-def _compare(table: Sequence[dict[str, Any]], reference: Mapping[str, Any]) -> None:
-    """Add to each row the difference of its metric from the reference, and the ratio of the bytes sent."""
-    mean, sent = reference["mean"], reference["bytes"]
+def _compare(table: Sequence[dict[str, Any]], against: str) -> None:
+    """Add to each row the difference of its metric from the reference, and the ratio of the bytes sent.
+
+    In a sweep, the reference of a row has the same values of the keys that both vary; if there is not exactly one such
+    row, the row has no difference.
+    """
+    rows = {row["name"]: row.get("varied", {}) for row in table}
     for row in table:
-        times = row["bytes"] / sent if sent else None
-        row["against"] = {"name": reference["name"], "difference": row["mean"] - mean, "times_bytes": times}
+        other = counterpart(against, rows, row.get("varied", {}))
+        reference = next((each for each in table if each["name"] == other), None)
+        row["against"] = {"name": against, "difference": None, "times_bytes": None}
+        if reference is not None:
+            times = row["bytes"] / reference["bytes"] if reference["bytes"] else None
+            row["against"] |= {"difference": row["mean"] - reference["mean"], "times_bytes": times}
 
 
 def write(path: Path, file: ScenarioFile, results: Sequence[Result], summary: Mapping[str, Any]) -> None:

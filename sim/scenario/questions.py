@@ -12,20 +12,28 @@ A name in braces stands for any text. It has the same text in `run` and in `agai
 with "{data}/local" of the same data. A name that only `against` has stands for each row. `by = "data"` collects the
 comparisons of each text of that name.
 
+In a sweep, a pattern may also follow the name of a row before the sweep, such as "dpfl" for "dpfl, budget.models=4". Such
+rows are compared only where the keys that both vary have the same values, and ranked within these values.
+
 Here are the comparisons that a file asks for. `p2pfl.sim.report.answers` makes sentences of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.sim.formatting import setting
 
 NAME = re.compile(r"\{(\w+)\}")
+PROBLEM = ("task", "attack", "nodes", "network", "compute")  # keys of a run that a federation does not choose
+TRAINING = ("lr", "optimizer", "model", "batch_size", "private", "hidden")  # keys of a task on training, not on the problem
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -57,11 +65,18 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class Pair(NamedTuple):
-    """A row, and the row or the number that it is compared with; None in a ranking. `place` is the text of `by`."""
+    """A row, and the row or the number that it is compared with; None in a ranking.
+
+    `place` is the text of `by`, and `level` the common values of the rows of a sweep that are ranked together.
+    """
 
     row: str
     other: str | float | None
     place: str
+    level: str = ""
+
+
+Varied = Mapping[str, Any]  # the varied keys of a row of a sweep with its values; empty for other rows
 
 
 def check_answers(answers: Sequence[Answer]) -> None:
@@ -75,39 +90,140 @@ def check_answers(answers: Sequence[Answer]) -> None:
             raise ConfigurationError(f"answer: by = {answer.by!r} is not in every pattern of `run`; {known}", "answer")
 
 
-def pairs_of(answer: Answer, rows: Sequence[str]) -> list[Pair]:
+def pairs_of(answer: Answer, rows: Mapping[str, Varied]) -> list[Pair]:
     """Return the comparisons of an answer among these rows, in the order of the rows."""
     patterns = [compiled(pattern) for pattern in answer.runs]
-    known, found = dict.fromkeys(rows), dict[Pair, None]()
-    for row in rows:
-        match = next((match for pattern in patterns if (match := pattern.fullmatch(row))), None)
-        if match is None:
-            continue
+    matched = {row: match for row, varied in rows.items() if (match := _match(patterns, row, varied))}
+    level = levels({row: rows[row] for row in matched}) if answer.against is None else {}
+    found = dict[Pair, None]()
+    for row, match in matched.items():
         texts = match.groupdict()
-        others = [other for pattern in answer.others for other in _rows_of(pattern, texts, known)]
+        others = [other for pattern in answer.others for other in _rows_of(pattern, texts, rows, rows[row])]
         for other in others if answer.others else [answer.against]:
             if other != row:
-                found[Pair(row, other, texts.get(answer.by, ""))] = None  # type: ignore[arg-type]
+                found[Pair(row, other, texts.get(answer.by, ""), level.get(row, ""))] = None  # type: ignore[arg-type]
     return list(found)
 
 
-def missing_rows(answer: Answer, rows: Sequence[str]) -> list[str]:
+def missing_rows(answer: Answer, rows: Mapping[str, Varied]) -> list[str]:
     """Return the patterns of an answer that no row has."""
-    return [pattern for pattern in (*answer.runs, *answer.others) if not any(matches(pattern, row) for row in rows)]
+    patterns = (*answer.runs, *answer.others)
+    return [pattern for pattern in patterns if not any(matches(pattern, row, varied) for row, varied in rows.items())]
 
 
-def matches(pattern: str, row: str) -> bool:
-    """Return whether the name of a row follows a pattern."""
-    return compiled(pattern).fullmatch(row) is not None
+def matches(pattern: str, row: str, varied: Varied = MappingProxyType({})) -> bool:
+    """Return whether the name of a row, or its name before a sweep, follows a pattern."""
+    return _match([compiled(pattern)], row, varied) is not None
 
 
-def _rows_of(pattern: str, texts: Mapping[str, str], rows: Mapping[str, None]) -> list[str]:
-    """Return the rows that follow a pattern, with these texts for its names."""
+def _match(patterns: Sequence[re.Pattern[str]], row: str, varied: Varied) -> re.Match[str] | None:
+    names = (row, base_of(row, varied)) if varied else (row,)
+    return next((match for name in names for pattern in patterns if (match := pattern.fullmatch(name))), None)
+
+
+def _rows_of(pattern: str, texts: Mapping[str, str], rows: Mapping[str, Varied], varied: Varied) -> list[str]:
+    """Return the rows that follow a pattern, with these texts for its names, for a row with these varied values."""
     given = NAME.sub(lambda name: texts.get(name[1], name[0]), pattern)
-    if NAME.search(given) is None:
-        return [given] if given in rows else []
-    asked = compiled(given)
-    return [row for row in rows if asked.fullmatch(row)]
+    if given in rows:
+        return [given]  # the pattern names the values that it compares with
+    return [row for row, own in rows.items() if alike(own, varied) and matches(given, row, own)]
+
+
+# Names and values of the rows of a sweep
+
+
+def split(listed: str) -> list[str]:
+    """Split at the commas outside brackets and quotes: a list of values, or the parts of a run's name."""
+    parts, depth, quote = [""], 0, ""
+    for sign in listed:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "\"'":
+            quote = sign
+        elif sign in "[{":
+            depth += 1
+        elif sign in "]}":
+            depth -= 1
+        elif sign == "," and not depth:
+            parts.append("")
+            continue
+        parts[-1] += sign
+    return [part.strip() for part in parts]
+
+
+def label(name: str, varied: Mapping[str, Any], without: Collection[str] = ()) -> str:
+    """Return the label of a run of a sweep, the same everywhere: its name with the last part of each varied key.
+
+    It is such as "ring, models=4" for "ring, budget.models=4". Varied keys with the same last part stay whole.
+
+    Args:
+        varied: the varied keys with the values of this run.
+        without: varied keys that are left out.
+    """
+    times = Counter(map(_short, varied))
+    words = []
+    for word in split(name):
+        key = word.partition("=")[0]
+        if key not in varied:
+            words.append(word)
+        elif key not in without:
+            short = _short(key)
+            words.append(f"{short if times[short] == 1 else key}={setting(key, varied[key])}")
+    return ", ".join(words)
+
+
+def _short(key: str) -> str:
+    """Return the last part of a key, and of the key of a name or a file the part before it."""
+    return key.removesuffix(".name").removesuffix(".file").rpartition(".")[2]
+
+
+def base_of(row: str, varied: Varied) -> str:
+    """Return the name of a row before a sweep: "ring" for "ring, budget.models=4"; "" if nothing is left."""
+    return ", ".join(word for word in split(row) if word.partition("=")[0] not in varied) if varied else row
+
+
+def alike(one: Varied, other: Varied) -> bool:
+    """Return whether two rows have the same value of each key that both vary."""
+    return all(other[key] == value for key, value in one.items() if key in other)
+
+
+def counterpart(against: str, rows: Mapping[str, Varied], varied: Varied) -> str | None:
+    """Return the only row of this name, or of this name before a sweep and alike; None if there is no or more than one."""
+    if against in rows:
+        return against
+    found = [row for row, own in rows.items() if own and base_of(row, own) == against and alike(own, varied)]
+    return found[0] if len(found) == 1 else None
+
+
+def levels(rows: Mapping[str, Varied]) -> dict[str, str]:
+    """Return the level of each row of a sweep in words, such as "budget.models=4": rows of a level can be ranked.
+
+    A level has the values of the keys that all rows vary. Rows that were one row before the sweep differ in these keys
+    only, and have the level "", except that keys of the learning problem always separate.
+    """
+    several = len({base_of(row, varied) for row, varied in rows.items()}) > 1
+    keys = [key for key in common_keys(list(rows.values())) if several or of_problem(key)]
+    return {row: values(varied, keys) for row, varied in rows.items()}
+
+
+def values(varied: Varied, keys: Sequence[str]) -> str:
+    """Return the values of varied keys as a label has them, such as "models=4, loss=0.1"."""
+    return label(", ".join(f"{key}=" for key in keys), varied)
+
+
+def common_keys(rows: Sequence[Varied]) -> list[str]:
+    """Return the keys that all of these rows vary."""
+    return [key for key in (rows[0] if rows else ()) if all(key in varied for varied in rows)]
+
+
+def of_problem(key: str) -> bool:
+    """Return whether a varied key changes the learning problem, so that results for different values are not comparable.
+
+    Data, attack, number of nodes, network and speed of nodes are given to a federation. Policy, topology, budget, codec
+    and the settings of training are its choice.
+    """
+    first, _, rest = key.partition(".")
+    return first in PROBLEM and not (first == "task" and rest.partition(".")[0] in TRAINING)
 
 
 def compiled(pattern: str) -> re.Pattern[str]:

@@ -84,7 +84,7 @@ from p2pfl.sim.formatting import setting, some
 from p2pfl.sim.scenario.claims import MEAN, Claim, among, check_claims
 from p2pfl.sim.scenario.names import KINDS, given_names, module_folders, with_tables
 from p2pfl.sim.scenario.network import Budgets, Network, Range, check_number, check_range
-from p2pfl.sim.scenario.questions import Answer, check_answers
+from p2pfl.sim.scenario.questions import Answer, base_of, check_answers
 from p2pfl.sim.scenario.topology import FILE, GRAPH, full_changes, options_of, with_absolute_file, with_files
 from p2pfl.topologies import BUILDERS
 
@@ -309,7 +309,8 @@ class FileKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         differences: differences from the paper, one sentence or more each.
         modules: the folder of the modules that the scenario names, relative to the file; without `--trust` it must be
             the file's own folder, or inside it.
-        against: the run with which the table compares the others.
+        against: the run with which the table compares the others; in a sweep, each with the run of the same values of the
+            keys that both vary.
         target: a value of the test metric; for each run, the table shows the cost until the mean over the nodes after a
             round reached it.
         seeds: seeds with which every run is repeated.
@@ -445,7 +446,7 @@ class ScenarioFile(FileKeys, frozen=True, kw_only=True):
     def part(self, names: Container[str], seeds: Sequence[int]) -> ScenarioFile:
         """Return the scenario with only the named runs and these seeds."""
         kept = tuple(run for run in self.runs if run.name in names)
-        against = self.against if any(run.row == self.against for run in kept) else ""
+        against = against_of(self.against, kept)
         return replace(self, runs=kept, seeds=tuple(seeds), against=against)
 
     def only_run(self, name: str, seed: int) -> ScenarioFile:
@@ -542,7 +543,8 @@ def _resolve(
     called = keys.name or name
     base = {"name": called} | toml_tables.merge(base, of_form)
     rows = [str(row.get("name", called)) for row in keys.entries or [{}]]
-    rows += [str(run["name"]) for run in run_tables(base, keys.entries, folder)]
+    for run in run_tables(base, keys.entries, folder):
+        rows += [str(run["name"]), base_of(str(run["name"]), run.get("varied", {}))]
     _check_rows(keys, rows)
     tables = run_tables(base, _of_form(keys.entries, picked), folder)
     if all(any(text in str(run["name"]) for run in tables) for text in only):
@@ -561,7 +563,7 @@ def _resolve(
         name=called,
         description=_described(keys.description, form),
         seeds=seeds or (runs[0].seed,),
-        against=keys.against if keys.against in {run.row for run in runs} else "",
+        against=against_of(keys.against, runs),
         varied={**_varied_values(runs), **keys.varied},
         runs=runs,
         folder=path[0] if path else modules,
@@ -585,6 +587,11 @@ def restore(raw: Mapping[str, Any], folder: Path) -> ScenarioFile:
         runs = tuple(parse_run(with_absolute_file(run, folder)) for run in keys.entries)
         check_claims(keys.claims, [run.row for run in runs])
         return _scenario_file(keys, runs=runs, folder=str(folder / keys.modules))
+
+
+def against_of(against: str, runs: Iterable[Scenario]) -> str:
+    """Return the row that a table compares with, if these runs have it by its name or its name before a sweep; else ""."""
+    return against if any(against in (run.row, base_of(run.row, run.varied)) for run in runs) else ""
 
 
 def _scenario_file(keys: FileKeys, **resolved: Any) -> ScenarioFile:

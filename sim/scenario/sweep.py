@@ -24,8 +24,8 @@ from p2pfl._util.registry import resolve
 from p2pfl.compression.codecs import CODECS
 from p2pfl.errors import COMMAND_LINE, CommandLineError, ConfigurationError, name_source, unknown
 from p2pfl.policies import POLICIES
-from p2pfl.sim.formatting import setting
-from p2pfl.sim.scenario.scenario import FILE_KEYS, LABELS, Scenario, ScenarioFile, Table, parse_run, settings_of
+from p2pfl.sim.scenario.questions import split
+from p2pfl.sim.scenario.scenario import FILE_KEYS, LABELS, Scenario, ScenarioFile, Table, against_of, parse_run, settings_of
 from p2pfl.sim.scenario.topology import FILE, full_changes
 from p2pfl.task_specs import FACTORIES
 from p2pfl.topologies import BUILDERS, read
@@ -33,7 +33,6 @@ from p2pfl.topologies import BUILDERS, read
 NOT_VARIED = dict.fromkeys((*FILE_KEYS, *LABELS, "each"), "")  # and the option that changes the key instead
 NOT_VARIED |= {"seed": "--seeds", "seeds": "--seeds", "form": "--set", "target": "--set"}
 MODELS = "budget.models"
-SHORT = {MODELS: "budget", "budget.held": "models held", "budget.bytes": "bytes a round"}  # words for varied keys
 MOST, MOST_WITH_SEEDS = 10_000, 100_000  # runs of a grid; more are probably a mistake
 
 
@@ -73,42 +72,6 @@ def _axis(text: str) -> Axis:
         if _same(value) in map(_same, values[:k]):
             raise ConfigurationError(f"--vary {key}: the value {texts[k]} is given twice")
     return Axis(key, values, texts)
-
-
-def split(listed: str) -> list[str]:
-    """Split at the commas outside brackets and quotes: a list of values, or the parts of a run's name."""
-    parts, depth, quote = [""], 0, ""
-    for sign in listed:
-        if quote:
-            quote = "" if sign == quote else quote
-        elif sign in "\"'":
-            quote = sign
-        elif sign in "[{":
-            depth += 1
-        elif sign in "]}":
-            depth -= 1
-        elif sign == "," and not depth:
-            parts.append("")
-            continue
-        parts[-1] += sign
-    return [part.strip() for part in parts]
-
-
-def label(name: str, varied: Mapping[str, Any]) -> str:
-    """Return the name of a run of a sweep in words, such as "ring, budget 4".
-
-    Args:
-        varied: the varied keys with the values of this run.
-    """
-    words = []
-    for word in split(name):
-        key = word.partition("=")[0]
-        if key not in varied:
-            words.append(word)
-            continue
-        text, of = setting(key, varied[key]), SHORT.get(key, key.rpartition(".")[2])
-        words.append(text if key.endswith(".name") else f"no {of}" if text == "none" else f"{of} {text}")
-    return ", ".join(words)
 
 
 def sweep(file: ScenarioFile, axes: Sequence[Axis]) -> ScenarioFile:
@@ -160,7 +123,7 @@ def sweep(file: ScenarioFile, axes: Sequence[Axis]) -> ScenarioFile:
         file,
         runs=tuple(runs),
         notes=(*file.notes, *notes),
-        against=file.against if any(run.row == file.against for run in runs) else "",
+        against=against_of(file.against, runs),
         varied={**file.varied, **{axis.key: list(axis.values) for axis in axes}},
     )
 

@@ -120,7 +120,7 @@ def test_topology_study_full_table_reproduces(tmp_path):
     table = {row["name"]: row for row in summary["table"]}
     runs = {name: [run for run in summary["runs"] if run["name"] == name] for name in table}
     assert (
-        "Best with at most 4 models a round: not decided, because a single seed has no spread; first complete, budget 4"
+        "Best with at most 4 models a round: not decided, because a single seed has no spread; first complete, models=4"
         in said
     )
     reached = {name: row["reached"] for name, row in table.items() if name.endswith("=0")}

@@ -85,8 +85,7 @@ function chips(box) {
     return chip;
   });
   every.addEventListener("click", () => { runs.forEach((name) => visible.add(name)); apply(); });
-  const said = [shared.slice(0, -2), data.caption].filter(Boolean).join(", ");
-  const of = said ? el("span", { class: "of" }, `${said}:`) : null;
+  const of = shared ? el("span", { class: "of" }, `${shared.slice(0, -2)}:`) : null;
   box.replaceChildren(...[more, of, ...buttons, every].filter(Boolean));
   const mark = () => {
     buttons.forEach((chip, i) => chip.setAttribute("aria-pressed", String(visible.has(runs[i]))));

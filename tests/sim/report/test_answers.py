@@ -59,9 +59,10 @@ def as_summary(file):
 def test_answers_of_shipped_scenarios_name_rows_and_compare_like_with_like(shipped):
     for name, file in shipped.items():
         rows = file.rows()
+        varied = {row: runs[0].varied for row, runs in rows.items()}
         for answer in file.answers:
-            assert missing_rows(answer, list(rows)) == [], name
-            pairs = pairs_of(answer, list(rows))
+            assert missing_rows(answer, varied) == [], name
+            pairs = pairs_of(answer, varied)
             assert pairs, (name, answer)
             for pair in (pair for pair in pairs if isinstance(pair.other, str)):
                 one, other = rows[pair.row][0], rows[pair.other][0]
@@ -109,7 +110,7 @@ def test_answer_of_one_seed_is_not_decided_and_says_what_is_missing():
 
 
 def test_names_in_braces_pair_rows_with_the_same_text():
-    rows = [f"{data}/{policy}" for data in ("x", "y") for policy in ("dac", "dpfl", "local")]
+    rows = {f"{data}/{policy}": {} for data in ("x", "y") for policy in ("dac", "dpfl", "local")}
     answer = Answer("{data}/dac", ["{data}/{other}"], by="data")
     assert [(pair.row, pair.other, pair.place) for pair in pairs_of(answer, rows)] == [
         ("x/dac", "x/dpfl", "x"),
@@ -163,3 +164,18 @@ def test_missing_rows_and_figures_are_named():
 def test_answer_that_compares_nothing_is_refused(answer, words):
     with pytest.raises(ConfigurationError, match=words):
         check_answers([answer])
+
+
+def test_answers_of_a_sweep_compare_rows_of_the_same_values():
+    rows = {
+        "alone, network.loss=0": {"network.loss": 0},
+        "alone, network.loss=0.1": {"network.loss": 0.1},
+        "dac, policy.tau=1, network.loss=0": {"policy.tau": 1, "network.loss": 0},
+        "dac, policy.tau=1, network.loss=0.1": {"policy.tau": 1, "network.loss": 0.1},
+    }
+    pairs = pairs_of(Answer("dac", "alone"), rows)
+    assert [(pair.row, pair.other) for pair in pairs] == [
+        ("dac, policy.tau=1, network.loss=0", "alone, network.loss=0"),
+        ("dac, policy.tau=1, network.loss=0.1", "alone, network.loss=0.1"),
+    ]
+    assert [pair.level for pair in pairs_of(Answer("{policy}"), rows)] == ["loss=0", "loss=0.1", "loss=0", "loss=0.1"]

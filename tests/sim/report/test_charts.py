@@ -238,9 +238,9 @@ def test_chips_are_folded_only_on_narrow_pages(opened):
 
 def test_no_label_is_cut_or_covered_on_a_narrow_page(opened):
     names = ("a first run of them all with a long name", "a second run of them all with a long name")
-    labels = dict(zip(names, ("ring, 1, 10", "ring, 2, 10"), strict=True))
-    caption = "topology, budget (models a round), policy.tau"
-    page, _ = opened(payload(names) | {"labels": labels, "caption": caption}, size=browser.PHONE)
+    starts = "the same long start of all the labels of a sweep, topology=ring, "
+    labels = {name: f"{starts}models={k}, tau=10" for k, name in enumerate(names)}
+    page, _ = opened(payload(names) | {"labels": labels}, size=browser.PHONE)
     assert page.eval_on_selector("#filter .of", "one => one.getBoundingClientRect().right <= innerWidth")
     nodes = next(one for one in payload()["sections"][0]["figures"] if one["id"] == "nodes")
     strip = {"values": np.array([12.0, 80.0, 500.0, 1990.0]), "worst": np.array([False, False, False, True]), "mean": 650}
@@ -252,13 +252,13 @@ def test_no_label_is_cut_or_covered_on_a_narrow_page(opened):
         assert not [one for one in shown if one[2] == top and left < one[0] < right + 3]
 
 
-def test_labels_and_caption_replace_names(opened):
+def test_labels_replace_names(opened):
     names = ("net, topology.name=ring, budget.models=0", "net, topology.name=ring, budget.models=4")
-    labels = dict(zip(names, ("net, ring, none", "net, ring, 4"), strict=True))
-    page, _ = opened(payload(names) | {"labels": labels, "caption": "topology, budget"})
-    assert page.inner_text("#filter .of") == "net, ring, topology, budget:"
-    assert page.locator(".chip").all_inner_texts() == ["none", "4"]
-    assert "ring, none" not in page.inner_text("#sent")
+    labels = dict(zip(names, ("net, topology=ring, models=none", "net, topology=ring, models=4"), strict=True))
+    page, _ = opened(payload(names) | {"labels": labels})
+    assert page.inner_text("#filter .of") == "net, topology=ring:"
+    assert page.locator(".chip").all_inner_texts() == ["models=none", "models=4"]
+    assert "ring, models=none" not in page.inner_text("#sent")
 
 
 def test_runs_with_two_factors_have_hue_and_tint(opened):

@@ -86,9 +86,9 @@ def test_comparison_of_a_sweep_names_runs_in_words(tmp_path):
         return leave(path, runs, {"seeds": [3], "run": [{"name": name}]})
 
     folders = [draw(tmp_path / name, mean) for name, mean in (("x", 0.5), ("y", 0.4))]
-    assert compare(folders)[0].startswith("ring, no budget: y lowers the test accuracy")
+    assert compare(folders)[0].startswith("ring, models=none: y lowers the test accuracy")
     text = report(folders)
-    assert list(rows(text)) == ["ring, no budget"]
+    assert list(rows(text)) == ["ring, models=none"]
     assert "<dt>Seed</dt><dd>3</dd>" in text
 
 

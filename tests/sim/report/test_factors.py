@@ -68,19 +68,18 @@ def test_styles_have_hue_by_first_and_tint_by_second_factor(tmp_path, series_of)
 def test_sentences_name_runs_in_words(tmp_path):
     folders = [study(tmp_path / name, seeds=(0, 1), target=0.4) for name in ("one", "two")]
     text = report(folders)
-    target = "; ".join(f"{folder}: {name}, budget 4" for name in ("ring", "complete") for folder in ("one", "two"))
+    target = "; ".join(f"{folder}: {name}, models=4" for name in ("ring", "complete") for folder in ("one", "two"))
     assert texts(text)["target"][-1] == f"Runs that never reach a mean test accuracy of 0.400: {target}."
-    assert "Most accurate, complete: one: complete, budget 1 (" in text  # the other folder has the same events
+    assert "Most accurate, complete: one: complete, models=1 (" in text  # the other folder has the same events
 
 
-def test_labels_have_values_only(tmp_path, series_of):
-    assert labels(series_of(study(tmp_path / "run")))["ring, budget.models=0"] == "ring, none"
+def test_labels_have_the_last_part_of_each_varied_key(tmp_path, series_of):
+    assert labels(series_of(study(tmp_path / "run")))["ring, budget.models=0"] == "ring, models=none"
     text = payload(report([tmp_path / "run"]))
-    assert text["labels"]["complete, budget.models=4"] == "complete, 4"
-    assert text["caption"] == "run, budget (models a round)"
+    assert text["labels"]["complete, budget.models=4"] == "complete, models=4"
     assert text["styles"][0] == [0, 3, 0, 1]
     heads, *rows = Tables(report([tmp_path / "run"])).tables[0]
-    assert (heads[0], rows[1][0]) == ("Run, budget (models a round)", "ring, none")
+    assert (heads[0], rows[1][0]) == ("Run", "ring, models=none")
 
 
 def test_heat_maps_show_metric_and_costs(tmp_path):

@@ -84,17 +84,17 @@ SWEEP = [
 
 def test_sweep_answers_each_question_in_one_sentence():
     assert said(SWEEP, target=0.75) == [
-        "Most accurate: torus, no budget (0.935); the margin of 0.025 over torus, budget 4 (0.910) exceeds its"
+        "Most accurate: torus, models=none (0.935); the margin of 0.025 over torus, models=4 (0.910) exceeds its"
         " standard deviation over seeds, 0.007.",
-        "Best with at most 1 model a round: ring, budget 1 (0.810), the only result.",
-        "Best with at most 4 models a round: torus, budget 4 (0.910); the margin of 0.100 over ring, budget 1 (0.810)"
+        "Best with at most 1 model a round: ring, models=1 (0.810), the only result.",
+        "Best with at most 4 models a round: torus, models=4 (0.910); the margin of 0.100 over ring, models=1 (0.810)"
         " exceeds its standard deviation over seeds, 0.000.",
-        "Fewest rounds to a mean test accuracy of 0.750: torus, budget 4 (4 rounds); the margin of 1 round over"
-        " torus, no budget (5 rounds) exceeds its standard deviation over seeds, 0 rounds.",
-        "Fastest to a mean test accuracy of 0.750: torus, budget 4 (4.5 virtual s); the margin of 1 virtual s over"
-        " torus, no budget (5.5 virtual s) exceeds its standard deviation over seeds, 0 virtual s.",
+        "Fewest rounds to a mean test accuracy of 0.750: torus, models=4 (4 rounds); the margin of 1 round over"
+        " torus, models=none (5 rounds) exceeds its standard deviation over seeds, 0 rounds.",
+        "Fastest to a mean test accuracy of 0.750: torus, models=4 (4.5 virtual s); the margin of 1 virtual s over"
+        " torus, models=none (5.5 virtual s) exceeds its standard deviation over seeds, 0 virtual s.",
         "Fewest bytes to a mean test accuracy of 0.750: not decided, because the margin is within its standard deviation"
-        " over seeds; first ring, budget 1 (450 B), next torus, budget 4 (450 B); the margin is 0 B, its standard"
+        " over seeds; first ring, models=1 (450 B), next torus, models=4 (450 B); the margin is 0 B, its standard"
         " deviation 71 B.",
     ]
 
@@ -105,7 +105,7 @@ def test_one_run_without_target_or_budget_has_no_sentences():
 
 def test_runs_with_equal_events_are_ranked_once():
     same = [swept(f"ring, budget.models={k}", k, seed, 0.95, trace=f"same{seed}") for k in (4, 0) for seed in (0, 1)]
-    assert said([*SWEEP, *same])[0].startswith("Most accurate: ring, budget 4 (0.950); the margin of 0.015 over torus, no")
+    assert said([*SWEEP, *same])[0].startswith("Most accurate: ring, models=4 (0.950); the margin of 0.015 over torus, mo")
 
 
 def test_runs_with_another_problem_are_ranked_apart():
@@ -243,7 +243,7 @@ def test_sweep_leaves_the_budget_out_of_names():
     for table, each in zip(tables, runs, strict=True):
         table["name"] = each["name"] = f"policy.tau=3, {table['name']}"
         each["varied"]["policy.tau"] = 3
-    assert without_rankings(runs, tables)[-1].startswith(f"3: {WORDS} lowers the test accuracy by 0.100 (")
+    assert without_rankings(runs, tables)[-1].startswith(f"tau=3: {WORDS} lowers the test accuracy by 0.100 (")
 
 
 def test_many_pairs_are_summarised():
@@ -387,3 +387,89 @@ def test_clusters_are_listed_by_their_agreement_with_the_groups():
         "Clusters without known groups in: unknown (at the end 4 clusters of 40 nodes).",
         "No cluster was split in: whole.",
     ]
+
+
+# Rows of a sweep
+
+
+def grid_of(means, keys, against="", **more):
+    """Return tables, runs and rows of a sweep: means by row before the sweep and by values of the keys, with two seeds."""
+    runs, table, tables = [], [], []
+    for (base, *values), (first, second) in means.items():
+        varied = dict(zip(keys, values, strict=True))
+        name = ", ".join([base, *(f"{key}={value}" for key, value in varied.items())])
+        tables.append({"name": name, "policy": {"name": "local" if base == "alone" else base}})
+        table.append({"name": name, "varied": varied} | ({"against": {"name": against}} if against else {}))
+        runs += [run(name, mean, seed, varied=varied, **more) for seed, mean in enumerate((first, second))]
+    return runs, tables, table
+
+
+LOSSES = {
+    ("alone", 0): (0.50, 0.51),
+    ("random", 0): (0.60, 0.62),
+    ("dac", 0): (0.80, 0.81),
+    ("alone", 0.2): (0.50, 0.51),
+    ("random", 0.2): (0.70, 0.72),
+    ("dac", 0.2): (0.55, 0.56),
+}
+
+
+def test_sweep_never_compares_different_problems():
+    runs, tables, table = grid_of(LOSSES, ["network.loss"], "alone")
+    found = said(runs, tables, table=table)
+    assert found[0].startswith("Most accurate, network.loss 0: dac, loss=0 (0.805); the margin of 0.195 over random, loss=0")
+    assert found[1].startswith(
+        "Most accurate, network.loss 0.2: random, loss=0.2 (0.710); the margin of 0.155 over dac, loss=0.2"
+    )
+    assert "network.loss changes the learning problem: rows with different values are not compared with each other." in found
+
+
+def test_sweep_compares_rows_with_the_reference_of_the_same_values():
+    runs, tables, table = grid_of(LOSSES, ["network.loss"], "alone")
+    found = said(runs, tables, table=table)
+    assert (
+        "loss=0.2: random instead of alone raises the test accuracy by 0.205 (0.710 instead of 0.505), more than the spread"
+        " of 0.007 over 2 seeds." in found
+    )
+    assert len([each for each in found if " instead of alone raises" in each]) == 4
+
+
+def test_sweep_ranks_rows_within_each_shared_choice():
+    levels = {
+        (base, budget): (mean + budget / 1e4, mean + budget / 1e4 + 0.01)
+        for budget in (100, 200)
+        for base, mean in (("random", 0.6), ("dac", 0.7))
+    }
+    runs, tables, table = grid_of(levels, ["budget.bytes"])
+    found = said(runs, tables, table=table)
+    assert found[0].startswith("Most accurate: dac, bytes=200 (0.725); the margin of 0.010 over dac, bytes=100")
+    assert found[1].startswith(
+        "Most accurate, bytes=100: dac, bytes=100 (0.715); the margin of 0.100 over random, bytes=100"
+    )
+    assert found[2].startswith(
+        "Most accurate, bytes=200: dac, bytes=200 (0.725); the margin of 0.100 over random, bytes=200"
+    )
+
+
+def test_many_levels_of_a_sweep_are_counted():
+    levels = {
+        (base, k): (mean * (1 if k < 7 else -1), mean * (1 if k < 7 else -1) + 0.01)
+        for k in range(9)
+        for base, mean in (("random", 0.6), ("dac", 0.7))
+    }
+    runs, tables, table = grid_of(levels, ["policy.neighbours"])
+    found = said(runs, tables, table=table)
+    assert (
+        "Most accurate within each of 9 combinations of policy.neighbours: dac in 7 (7 decided); random in 2 (2 decided)."
+        in found
+    )
+
+
+def test_orders_of_best_and_last_round_are_both_shown_where_they_differ():
+    runs = [run("a", 0.9, test={"mean": 0.9, "last_round": 0.5}), run("b", 0.8, test={"mean": 0.8, "last_round": 0.7})]
+    sentence = (
+        "The order depends on the round. Each node's best round: a (0.900); b (0.800). Last round: b (0.700); a (0.500)."
+    )
+    assert sentence in said(runs)
+    runs[1]["test"]["last_round"] = 0.4
+    assert not any("order depends" in each for each in said(runs))

@@ -515,7 +515,7 @@ def test_sweep_figure_shows_metric_against_varied_key(tmp_path):
         (10, 0.5, False),
         (10, 0.5, False),
     ]
-    assert [point["label"] for point in found["points"]] == ["x", "x", "y"]
+    assert [point["label"] for point in found["points"]] == ["word=x", "word=x", "word=y"]
     assert found["joined"]
     assert (
         found["note"]
@@ -528,7 +528,7 @@ def test_sweep_figure_shows_metric_against_varied_key(tmp_path):
     assert list(figures(text)).count("cost") == 1
 
 
-def test_sweep_of_topologies_has_captions_without_name_keys(tmp_path):
+def test_sweep_of_topologies_has_labels_without_name_keys(tmp_path):
     budget = {"models": {"least": 2, "greatest": 2, "used": 0.5}}
     names = [f"topology.name={word}, policy.tau=1" for word in ("ring", "complete")]
     made = [(entry(name, 0, 2, 1, traffic={"budget": budget}), rounds_of(2, 1), edges_of()) for name in names]
@@ -543,8 +543,7 @@ def test_sweep_of_topologies_has_captions_without_name_keys(tmp_path):
         "Varied: topology (ring, complete), policy.tau (1).",
         "No figure for values that are not numbers: topology, policy.tau; see the table.",
     ]
-    assert figures(text)["budget-models"]["note"].endswith("Limits: ring, 1: 2; complete, 1: 2.")
-    assert payload(text)["caption"] == "topology, policy.tau"
+    assert figures(text)["budget-models"]["note"].endswith("Limits: topology=ring, tau=1: 2; topology=complete, tau=1: 2.")
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def test_sweep_written_as_scenario_resolves_to_same_runs():
     again = resolve(msgspec.toml.decode(msgspec.toml.encode(file.to_toml())), [], "again", ".")
     assert again.runs == file.runs
     assert (again.varied, again.target) == (file.varied, 0.5)
-    assert file.against == again.against == ""  # no run has this name any more
+    assert file.against == again.against == "alone"  # of each row's own values
     assert grid(TWO | {"against": "alone"}, "policy.tau=1,10").against == "alone"
     wider = sweep(again, parse(["nodes=4,8"]))
     assert wider.varied == {**file.varied, "nodes": [4, 8]}
@@ -202,7 +202,7 @@ def test_sweep_table_has_values_and_sweep_reruns_equally(capsys):
     assert code == 0
     assert err.splitlines()[0].startswith("8 runs of 6 nodes, 3 rounds: ")
     assert [line.partition(":")[0] for line in err.splitlines()[1:3]] == [
-        f"neighbours 1, no budget, seed {seed}" for seed in (0, 1)
+        f"neighbours=1, models=none, seed {seed}" for seed in (0, 1)
     ]
     upper, lower, _, *rows = [line.split() for line in out.replace("[1, 2]", "[1,2]").splitlines()[2:9]]
     assert upper == ["policy.", "budget.", "+-", "over", "MB"]
