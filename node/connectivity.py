@@ -79,6 +79,7 @@ class Connectivity:
         self._tls = TlsTransport(config.listen, identity, access, most)
         self.transport: Transport = self._tls
         self.addresses: tuple[str, ...] = ()
+        self._was_connected = False  # to the broker
         if config.broker:
             broker = through_broker(
                 config.broker,
@@ -90,6 +91,7 @@ class Connectivity:
                 found=lambda key, address: discovery.found(key, address, "broker"),
                 hinted=discovery.hinted,
                 on_problem=self._report_broker,
+                on_connected=self._report_connection,
                 keep=partial(supervisor.run, "broker"),
                 on_fault=partial(supervisor.fault, "links"),
             )
@@ -104,6 +106,13 @@ class Connectivity:
         else:
             self._log.info("broker: connected again", kind="broker-back", part="broker")
         self._discovery.broker_changed(problem)
+
+    def _report_connection(self) -> None:
+        """Log the first connection to the broker; later ones are logged if a problem was reported before."""
+        if not self._was_connected:
+            self._was_connected = True
+            broker = without_password(self._config.broker).partition("#")[0]
+            self._log.info(f"connected to the broker {broker}", kind="broker-connected", broker=broker)
 
     def _own_addresses(self) -> list[str]:
         """Return the addresses at which this node can be reached without the broker, for its presence at the broker."""

@@ -152,8 +152,32 @@ def _check_ways(network: Mapping[str, Any], ready: LoadedNode, state: Mapping[st
         findings.append(broker_problem(state["broker"]))
     elif network["broker"]:
         url = own.broker if without_password(own.broker) == network["broker"] else network["broker"]
-        findings.append(check_broker(url, _own_topic(ready), os.environ.get("P2PFL_MQTT_PASSWORD")))
+        password = os.environ.get(PASSWORD)
+        found = check_broker(url, _own_topic(ready), password)
+        findings.append(found if password else _without_password(found, url, connected=state is not None))
     return findings
+
+
+def _without_password(found: Finding, url: str, connected: bool) -> Finding:
+    """Return a finding of a trial of the broker, without the password in the environment, in the light of that.
+
+    Args:
+        connected: whether the node runs, and has no problem with the broker.
+    """
+    try:
+        has_password = bool(BrokerAddress.parse(url).password)
+    except AddressError:
+        has_password = True
+    if has_password or found.ok is not False or "refuses this node" not in found.result:
+        return found
+    where = found.result.partition(" refuses this node")[0]
+    if connected:
+        result = (
+            f"the running node is connected to {where}; not tried from here, because {PASSWORD} is not set in this terminal"
+        )
+        return Finding(found.check, True, result)
+    remedy = f"set {PASSWORD} in this terminal as for p2pfl-node run, and run this command again"
+    return Finding(found.check, False, f"{found.result}; {PASSWORD} is not set in this terminal", remedy)
 
 
 def _check_absent_peers(ready: LoadedNode) -> list[Finding]:

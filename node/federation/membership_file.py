@@ -23,7 +23,7 @@ from p2pfl._util.event_log import EventLogger
 from p2pfl._util.failpoints import failpoint
 from p2pfl._util.printable import key_name
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.folder.config import CONFIG, KEY, check_folder_of_node
+from p2pfl.node.folder.config import CHECKPOINT, CONFIG, KEY, check_folder_of_node
 from p2pfl.protocols import key_files
 from p2pfl.protocols.errors import FederationError, IdentityError, PassphraseError, ProtocolError
 from p2pfl.protocols.identity import KEY_SIZE, Identity
@@ -382,7 +382,14 @@ class RevokedError(ConfigurationError):
 
 
 def way_back(folder: Path) -> str:
-    """Return how a node whose membership was revoked returns."""
+    """Return how a node whose membership was revoked returns, and how its model can be used."""
+    back = _how_to_return(folder)
+    if SYSTEM.exists(folder / CHECKPOINT):
+        back += f"; its best model is still here: p2pfl-node export {folder} model.safetensors"
+    return back
+
+
+def _how_to_return(folder: Path) -> str:
     if may_admit(folder):  # no other node can admit it
         return (
             f"to return, copy {folder / ADMISSION} to the folder of another member, and admit the output of"
@@ -449,5 +456,6 @@ def check_name(membership: Membership, key: bytes, name: str, folder: Path) -> N
     if owner != name:
         raise ConfigurationError(
             f"{folder / KEY} is the key of the member {owner} of {membership.file.name}, but name in {folder / CONFIG} is"
-            f" {name}; restore the key of {name} from a backup, or run the folder of {owner}"
+            f' {name}; set name = "{owner}" there again, because a member keeps its name (docs/how-to/manage-nodes.md says'
+            f" how it becomes a member with another one); if the key of another node was copied here, restore that of {name}"
         )

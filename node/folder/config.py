@@ -257,10 +257,17 @@ def check_name(name: str, key: str = "name") -> None:
 def check_folder_of_node(folder: Path) -> None:
     """Raise ConfigurationError if a folder is not that of a node, or does not exist."""
     if not SYSTEM.exists(folder / CONFIG):
+        if folder.is_file():
+            raise ConfigurationError(f"{folder} is a file; name the folder of the node, such as {folder.parent}")
+        if not SYSTEM.exists(folder):
+            raise ConfigurationError(
+                f"{folder} does not exist; if the node was moved, name its folder there (p2pfl-node list DIR finds it), or"
+                f" create a new node with p2pfl-node init {folder}"
+            )
+        if SYSTEM.exists(folder / KEY):
+            raise ConfigurationError(f"{folder} has the key of a node, but no {CONFIG}; restore that from a backup")
         raise ConfigurationError(
             f"{folder} is not a node's folder: it has no {CONFIG}; create one with p2pfl-node init {folder}"
-            if not folder.is_file()
-            else f"{folder} is a file; name the folder of the node, such as {folder.parent}"
         )
 
 

@@ -75,6 +75,7 @@ class StatusObserver(Observer):
         self._exchange = exchange
         self._log = log
         self._start_lines = 0
+        self._logged = 0  # the newest round with a line in the log
         self._refused = 0
         self._assignments: Counter[str] = Counter()  # refused ones that are logged, by coordinator
         self._discarded: Counter[str] = Counter()
@@ -110,6 +111,7 @@ class StatusObserver(Observer):
     def restored(self, node: Node) -> None:
         """Continue the history of the node's last run, up to the stored round."""
         rows = [row for row in self._earlier.rows if row["round"] <= node.round]
+        self._logged = node.round  # by the last run
         last = max((row["round"] for row in self._earlier.rows), default=0)
         if last > node.round:
             self._log.warning(
@@ -193,7 +195,7 @@ class StatusObserver(Observer):
         self._file.write(ROUNDS_APART)
 
     def _log_round(self, node: Node, row: Mapping[str, Any]) -> None:
-        metric = node.task.metric
+        metric, self._logged = node.task.metric, row["round"]
         self._log.info(describe_round(row, node.settings.rounds, metric), kind="round", metric=metric, **round_fields(row))
 
     def _log_refused(self, node: Node) -> None:
@@ -266,6 +268,9 @@ class StatusObserver(Observer):
 
     def ended(self, state: str, reason: str = "") -> None:
         """Record the end of the node, and its reason."""
+        history = self.state["history"]
+        if state == "stopped" and self._node is not None and history and history[-1]["round"] > self._logged:
+            self._log_round(self._node, history[-1])  # its evaluation has not ended, and is done after the next start
         self.state |= {"state": state, "reason": reason}
         self.write()
 

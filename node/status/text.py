@@ -158,7 +158,9 @@ def _counts(state: Mapping[str, Any]) -> Iterator[Row]:
     for what, counts in state.get("suspicious", {}).items():
         yield what, _format_counts(counts)
     if state.get("rejected"):
-        yield "rejected", _format_counts(state["rejected"])
+        counts = _format_counts(state["rejected"])
+        harmless = "; unknown session: packets of an ended link through the broker, harmless"
+        yield "rejected", counts + (harmless if "unknown session" in state["rejected"] else "")
     if state.get("faults"):
         yield "errors", _format_counts(state["faults"])
 

@@ -76,6 +76,7 @@ class MqttTransport:
         found: called with a member's key and a possible address of it.
         hinted: called with the key of a member that may be gone.
         on_problem: called with `problem` when it changes.
+        on_connected: called when a connection to the broker is open.
         keep: runs the work that stays connected with the broker, and may run it again after an error.
         on_fault: called with an internal error in the handling of one packet, which ends the packet's link; None: the
             error is raised.
@@ -97,6 +98,7 @@ class MqttTransport:
         found: Callable[[bytes, str], None] = lambda key, address: None,
         hinted: Callable[[bytes], None] = lambda key: None,
         on_problem: Callable[[str], None] = lambda problem: None,
+        on_connected: Callable[[], None] = lambda: None,
         keep: Keep = _once,
         on_fault: Callable[[Exception], None] | None = None,
         uniform: Callable[[float, float], float] = random.uniform,
@@ -106,6 +108,7 @@ class MqttTransport:
         self._keep = keep
         self._on_fault = on_fault
         self._problem = ProblemReport(on_problem)
+        self._on_connected = on_connected
         self._delivery = DeliveryMonitor(bus, topics.echo, self._problem)
         self._connection = BrokerConnection(bus, Message(topics.will, b"gone"), topics.subscriptions, self._problem, uniform)
         self._table = LinkTable(bus, topics, max_frame, greeting, self._on_proven)
@@ -181,6 +184,7 @@ class MqttTransport:
 
     def connected(self) -> None:
         self._connection.opened()
+        self._on_connected()
         self._announcer.reset()
         self._delivery.start(self._announcer.refresh)
         self._table.resume()

@@ -685,7 +685,8 @@ def test_command_refuses_missing_folder_in_one_line(capsys, command):
     assert (code, out, err) == (
         2,
         "",
-        "nowhere is not a node's folder: it has no node.toml; create one with p2pfl-node init nowhere\n",
+        "nowhere does not exist; if the node was moved, name its folder there (p2pfl-node list DIR finds it), or create a"
+        " new node with p2pfl-node init nowhere\n",
     )
 
 

@@ -77,7 +77,11 @@ def test_join_with_one_argument_takes_a_file_as_admission(capsys, monkeypatch, f
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("none", "none is not a node's folder: it has no node.toml; create one with p2pfl-node init none\n"),
+        (
+            "none",
+            "none does not exist; if the node was moved, name its folder there (p2pfl-node list DIR finds it), or create a"
+            " new node with p2pfl-node init none\n",
+        ),
         ("j" * 300, f"cannot read {'j' * 300}: File name too long\n"),
         (Request.make(Identity.from_seed(bytes(32)), "bob"), "the argument has a request of `p2pfl-node request`; expected"),
     ],

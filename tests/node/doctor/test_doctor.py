@@ -27,7 +27,7 @@ from p2pfl.node.doctor import (
     check_port,
 )
 from p2pfl.node.federation import membership_changes
-from p2pfl.node.folder import config
+from p2pfl.node.folder import config, config_edit
 from p2pfl.parameters import Layout
 from p2pfl.protocols.identity import Identity
 from tests.support import brokers
@@ -479,6 +479,25 @@ def test_check_broker_reports_refused_password(tmp_path):
     assert "refuses this node: not authorized" in found.result
     assert "P2PFL_MQTT_PASSWORD" in found.remedy
     assert "secret" not in report([found])[0]
+
+
+@pytest.mark.slow
+def test_missing_password_in_this_terminal_is_no_fault_of_a_running_node(tmp_path, alice, monkeypatch):
+    monkeypatch.delenv("P2PFL_MQTT_PASSWORD", raising=False)
+    port = free_port()
+    running = {"state": "running", "pid": 1, "history": [], "federation": "test", "peers": []}
+    running["network"] = NETWORK | {"listen": "", "broker": f"mqtt://alice@127.0.0.1:{port}"}
+    with mosquitto(tmp_path, port, "allow_anonymous false"):
+        ok, result = network_findings(alice, running, monkeypatch)["broker"]
+        assert ok
+        assert result == (
+            f"the running node is connected to 127.0.0.1:{port}; not tried from here, because P2PFL_MQTT_PASSWORD is not set"
+            " in this terminal"
+        )
+        config_edit.set_text(alice, "broker", running["network"]["broker"])
+        ok, result = network_findings(alice, {**running, "state": "stopped"}, monkeypatch)["broker"]
+        assert ok is False
+        assert result.endswith("P2PFL_MQTT_PASSWORD is not set in this terminal")
 
 
 @pytest.mark.slow

@@ -234,6 +234,6 @@ def test_key_of_another_member_is_refused(members):
     membership, key = load_federation(alice), config.own_key(bob)
     check_name(membership, key, "bob", bob)
     with pytest.raises(
-        ConfigurationError, match=r"is the key of the member bob of .*, but name in .* is alice; restore the key"
+        ConfigurationError, match=r"is the key of the member bob of .*, but name in .* is alice; set name = \"bob\""
     ):
         check_name(membership, key, "alice", alice)
