@@ -126,7 +126,11 @@ def _add_sweep(commands: Any) -> None:
         help="values of a key, separated by commas, such as policy.tau=1,10,100; a pair such as [2,10] is one value; runs"
         " that do not take the key run once; can be repeated",
     )
-    sweep.add_argument("--dry-run", action="store_true", help="print an estimate of time and memory, and run nothing else")
+    sweep.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the rows, and an estimate of time and memory from a few rounds, and run nothing else",
+    )
     add_run_options(sweeping)
     sweeping.set_defaults(do=_sweep)
 

@@ -19,12 +19,21 @@ from p2pfl._util.printable import to_json
 from p2pfl.errors import ConfigurationError, DivergenceError, require
 from p2pfl.sim.cli.console import print_attack_table, print_table
 from p2pfl.sim.cli.data import same_rows_note
-from p2pfl.sim.cli.options import check_workers, cluster_of, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
-from p2pfl.sim.execution.forecast import forecast
+from p2pfl.sim.cli.options import (
+    check_workers,
+    cluster_of,
+    folder_of,
+    interrupt_on_sigterm,
+    scenario_of,
+    seed_ranges,
+    words_of_end,
+)
+from p2pfl.sim.execution.forecast import PATIENCE, forecast
 from p2pfl.sim.execution.inputs import RunInputs
 from p2pfl.sim.execution.resume import Parts, explain_resume
 from p2pfl.sim.execution.run_order import Listener, together
 from p2pfl.sim.execution.runner import check_all, processes_of, run_all
+from p2pfl.sim.formatting import count
 from p2pfl.sim.monitor.monitor import line_of, progress_bar
 from p2pfl.sim.monitor.run_monitor import tracking
 from p2pfl.sim.report.answers import question_of
@@ -35,6 +44,7 @@ from p2pfl.sim.reproduction import RowRecorder, form_of, without_recorded
 from p2pfl.sim.results import results
 from p2pfl.sim.results.objectives import collapses, died
 from p2pfl.sim.results.results import Result
+from p2pfl.sim.scenario.questions import label
 from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
 from p2pfl.sim.scenario.sweep import Axis, check_changes, parse, sweep
 from p2pfl.sim.simulation.workers import prepare_process
@@ -132,21 +142,14 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
     interrupt_on_sigterm()
     require("duckdb", "p2pfl-sim")  # before the runs, not after them
     check_workers(options)
-    prepare_process(file.path)
     out = folder_of(options, file.name)
-    inputs = RunInputs(file, out)
-    check_changes(file.runs, options.changes)
-    if options.workers is not None and options.engine == "local":
-        raise ConfigurationError("--workers needs --engine process; --engine local has no workers")
-    processes = processes_of(options.engine, options.workers, cluster_of(options))
-    forecasts = forecasts and _can_forecast(options)
-    check_all(file, processes, not options.ignore_memory)
-    inputs.settle()
-    for note in dict.fromkeys(filter(None, [*inputs.notes, *map(same_rows_note, file.runs)])):
-        print(f"note: {note}", file=sys.stderr)
-    if forecasts and options.dry_run:
-        _print_forecast(options, file)
-        return 0
+    if getattr(options, "dry_run", False) and not options.json:
+        _print_rows(file)
+    with _before_runs(options):
+        inputs, forecasts = _prepare(options, file, out, forecasts)
+        if forecasts and options.dry_run:
+            _print_forecast(options, file)
+            return 0
     parts = Parts(out, file, inputs, different_bits=options.allow_different_bits)
     outcome = _compute(options, file, parts, forecasts=forecasts, book=book)
     _print_outcome(options, outcome)
@@ -155,6 +158,50 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
         print(f"after a change of its code, a row that is left out can be computed with: {again}", file=sys.stderr)
         raise outcome.divergence
     return 0
+
+
+def _prepare(options: argparse.Namespace, file: ScenarioFile, out: Path, forecasts: bool) -> tuple[RunInputs, bool]:
+    """Check the runs and print the notes on them; return their inputs, and whether a forecast can be made."""
+    _say(options, f"preparing: reading the inputs of {count(len(file.runs), 'run')}")
+    prepare_process(file.path)
+    inputs = RunInputs(file, out)
+    check_changes(file.runs, options.changes)
+    if options.workers is not None and options.engine == "local":
+        raise ConfigurationError("--workers needs --engine process; --engine local has no workers")
+    processes = processes_of(options.engine, options.workers, cluster_of(options))
+    forecasts = forecasts and _can_forecast(options)
+    _say(options, f"preparing: checking {count(len(file.runs), 'run')}, with a node of each")
+    check_all(file, processes, not options.ignore_memory)
+    inputs.settle()
+    for note in dict.fromkeys(filter(None, [*inputs.notes, *map(same_rows_note, file.runs)])):
+        print(f"note: {note}", file=sys.stderr)
+    return inputs, forecasts
+
+
+def _say(options: argparse.Namespace, text: str) -> None:
+    """Say what is done before the first run: in a sweep, whose preparation is long, and on a terminal."""
+    told = options.command == "sweep" and not options.dry_run  # which prints its rows first
+    if not (options.json or options.quiet) and (told or sys.stderr.isatty()):
+        print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _before_runs(options: argparse.Namespace) -> Iterator[None]:
+    """Explain what is kept if the preparation is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = "the runs that were finished before are kept" if options.resume else "no run has begun, and nothing is kept"
+        print(f"{kept}; the same command starts again", file=sys.stderr)
+        raise
+
+
+def _print_rows(file: ScenarioFile) -> None:
+    """Print the rows of a sweep with --dry-run, before anything is measured."""
+    for run in file.runs:
+        print(label(run.name, run.varied))
+    seeds, jobs = seed_ranges(sorted(file.seeds)), len(jobs_of(file))
+    print(f"{count(len(file.runs), 'row')}, seeds {seeds}: {count(jobs, 'run')}", flush=True)
 
 
 def _can_forecast(options: argparse.Namespace) -> bool:
@@ -247,9 +294,10 @@ def _warn(text: str) -> None:
 @contextmanager
 def _progress(options: argparse.Namespace, file: ScenarioFile, done: Container[int]) -> Iterator[Listener]:
     """Yield the listener that shows the progress of the unfinished jobs."""
-    left = [job.nodes * job.rounds for number, job in enumerate(jobs_of(file)) if number not in done]
+    each = [job.nodes * job.rounds for job in jobs_of(file)]
+    kept = sum(rounds for number, rounds in enumerate(each) if number in done)
     quiet = options.json or options.quiet or (_watches(options) and sys.stderr.isatty())
-    with progress_bar(sum(left), quiet, line_of(file)) as (advance, show):
+    with progress_bar(sum(each), quiet, line_of(file), done=kept) as (advance, show):
         yield Listener(advance, lambda number, result: show(result))
 
 
@@ -282,9 +330,11 @@ def _print_forecast(options: argparse.Namespace, file: ScenarioFile, done: Conta
     left = [job for number, job in enumerate(jobs_of(file)) if number not in done]
     if not left:
         return
+    _say(options, f"preparing: a forecast from the first rounds of a few runs, in about {PATIENCE:g} s")
     found, free = forecast(left, file.path, processes_of(options.engine, options.workers)), free_memory()
     if options.dry_run and options.json:
-        print(to_json({**asdict(found), "free_memory": free}))
+        rows = {"rows": [run.name for run in file.runs], "seeds": list(file.seeds)}
+        print(to_json({**asdict(found), "free_memory": free, **rows}))
         return
     out = sys.stdout if options.dry_run else sys.stderr
     print(found, file=out, flush=True)

@@ -25,6 +25,7 @@ from p2pfl.sim.simulation.workers import Pipe, Worker, answer, end_all, prepare_
 TRIED = 6  # runs, at most
 ROUNDS, ENOUGH = 3, 1.0  # rounds of a trial: at least ROUNDS, and more until ENOUGH seconds have passed since the first
 PATIENCE = 15.0  # seconds for all trials together
+LONGEST = 60.0  # seconds, if no trial has finished a round before
 # Bytes, measured. ROW and EDGE: memory that the process of a run keeps for each round of a node and for each aggregated
 # model. TABLE_ROW and TABLE_EDGE: memory that the first process keeps for them until all runs are finished and their
 # tables are concatenated.
@@ -76,7 +77,7 @@ class Forecast:
         what = f"{self.runs} run{'s' * (self.runs != 1)} of {_span(self.nodes)} node{'s' * (self.nodes[1] != 1)}"
         what += f", {_span(self.rounds)} round{'s' * (self.rounds[1] != 1)}"
         if self.seconds is None:
-            return f"{what}: no forecast, because no trial finished a round"
+            return f"{what}: no forecast, because no trial finished a round in {LONGEST:g} s"
         cores = f"{self.processes} core{'s' * (self.processes != 1)}"
         memory = "" if self.memory is None else f", {self.memory / 2**30:.1f} GiB"
         return f"{what}: about {duration(self.seconds)} on {cores}{memory}"
@@ -160,7 +161,7 @@ def _try(jobs: Sequence[Scenario], path: Sequence[str], processes: int) -> tuple
         for _ in range(min(processes, len(jobs))):
             workers.append(Worker(_work, path))
             busy[workers[-1].pipe] = workers[-1], None
-        while busy and (left := begun + ready + PATIENCE - time.monotonic()) > 0:
+        while busy and (left := begun + ready + _patience(trials) - time.monotonic()) > 0:
             for pipe in wait(list(busy), timeout=left):
                 worker, number = busy[cast(Pipe, pipe)]
                 message = worker.take()
@@ -181,6 +182,10 @@ def _try(jobs: Sequence[Scenario], path: Sequence[str], processes: int) -> tuple
     finally:
         end_all(workers)
     return ready, trials
+
+
+def _patience(trials: Sequence[Trial]) -> float:
+    return PATIENCE if any(trial.seconds for trial in trials) else LONGEST
 
 
 class _TrialOverError(Exception):

@@ -72,6 +72,7 @@ class Unfinished:
     Attributes:
         done: number of results on disk.
         resume: command-line options that resume the run.
+        elsewhere: folders of the scenario's own modules; "" if it has none.
 
     Raises:
         ConfigurationError: the folder cannot be written, or another process uses it.
@@ -85,7 +86,8 @@ class Unfinished:
         self.inputs = inputs or RunInputs(file, path)
         self.different_bits = different_bits
         self._folder = path / within
-        self.resume = f"--resume {quote(str(path))}" + " --trust" * bool(file.path)  # its modules are elsewhere
+        self.elsewhere = ", ".join(file.path)  # folders of its modules, which only --trust imports
+        self.resume = f"--resume {quote(str(path))}" + " --trust" * bool(self.elsewhere)
         self._made = [folder for folder in (self._folder, path, *path.parents) if not folder.exists()]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -260,6 +262,10 @@ def explain_resume(parts: Unfinished, total: int, command: str, what: str = "run
         elif parts.done:
             again = f"p2pfl-sim {command} {parts.resume}"
             print(f"{parts.done} of {total} {what} are finished; continue with: {again}", file=sys.stderr)
+            if parts.elsewhere:
+                print(f"--trust imports the scenario's own modules, from {parts.elsewhere}", file=sys.stderr)
+        elif isinstance(error, KeyboardInterrupt):
+            print(f"none of {total} {what} is finished, and nothing is kept; the same command starts again", file=sys.stderr)
         raise
 
 

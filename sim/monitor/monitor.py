@@ -215,22 +215,25 @@ def _cells(row: Row) -> list[str]:
 
 
 @contextmanager
-def progress_bar(total: int, quiet: bool, line: Callable[[T], str], *, lines: bool = True) -> Iterator[Progress[T]]:
+def progress_bar(
+    total: int, quiet: bool, line: Callable[[T], str], *, lines: bool = True, done: int = 0
+) -> Iterator[Progress[T]]:
     """Show progress: a bar in a notebook, or on standard error if it is a terminal; nothing with `quiet`.
 
     Args:
         total: number of node-rounds.
         line: returns the words for a result.
         lines: whether to print a line for each result where there is no bar.
+        done: number of node-rounds that are done already.
     """
     if quiet:
         yield lambda rounds: None, lambda result: None
         return
     if _is_notebook():
-        with _notebook_bar(total, line) as bar:
+        with _notebook_bar(total, line, done) as bar:
             yield bar
     elif sys.stderr.isatty():
-        with _terminal_bar(total, line) as bar:
+        with _terminal_bar(total, line, done) as bar:
             yield bar
     else:
         yield lambda rounds: None, lambda result: print(line(result), file=sys.stderr, flush=True) if lines else None
@@ -245,7 +248,7 @@ def _is_notebook() -> bool:
 
 
 @contextmanager
-def _terminal_bar(total: int, line: Callable[[T], str]) -> Iterator[Progress[T]]:
+def _terminal_bar(total: int, line: Callable[[T], str], done: int) -> Iterator[Progress[T]]:
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -257,18 +260,18 @@ def _terminal_bar(total: int, line: Callable[[T], str]) -> Iterator[Progress[T]]
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("simulating", total=total)
+        task = bar.add_task("simulating", total=total, completed=done)
         yield lambda rounds: bar.advance(task, rounds), lambda result: bar.update(task, description=line(result))
 
 
 @contextmanager
-def _notebook_bar(total: int, line: Callable[[T], str]) -> Iterator[Progress[T]]:
+def _notebook_bar(total: int, line: Callable[[T], str], done: int) -> Iterator[Progress[T]]:
     """Show a bar below the cell, and remove it at the end. (In a notebook rich needs ipywidgets, which p2pfl does not.)"""
     from IPython import display as notebook
 
     display: Callable[..., Any] = notebook.display
 
-    done, words, shown = 0, "simulating", time.monotonic()
+    words, shown = "simulating", time.monotonic()
 
     def page() -> dict[str, str]:
         bar = f'<progress max="{max(total, 1)}" value="{done}"></progress>'

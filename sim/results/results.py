@@ -25,7 +25,7 @@ from p2pfl.policy import ReportedStage
 from p2pfl.queries import Split
 from p2pfl.sim import formatting
 from p2pfl.sim.columns import Table
-from p2pfl.sim.formatting import STAGES, count, number, size
+from p2pfl.sim.formatting import STAGES, count, number, setting, size
 from p2pfl.sim.results import learning_curves, objectives, summary_metrics
 from p2pfl.sim.results.learning_curves import draw_curves, total_sent
 from p2pfl.sim.results.objectives import on_front
@@ -41,7 +41,7 @@ from p2pfl.sim.results.tables import (
     write_parquet,
 )
 from p2pfl.sim.scenario.claims import MEAN, figure_of, figures_in, has_figure
-from p2pfl.sim.scenario.questions import counterpart, of_problem
+from p2pfl.sim.scenario.questions import counterpart, label, of_problem
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.scenario.topology import GRAPH
 from p2pfl.sim.simulation.simulation import Run
@@ -69,7 +69,9 @@ class Views:
     def frame(self, library: Literal["polars"], *, table: str = "rounds") -> polars.DataFrame: ...
 
     def frame(self, library: Library = "pandas", *, table: str = "rounds") -> pandas.DataFrame | polars.DataFrame:
-        """Return a table as a data frame, with the run's name and seed as the first columns.
+        """Return a table as a data frame, with the run's name, seed and varied keys as the first columns.
+
+        In a sweep, each varied key has a column, such as `policy.tau`; runs that do not take the key have no value in it.
 
         Args:
             library: "pandas" or "polars", which must be installed.
@@ -79,7 +81,9 @@ class Views:
         Raises:
             ConfigurationError: there is no such table, or the library is not installed.
         """
-        found = [(result.summary, columns) for result in self._each() if (columns := result.table(table)) is not None]
+        there = [(result, columns) for result in self._each() if (columns := result.table(table)) is not None]
+        keys = list(dict.fromkeys(key for result, _ in there for key in result.varied))
+        found = [(result.summary, _varied_columns(result, keys, columns) | columns) for result, columns in there]
         if not found:
             known = {name for result in self._each() for name in ("rounds", "edges", "nodes", *result.more)}
             raise unknown("table", table, known)
@@ -103,7 +107,7 @@ class Views:
         for result in self._each():
             values = learning_curves.of_nodes(result.rounds, result.summary["reported_stage"], f"{split}_{metric}")
             if np.isfinite(values).any():
-                runs.setdefault(result.summary["name"], []).append(values)
+                runs.setdefault(label(result.summary["name"], result.varied), []).append(values)
         if not runs:
             ending = f"_{split}_"
             known = {name.partition(ending)[2] for result in self._each() for name in result.rounds if ending in name}
@@ -125,6 +129,7 @@ class Result(Views):
         more: optional tables by name; see p2pfl.sim.simulation.recorder.
         models: the tensors of each node's resulting model by name, float32; None unless they were requested.
         file: the scenario with this run and seed only; None in a worker process.
+        varied: in a sweep, the varied keys with the values of this run.
     """
 
     summary: dict[str, Any]
@@ -134,6 +139,7 @@ class Result(Views):
     more: dict[str, Table] = field(default_factory=dict)
     models: list[dict[str, np.ndarray]] | None = None
     file: ScenarioFile | None = None
+    varied: dict[str, Any] = field(default_factory=dict)
 
     def table(self, name: str) -> Table | None:
         """Return the columns of a table; None if the run has none of this name. See `frame`."""
@@ -191,7 +197,9 @@ class Results(list[Result], Views):
         super().__init__(results)
         self.file = file
         self._summary = summary
+        varied = {run.name: run.varied for run in file.runs}
         for result in self:
+            result.varied = varied.get(result.summary["name"], {})
             result.file = file.only_run(result.summary["name"], result.summary["seed"])
 
     @property
@@ -279,6 +287,13 @@ class Results(list[Result], Views):
             + [number(row.get("extra_metrics", {}).get(name)) for name in also]
             for row in rows
         ]
+
+
+def _varied_columns(result: Result, keys: Sequence[str], table: Table) -> Table:
+    """Return a column for each varied key: NaN if the run does not take it; values that are not numbers are texts."""
+    rows = len(next(iter(table.values())))
+    values = {key: result.varied.get(key, nan) for key in keys}
+    return {key: np.full(rows, v if isinstance(v, int | float) else setting(key, v)) for key, v in values.items()}
 
 
 def new_folder(path: str | PathLike[str]) -> Path:

@@ -52,7 +52,7 @@ def test_estimate_of_untried_run_uses_same_policy():
 
 def test_estimate_without_a_finished_round_has_no_forecast():
     found = estimate([job()], {kind(job()): Trial([])}, 1)
-    assert str(found) == "1 run of 100 nodes, 30 rounds: no forecast, because no trial finished a round"
+    assert str(found) == "1 run of 100 nodes, 30 rounds: no forecast, because no trial finished a round in 60 s"
     assert found.warning(0) == ""
 
 

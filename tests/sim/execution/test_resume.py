@@ -12,7 +12,9 @@ import pytest
 
 import p2pfl
 from p2pfl.sim.cli import main as cli
+from p2pfl.sim.execution.resume import Parts, explain_resume
 from p2pfl.sim.results.tables import PARTS
+from p2pfl.sim.scenario.scenario import resolve
 from tests.support import forked
 from tests.support.extras import needs_torch
 from tests.support.processes import PATIENCE
@@ -100,7 +102,9 @@ def test_resume_keeps_finished_runs_and_does_the_rest(capsys, how, code, last):
     sim(capsys, "study.toml", "--engine", "local", "--out", "whole")
     ended, err = stopped(capsys, how)
     assert ended == code
-    assert err.splitlines()[-2:] == ["2 of 6 runs are finished; continue with: p2pfl-sim run --resume here --trust", last]
+    hint, trust, end = err.splitlines()[-3:]
+    assert (hint, end) == ("2 of 6 runs are finished; continue with: p2pfl-sim run --resume here --trust", last)
+    assert trust.startswith("--trust imports the scenario's own modules, from /")
     assert sorted(path.name for path in Path("here").iterdir()) == ["parts", "scenario.toml"]
     code, out, err = sim(capsys, "--resume", "here", "--trust", "--engine", "local")
     assert code == 0
@@ -330,3 +334,11 @@ def test_row_that_has_diverged_can_be_resumed(capsys):
     rows = json.loads(Path("here/summary.json").read_text())["table"]
     assert [row["name"] for row in rows] == ["first", "second", "third"]
     assert not Path("here", PARTS).exists()
+
+
+def test_interruption_before_the_first_result_says_that_nothing_is_kept(tmp_path, capsys):
+    file = resolve({"nodes": 2, "rounds": 1}, [], "x", ".")
+    with pytest.raises(KeyboardInterrupt), explain_resume(Parts(tmp_path / "out", file), 3, "sweep"):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == "none of 3 runs is finished, and nothing is kept; the same command starts again\n"
+    assert not (tmp_path / "out").exists()

@@ -22,8 +22,8 @@ class Terminal(StringIO):
 def test_line_names_run_of_a_sweep_in_words():
     scenario = {"nodes": 3, "rounds": 1, "task": "concept-shift"}
     file = sweep(resolve(scenario, [], "study", "."), parse(["topology.name=ring"]))
-    assert re.fullmatch(r"ring, seed 0: [\d.]+ \(.* s\)", line_of(file)(result_of(run(file.runs[0]))))
-    assert line(RunMonitor(file), RunMonitor(file).rows[0]).startswith("ring, seed 0: round 0 of 1")
+    assert re.fullmatch(r"topology=ring, seed 0: [\d.]+ \(.* s\)", line_of(file)(result_of(run(file.runs[0]))))
+    assert line(RunMonitor(file), RunMonitor(file).rows[0]).startswith("topology=ring, seed 0: round 0 of 1")
 
 
 def test_bar_shows_words_with_brackets(monkeypatch):

@@ -153,3 +153,30 @@ def test_views_show_further_metrics():
     assert heads.split()[-1] == "f1"
     assert row.split()[-1] == figure
     assert f"<td>{figure}</td>" in found[0]._repr_html_()
+
+
+def test_frames_of_a_sweep_have_a_column_for_each_varied_key():
+    file = {
+        "nodes": 2,
+        "rounds": 1,
+        "task": {"name": "concept-shift"},
+        "run": [
+            {"name": "alone", "policy": "local"},
+            {"name": "some", "policy": "random", "each": {"policy.neighbours": [1], "topology.name": ["ring", "complete"]}},
+        ],
+    }
+    results = p2pfl.simulate(file, progress=False)
+    for table in ("rounds", "edges", "nodes"):
+        frame = results.frame(table=table)
+        assert list(frame)[:4] == ["run", "seed", "policy.neighbours", "topology.name"]
+        assert set(frame.loc[frame["run"] != "alone", "topology.name"]) == {"ring", "complete"}
+    assert results.frame().query("run == 'alone'")["policy.neighbours"].isna().all()
+    assert list(results[1].frame()["policy.neighbours"].unique()) == [1]
+
+
+def test_plot_of_many_runs_repeats_no_look_and_keeps_its_legend_outside():
+    curves = {f"run {k}": [np.full((2, 3), k / 30)] for k in range(30)}
+    ax = draw_curves(curves, "test accuracy")
+    assert len({(line.get_color(), line.get_linestyle()) for line in ax.get_lines()}) == 30
+    ax.figure.canvas.draw()
+    assert ax.get_legend().get_window_extent().x0 >= ax.get_window_extent().x1

@@ -200,8 +200,9 @@ NEIGHBOURS = ("study.toml", "--vary", "policy.neighbours=1,2", "--vary", "budget
 def test_sweep_table_has_values_and_sweep_reruns_equally(capsys):
     code, out, err = command(capsys, *NEIGHBOURS, "--seeds", "0:2", *HERE)
     assert code == 0
-    assert err.splitlines()[0].startswith("8 runs of 6 nodes, 3 rounds: ")
-    assert [line.partition(":")[0] for line in err.splitlines()[1:3]] == [
+    assert [line.partition(":")[0] for line in err.splitlines()[:3]] == ["preparing"] * 3
+    assert err.splitlines()[3].startswith("8 runs of 6 nodes, 3 rounds: ")
+    assert [line.partition(":")[0] for line in err.splitlines()[4:6]] == [
         f"neighbours=1, models=none, seed {seed}" for seed in (0, 1)
     ]
     upper, lower, _, *rows = [line.split() for line in out.replace("[1, 2]", "[1,2]").splitlines()[2:9]]
@@ -265,13 +266,17 @@ def test_sweep_table_names_runs_of_several_rows(capsys):
 def test_sweep_dry_run_prints_estimate_and_writes_nothing(capsys):
     code, out, err = command(capsys, *NEIGHBOURS, "--seeds", "0:100", "--dry-run", "--workers", "1")
     assert (code, err) == (0, "")
-    assert out.startswith("400 runs of 6 nodes, 3 rounds: about ")
-    assert " on 1 core" in out
+    *rows, count, forecast = out.splitlines()
+    assert rows == [f"neighbours={k}, models={most}" for k in (1, 2) for most in ("none", "[1, 2]")]
+    assert count == "4 rows, seeds 0:100: 400 runs"
+    assert forecast.startswith("400 runs of 6 nodes, 3 rounds: about ")
+    assert " on 1 core" in forecast
     code, out, err = command(capsys, *NEIGHBOURS, "--dry-run", "--engine", "local", "--json")
     estimated = json.loads(out)
     assert (code, err) == (0, "")
     assert (estimated["runs"], estimated["nodes"], estimated["rounds"], estimated["processes"]) == (4, [6, 6], [3, 3], 1)
     assert estimated["seconds"] > 0
+    assert (len(estimated["rows"]), estimated["rows"][0]) == (4, "policy.neighbours=1, budget.models=0")
     assert [path.name for path in Path().iterdir()] == ["study.toml"]
 
 
@@ -310,7 +315,8 @@ def test_sweep_imports_policy_from_scenario_folder(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(sys, "path", [*sys.path])
     code, out, err = command(capsys, str(folder / "own.toml"), "--vary", "policy.epochs=1,2", "--dry-run")
     assert (code, err) == (0, "")
-    assert out.startswith("2 runs of 2 nodes")
+    assert out.splitlines()[:2] == ["epochs=1", "epochs=2"]
+    assert "\n2 runs of 2 nodes" in out
 
 
 def test_sweep_of_shipped_scenario_varies_its_rows():
