@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from tests.support.processes import free_ports
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-ALICE, BOB = "a1" * 32, "b0" * 32
+ALICE, BOB, FORMER = "a1" * 32, "b0" * 32, "c2" * 32
 FEDERATION = "fe" * 16
 OVERSEER = "overseer"
 OWN = ("passwords", "server.crt", "server.key")  # files that the operator of the broker makes
@@ -273,16 +274,24 @@ def test_deploy_page_names_existing_metrics():
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    """Broker with the shipped configuration, two users named by public key, and one user that reads everything."""
+def broker(broker_process):
+    return broker_process[0]
+
+
+@pytest.fixture(scope="module")
+def broker_process(tmp_path_factory):
+    """Broker with the shipped configuration, users named by public key, and one user that reads everything.
+
+    Returns its address, its process, and the folder with its files `passwords` and `acl`.
+    """
     folder = tmp_path_factory.mktemp("broker")
     passwords, rules = folder / "passwords", folder / "acl"
     passwords.touch(0o600)
-    inboxes = [f"pattern write p2pfl/{FEDERATION}/{key}/%u" for key in (ALICE, BOB)]
+    inboxes = [f"pattern write p2pfl/{FEDERATION}/{key}/%u" for key in (ALICE, BOB, FORMER)]
     text = (DEPLOY / "acl").read_text().replace("FEDERATION", FEDERATION)
     rules.write_text("\n".join([text, *inboxes, f"user {OVERSEER}", "topic read #"]) + "\n")
     rules.chmod(0o600)
-    for user in (ALICE, BOB, OVERSEER):
+    for user in (ALICE, BOB, FORMER, OVERSEER):
         subprocess.run(
             [installed("mosquitto_passwd"), "-b", str(passwords), user, "secret"], check=True, capture_output=True
         )
@@ -299,7 +308,7 @@ def broker(tmp_path_factory):
         encrypted = one.getsockname()[1]
     lines = text.replace("\nlistener 1883\n", "\n").replace("listener 8883", f"listener {encrypted} 127.0.0.1").splitlines()
     with mosquitto(folder, port, *lines) as process:
-        yield f"127.0.0.1:{port}"
+        yield f"127.0.0.1:{port}", process, folder
         assert process.poll() is None
 
 
@@ -311,6 +320,35 @@ def test_broker_accepts_configuration_and_delivers_own_inbox(broker):
     assert delivers(broker, f"{ALICE}/{ALICE}")
     assert delivers(broker, f"presence/{ALICE}")
     assert delivers(broker, f"will/{ALICE}")
+
+
+def test_broker_ends_connection_of_removed_account(broker_process):
+    """The commands are those of docs/how-to/run-a-broker.md."""
+    address, process, folder = broker_process
+    host, _, port = address.partition(":")
+    assert delivers(address, f"{FORMER}/{FORMER}", FORMER)
+    page = (ROOT / "docs" / "how-to" / "run-a-broker.md").read_text().partition("## Remove a member")[2]
+    removing = re.findall(r"^sudo (mosquitto_passwd -D .*|sed .*)$", page, re.MULTILINE)
+    assert len(removing) == 2
+
+    def remove():
+        for line in removing:
+            command = line.replace("/etc/mosquitto", str(folder)).replace("$PUBLIC_KEY", FORMER)
+            command = command.replace("mosquitto_passwd", installed("mosquitto_passwd"))
+            subprocess.run(["sh", "-ec", command], check=True, capture_output=True)
+        process.send_signal(signal.SIGHUP)
+
+    async def main():
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(aiomqtt.MqttError):
+                async with aiomqtt.Client(host, int(port), username=FORMER, password="secret") as former:
+                    await asyncio.to_thread(remove)
+                    await anext(former.messages)
+
+    asyncio.run(main())
+    assert FORMER not in (folder / "acl").read_text()
+    assert not delivers(address, f"{FORMER}/{FORMER}", FORMER)
+    assert delivers(address, f"{ALICE}/{ALICE}")
 
 
 def test_broker_delivers_largest_packet_to_other_inbox(broker):
