@@ -99,7 +99,7 @@ def test_join_succeeds_after_inviter_was_killed(tmp_path, capsys, alice, point, 
     assert load_federation(folder) is None
     alice.start()
     assert joining.join(folder, token) == "test"  # the node that used the token may complete its admission
-    with pytest.raises(ConfigurationError, match="belongs to a federation already"):
+    with pytest.raises(ConfigurationError, match="belongs to the federation test already"):
         joining.join(folder, token)
     config.create(tmp_path / "other", "bob", "127.0.0.1:0")
     with pytest.raises(ConfigurationError, match="another node has used this token"):
