@@ -424,6 +424,8 @@ def _combined(rows: Factor, columns: Factor) -> bool:
 def styles(series: Sequence[Series], found: Sequence[Factor]) -> list[tuple[int, int, int, int]] | None:
     """Return the hue, the tint, the dash and the mark of each run, by its levels of the first factors.
 
+    Tints of many levels look alike; without a third factor, which has the dashes, these differ with the tints.
+
     Returns:
         None if there are fewer than two factors, if the runs do not combine the first two, or if these have more levels
         than the drawings have colours.
@@ -439,8 +441,9 @@ def styles(series: Sequence[Series], found: Sequence[Factor]) -> list[tuple[int,
         return None
     tints = [round(k * (TINTS - 1) / (len(second.texts) - 1)) for k in range(len(second.texts))]
     return [
-        (first.level[one.name], tints[second.level[one.name]], dashes.index(rest[one.name]), second.level[one.name])
+        (first.level[one.name], tints[level], dashes.index(rest[one.name]) if others else level % MOST_DASHES, level)
         for one in series
+        for level in [second.level[one.name]]
     ]
 
 

@@ -85,7 +85,7 @@ from p2pfl.sim.scenario.claims import MEAN, Claim, among, check_claims
 from p2pfl.sim.scenario.names import KINDS, given_names, module_folders, with_tables
 from p2pfl.sim.scenario.network import Budgets, Network, Range, check_number, check_range
 from p2pfl.sim.scenario.questions import Answer, base_of, check_answers
-from p2pfl.sim.scenario.topology import FILE, GRAPH, full_changes, options_of, with_absolute_file, with_files
+from p2pfl.sim.scenario.topology import FILE, GRAPH, full_changes, options_of, with_absolute_file, with_data, with_files
 from p2pfl.topologies import BUILDERS
 
 SHIPPED = Path(__file__).parent.parent / "scenarios"
@@ -546,7 +546,8 @@ def _resolve(
     for run in run_tables(base, keys.entries, folder):
         rows += [str(run["name"]), base_of(str(run["name"]), run.get("varied", {}))]
     _check_rows(keys, rows)
-    tables = run_tables(base, _of_form(keys.entries, picked), folder)
+    found = [with_data(run, folder) for run in run_tables(base, _of_form(keys.entries, picked), folder)]
+    tables, of_data = [run for run, _ in found], dict.fromkeys(note for _, note in found if note)
     if all(any(text in str(run["name"]) for run in tables) for text in only):
         tables = [run for run in tables if not only or any(text in str(run["name"]) for text in only)]
         only = ()  # changes of the policy change names
@@ -568,7 +569,7 @@ def _resolve(
         runs=runs,
         folder=path[0] if path else modules,
         path=path,
-        notes=notes,
+        notes=(*of_data, *notes),
     )
     return file.only(*only)
 

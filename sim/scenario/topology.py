@@ -25,6 +25,7 @@ from p2pfl._util.printable import to_json
 from p2pfl.errors import ConfigurationError, must_be, unknown
 from p2pfl.sim.scenario.names import named_changes
 from p2pfl.sim.scenario.network import Network
+from p2pfl.task_specs import TASKS
 from p2pfl.topologies import BUILDERS, labels, places, properties, read
 from p2pfl.topologies.geography import Point
 from p2pfl.topologies.graph_facts import facts_of
@@ -136,6 +137,27 @@ def with_files(table: Mapping[str, Any], folder: str) -> dict[str, Any]:
         layer["topology"], nodes = found
         layer.setdefault("nodes", nodes)
     return layer
+
+
+def with_data(run: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], str]:
+    """Return a run of a file with the full path of its task's data, if the file's folder has it, and a note or "".
+
+    A name of a data set is no path. If only the current folder has the data, the note says so.
+    """
+    task = run.get("task")
+    data = task.get("data") if isinstance(task, Mapping) else None
+    if not isinstance(task, Mapping) or not isinstance(data, str) or not data or Path(data).is_absolute() or data.startswith("~"):
+        return dict(run), ""
+    spec = TASKS.get(str(task["name"]))
+    path = (spec is not None and spec.local.get("data") == "own") or "/" in data or bool(Path(data).suffix)
+    home, here = Path(folder).resolve(), Path.cwd()
+    if not path or home == here:
+        return dict(run), ""
+    if (home / data).exists():
+        return {**run, "task": {**task, "data": str(home / data)}}, ""
+    return dict(run), f"task.data: {data} is not in the scenario's folder {home}; that of the current folder is used" * (
+        here / data
+    ).exists()
 
 
 def with_absolute_file(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:

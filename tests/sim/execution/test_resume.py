@@ -215,7 +215,8 @@ def test_interrupted_run_without_finished_part_leaves_nothing(capsys):
     Path("there").mkdir()
     for out in ("here/deep", "there"):
         code, _, err = sim(capsys, "study.toml", "--only", "second", "--engine", "local", "--out", out)
-        assert (code, err) == (130, "interrupted\n")
+        kept = "none of 2 runs is finished, and nothing is kept; the same command starts again\n"
+        assert (code, err) == (130, kept + "interrupted\n")
     assert not Path("here").exists()
     assert list(Path("there").iterdir()) == []
 

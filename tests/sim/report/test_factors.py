@@ -60,7 +60,7 @@ def test_folder_is_a_factor_of_equal_scenarios(tmp_path, series_of):
 def test_styles_have_hue_by_first_and_tint_by_second_factor(tmp_path, series_of):
     series = series_of(study(tmp_path / "run"))
     looks = dict(zip([one.name for one in series], styles(series, factors(series)), strict=True))
-    assert [looks[f"ring, budget.models={k}"] for k in (1, 4, 0)] == [(0, 0, 0, 0), (0, 3, 0, 1), (0, 6, 0, 2)]
+    assert [looks[f"ring, budget.models={k}"] for k in (1, 4, 0)] == [(0, 0, 0, 0), (0, 3, 1, 1), (0, 6, 2, 2)]
     assert [looks[f"complete, budget.models={k}"][0] for k in (1, 4, 0)] == [1, 1, 1]
     assert styles(series, factors(series)[:1]) is None
 
@@ -77,7 +77,7 @@ def test_labels_have_the_last_part_of_each_varied_key(tmp_path, series_of):
     assert labels(series_of(study(tmp_path / "run")))["ring, budget.models=0"] == "ring, models=none"
     text = payload(report([tmp_path / "run"]))
     assert text["labels"]["complete, budget.models=4"] == "complete, models=4"
-    assert text["styles"][0] == [0, 3, 0, 1]
+    assert text["styles"][0] == [0, 3, 1, 1]
     heads, *rows = Tables(report([tmp_path / "run"])).tables[0]
     assert (heads[0], rows[1][0]) == ("Run", "ring, models=none")
 

@@ -497,3 +497,21 @@ def test_against_names_the_reference_run(tmp_path):
     assert resolve(file.to_toml(), [], "study", ".").against == "a"
     (tmp_path / "study.toml").write_text(text.replace('"a"\n[[run]]\nname = "a"', '"c"\n[[run]]\nname = "a"'))
     assert "study: against: unknown run 'c'" in refusal(str(tmp_path / "study.toml"))
+
+
+def test_data_of_a_file_is_looked_up_in_its_folder(tmp_path, monkeypatch):
+    for folder in ("study", "here"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    file = tmp_path / "study" / "own.toml"
+    file.write_text('nodes = 2\ntask = { name = "classification", data = "table.csv" }\npolicy = { name = "local" }\n')
+    (tmp_path / "here" / "table.csv").write_text("x,y\n1,0\n")
+    found = load(str(file))
+    assert found.runs[0].task["data"] == "table.csv"
+    assert found.notes == (
+        f"task.data: table.csv is not in the scenario's folder {tmp_path / 'study'}; that of the current folder is used",
+    )
+    (tmp_path / "study" / "table.csv").write_text("x,y\n1,0\n")
+    found = load(str(file))
+    assert (found.runs[0].task["data"], found.notes) == (str(tmp_path / "study" / "table.csv"), ())
+    assert load(str(file), ["task.data=table.csv"]).runs[0].task["data"] == "table.csv"  # a path of the command line
