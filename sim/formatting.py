@@ -11,6 +11,14 @@ from typing import Any
 
 STAGES = ("trained", "merged")  # whose figures a table shows, if a run reports the better of both
 PARETO_OPTIMAL = "Pareto-optimal: no other row is at least as good in both metric and bytes, and better in one."
+STAGES_APART = (
+    "trained and merged: each of its own best rounds, so their difference is not the effect of aggregation in a round, which"
+    " the report shows"
+)
+R2 = (
+    "r2: mean over the nodes of their own r2, which a few test rows of a node determine badly; r2 pooled: over the test rows"
+    " of all nodes together"
+)
 LIMITS = ("budget.models", "budget.held", "budget.bytes", "network.bandwidth")  # keys for which 0 means no limit
 MOST_DECIMALS = 6
 ROUNDING = 1e-9  # share of the greatest value below which a spread is that of the arithmetic
@@ -99,6 +107,14 @@ def setting(key: str, value: Any) -> str:
         options = (f"{option}={setting('', each)}" for option, each in value.items() if option != "name")
         return " ".join([value["name"], *options])
     return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def target_meaning(metric: str, target: str) -> str:
+    """Return how the costs until a target differ from the metric of the table."""
+    return (
+        f"to {target}: until the mean over all nodes in one round reached it, else never; {metric} has each node's own best"
+        " round, so it may reach a target that no round does"
+    )
 
 
 def some(words: Iterable[str], most: int = 3) -> str:

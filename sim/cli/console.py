@@ -6,7 +6,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from p2pfl.sim.formatting import PARETO_OPTIMAL, STAGES, as_printed, column, decimals, difference, number, of_paper, setting
+from p2pfl.sim.formatting import (
+    PARETO_OPTIMAL,
+    R2,
+    STAGES,
+    STAGES_APART,
+    as_printed,
+    column,
+    decimals,
+    difference,
+    number,
+    of_paper,
+    setting,
+    target_meaning,
+)
 from p2pfl.sim.report.attacks import FIGURES, MEAN, NO_ATTACK, AttackStudy, attack_rows, attack_studies, title
 from p2pfl.sim.report.series import Run, places_of
 from p2pfl.sim.scenario.questions import base_of
@@ -83,7 +96,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
     model = "" if stages else _model_of({run.get("selected_by", "") for run in summary["runs"]})
     print(f"{summary['scenario']}: test {metric}, mean over {of} and {seeds} seed{'s' * (seeds > 1)}{model}")
     print_whole(table)
-    for line in _meanings(metric, stages, rows, measures, front):
+    for line in _meanings(summary, stages, [*measures, *also], front):
         print(line)
 
 
@@ -99,10 +112,9 @@ def _model_of(selected_by: Collection[str]) -> str:
     return f", each node's model of its {round}" if by else ""
 
 
-def _meanings(
-    metric: str, stages: Sequence[str], rows: Sequence[Mapping[str, Any]], measures: Sequence[str], front: bool
-) -> Iterator[str]:
+def _meanings(summary: Mapping[str, Any], stages: Sequence[str], measures: Sequence[str], front: bool) -> Iterator[str]:
     """Yield a line for each column of the table that needs an explanation."""
+    metric, rows = summary["runs"][0]["metric"], summary["table"]
     if stages:
         text = f"{metric}: of each node's model that is best on validation, {' or '.join(stages)}"
         several = [row for row in rows if len(row.get("stages", {})) > 1]
@@ -111,8 +123,14 @@ def _meanings(
             fixed = dict.fromkeys(base_of(row["name"], row.get("varied", {})) or row["name"] for row in rows_of)
             text += f"; in {', '.join(fixed)} only {stage}" if fixed else ""
         yield text
+        if len(stages) > 1:
+            yield STAGES_APART
     if "constant" in measures:
         yield "constant: hypervolume of the model that gives all samples the more frequent answer"
+    if "r2" in measures:
+        yield R2
+    if "target" in summary and any(run.get("selected_by") != "last round" for run in summary["runs"]):
+        yield target_meaning(metric, number(summary["target"]))
     if front:
         yield f"* {PARETO_OPTIMAL}"
 

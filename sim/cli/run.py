@@ -44,6 +44,7 @@ from p2pfl.sim.reproduction import RowRecorder, form_of, without_recorded
 from p2pfl.sim.results import results
 from p2pfl.sim.results.objectives import collapses, died
 from p2pfl.sim.results.results import Result
+from p2pfl.sim.results.summary_metrics import waits
 from p2pfl.sim.scenario.questions import label
 from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
 from p2pfl.sim.scenario.sweep import Axis, check_changes, parse, sweep
@@ -309,7 +310,8 @@ def _print_outcome(options: argparse.Namespace, outcome: CommandResults) -> None
     runs = runs_of(summary, outcome.file.to_toml()["run"])
     print_table(outcome.summary)
     print_attack_table(runs)
-    for sentence in (*question_of(summary).lines(), *findings_of_runs(runs, summary)):
+    question = question_of(summary)
+    for sentence in (*question.lines(), *findings_of_runs(runs, summary)):
         print(sentence)
     of_runs = [note for result in outcome.results for note in result.notes]
     for line in [*collapses(outcome.summary["table"]), *died(outcome.summary["runs"])]:
@@ -318,8 +320,10 @@ def _print_outcome(options: argparse.Namespace, outcome: CommandResults) -> None
         lines = [facts["line"] for result in outcome.results for facts in result.summary.get(kind, ())]
         for line in dict.fromkeys(lines):
             print(f"{kind}: {line}")
-    for note in dict.fromkeys([*outcome.file.notes, *outcome.recomputed, *of_runs]):
+    for note in dict.fromkeys([*outcome.file.notes, *outcome.recomputed, *waits(outcome.summary["runs"]), *of_runs]):
         print(f"note: {note}")
+    for line in question.last_lines():
+        print(line)
     if outcome.problem:
         print(f"note: {outcome.problem}")
     print(outcome.written)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from p2pfl.sim.formatting import count, decimals, difference, number, size
+from p2pfl.sim.formatting import count, decimals, difference, number, size, some
 from p2pfl.sim.report.findings import best
 from p2pfl.sim.report.folder import Row, Summary
 from p2pfl.sim.scenario.claims import MEAN
@@ -35,14 +35,24 @@ WORDS = {
 
 
 class Question(NamedTuple):
-    """Question of a scenario, and the sentences that answer it; "" and none if it asks nothing."""
+    """Question of a scenario, and the sentences that answer it; "" and none if it asks nothing.
+
+    Attributes:
+        missing: what the answer lacks; for the end of the output.
+    """
 
     asked: str = ""
     answers: Sequence[str] = ()
+    missing: Sequence[str] = ()
 
     def lines(self) -> list[str]:
         """Return the lines for a terminal."""
-        return [f"question: {self.asked}", *(f"answer: {each}" for each in self.answers)] if self.asked else []
+        return [f"question: {self.asked}", *(f"answer: {each}" for each in self.answers)] if self.answers else []
+
+    def last_lines(self) -> list[str]:
+        """Return the lines for the end of the output in a terminal: those on what the answer lacks."""
+        asked = [f"question: {self.asked}"] if self.missing and not self.answers else []
+        return [*asked, *(f"answer: {each}" for each in self.missing)]
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,10 @@ def question_of(summary: Summary) -> Question:
         return Question()
     rows = {row.name: row for row in summary.table}
     varied = {row.name: row.varied for row in summary.table}
-    said, compared = [], False
+    said: list[str] = []
+    without: dict[str, list[str]] = {}  # rows that are not among the results, and the figures that need them
+    lacking: list[str] = []
+    compared = False
     for answer in summary.answers:
         figure = answer.figure or summary.figure or MEAN
         pairs = pairs_of(answer, varied)
@@ -89,7 +102,10 @@ def question_of(summary: Summary) -> Question:
         elif known:
             said += _sentences(answer, [_compared(pair, rows, figure) for pair in known], figure, words)
             compared = True
-        said += _missing(answer, pairs, known, rows, words)
+        if not pairs:
+            without.setdefault(_rows_needed(answer, rows), []).append(words)
+        else:
+            lacking += _missing(pairs, known, rows, words)
     seeds = max((row.seeds for row in rows.values()), default=0)
     if compared and seeds > 1:
         said.append(
@@ -97,8 +113,13 @@ def question_of(summary: Summary) -> Question:
         )
     elif compared:
         said.append("Missing: a spread. These runs have a single seed, so no margin is decided; `--seeds 0:3` runs three.")
-    said += [f"Missing: {summary.unanswered}"] if summary.unanswered else []
-    return Question(summary.question, said or ["Missing: the scenario does not state which rows answer it."])
+    lacking += [f"Missing: {summary.unanswered}"] if summary.unanswered else []
+    if without:
+        needed = (f"{each}, for the {some(dict.fromkeys(figures))}" for each, figures in without.items())
+        lacking.append(f"Not among these results: {some(needed)}.")
+    if not said and not lacking:
+        lacking.append("Missing: the scenario does not state which rows answer it.")
+    return Question(summary.question, said, lacking)
 
 
 def _words(figure: str, summary: Summary) -> str:
@@ -220,13 +241,16 @@ def _ranked(answer: Answer, pairs: Sequence[Pair], rows: Mapping[str, Row], figu
     return said
 
 
-def _missing(answer: Answer, pairs: Sequence[Pair], known: Sequence[Pair], rows: Mapping[str, Row], words: str) -> list[str]:
-    """Return what an answer needs and these results lack: rows of the scenario, or figures of rows."""
+def _rows_needed(answer: Answer, rows: Mapping[str, Row]) -> str:
+    """Return which rows an answer needs and these results lack."""
     if patterns := missing_rows(answer, {name: row.varied for name, row in rows.items()}):
         names = " or ".join(NAME.sub("…", pattern) for pattern in patterns)
-        return [f"Missing for the {words}: no row {names} is among these results."]
-    if not pairs:
-        return [f"Missing for the {words}: the rows that would be compared with each other are not all among these results."]
+        return f"a row {names}"
+    return "both rows of a comparison"
+
+
+def _missing(pairs: Sequence[Pair], known: Sequence[Pair], rows: Mapping[str, Row], words: str) -> list[str]:
+    """Return the figures of rows that an answer needs and these results lack."""
     lacking = [rows[pair.row].words for pair in pairs if pair not in known]
     if not lacking:
         return []

@@ -8,7 +8,16 @@ import numpy as np
 
 from p2pfl.sim.report.figures import costs, distribution, lines, of_nodes, reported_curve, worst_tenth
 from p2pfl.sim.report.folder import Entry
-from p2pfl.sim.report.series import Figure, Section, Series, by_key, places_of, reported_model, shown_seeds
+from p2pfl.sim.report.series import (
+    LAST_MODEL,
+    Figure,
+    Section,
+    Series,
+    by_key,
+    places_of,
+    reported_model,
+    shown_seeds,
+)
 from p2pfl.sim.results.learning_curves import grid, mean
 
 MOST_MARKS = 40_000  # of all runs of a distribution
@@ -107,7 +116,7 @@ def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
         f" ({which[stages.pop()]})" if len(stages) == 1 and stages <= set(which) else ""
     )
     shown = reported_model(series)
-    last = shown == "each node's model of the last round"
+    last = shown == LAST_MODEL
     table = (
         "The table shows the ends of the curves" if last else f"The table shows {shown}, and the last round if it differs"
     )
@@ -141,7 +150,8 @@ def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
             title=f"Effect of aggregation on the test {metric}",
             y_label=f"difference in test {metric}",
             note="Model after aggregation minus the trained model before it in the same round, mean over the nodes."
-            f" {'Above' if series[0].shown.higher_is_better else 'Below'} 0 is an improvement.",
+            f" {'Above' if series[0].shown.higher_is_better else 'Below'} 0 is an improvement."
+            " The columns trained and merged in the terminal's table take each its own best round instead.",
         ),
     ]
 

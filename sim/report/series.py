@@ -235,11 +235,14 @@ def places_of(runs: Iterable[Run]) -> dict[str, int]:
     return found
 
 
+LAST_MODEL = "each node's model of the last round"
+
+
 def reported_model(runs: Iterable[Run]) -> str:
     """Return which model of a node the table and the figures by node show; see p2pfl.node.early_stopping."""
     by = {run.shown.selected_by for run in runs}
     if by == {"last round"}:
-        return "each node's model of the last round"
+        return LAST_MODEL
     figures = sorted(each for each in by if each not in ("last round", ""))
     best = f"each node's model of its best round by {' or '.join(figures) or 'validation'}"
     return f"{best}; of the last round in runs without validation" if "last round" in by else best

@@ -20,6 +20,7 @@ from p2pfl._util.atomic_files import reason, replace_file
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import (
     PARETO_OPTIMAL,
+    R2,
     as_printed,
     bullets,
     column,
@@ -30,6 +31,7 @@ from p2pfl.sim.formatting import (
     size,
     some,
     table,
+    target_meaning,
     terms,
 )
 from p2pfl.sim.report.answers import question_of
@@ -44,6 +46,7 @@ from p2pfl.sim.report.node_results import learning_section, results_section, tra
 from p2pfl.sim.report.objectives import answers_section, measure_tables, objectives_section, search_section, search_table
 from p2pfl.sim.report.page import render
 from p2pfl.sim.report.series import (
+    LAST_MODEL,
     MOST_RUNS,
     Section,
     Series,
@@ -182,7 +185,7 @@ def answers(folders: Sequence[Folder]) -> str:
         if found.asked:
             where = f"{name}: " if len(folders) > 1 else ""
             html += f'<p class="question">{inline(where + found.asked)}</p>\n'
-            html += f'<div class="answer">{bullets(found.answers)}</div>\n'
+            html += f'<div class="answer">{bullets([*found.answers, *found.missing])}</div>\n'
     return html
 
 
@@ -328,6 +331,11 @@ def _meaning(series: Sequence[Series], heads: Container[str]) -> str:
         " Worst tenth: mean of the worst tenth of the nodes. ± over nodes: standard deviation over the nodes of a seed."
         " Bytes sent: total of all nodes, including the preparation."
     )
+    if "r2" in heads:
+        words += f" {R2[0].upper()}{R2[1:]}."
+    target = next((one.folder.summary.target for one in series if one.folder.summary.target is not None), None)
+    if target is not None and reported_model(series) != LAST_MODEL:
+        words += f" T{target_meaning(series[0].metric, number(target))[1:]}."
     return words + (f" * {PARETO_OPTIMAL}" if "front" in heads else "")
 
 

@@ -343,12 +343,14 @@ def result_of(run: Run, models: bool = False) -> Result:
             "node_rounds_per_s": round(run.recorder.rounds_done / run.wall_s, 1),
         },
         "deadlines_expired": run.expired,
+        **({"waits": {"rounds": run.recorder.rounds_waited, "of": run.recorder.rounds_done}} if run.expired else {}),
         "batches": {
             kind: {"count": count, "mean_jobs": jobs / max(count, 1)} for kind, (count, jobs) in run.batches.items()
         },
         "trace": run.recorder.trace.digest(),
     }
     also = {name: _over_nodes(run, name) for name in nodes[0].task.extra_metrics}
+    also |= summary_metrics.pooled_r2(run) if "r2" in also and metric == "mse" else {}
     also |= summary_metrics.of_mean_model(run, metric) if scenario.mean_model else {}
     also |= summary_metrics.late_figures(rounds, metric, scenario.late_rounds) if scenario.late_rounds else {}
     if also:
@@ -493,7 +495,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         _compare(table, file.against)
     if file.claims or file.printed or file.answers:
         _add_seeds(table, file, results)
-    warnings = [*objectives.collapses(table), *objectives.died(runs)]
+    warnings = [*objectives.collapses(table), *objectives.died(runs), *summary_metrics.waits(runs)]
     return {
         "scenario": file.name,
         "version": __version__,

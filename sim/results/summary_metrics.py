@@ -8,11 +8,12 @@ development of the clusters of a coordinated policy.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import nan
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
 
+from p2pfl.data.partition.splits import parts_of
 from p2pfl.node.node import Node
 from p2pfl.parameters import Parameters
 from p2pfl.policy import BestBy, SupportsPreselection
@@ -43,6 +44,41 @@ def traffic(run: Run) -> dict[str, Any]:
     if budget:
         figures["budget"] = budget
     return figures
+
+
+def pooled_r2(run: Run) -> dict[str, Any]:
+    """Return the coefficient of determination over the test rows of all nodes together, as `r2_pooled`.
+
+    The r2 of a node compares its errors with the spread of its own targets, which a few rows estimate badly: the mean over
+    nodes may be far below 0 although the errors are small. The pooled one compares the errors of all nodes with the spread
+    of all targets. It follows from the nodes' mean squared errors; nothing if a node has no test targets or no such error.
+    """
+    errors, targets = [], []
+    for name, node in run.nodes.items():
+        parts, mse = parts_of(node.task), run.recorder.results[name].get("test_mse", nan)
+        if parts is None or parts.test is None or isnan(mse):
+            return {}
+        y = np.asarray(parts.test[1], np.float64).reshape(len(parts.test[1]), -1)
+        errors.append(mse * y.size)
+        targets.append(y)
+    spread = float(np.square((rows := np.concatenate(targets)) - rows.mean(axis=0)).sum())
+    return {"r2_pooled": {"mean": 1 - sum(errors) / spread, "nodes": []}} if spread else {}
+
+
+def waits(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line on the rounds in which nodes waited for a deadline, if there are any; `runs` is of summary.json."""
+    late = [run for run in runs if run.get("waits", {}).get("rounds")]
+    if not late:
+        return []
+    rounds, of = (sum(run["waits"][key] for run in late) for key in ("rounds", "of"))
+    most = max(late, key=lambda run: run["waits"]["rounds"] / run["waits"]["of"])
+    name = f"{most['name']}, seed {most['seed']}"
+    where = name if len(late) == 1 else f"{len(late)} runs"
+    share = "" if len(late) == 1 else f" (most in {name}: {most['waits']['rounds']:,} of {most['waits']['of']:,})"
+    return [
+        f"{rounds:,} of {of:,} rounds of nodes waited for a deadline, in {where}{share}: virtual time includes these waits,"
+        " and a lower `deadline` shortens them"
+    ]
 
 
 def describe_test(run: Mapping[str, Any]) -> str:

@@ -552,6 +552,8 @@ def _resolve(
         tables = [run for run in tables if not only or any(text in str(run["name"]) for text in only)]
         only = ()  # changes of the policy change names
     tables, notes = _change_runs(tables, [change for change in given if change[0] not in ("form", "target")])
+    overridden = f"overridden: {', '.join(f'{key} = {setting(key, value)}' for key, value in given if key != 'form')}"
+    overridden = overridden if keys.description and any(key != "form" for key, _ in given) else ""
     runs = tuple(map(parse_run, tables))
     _check_pools(runs, keys.target)
     seeds = () if any(key == "seed" for key, _ in given) else keys.seeds
@@ -562,14 +564,14 @@ def _resolve(
     file = _scenario_file(
         keys,
         name=called,
-        description=_described(keys.description, form),
+        description=_described(keys.description, form, overridden),
         seeds=seeds or (runs[0].seed,),
         against=against_of(keys.against, runs),
         varied={**_varied_values(runs), **keys.varied},
         runs=runs,
         folder=path[0] if path else modules,
         path=path,
-        notes=(*of_data, *notes),
+        notes=(*of_data, *filter(None, [overridden]), *notes),
     )
     return file.only(*only)
 
@@ -599,11 +601,14 @@ def _scenario_file(keys: FileKeys, **resolved: Any) -> ScenarioFile:
     return ScenarioFile(**asdict(keys) | {"entries": ()} | resolved)
 
 
-def _described(description: str, form: str) -> str:
-    """Return the description of the scenario, with a sentence if its figures are not those of the form."""
-    if form == FULL or not description:
-        return description
-    return f"{description.rstrip()}\nThis is the form `{form}`: its settings differ from those of the description."
+def _described(description: str, form: str, overridden: str) -> str:
+    """Return the description of the scenario, with a sentence if its settings are not those of the form and the changes."""
+    if form != FULL and description:
+        text = f"This is the form `{form}`: its settings differ from those of the description."
+        description = f"{description.rstrip()}\n{text}"
+    if overridden:
+        description = f"{description.rstrip()}\n{overridden[0].upper()}{overridden[1:]}."
+    return description
 
 
 def _check_keys(base: Mapping[str, Any]) -> None:
@@ -772,7 +777,7 @@ def _change_runs(runs: Sequence[Table], changes: Changes) -> tuple[list[Table], 
     kept = _distinct(runs, changed) if changes else range(len(runs))
     dropped = [str(run["name"]) for k, run in enumerate(runs) if k not in kept]
     named = _with_names([changed[k] for k in kept], last(changes, "policy.name", None))
-    notes = (f"left out, because the changes make them equal to other runs: {', '.join(dropped)}",) if dropped else ()
+    notes = (f"left out, because the changes make them equal to other runs: {some(dropped)}",) if dropped else ()
     return named, notes
 
 

@@ -55,7 +55,7 @@ class Recorder(Observer):
         self.results: dict[str, Mapping[str, float]] = {}
         self.most_models = 0
         self.most_prepared = 0
-        self.rounds_done = 0
+        self.rounds_done = self.rounds_waited = 0
         self.progress: Callable[[int], None] = lambda rounds: None
         self._rounds = Columns(
             **{"round": np.int64, "virtual_time": np.float64, "node": np.int64},
@@ -64,6 +64,7 @@ class Recorder(Observer):
         self._repeated: list[tuple[int, int, int]] = []  # (K, node, round): of the first K rows, a node's from a round on
         self._sent_last: dict[int, tuple[int, int]] = {}  # by node: the bytes after its last round
         self._edges = Columns(row=np.int64, round=np.int32, src=np.int32, dst=np.int32, weight=np.float32, bytes=np.int64)
+        self._expired: dict[str, int] = {}  # deadlines that a node has missed until its last round
         self._got: dict[str, _Got] = {}  # senders and bytes in the current round of a node
         self._metrics = Columns(round=np.int64, node=np.int32, figure=np.int32, value=np.float64)
         self._figures: dict[tuple[Stage, str], int] = {}  # number of each stage's metric
@@ -116,6 +117,10 @@ class Recorder(Observer):
                 self._edges.append((row, round, self._place[src], place, weight, size))
         if models > self.most_models:
             self.most_models = models
+        expired = node.exchange.expired
+        if expired != self._expired.get(name, 0):
+            self._expired[name] = expired
+            self.rounds_waited += 1
         self.rounds_done += 1
         if self.rounds_done % len(self._place) == 0:
             self.progress(self.rounds_done)

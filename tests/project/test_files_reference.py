@@ -58,7 +58,7 @@ RUNS = {
     "cities": "run cities.toml",
     "pool": "run pool.toml",
     "sweep": "sweep sweep.toml --vary rounds=1,2",
-    "compared": "run sweep.toml",
+    "compared": "run sweep.toml --set network.loss=0.3 --set deadline=2 --set rounds=3",
     "attacked": "run sweep.toml --set attack.name=sign-flip --set attack.share=0.5",
     "elected": "run elected.toml",
     "table": "run table.toml",
