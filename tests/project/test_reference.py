@@ -1,11 +1,13 @@
 """Parts of the reference that come from the code."""
 
 import argparse
+import re
 
 import msgspec
 import pytest
 
 from scripts.tools.reference import commands, docstrings, keys, objects, pages
+from scripts.tools.reference.__main__ import PAGES, main
 from scripts.tools.reference.markdown import escape, sentence, table
 
 DOCSTRING = """Return a mean.
@@ -95,3 +97,13 @@ def test_cells_are_escaped_and_symbols_stay_lower_case():
     assert escape("a < b, <c>, `<d>`") == "a < b, \\<c>, `<d>`"
     assert sentence("the number") == "The number."
     assert sentence("m, the number.") == "m, the number."
+
+
+def test_every_page_of_the_reference_can_be_printed_without_building_the_site(capsys):
+    for path in sorted(PAGES.glob("*.md")):
+        assert main([path.stem]) == 0
+        assert "Built by ./scripts/docs" not in capsys.readouterr().out
+        for line in re.findall(r"^Built by .*$", path.read_text(encoding="utf-8"), re.M):
+            assert f"./scripts/reference {path.stem}:" in line
+    assert main(["no-such-page"]) == 2
+    assert "scenarios" in capsys.readouterr().err
