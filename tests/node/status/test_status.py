@@ -286,6 +286,29 @@ def test_restarted_node_logs_its_last_round(tmp_path):
     assert 1 <= best["round"] <= state["round"]
 
 
+@pytest.mark.slow
+def test_stopped_node_logs_its_last_round_once_and_no_round_of_the_run_before(tmp_path):
+    said, again = [], []
+
+    async def test(federation):
+        federation.start("b", "c")
+        status_observer = start_watched(federation, "a", tmp_path / "status.json", said)
+        while federation.nodes["a"].round < 3:
+            await asyncio.sleep(0.01)
+        await federation.kill("a")
+        status_observer.ended("stopped")  # the evaluation of its last round has not ended
+        status_observer = start_watched(federation, "a", tmp_path / "status.json", again)
+        await asyncio.sleep(0)
+        status_observer.ended("stopped")
+        await federation.done()
+
+    play(test, NAMES, SETTINGS, folder=tmp_path)
+    rounds = [line.split(",")[0].split(" of ")[0] for line in said if line.startswith("round ")]
+    assert rounds == [f"round {k}" for k in range(1, len(rounds) + 1)]
+    assert len(rounds) >= 2
+    assert not [line for line in again if line.startswith("round 1 ")]
+
+
 def test_best_models_of_stages_outlast_the_history():
     node = SimpleNamespace(early_stopping=EarlyStopping(patience=0))
     node.early_stopping.note(1, "merged", 0.5)
@@ -787,6 +810,14 @@ def test_status_shows_broker_or_its_problem():
     state = FULL | {"network": {"listen": "", "broker": url}, "broker": ""}
     assert describe(state)[2] == f"  broker      {url}"
     assert [line for line in describe(state | {"broker": problem}) if "broker" in line] == [f"  broker      {problem}"]
+
+
+def test_status_says_that_packets_of_an_ended_link_are_harmless():
+    (line,) = [line for line in describe(FULL | {"rejected": {"unknown session": 2}}) if "rejected" in line]
+    assert "unknown session" in line
+    assert line.endswith("packets of an ended link through the broker, harmless")
+    (line,) = [line for line in describe(FULL | {"rejected": {"stranger": 2}}) if "rejected" in line]
+    assert "harmless" not in line
 
 
 def test_status_text_shows_best_model_of_each_stage():

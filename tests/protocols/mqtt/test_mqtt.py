@@ -172,6 +172,14 @@ async def test_link_carries_frames_both_ways_in_order(here):
 
 
 @world
+async def test_each_connection_to_the_broker_is_reported(here):
+    connected = []
+    a, b = await here.node(ALICE, on_connected=lambda: connected.append("a")), await here.node(BOB)
+    await trusted_link(a, b)
+    assert connected == ["a"]
+
+
+@world
 async def test_backlog_counts_unacknowledged_bytes_and_reports_drain(here):
     a, b = await here.node(ALICE), await here.node(BOB)
     link, _ = await trusted_link(a, b)
