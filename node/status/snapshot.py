@@ -27,6 +27,7 @@ def node_facts(node: Node) -> dict[str, Any]:
         "metric": node.task.metric,
         "higher_is_better": node.task.higher_is_better,
         "reported_stage": node.policy.reported_stage,
+        "best_by": node.task.metric if node.settings.best_by == "metric" else "loss",
     }
 
 

@@ -28,8 +28,8 @@ def plural(number: int, noun: str) -> str:
 
 
 def byte_size(count: float) -> str:
-    """Return a number of bytes in the largest unit that fits, such as "900 B", "19.4 KiB" or "2.0 MiB"."""
-    for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+    """Return a number of bytes in the largest unit that fits, such as "900 B" or "19.9 kB"; a kB is 1,000 bytes."""
+    for size, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if count >= size:
             return f"{count / size:,.1f} {unit}"
     return f"{count:.0f} B"

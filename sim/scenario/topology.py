@@ -146,7 +146,13 @@ def with_data(run: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], str]
     """
     task = run.get("task")
     data = task.get("data") if isinstance(task, Mapping) else None
-    if not isinstance(task, Mapping) or not isinstance(data, str) or not data or Path(data).is_absolute() or data.startswith("~"):
+    if (
+        not isinstance(task, Mapping)
+        or not isinstance(data, str)
+        or not data
+        or Path(data).is_absolute()
+        or data.startswith("~")
+    ):
         return dict(run), ""
     spec = TASKS.get(str(task["name"]))
     path = (spec is not None and spec.local.get("data") == "own") or "/" in data or bool(Path(data).suffix)

@@ -121,7 +121,7 @@ function showTiles(rows) {
   const tiles = [
     ["State", NODE_STATES[state.state] ?? state.state, state.waiting ? `waiting for members: ${state.waiting.present} of ${state.waiting.needed}` : state.reason ?? ""],
     ["Round", progress(), last?.seconds ? `${seconds(last.seconds)} for the last one${left && state.state === "running" ? `, about ${seconds(left)} left` : ""}` : "", done],
-    [`Validation ${state.metric ?? "metric"}`, figure(judged.at(-1)?.validation), best ? `best model ${figure(best.validation)} in round ${best.round}` : "not evaluated yet"],
+    [`Validation ${state.metric ?? "metric"}`, figure(judged.at(-1)?.validation), best ? `best model ${figure(best.validation)} in round ${best.round}, by validation ${state.best_by ?? "loss"}` : "not evaluated yet"],
     ["Connected peers", `${there} of ${peers.length}`, tally(peers)],
     ["Models in the last round", last ? `${last.models}` : "–", budget.models ? `budget ${budget.models.limit}` : "no limit", budget.models && last ? last.models / budget.models.limit : undefined],
     ["Received in the last round", last ? bytes(last.bytes_in) : "–", budget.bytes ? `models ${bytes(last?.budget_bytes ?? 0)} of ${bytes(budget.bytes.limit)}` : "no limit", budget.bytes && last ? (last.budget_bytes ?? 0) / budget.bytes.limit : undefined],

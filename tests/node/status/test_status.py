@@ -784,11 +784,11 @@ def test_status_text_has_aligned_columns_and_units():
         "  members     2 of 3 connected, this node included",
         "  accuracy    validation 0.833, test 0.828, in round 6",
         "  best model  validation 0.850, test 0.840, in round 5",
-        "  sent        12 models, 1.0 MiB of models and requests, 2.0 KiB of control messages",
+        "  sent        12 models, 1.0 MB of models and requests, 2.0 kB of control messages",
         "",
-        "  peer   state          round  link    last model  received   sent   reason",
-        "  bob    connected      7      direct  0.3 s old   120.6 KiB  999 B",
-        "  carol  not connected  0      none    none        0 B        0 B    10.0.0.2:4100: connection refused",
+        "  peer   state          round  link    last model  received  sent   reason",
+        "  bob    connected      7      direct  0.3 s old   123.5 kB  999 B",
+        "  carol  not connected  0      none    none        0 B       0 B    10.0.0.2:4100: connection refused",
     ]
 
 
