@@ -70,6 +70,7 @@ def parser() -> console.Parser:
     _add_pareto(commands)
     chaos.add_commands(commands)
     _add_report(commands)
+    _add_plot(commands)
     _add_topology(commands)
     data.add_commands(commands)
     _add_doctor(commands)
@@ -176,6 +177,45 @@ def _add_report(commands: Any) -> None:
     page.add_argument("--open", action="store_true", help="open the report in a browser")
     console.add_output(reporting)
     reporting.set_defaults(do=_report)
+
+
+def _add_plot(commands: Any) -> None:
+    plotting = console.add_command(
+        commands,
+        "plot",
+        "draw a figure of a finished run into a file, for a paper",
+        "p2pfl-sim plot runs/study",
+        "p2pfl-sim plot runs/study --figure cost --only dac --out cost.pdf",
+    )
+    plotting.add_argument("folder", type=Path, metavar="DIR", help="folder of a finished run")
+    figure = plotting.add_argument_group("figure")
+    figure.add_argument("--figure", metavar="NAME", default="", help="name of the figure (default: list the names)")
+    figure.add_argument("--out", type=Path, metavar="FILE", help="file to write: .pdf, .svg or .png (default: NAME.pdf)")
+    figure.add_argument(
+        "--only",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="only runs whose name contains TEXT; can be repeated (default: all runs)",
+    )
+    figure.add_argument(
+        "--view", metavar="LABEL", default="", help='horizontal axis, such as "bytes sent" (default: the first)'
+    )
+    console.add_output(plotting)
+    plotting.set_defaults(do=_plot)
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from p2pfl.sim.report.drawing import figures, plot
+
+    if not options.figure:
+        found = figures(options.folder)
+        console.print_answer(options, "\n".join(f"{name}: {title}" for name, title in found.items()), {"figures": found})
+        return 0
+    out = options.out or Path(f"{options.figure}.pdf")
+    plot(options.folder, options.figure, out, options.only, options.view)
+    console.print_answer(options, f"figure: {out}", {"figure": str(out)})
+    return 0
 
 
 def _add_topology(commands: Any) -> None:

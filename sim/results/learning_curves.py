@@ -117,23 +117,23 @@ def draw_curves(runs: Mapping[str, Sequence[np.ndarray]], what: str, ax: Axes | 
         _, ax = pyplot.subplots(layout="constrained")
     for k, (name, seeds) in enumerate(runs.items(), len(ax.get_lines())):
         rounds, mean, spread = _curve(seeds)
-        (line,) = ax.plot(rounds, mean, **_style(k), label=name)
+        (line,) = ax.plot(rounds, mean, **style(k), label=name)
         ax.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=SHADE, linewidth=0)
     ax.set_xlabel("round")
     ax.set_ylabel(f"{what}, mean over nodes")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(alpha=0.3)
     if len(runs) > 1:
-        _add_legend(ax, len(runs))
+        add_legend(ax, len(runs))
     return ax
 
 
-def _style(k: int) -> dict[str, Any]:
+def style(k: int) -> dict[str, Any]:
     """Return the colour and the line style of a run by its number; 40 runs differ."""
     return {"color": f"C{k % 10}", "linestyle": STYLES[k // 10 % len(STYLES)]}
 
 
-def _add_legend(ax: Axes, runs: int) -> None:
+def add_legend(ax: Axes, runs: int) -> None:
     """Put the legend to the right of the axes, so that it covers no curve."""
     columns = -(-runs // MOST_KEYS)
     ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), ncols=columns, fontsize="small")

@@ -8,6 +8,7 @@ import torch
 
 import p2pfl
 from p2pfl.errors import ConfigurationError
+from p2pfl.sim.cli.main import main
 from p2pfl.sim.monitor.monitor import line_of
 from p2pfl.sim.results.learning_curves import draw_curves
 from p2pfl.sim.results.results import Result
@@ -180,3 +181,15 @@ def test_plot_of_many_runs_repeats_no_look_and_keeps_its_legend_outside():
     assert len({(line.get_color(), line.get_linestyle()) for line in ax.get_lines()}) == 30
     ax.figure.canvas.draw()
     assert ax.get_legend().get_window_extent().x0 >= ax.get_window_extent().x1
+
+
+def test_figure_of_a_report_becomes_a_file(results, tmp_path, capsys):
+    results.to_dir(tmp_path / "run")
+    assert main(["plot", str(tmp_path / "run")]) == 0
+    assert "learning: Test mse\n" in capsys.readouterr().out
+    for ending, start in ((".pdf", b"%PDF"), (".svg", b"<?xml"), (".png", b"\x89PNG")):
+        file = tmp_path / f"figure{ending}"
+        assert main(["plot", str(tmp_path / "run"), "--figure", "learning", "--view", "bytes sent", "--out", str(file)]) == 0
+        assert file.read_bytes().startswith(start)
+    assert main(["plot", str(tmp_path / "run"), "--figure", "nothing"]) == 2
+    assert "unknown figure 'nothing'; known: " in capsys.readouterr().err
