@@ -3,6 +3,7 @@
 import { bytes, clock, draw, el, figure, follow, meter, say, seconds, state as badge, svg } from "./live.js";
 
 const SHOWN = 30; // rounds in the matrix
+const MOST_POINTS = 120; // of a line; with more rounds, a point is the mean of several
 const MOST = 20; // rows of a list, until the reader asks for all
 const STATES = { // of a peer: the kind of its mark, and what it means
   connected: ["good", "connected"],
@@ -148,14 +149,24 @@ function tally(peers) {
 function showLearning(rows) {
   const stages = [...new Set(rows.flatMap((row) => Object.keys(row.stages ?? {})))].sort((a, b) => (b === state.reported_stage) - (a === state.reported_stage));
   const series = stages.flatMap((stage, k) => ["validation", "test"].map((split, dash) => {
-    const known = rows.filter((row) => isNumber(row.stages?.[stage]?.[split]));
-    return { name: `${stage}, ${split}`, colour: k + 8 * dash, x: known.map((row) => row.round), y: known.map((row) => row.stages[stage][split]) };
+    return { name: `${stage}, ${split}`, colour: k + 8 * dash, ...line(rows, (row) => row.stages?.[stage]?.[split]) };
   })).filter((one) => one.x.length);
   const empty = series.length ? "" : "No round has been evaluated yet.";
-  chart("learning", { name: "Learning", series, x: { label: "round" }, y: { label: state.metric ?? "" }, empty });
+  chart("learning", { name: "Learning", series, x: { label: "round" }, y: { label: `${state.metric ?? ""}${ofRounds(rows)}` }, empty });
 }
 
 // ---- peers
+
+/** Return whether a node whose model counted is no longer a member. */
+const removed = (name) => Boolean(state.federation && state.peers) && name !== state.name && !state.peers.some((peer) => peer.name === name);
+const called = (name) => (removed(name) ? `${name} (removed)` : name);
+
+/** Return the removed members with the last round in which their models counted, the latest first. */
+function removedMembers(rows) {
+  const last = new Map();
+  for (const row of rows) for (const name of Object.keys(row.weights ?? {})) if (removed(name)) last.set(name, row.round);
+  return [...last].sort(([, a], [, b]) => b - a);
+}
 
 const columns = [
   ["peer", (peer) => peer.name],
@@ -177,12 +188,14 @@ function showPeers(rows) {
     return ["bad", "warn", "idle", "counted", "good", "done"].indexOf(kind === "good" && last?.weights[name] ? "counted" : kind);
   };
   const peers = firstOf("peers", state.peers ?? [], rank);
-  draw($("peers"), [state.federation, peers.map((peer) => peer.name)], () => {
-    if (!peers.length) return el("p", { class: "quiet" }, state.federation ? "No other members yet." : "This node belongs to no federation: it learns alone.");
+  const gone = removedMembers(rows).slice(0, MOST);
+  draw($("peers"), [state.federation, peers.map((peer) => peer.name), gone], () => {
+    const former = gone.length ? el("p", { class: "quiet removed" }, `Removed, no longer members: ${gone.map(([name, round]) => `${name} (its model last counted in round ${round})`).join(", ")}.`) : null;
+    if (!peers.length) return former ?? el("p", { class: "quiet" }, state.federation ? "No other members yet." : "This node belongs to no federation: it learns alone.");
     const head = el("tr", {}, ...columns.map(([name]) => el("th", { scope: "col", class: name.replace(/\W/g, "-") }, name)));
     const body = peers.map((peer) => el("tr", { "data-peer": peer.name }, ...columns.map(([name]) =>
       el(name === "peer" ? "th" : "td", { class: name.replace(/\W/g, "-"), "data-label": name, scope: name === "peer" ? "row" : undefined }))));
-    return el("table", { class: "peers" }, el("thead", {}, head), el("tbody", {}, ...body));
+    return [el("table", { class: "peers" }, el("thead", {}, head), el("tbody", {}, ...body)), former].filter(Boolean);
   });
   const lines = $("peers").querySelectorAll("tbody tr");
   peers.forEach((peer, k) => {
@@ -202,10 +215,10 @@ function showChosen(rows) {
   const last = rows.findLast((row) => row.weights);
   const sorted = Object.entries(last?.weights ?? {}).sort(([a, x], [b, y]) => (b === state.name) - (a === state.name) || y - x || (a < b ? -1 : 1));
   const weights = firstOf("chosen", sorted, () => 0), others = sorted.slice(weights.length).reduce((sum, [, weight]) => sum + weight, 0);
-  draw($("chosen"), [last?.round, weights], () => {
+  draw($("chosen"), [last?.round, weights.map(([name, weight]) => [called(name), weight])], () => {
     if (!last) return el("p", { class: "quiet" }, "No round has ended yet.");
     const bars = weights.map(([name, weight]) => el("tr", { class: name === state.name ? "own" : "" },
-      el("th", { scope: "row" }, name === state.name ? `${name} (itself)` : name),
+      el("th", { scope: "row" }, name === state.name ? `${name} (itself)` : called(name)),
       el("td", { class: "bar" }, svg("svg", { "aria-hidden": "true" }, svg("rect", { width: `${100 * weight}%`, height: "100%" }))),
       el("td", {}, percent(weight))));
     const rest = others && `; the ${sorted.length - weights.length} others together ${percent(others)}`;
@@ -219,7 +232,7 @@ function showWeights(rows) {
   for (const row of shown) for (const [name, weight] of Object.entries(row.weights)) sums.set(name, (sums.get(name) ?? 0) + weight);
   const sorted = [...sums.keys()].sort((a, b) => (b === state.name) - (a === state.name) || (a < b ? -1 : 1));
   const names = firstOf("weights", sorted, (name) => -sums.get(name));
-  const drawn = draw($("weights"), [names, shown.map((row) => [row.round, row.weights])], () => matrix(names, shown));
+  const drawn = draw($("weights"), [names.map(called), shown.map((row) => [row.round, row.weights])], () => matrix(names, shown));
   const scroll = $("weights").querySelector(".scroll");
   if (drawn && scroll) scroll.scrollLeft = scroll.scrollWidth; // the newest, where there is no room for all
 }
@@ -227,16 +240,12 @@ function showWeights(rows) {
 // ---- bytes
 
 function showBytes(rows) {
-  const known = rows.filter((row) => "bytes_in" in row);
+  const known = rows.filter((row) => "bytes_in" in row), into = line(known, (row) => row.bytes_in);
   const limit = state.budget?.bytes?.limit;
-  const x = known.map((row) => row.round);
-  const series = [
-    { name: "in", colour: 0, x, y: known.map((row) => row.bytes_in) },
-    { name: "out", colour: 1, x, y: known.map((row) => row.bytes_out) },
-  ];
-  if (limit) series.push({ name: "budget, in", colour: 15, x, y: known.map(() => limit) });
+  const series = [{ name: "in", colour: 0, ...into }, { name: "out", colour: 1, ...line(known, (row) => row.bytes_out) }];
+  if (limit) series.push({ name: "budget, in", colour: 15, x: into.x, y: into.x.map(() => limit) });
   const empty = known.length ? "" : "No round has ended yet.";
-  chart("bytes", { name: "Bytes per round", series, x: { label: "round" }, y: { label: "bytes of models and requests", unit: "B" }, empty });
+  chart("bytes", { name: "Bytes per round", series, x: { label: "round" }, y: { label: `bytes of models and requests${ofRounds(known)}`, unit: "B" }, empty });
 }
 
 function showTraffic() {
@@ -268,16 +277,35 @@ function matrix(names, rows) {
     const weight = row.weights[name];
     const step = weight === undefined ? "none" : `step-${Math.min(5, Math.ceil(5 * weight))}`;
     return svg("rect", { x: x * cell, y: y * high, width: cell - gap, height: high - gap, rx: 2, class: step },
-      svg("title", {}, `round ${row.round}, ${name}: ${weight === undefined ? "not used" : percent(weight)}`));
+      svg("title", {}, `round ${row.round}, ${called(name)}: ${weight === undefined ? "not used" : percent(weight)}`));
   }));
   const width = rows.length * cell - gap;
   const ends = [svg("text", { x: 0, y: names.length * high + 14 }, rows[0].round), rows.length > 3 && svg("text", { x: (rows.length - 1) * cell + cell - gap, y: names.length * high + 14, "text-anchor": "end" }, rows.at(-1).round)];
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${names.length * high + 18}`, width, class: "cells", role: "img",
     "aria-label": `Weights of ${names.length} nodes in rounds ${rows[0].round} to ${rows.at(-1).round}` }, ...cells, ...ends.filter(Boolean));
-  const labels = names.map((name) => el("span", { title: name }, name));
+  const labels = names.map((name) => el("span", { title: called(name), class: removed(name) ? "removed" : undefined }, called(name)));
   const key = ["none", 1, 2, 3, 4, 5].map((k) => svg("svg", { class: "cells", width: 12, height: 12, "aria-hidden": "true" }, svg("rect", { width: 12, height: 12, rx: 2, class: k === "none" ? k : `step-${k}` })));
   return [el("div", { class: "matrix" }, el("div", { class: "names" }, ...labels), el("div", { class: "scroll" }, drawing)),
     el("p", { class: "quiet legend" }, key[0], "not used", ...key.slice(1), "up to 20, 40, 60, 80, 100 %")];
+}
+
+/** Return how many rounds a point of a line stands for. */
+const bundle = (rows) => Math.max(1, Math.ceil(((rows.at(-1)?.round ?? 0) - (rows[0]?.round ?? 0) + 1) / MOST_POINTS));
+const ofRounds = (rows) => (bundle(rows) > 1 ? `, mean of ${bundle(rows)} rounds` : "");
+
+/** Return the x and y of a line: the rounds with a number, or, if there are many, the last round and the mean of each bundle.
+
+    Bundles end at multiples of their size, so that only the last point changes as rounds are added. */
+function line(rows, value) {
+  const size = bundle(rows), bundles = new Map();
+  for (const row of rows) {
+    if (!isNumber(value(row))) continue;
+    const key = Math.ceil(row.round / size);
+    if (!bundles.has(key)) bundles.set(key, []);
+    bundles.get(key).push(row);
+  }
+  const parts = [...bundles.values()];
+  return { x: parts.map((part) => part.at(-1).round), y: parts.map((part) => part.reduce((sum, row) => sum + value(row), 0) / part.length) };
 }
 
 /** Draw lines where they are not what they were. */

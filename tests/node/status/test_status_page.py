@@ -447,6 +447,30 @@ def test_phone_shows_cells_of_weights_and_bytes_from_zero(chromium):
 
 
 @needs_chromium
+def test_many_rounds_are_bundled_in_points_of_their_means(chromium):
+    points = """() => ["learning", "bytes"].map((id) =>
+        document.querySelector(`#${id} path.line`).getAttribute("d").split(/[ML]/).length - 1)"""
+    for rounds, size in ((120, 1), (400, 4)):
+        with shown_to_browsers(state_of(["bob"], rounds) | {"rounds": 400}) as shown, new_page(chromium) as (opened, _):
+            opened.goto(shown.address)
+            opened.locator("#bytes path.line").first.wait_for(state="attached", timeout=TIMEOUT)
+            assert opened.evaluate(points) == [rounds // size] * 2
+            assert ("mean of 4 rounds" in opened.locator("#learning").inner_text()) is (size > 1)
+
+
+@needs_chromium
+def test_member_that_was_removed_is_named_as_removed(chromium):
+    state = state_of(["bob", "carol"], rounds=5)
+    state["peers"] = [peer for peer in state["peers"] if peer["name"] != "bob"]
+    state["history"][-1]["weights"] = {"alice": 0.5, "carol": 0.5}
+    with shown_to_browsers(state) as shown, new_page(chromium) as (opened, _):
+        opened.goto(shown.address)
+        opened.locator("#weights .names span").first.wait_for(timeout=TIMEOUT)
+        assert opened.locator("#weights .names span").all_inner_texts() == ["alice", "bob (removed)", "carol"]
+        assert "bob (its model last counted in round 4)" in opened.locator("#peers .removed").inner_text()
+
+
+@needs_chromium
 def test_long_lists_are_folded_until_the_reader_opens_them(chromium):
     names = [f"peer-{k:03}" for k in range(60)]
     state = state_of(names)
