@@ -208,6 +208,11 @@ class Task:
         return ()
 
     @member
+    def data_label(self) -> str:
+        """Return what the data call the node, such as its site, for reports; "" if they do not name it."""
+        return ""
+
+    @member
     def held_out(self) -> Sequence[str]:
         """Return the splits that were drawn from the training samples."""
         return ()

@@ -133,6 +133,7 @@ def table(
         "derived_options": found,
         "data_facts": (file.facts,),
         "data_notes": notes,
+        "data_label": own.label(file, part),
         "held_out": held_out,
     }
     if model is not None:
@@ -216,6 +217,7 @@ def regression(
         derived_options={**found, "centre": centre, "scale": scale},
         data_facts=(file.facts,),
         data_notes=notes,
+        data_label=own.label(file, part),
         held_out=held_out,
     )
 
@@ -313,6 +315,10 @@ class _Own(NamedTuple):
             raise ConfigurationError(f"{self.path}: no row is left to train on")
         return splits, tuple(notes), held_out
 
+    def label(self, file: Labelled, part: Part) -> str:
+        """Return the value of the column that names the node; "" without such a column."""
+        return _owners(file)[part.index] if self.choice.owner else ""
+
     def scale(self, splits: Mapping[Split, Arrays], standardize: str) -> dict[Split, Arrays]:
         """Return inputs as float32, standardised and without gaps."""
         found = dict(splits)
@@ -323,9 +329,14 @@ class _Own(NamedTuple):
         return {split: (x.astype(np.float32), y) for split, (x, y) in found.items()}
 
 
+def _owners(file: Labelled) -> list[str]:
+    """Return the different owners of rows, in the order of the nodes: numbers by value, then texts."""
+    return sorted(set(file.owners), key=lambda text: (number(text) is None, number(text) or 0.0, text))
+
+
 def _rows_of_owner(path: Path, column: str, file: Labelled, part: Part) -> Arrays:
-    """Return the rows of one owner; the owners are the nodes, in the order of their names."""
-    owners = sorted(set(file.owners), key=lambda text: (number(text) is None, number(text) or 0.0, text))
+    """Return the rows of one owner, which is one node."""
+    owners = _owners(file)
     if len(owners) != part.count:
         raise ConfigurationError(
             f"{path}: the column {column} has {len(owners)} different values, and each is one node: set nodes ="

@@ -83,14 +83,14 @@ def sets_of(root: str) -> list[dict[str, Any]]:
 
 
 def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
-    """Return each different division of the data of a scenario: its runs, and each node's group and splits.
+    """Return each different division of the data of a scenario: its runs, and each node's label, group and splits.
 
     A split has its number of samples, for class targets the number of samples of each class, and for sensitive
     attributes that of each group. `data` has what the readers of the data understood; see p2pfl.data_facts. `notes` are on
     the division: small splits, and test samples that are also training samples.
     """
     from p2pfl.sim.execution.memory_estimate import check_runs
-    from p2pfl.sim.simulation.plan import names
+    from p2pfl.sim.simulation.plan import data_labels, names
     from p2pfl.sim.simulation.workers import prepare_process
 
     prepare_process(file.path)
@@ -102,7 +102,8 @@ def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
     for alike in runs.values():
         first = alike[0]
         tasks = _tasks(first)
-        nodes = [_node(name, task) for name, task in zip(names(first.nodes), tasks, strict=True)]
+        called = data_labels(tasks) or [""] * first.nodes
+        nodes = [_node(*each) for each in zip(names(first.nodes), called, tasks, strict=True)]
         facts = [each.to_json() for each in distinct(each for task in tasks for each in task.data_facts)]
         note = same_rows_note(first)
         notes = [each for each in _notes(first, tasks) if each != note]
@@ -123,10 +124,10 @@ def same_rows_note(scenario: Scenario) -> str:
 
 
 def _notes(scenario: Scenario, tasks: Sequence[Task]) -> list[str]:
-    from p2pfl.sim.simulation.plan import data_notes, names
+    from p2pfl.sim.simulation.plan import data_labels, data_notes, names
 
     try:
-        return data_notes(scenario, tasks, names(scenario.nodes))
+        return data_notes(scenario, tasks, data_labels(tasks) or names(scenario.nodes))
     except ConfigurationError as error:
         raise ConfigurationError(f"run {scenario.name!r}: {error}") from error
 
@@ -144,8 +145,8 @@ def _tasks(scenario: Scenario) -> list[Task]:
         raise ConfigurationError(f"run {scenario.name!r}: {error}") from error
 
 
-def _node(name: str, task: Task) -> dict[str, Any]:
-    return {"node": name, "group": task.public_info.get("group"), **_splits(task)}
+def _node(name: str, label: str, task: Task) -> dict[str, Any]:
+    return {"node": name, **({"label": label} if label else {}), "group": task.public_info.get("group"), **_splits(task)}
 
 
 def _splits(task: Task) -> dict[str, Any]:
@@ -242,11 +243,12 @@ def _show_division(division: dict[str, Any]) -> None:
         _show_facts(facts)
     splits = [split for split in SPLITS if any(split in node for node in nodes)]
     attributes = list(nodes[0]["train"].get("groups", ())) if nodes else []
-    rows = [["node", "group", *splits, "training samples per label", *map(_of_groups, attributes)]]
+    rows = [["node", "label", "group", *splits, "training samples per label", *map(_of_groups, attributes)]]
     for node in nodes:
         group = "" if node["group"] is None else str(node["group"])
         counts = [node["train"].get("labels", ()), *(node["train"]["groups"][name] for name in attributes)]
-        rows.append([node["node"], group, *(str(node.get(s, {}).get("samples", "")) for s in splits), *map(_counts, counts)])
+        sizes = (str(node.get(split, {}).get("samples", "")) for split in splits)
+        rows.append([node["node"], node.get("label", ""), group, *sizes, *map(_counts, counts)])
     kept = [k for k in range(len(rows[0])) if any(row[k] for row in rows[1:])]
     _print_aligned([[row[k] for k in kept] for row in rows])
     of_data = [note for facts in division["data"] for note in facts["notes"]]

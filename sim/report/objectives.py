@@ -319,7 +319,9 @@ def answers_figure(id: str, having: Sequence[tuple[Series, AllAnswers]]) -> Figu
                 for run, of in there
                 for preference, point in zip(of.preferences, of.points, strict=True)
             ]
-            label = f"node {node}" + (f": {names[a]} and {names[b]}" if len(names) > 2 else "")
+            called = having[0][0].shown.labels
+            owner = called[node] if node < len(called) else f"node {node}"
+            label = owner + (f": {names[a]} and {names[b]}" if len(names) > 2 else "")
             views.append({"label": label} | _axes(points, names, signs, a, b) | {"known": []})
     note = f"On the node's own test data, {shown_seeds(one for one, _ in having)}."
     title = f"Objectives of a node's solutions: {some(names)}"

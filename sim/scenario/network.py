@@ -33,7 +33,7 @@ LOSS = "at least 0 and below 1"
 class LinkRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Values of some links, in place of those that the network has for all.
 
-    A node is given by its number, its name (`node-07`), or its label in the topology or its places.
+    A node is given by its number, its name (`node-07`), or its label in the topology, its places or its data.
 
     Attributes:
         nodes: the values are those of all links of each of these nodes; where two nodes of a link have one, the larger
@@ -175,7 +175,7 @@ class LinkValues:
 
 
 class Nodes:
-    """Names of the nodes, and their labels in the topology or its places; there may be no labels."""
+    """Names of the nodes, and their labels in the topology, its places or its data; there may be no labels."""
 
     def __init__(self, names: Sequence[str], called: Sequence[str]) -> None:
         self.names = names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import networkx as nx
@@ -40,7 +40,7 @@ class TopologyPlan:
 
     Attributes:
         properties: see p2pfl.topologies.properties.
-        labels: label of each node, or else of its place; empty if every label is the node's number.
+        labels: label of each node, or else of its place, or else of its data; empty if every label is the node's number.
         neighbours: for each node, the names of the nodes that it may fetch from; sorted.
         graph: the graph itself; a complete one has no edges.
         places: the graph whose nodes have the coordinates.
@@ -131,7 +131,9 @@ def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters 
     with sharing():
         tasks = [task_of(scenario, k) for k in range(scenario.nodes)]
         check_layouts(tasks, known_as)
-    scarcity = [*scarcity_notes(scenario, tasks), *data_notes(scenario, tasks, known_as)]
+    if not around.labels:
+        around = replace(around, labels=data_labels(tasks))
+    scarcity = [*scarcity_notes(scenario, tasks), *data_notes(scenario, tasks, around.labels or known_as)]
     check_groups(scenario, tasks)
     start = tasks[0].initial(scenario.seed) if initial is None else initial
     check_starts(tasks, known_as, start, scenario.seed)
@@ -174,6 +176,12 @@ def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence
         around = [tuple([everyone[k] for k in ks]) for ks in neighbours(graph)]
     read = [found for each in dict.fromkeys((graph, places)) if (found := facts_of(each)) is not None]
     return TopologyPlan(name, properties, labelled, around, graph, places, notes, tuple(read))
+
+
+def data_labels(tasks: Sequence[Task]) -> list[str]:
+    """Return what the data call each node, such as its site; [] if nodes have no or equal labels, or the nodes' numbers."""
+    found = [task.data_label for task in tasks]
+    return found if all(found) and len({*found}) == len(found) and found != [str(k) for k in range(len(found))] else []
 
 
 def scarcity_notes(scenario: Scenario, tasks: Sequence[Task]) -> list[str]:

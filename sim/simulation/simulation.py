@@ -99,7 +99,8 @@ class Run:
     Attributes:
         topology: name of the topology.
         properties: of the topology; see p2pfl.topologies.properties.
-        labels: label of each node in the topology, or else of its place; empty if every label is the node's number.
+        labels: label of each node in the topology, or else of its place, or else of its data; empty if every label is the
+            node's number.
         graphs: what the readers of the files of the topology and the places understood.
         nodes: final state of the nodes, by name.
         batches: by kind, the number of batches of jobs, and the number of jobs.

@@ -61,9 +61,12 @@ def test_each_value_of_a_column_is_a_node(tmp_path):
         make("classification", path, Part(0, 3), **rule)
 
 
-def test_regression_scales_labels_alike_for_all_nodes(tmp_path):
+@pytest.mark.parametrize("standardize", ["none", "local"])  # of the features; r2_pooled needs targets of one scale
+def test_regression_scales_labels_alike_for_all_nodes(tmp_path, standardize):
     path = write(tmp_path / "own.csv", "a,price\n" + "".join(f"{k},{1000 + 50 * k}\n" for k in range(20)))
-    tasks = [make("regression", path, Part(k, 2), partition={"name": "iid"}, **WHOLE) for k in range(2)]
+    tasks = [
+        make("regression", path, Part(k, 2), partition={"name": "iid"}, standardize=standardize, **WHOLE) for k in range(2)
+    ]
     assert tasks[0].derived_options == tasks[1].derived_options
     assert tasks[0].derived_options["centre"] == 1475
     y = np.concatenate([task.data["train"][1].ravel() for task in tasks])

@@ -3,14 +3,17 @@
 import json
 from importlib.util import module_from_spec, spec_from_file_location
 
+import networkx as nx
 import pytest
 
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.doctor import run_checks
 from p2pfl.sim.scenario.scenario import load
+from p2pfl.sim.simulation.plan import plan
 from p2pfl.task import Part
 from tests.support.extras import needs_torch
 
+SITES = ["x", "y", "z"]
 ROWS = "\n".join(f"{k * 7 % 50},{k % 9}.5,{'no' if k * 7 % 50 < 25 else 'yes'},{'xyz'[k % 3]}" for k in range(90))
 
 
@@ -42,6 +45,26 @@ def test_scenario_has_the_proposal_with_reasons(folder, capsys):
 def test_run_ends_in_a_result(folder, capsys):
     assert new("own", "--from", str(folder), "--run", "--json") == 0
     assert {run["name"] for run in json.loads(capsys.readouterr().out)["runs"]} == {"alone", "dac", "fedavg"}
+
+
+def test_values_of_site_column_are_labels_of_nodes(folder, capsys):
+    assert new("--from", "own.csv") == 0
+    capsys.readouterr()
+    assert main(["data", "check", "own_study/scenario.toml", "--json"]) == 0
+    division = json.loads(capsys.readouterr().out)["divisions"][0]
+    assert [node["label"] for node in division["nodes"]] == SITES
+    runs = load("own_study/scenario.toml").runs
+    assert plan(runs[0]).topology.labels == SITES
+    assert plan(runs[0], nx.path_graph(["a", "b", "c"])).topology.labels == ["a", "b", "c"]  # those of a graph come first
+
+
+def test_values_that_number_the_nodes_are_no_labels(folder):
+    text = (folder / "own.csv").read_text()
+    for k, site in enumerate(SITES):
+        text = text.replace(f",{site}\n", f",{k}\n")
+    (folder / "own.csv").write_text(text)
+    assert new("--from", "own.csv", "--by", "site") == 0
+    assert plan(load("own_study/scenario.toml").runs[0]).topology.labels == []
 
 
 def test_wrong_data_creates_nothing(folder, capsys):
