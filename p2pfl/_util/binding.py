@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import types
 import typing
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
@@ -28,18 +29,20 @@ EXAMPLES = {
     "search": "{ iterations = 20 }",
     "forms": "[forms.smoke]",
 }
-_MISMATCH = re.compile(r"Expected `((?:int \| )?\w+)(?: \| null)?`, got `(\w+)`(?: - at `\$\.?.+`)?")
+_MISMATCH = re.compile(r"Expected `(float \| array|(?:int \| )?\w+)(?: \| null)?`, got `(\w+)`(?: - at `\$\.?.+`)?")
 _PATH = re.compile(r" - at `\$\.?(.+)`")
 _STEP = re.compile(r"[^.\[\]]+|\[\.\.\.\]|\[\d+\]")
 _TYPES = {
     "int": "a whole number",
     "float": "a number",
     "int | float": "a number",
+    "float | array": "a number or a pair [low, high]",
     "str": "a string",
     "bool": "true or false",
     "array": "a list",
     "object": "a table",
 }
+_KINDS = {int: "a whole number", float: "a number", tuple: "a pair [low, high]"}  # beside words
 _MANY = {str: "strings", int: "whole numbers", float: "numbers"}
 _PYTHON = {"int": int, "float": float, "str": str, "bool": bool, "array": list, "object": dict}
 
@@ -202,6 +205,11 @@ def _check_key(prefix: str, key: str, known: Iterable[str]) -> None:
 def _check_literal(where: str, value: Any, kind: Any) -> None:
     if get_origin(kind) is Literal and value not in get_args(kind):
         raise none_of(where, value, get_args(kind))
+    several = get_args(kind) if get_origin(kind) in (types.UnionType, typing.Union) else ()
+    words = [word for one in several if get_origin(one) is Literal for word in get_args(one)]
+    if words and isinstance(value, str) and str not in several and value not in words:
+        others = [_KINDS.get(one) or _KINDS[get_origin(one)] for one in several if get_origin(one) is not Literal]
+        raise none_of(where, value, [*words, *others])
 
 
 def _check_tables(table: Mapping[str, Any], kind: Any, prefix: str = "") -> None:

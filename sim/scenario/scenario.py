@@ -777,8 +777,28 @@ def _change_runs(runs: Sequence[Table], changes: Changes) -> tuple[list[Table], 
     kept = _distinct(runs, changed) if changes else range(len(runs))
     dropped = [str(run["name"]) for k, run in enumerate(runs) if k not in kept]
     named = _with_names([changed[k] for k in kept], last(changes, "policy.name", None))
-    notes = (f"left out, because the changes make them equal to other runs: {some(dropped)}",) if dropped else ()
-    return named, notes
+    left_out = f"left out, because the changes make them equal to other runs: {some(dropped)}" if dropped else ""
+    return named, tuple(filter(None, (left_out, _note_on_names(runs, changes))))
+
+
+def _note_on_names(runs: Sequence[Table], changes: Changes) -> str:
+    """Return a note if changes override keys in which the runs of a file differ, because their names may tell the values."""
+    if any(key == "policy.name" for key, _ in changes):
+        return ""  # the runs get other names
+    said = []
+    for key, value in changes:
+        varied = any(f"{each}.".startswith(f"{key}.") for run in runs for each in run.get("varied", {}))  # see _fix_key
+        if not varied and any(_value(run, key) != _value(runs[0], key) for run in runs):
+            said.append(f"{key} = {setting(key, value)}")
+    return f"rows keep their names of the file, although all have {', '.join(said)} now" if said else ""
+
+
+def _value(run: Table, key: str) -> Any:
+    """Return the value of a dotted key; None without one."""
+    found: Any = run
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
 
 
 def _fix_key(run: Table, key: str) -> None:

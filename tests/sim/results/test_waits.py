@@ -6,6 +6,7 @@ import pytest
 from p2pfl.sim.results.results import result_of, summarise
 from p2pfl.sim.results.summary_metrics import waits
 from p2pfl.sim.scenario.scenario import resolve
+from p2pfl.sim.scenario.sweep import parse, sweep
 from p2pfl.sim.simulation.simulation import run
 
 LOSSY = {"nodes": 4, "rounds": 6, "deadline": 5.0, "task": {"name": "concept-shift"}, "policy": {"name": "random"}}
@@ -47,6 +48,23 @@ def test_description_and_notes_name_overridden_settings():
     assert file.description == "No budget, twenty rounds.\nOverridden: budget.bytes = 50000, rounds = 3."
     assert resolve(options, [], "test", ".").description == "No budget, twenty rounds."
     assert resolve(LOSSY, ["rounds=3"], "test", ".").notes == ()
+
+
+def test_note_says_which_rows_a_varied_network_does_not_change():
+    base = {**LOSSY, "rounds": 2, "run": [{"name": "alone", "policy": {"name": "local"}}, {"name": "random"}]}
+    file = sweep(resolve(base, [], "test", "."), parse(["network.loss=0.0,0.2", "task.samples=20,30"]))
+    notes = summarise(file, [result_of(run(one)) for one in file.runs])["notes"]
+    said = [note for note in notes if "exchanges nothing" in note]
+    assert said == ["alone exchanges nothing: its rows are the same at all values of network.loss"]
+
+
+def test_note_says_that_rows_keep_names_of_what_is_overridden():
+    rows = [{"name": name, "topology": {"name": name}} for name in ("complete", "ring")]
+    file = resolve({**LOSSY, "run": rows}, ["topology.name=star"], "test", ".")
+    assert "rows keep their names of the file, although all have topology.name = star now" in file.notes
+    assert not any("keep their names" in note for note in resolve({**LOSSY, "run": rows}, ["rounds=3"], "test", ".").notes)
+    varied = {"name": "a", "each": {"topology.name": ["ring", "star"]}}  # a fixed key leaves the name
+    assert not any("keep" in note for note in resolve({**LOSSY, "run": [varied]}, ["topology.name=ring"], "test", ".").notes)
 
 
 @pytest.mark.parametrize("nodes", [1, 6])

@@ -108,7 +108,10 @@ def test_runs_made_equal_by_changes_are_renamed_and_merged(file):
 def test_notes_name_runs_left_out_as_equal():
     changed = resolve({"run": [{"name": "a"}, {"name": "b", "nodes": 7}, {"name": "c"}]}, ["nodes=5"], "study", ".")
     assert [run.name for run in changed.runs] == ["a", "c"]  # c was equal to a before
-    assert changed.notes == ("left out, because the changes make them equal to other runs: b",)
+    assert changed.notes == (
+        "left out, because the changes make them equal to other runs: b",
+        "rows keep their names of the file, although all have nodes = 5 now",
+    )
 
 
 def test_equal_runs_of_the_file_are_kept(file):
