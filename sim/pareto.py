@@ -42,6 +42,7 @@ from p2pfl.sim.results import objectives
 from p2pfl.sim.results.results import asked, versions
 from p2pfl.sim.results.tables import CANDIDATES, MODELS, SUMMARY, write_parquet
 from p2pfl.sim.scenario.claims import MEAN
+from p2pfl.sim.scenario.questions import surroundings
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, name_errors
 from p2pfl.sim.simulation.sharding import task_of
 from p2pfl.sim.simulation.simulation import Simulation
@@ -400,7 +401,9 @@ def summarise(file: ScenarioFile, searches: Sequence[FrontSearch], notes: Sequen
     `preferences` are their preferences, `front` has the numbers of the candidates on the front, and `hypervolumes` the
     hypervolume after each iteration.
     """
-    runs = objectives.with_distances([_entry(search) for search in searches])
+    runs = objectives.with_distances(
+        [_entry(search) for search in searches], {run.name: surroundings(run.varied) for run in file.runs}
+    )
     table = []
     for scenario in file.runs:
         repeated = [run for run in runs if run["name"] == scenario.name]

@@ -19,7 +19,7 @@ from p2pfl.sim.report.collaboration import MOST_CELLS, Order, order_nodes
 from p2pfl.sim.report.figures import lines
 from p2pfl.sim.report.folder import Columns, Entry
 from p2pfl.sim.report.page import Hundredths
-from p2pfl.sim.report.series import Figure, Section, Series, by_key
+from p2pfl.sim.report.series import Figure, Section, Series, by_key, shown_seeds
 
 MOST_BINS = 100  # rows and columns of a matrix
 MOST_FRAMES = 6  # matrices of a run
@@ -52,11 +52,12 @@ def clusters_section(series: Sequence[Series]) -> Section | None:
     """Return the section; None if no policy has clusters or compares models."""
     states = {one.name: found for one in series if (found := states_of(one)) is not None}
     figures = [lanes(series, states)] if states else []
-    note = "1: the clusters equal the true groups; about 0: they agree by chance (Hubert and Arabie 1985)."
+    of = "Of the clusters after the coordinator's step in each round, over all nodes."
+    note = f"{of} 1: they equal the true groups; about 0: they agree by chance (Hubert and Arabie 1985)."
     title = "Agreement of clusters and true groups"
     figures += _non_empty(lines(series, _rand, id="rand", title=title, y_label="adjusted Rand index", note=note))
     title = "Number of clusters"
-    figures += _non_empty(lines(series, _count, id="clusters-count", title=title, y_label="clusters", even=True))
+    figures += _non_empty(lines(series, _count, id="clusters-count", title=title, y_label="clusters", even=True, note=of))
     figures += similarities(series, states)
     return {"id": "clusters", "title": "Clusters", "text": [], "figures": figures} if figures else None
 
@@ -126,7 +127,11 @@ def lanes(series: Sequence[Series], states: dict[str, States]) -> Figure:
         if groups:
             runs[name]["groups"] = [f"group {groups[node]}" for node in order]
     of = ", in the colour of its true group" if kinds else ""
-    note = f"Each row is a node{of}. Adjacent nodes are in the same cluster; in a gap a node has no cluster."
+    seed = shown_seeds(own[name] for name in states)
+    note = (
+        f"Each row is a node{of}, {seed}: its cluster after the coordinator's step in each round. Adjacent nodes are in the"
+    )
+    note += " same cluster; in a gap a node has no cluster."
     note += " Clusters are named by their splits: 01 is the second part of 0."
     if len(runs) < len(states):
         note += f" Not shown, because the figure would be too large: {some(set(states) - set(runs))}."
@@ -174,7 +179,7 @@ def similarities(series: Sequence[Series], states: dict[str, States]) -> list[Fi
         }
         of = f": {some(one.name for one in runs)}" if len(alike) > 1 else ""
         figure: Figure = {"id": f"similarity-{index}" if index else "similarity", "kind": "matrix", "frames": frames}
-        figure |= {"title": f"Similarity of models{of}", "note": _alike(grouped, orders), "unit": ""}
+        figure |= {"title": f"Similarity of models{of}", "note": _alike(runs, grouped, orders), "unit": ""}
         figure |= {"x_label": "node", "y_label": "node"} | _rows(orders[runs[0].name])
         figure["first"] = next(
             (name for name in sorted(states, key=lambda k: -len(states[k].names)) if name in frames), None
@@ -232,9 +237,10 @@ def matrix(columns: Columns, round: int, order: Order) -> np.ndarray:
     return mean
 
 
-def _alike(grouped: bool, orders: dict[str, Order]) -> str:
+def _alike(runs: Sequence[Series], grouped: bool, orders: dict[str, Order]) -> str:
     words = (
-        "Similarity of two nodes' models as the policy computes it, before the step of that round. Hatched: not computed,"
+        f"Similarity of two nodes' models of that round, {shown_seeds(runs)}, as the policy computes it before the"
+        " coordinator's step. Hatched: not computed,"
     )
     words += " for example between different clusters."
     words += f" Nodes are ordered by their {'true groups' if grouped else 'last clusters'}."
@@ -368,7 +374,8 @@ def timeline(views: dict[str, tuple[Series, list[View], list[list[View]]]]) -> F
                 for _, v in parts
             ],
         }
-    note = "First row: the coordinator by its own record. Other rows: the coordinator as each node saw it."
+    seed = shown_seeds(one for one, *_ in views.values())
+    note = f"Of {seed}. First row: the coordinator by its own record. Other rows: the coordinator as each node saw it."
     note += " Numbers are terms; each term has at most one coordinator."
     if any(one.shown.nodes > MOST_NODES for one, *_ in views.values()):
         note += f" Only the first {MOST_NODES} nodes are shown."

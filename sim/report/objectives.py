@@ -18,7 +18,8 @@ from p2pfl.pareto_metrics import Points, measures, non_dominated
 from p2pfl.sim.formatting import as_printed, bullets, number, of_paper, some, table
 from p2pfl.sim.report.figures import with_band
 from p2pfl.sim.report.folder import AllAnswers, Folder, Objectives, Row
-from p2pfl.sim.report.series import MOST_RUNS, Figure, Front, Section, Series, by_key, shown_seeds
+from p2pfl.sim.report.series import MOST_RUNS, Figure, Front, Section, Series, by_key, reported_model, shown_seeds
+from p2pfl.sim.scenario.questions import surroundings
 
 MOST_VIEWS = 15  # pairs of objectives
 MOST_NAMED = 6  # nodes named at a point
@@ -71,6 +72,7 @@ def _terms(series: Series) -> tuple[Any, ...]:
     of = front.of if series.shown.pool else ""  # different kinds of pools get separate figures
     return (
         of,
+        surroundings(series.shown.varied),
         tuple(objectives.higher_is_better.items()),
         tuple(objectives.reference or ()),
         tuple(map(tuple, objectives.front)),
@@ -98,7 +100,8 @@ def fronts(id: str, space: Space, series: Sequence[Series], several: bool = Fals
         "Mean objectives of each run" if means else f"Objectives of the {shown_front(series[0]).objectives.each}s' models"
     )
     title += f", and the front of each {'pool' if pool else 'run'}"
-    title += f": {some(names)}" if several else ""
+    level = surroundings(series[0].shown.varied)
+    title += f": {some(names)}{f'; {level}' if level else ''}" if several else ""
     figure: Figure = {"id": id, "kind": "scatter", "title": title, "note": _note(series, len(names) > 2)}
     return figure | (views[0] if views else {"points": []}) | ({"views": views} if len(views) > 1 else {})
 
@@ -144,8 +147,10 @@ def solutions(series: Series, space: Space) -> list[Solution]:
 def _note(series: Sequence[Series], several: bool) -> str:
     pool = series[0].shown.pool
     run, model = ("pool", "solution") if pool else ("run", "model")
-    what = "Mean objectives over the nodes of each run" if pool and shown_front(series[0]).of == "means" else "Models"
-    words = f"{what}, {shown_seeds(series, run)}. Filled marks are on the front of their {run}: no other {model} of the"
+    means = pool and shown_front(series[0]).of == "means"
+    what = "Mean objectives over the nodes of each run" if means else "Objectives of models"
+    of = f": {reported_model(series)}" if shown_front(series[0]).objectives.each == "node" else ""
+    words = f"{what}, {shown_seeds(series, run)}{of}. Filled marks are on the front of their {run}: no other {model} of the"
     words += f" {run} is at least as good in every objective, and better in one."
     words += " Each view shows two objectives; the front is that of all objectives." if several else ""
     owners = "solutions" if pool else f"{shown_front(series[0]).objectives.each}s"
@@ -290,7 +295,9 @@ def answers_section(series: Sequence[Series]) -> Section | None:
     having = [(one, one.shown.answers) for one in series if one.shown.answers is not None]
     if not any(any(node.preferences) for _, answers in having for node in answers.nodes):
         return None
-    alike = by_key(having, lambda each: tuple(each[1].higher_is_better.items())).values()
+    alike = by_key(
+        having, lambda each: (surroundings(each[0].shown.varied), tuple(each[1].higher_is_better.items()))
+    ).values()
     figures = [answers_figure(f"solutions-{k}" if k else "solutions", runs) for k, runs in enumerate(alike)]
     text = [
         "The model of each node has a solution for every preference. The figure shows the Pareto-optimal ones of each run."
@@ -323,8 +330,10 @@ def answers_figure(id: str, having: Sequence[tuple[Series, AllAnswers]]) -> Figu
             owner = called[node] if node < len(called) else f"node {node}"
             label = owner + (f": {names[a]} and {names[b]}" if len(names) > 2 else "")
             views.append({"label": label} | _axes(points, names, signs, a, b) | {"known": []})
-    note = f"On the node's own test data, {shown_seeds(one for one, _ in having)}."
-    title = f"Objectives of a node's solutions: {some(names)}"
+    runs = [one for one, _ in having]
+    note = f"On the node's own test data, {shown_seeds(runs)}: {reported_model(runs)}."
+    level = surroundings(having[0][0].shown.varied)
+    title = f"Objectives of a node's solutions: {some(names)}{f'; {level}' if level else ''}"
     return {"id": id, "kind": "scatter", "title": title, "note": note} | views[0] | {"views": views}
 
 

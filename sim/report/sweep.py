@@ -140,12 +140,20 @@ def _heatmap(quantity: _Quantity, by: tuple[Factor, Factor], series: Sequence[Se
     means = [cell["value"] for cell in cells.values() if np.isfinite(cell["value"])]
     if not means or (len(set(means)) == 1 and len(means) == len(cells)):
         return None
-    best = (max if quantity.higher else min)(means, default=None)
-    for cell in cells.values():
-        cell["best"] = cell["value"] == best
+    problems = by_key(series, lambda one: one.problem)
+    several = len(problems) > 1
+    for alike in problems.values():
+        mine = [cells[one.name] for one in alike]
+        best = (max if quantity.higher else min)(
+            (cell["value"] for cell in mine if np.isfinite(cell["value"])), default=None
+        )
+        for cell in mine:
+            cell["best"] = cell["value"] == best and (len(mine) > 1 or not several)  # alone it is better than no other
     of_metric = quantity.id == "metric"
     over = f"the nodes, then over the seeds, of {reported_model(series)}" if of_metric else "the seeds"
-    note = f"Mean over {over}. The best value has a frame."
+    note = f"Mean over {over}."
+    if any(cell["best"] for cell in cells.values()):
+        note += f" The best value{' of each learning problem' * several} has a frame."
     never = quantity.missing == "never" and len(means) < len(cells)
     return {
         "id": f"grid-{quantity.id}",

@@ -144,21 +144,24 @@ def own_fronts(members: Sequence[Mapping[str, Any]]) -> list[float]:
     return found
 
 
-def with_distances(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_distances(runs: Sequence[dict[str, Any]], levels: Mapping[str, str]) -> list[dict[str, Any]]:
     """Add `igd` to the objectives of runs whose task has no known front: the distance from the front of all runs here.
 
     That front is computed from runs with the same objectives, separately for each seed, because seeds differ in their
     problem. Runs, pools of means and pools of all models are also separate, as in the report.
+
+    Args:
+        levels: by the name of a run or a pool, what else separates it; see p2pfl.sim.scenario.questions.surroundings.
     """
     points: dict[Any, list[np.ndarray]] = {}
     for run in runs:
         if _unknown(run):
             # all at once would need too much memory
-            points.setdefault(_problem(run), []).append(non_dominated(_points(run)))
+            points.setdefault(_problem(run, levels), []).append(non_dominated(_points(run)))
     fronts = {key: non_dominated(np.concatenate(found)) for key, found in points.items()}
 
     def with_distance(run: dict[str, Any]) -> dict[str, Any]:
-        distance = inverted_generational_distance(_points(run), fronts[_problem(run)])
+        distance = inverted_generational_distance(_points(run), fronts[_problem(run, levels)])
         return run | {"objectives": run["objectives"] | {"igd": distance}}
 
     return [with_distance(run) if _unknown(run) else run for run in runs]
@@ -200,8 +203,8 @@ def _unknown(run: Mapping[str, Any]) -> bool:
     return "objectives" in run and "igd" not in run["objectives"]
 
 
-def _problem(run: Mapping[str, Any]) -> Any:
-    return run["seed"], run.get("of"), tuple(run["objectives"]["higher_is_better"].items())
+def _problem(run: Mapping[str, Any], levels: Mapping[str, str]) -> Any:
+    return levels.get(run["name"], ""), run["seed"], run.get("of"), tuple(run["objectives"]["higher_is_better"].items())
 
 
 def _points(run: Mapping[str, Any]) -> np.ndarray:

@@ -41,7 +41,7 @@ from p2pfl.sim.results.tables import (
     write_parquet,
 )
 from p2pfl.sim.scenario.claims import MEAN, figure_of, figures_in, has_figure
-from p2pfl.sim.scenario.questions import counterpart, label, of_problem
+from p2pfl.sim.scenario.questions import base_of, counterpart, label, of_problem, surroundings
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.scenario.topology import GRAPH
 from p2pfl.sim.simulation.simulation import Run
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     import polars
     from matplotlib.axes import Axes
 
+EXCHANGE = ("network", "budget", "codec", "topology", "deadline")  # keys that only change what nodes exchange
 Runs = Sequence[Mapping[str, Any]]  # entries of `runs`, or of `pools`, in summary.json
 
 
@@ -468,7 +469,8 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         if (pool := scenarios[0].pool) is not None and pool.of != "fronts"
         for each in objectives.pool_results(name, pool.of, [run for run in runs if run.get("pool") == name])
     ]
-    found = objectives.with_distances([*runs, *pools])
+    levels = {name: surroundings(run.varied) for run in file.runs for name in (run.name, run.row)}
+    found = objectives.with_distances([*runs, *pools], levels)
     runs, pools = found[: len(runs)], found[len(runs) :]
     if file.target is not None:
         runs = [
@@ -496,6 +498,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
     if file.claims or file.printed or file.answers:
         _add_seeds(table, file, results)
     warnings = [*objectives.collapses(table), *objectives.died(runs), *summary_metrics.waits(runs)]
+    warnings += _notes_on_silent(table) if file.varied else []
     return {
         "scenario": file.name,
         "version": __version__,
@@ -640,6 +643,23 @@ def _per_group(tests: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for group, mean in test["per_group"].items():
             found.setdefault(group, []).append(mean)
     return {group: float(np.mean(means)) for group, means in found.items()}
+
+
+def _notes_on_silent(table: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a note for each row before a sweep that sends nothing, and so is the same at all levels of the exchange."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in table:
+        if not row["bytes"]:
+            others = {key: value for key, value in row["varied"].items() if key.partition(".")[0] not in EXCHANGE}
+            groups.setdefault(to_json([base_of(row["name"], row["varied"]), others]), []).append(row)
+    found: dict[str, dict[str, None]] = {}
+    for rows in groups.values():
+        keys = [key for key in rows[0]["varied"] if len({to_json(row["varied"].get(key)) for row in rows}) > 1]
+        if keys and len({row["mean"] for row in rows}) == 1:
+            found.setdefault(base_of(rows[0]["name"], rows[0]["varied"]) or "this run", {}).update(dict.fromkeys(keys))
+    return [
+        f"{name} exchanges nothing: its rows are the same at all values of {', '.join(keys)}" for name, keys in found.items()
+    ]
 
 
 def _compare(table: Sequence[dict[str, Any]], against: str) -> None:

@@ -226,6 +226,15 @@ def of_problem(key: str) -> bool:
     return first in PROBLEM and not (first == "task" and rest.partition(".")[0] in TRAINING)
 
 
+def surroundings(varied: Varied) -> str:
+    """Return the varied values of the learning problem outside the task, such as "loss=0.1"; "" without any.
+
+    Models with several objectives share a front only where these are equal. Keys of the task do not separate them: models
+    for different preferences are what a front consists of.
+    """
+    return values(varied, [key for key in varied if of_problem(key) and key.partition(".")[0] != "task"])
+
+
 def compiled(pattern: str) -> re.Pattern[str]:
     """Return a pattern as a regular expression."""
     parts, seen = [], set[str]()

@@ -106,6 +106,26 @@ def test_heat_maps_show_metric_and_costs(tmp_path):
     assert "grid-time" not in found
 
 
+def test_heat_maps_frame_the_best_of_each_learning_problem(tmp_path):
+    losses = {0.0: (0.9, 0.8), 0.2: (0.5, 0.6)}
+    runs = [{"name": n, "policy": {"name": n}, "each": {"network.loss": [*losses]}} for n in ("random", "fedavg")]
+    made = [
+        (
+            entry(f"{n}, network.loss={loss}", 0, 2, 1, policy={"name": n}, test={"mean": means[k]}),
+            rounds_of(2, 1),
+            edges_of(),
+        )
+        for loss, means in losses.items()
+        for k, n in enumerate(("random", "fedavg"))
+    ]
+    heat = figures(report([leave(tmp_path / "run", made, {"deadline": 5.0, "run": runs})]))["grid-metric"]
+    assert {run for run, cell in heat["cells"].items() if cell["best"]} == {
+        "random, network.loss=0.0",
+        "fedavg, network.loss=0.2",
+    }
+    assert heat["note"].endswith("The best value of each learning problem has a frame.")
+
+
 def test_sparse_combinations_have_no_heat_map(tmp_path, series_of):
     runs = [{"name": name, "policy": {"name": name}} for name in ("local", "random", "dac", "fedavg")]
     runs += [{"name": f"random/{k}", "policy": {"name": "random"}, "budget": {"models": k}} for k in (1, 2)]

@@ -94,6 +94,25 @@ def test_fronts_without_reference_use_point_beyond_worst(tmp_path):
     assert rows(text, 1)["a"]["hypervolume"] == f"{11 * 22:.2f}"
 
 
+def test_fronts_and_solutions_are_separate_for_each_loss_of_the_network(tmp_path):
+    run = {"name": "a", "each": {"network.loss": [0.0, 0.1]}}
+    made = [
+        (entry(f"a, network.loss={loss}", 0, 2, 1, **several(points, (True, True), igd=0.0)), rounds_of(2, 1), edges_of())
+        for loss, points in (("0.0", [[0, 0], [10, 20]]), ("0.1", [[1, 1], [5, 5]]))
+    ]
+    text = report([leave(tmp_path / "run", made, {"deadline": 5.0, "run": [run]})])
+    found = figures(text)
+    assert [found[id]["title"].partition(": ")[2] for id in ("fronts", "fronts-1")] == [
+        "gain, cost; loss=0.0",
+        "gain, cost; loss=0.1",
+    ]
+    assert [{point["run"] for point in found[id]["points"]} for id in ("fronts", "fronts-1")] == [
+        {"a, network.loss=0.0"},
+        {"a, network.loss=0.1"},
+    ]
+    assert all(point["on_front"] for point in found["fronts-1"]["points"] if point["x"] == 5)
+
+
 def test_fronts_of_three_objectives_have_view_of_each_pair(tmp_path):
     objectives = {"higher_is_better": dict.fromkeys("abc", True), "nodes": [[1, 2, 3], [1, 1, 4]], "igd": 0.0}
     made = [(entry("a", 0, 2, 1, objectives=objectives), rounds_of(2, 1), edges_of())]

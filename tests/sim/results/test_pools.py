@@ -222,7 +222,7 @@ def test_pools_separate_seeds_and_have_own_distances():
     seeds = [*PART, describe("a, w=1", 1, [[1, 1], [1, 1]])]
     assert [pool["seed"] for pool in pool_results("a", "means", seeds)] == [0, 1]
     pools = [*pool_results("a", "means", PART), *pool_results("b", "means", other)]
-    first, second, run = with_distances([*pools, PART[0]])
+    first, second, run = with_distances([*pools, PART[0]], {})
     # The front of both pools is (4, 6) and (9, 9).
     assert first["objectives"]["igd"] == pytest.approx(np.hypot(5, 3) / 2)
     assert second["objectives"]["igd"] == pytest.approx(np.hypot(5, 3) / 2)
@@ -231,8 +231,15 @@ def test_pools_separate_seeds_and_have_own_distances():
 
 def test_pools_of_nodes_have_distances_apart_from_runs():
     (pool,) = pool_results("a", "nodes", PART)
-    found, _ = with_distances([pool, describe("b, w=1", 0, [[9, 9], [9, 9]])])
+    found, _ = with_distances([pool, describe("b, w=1", 0, [[9, 9], [9, 9]])], {})
     assert found["objectives"]["igd"] == 0
+
+
+def test_runs_in_other_surroundings_have_distances_apart():
+    runs = [describe("a", 0, [[1, 1]]), describe("b", 0, [[4, 5]])]
+    together, apart = (with_distances(runs, levels) for levels in ({}, {"a": "loss=0", "b": "loss=0.1"}))
+    assert [run["objectives"]["igd"] for run in together] == [2.5, 2.5]
+    assert [run["objectives"]["igd"] for run in apart] == [0, 0]
 
 
 # A complete run
