@@ -243,7 +243,7 @@ def _alike(runs: Sequence[Series], grouped: bool, orders: dict[str, Order]) -> s
         " coordinator's step. Hatched: not computed,"
     )
     words += " for example between different clusters."
-    words += f" Nodes are ordered by their {'true groups' if grouped else 'last clusters'}."
+    words += f" Nodes are ordered by their {'true groups, which are named at the left' if grouped else 'last clusters'}."
     binned = any(order.binned for order in orders.values())
     return words + (" A cell is the mean of several pairs of nodes." if binned else "")
 
