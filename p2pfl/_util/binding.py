@@ -42,7 +42,7 @@ _TYPES = {
     "array": "a list",
     "object": "a table",
 }
-_KINDS = {int: "a whole number", float: "a number", tuple: "a pair [low, high]"}  # beside words
+_KINDS: dict[Any, str] = {int: "a whole number", float: "a number", tuple: "a pair [low, high]"}  # beside words
 _MANY = {str: "strings", int: "whole numbers", float: "numbers"}
 _PYTHON = {"int": int, "float": float, "str": str, "bool": bool, "array": list, "object": dict}
 
@@ -208,7 +208,7 @@ def _check_literal(where: str, value: Any, kind: Any) -> None:
     several = get_args(kind) if get_origin(kind) in (types.UnionType, typing.Union) else ()
     words = [word for one in several if get_origin(one) is Literal for word in get_args(one)]
     if words and isinstance(value, str) and str not in several and value not in words:
-        others = [_KINDS.get(one) or _KINDS[get_origin(one)] for one in several if get_origin(one) is not Literal]
+        others = [said for one in several if (said := _KINDS.get(get_origin(one) or one))]  # not None
         raise none_of(where, value, [*words, *others])
 
 

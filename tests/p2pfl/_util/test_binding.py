@@ -36,6 +36,20 @@ def by_factory(options):
     return build("clock", clock, options)
 
 
+@pytest.mark.parametrize(
+    ("kind", "allowed"),
+    [
+        (float | tuple[float, float] | Literal["edges"], "edges, a number, a pair [low, high]"),
+        (Literal["edges"] | None, "edges"),
+    ],
+)
+def test_wrong_word_beside_other_types_is_refused_with_all_that_is_allowed(kind, allowed):
+    with pytest.raises(ConfigurationError) as refused:
+        convert("network.loss", "edge", kind)
+    assert str(refused.value) == f"network.loss must be one of {allowed}, got 'edge'; did you mean 'edges'?"
+    assert convert("network.loss", "edges", kind) == "edges"
+
+
 @pytest.mark.parametrize("make", [by_struct, by_factory])
 class TestEither:
     def test_binding_valid_options_returns_typed_values(self, make):
