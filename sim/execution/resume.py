@@ -111,11 +111,13 @@ class Unfinished:
             RunError: the file cannot be written.
         """
         path = self._folder / str(number)
+        before = _inode(path)
         try:
             write_sealed(path, magic, content, mode=_MODE)
         except OSError as error:
             raise RunError(f"cannot write {path}: {reason(error)}") from error
-        self.done += 1
+        finally:  # an interruption may come when the file is there, and the disk is not flushed yet
+            self.done += _inode(path) != before
 
     def read(self, number: int, magic: bytes, decode: Callable[[bytes], Kind]) -> Kind | None:
         """Return the decoded content of a file; None if it does not exist.
@@ -150,10 +152,15 @@ class Unfinished:
         self._lock.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def new(self) -> bool:
+        """Return whether no earlier process has begun this run."""
+        return self._folder in self._made
+
     def give_up(self) -> None:
         """Remove everything that this object has made, if no result is finished."""
         self._lock.close()
-        if not self.done and self._folder in self._made:
+        if not self.done and self.new:
             shutil.rmtree(self._folder, ignore_errors=True)
             (self.path / SCENARIO).unlink(missing_ok=True)
             for folder in self._made[1:]:
@@ -264,7 +271,7 @@ def explain_resume(parts: Unfinished, total: int, command: str, what: str = "run
             print(f"{parts.done} of {total} {what} are finished; continue with: {again}", file=sys.stderr)
             if parts.elsewhere:
                 print(f"--trust imports the scenario's own modules, from {parts.elsewhere}", file=sys.stderr)
-        elif isinstance(error, KeyboardInterrupt):
+        elif isinstance(error, KeyboardInterrupt) and parts.new:
             print(f"none of {total} {what} is finished, and nothing is kept; the same command starts again", file=sys.stderr)
         raise
 
@@ -332,6 +339,14 @@ def reason_of(error: DamagedFileError | EarlierVersionError) -> str:
     if isinstance(error, EarlierVersionError):
         return "its file of partial results is of another version of p2pfl"
     return "its file of partial results is damaged"
+
+
+def _inode(path: Path) -> int | None:
+    """Return the number of a file, which a replacement changes; None if there is no file."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def _is_earlier(path: Path, magic: bytes) -> bool:

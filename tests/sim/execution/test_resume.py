@@ -12,6 +12,7 @@ import pytest
 
 import p2pfl
 from p2pfl.sim.cli import main as cli
+from p2pfl.sim.execution import resume
 from p2pfl.sim.execution.resume import Parts, explain_resume
 from p2pfl.sim.results.tables import PARTS
 from p2pfl.sim.scenario.scenario import resolve
@@ -123,7 +124,8 @@ def test_resume_after_second_interruption_in_other_folder(capsys, tmp_path, monk
     stopped(capsys)
     Path("stop").write_text("interrupt")
     code, _, err = sim(capsys, "--resume", "here", "--trust", "--engine", "local")
-    assert (code, err.splitlines()[-2][:18]) == (130, "2 of 6 runs are fi")
+    assert code == 130
+    assert "2 of 6 runs are finished; continue with: p2pfl-sim run --resume here --trust\n" in err
     Path("stop").unlink()
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
@@ -343,3 +345,29 @@ def test_interruption_before_the_first_result_says_that_nothing_is_kept(tmp_path
         raise KeyboardInterrupt
     assert capsys.readouterr().err == "none of 3 runs is finished, and nothing is kept; the same command starts again\n"
     assert not (tmp_path / "out").exists()
+
+
+def test_interruption_while_the_disk_is_flushed_counts_the_result_that_is_there(tmp_path, monkeypatch, capsys):
+    write, result = resume.write_sealed, p2pfl.simulate({"nodes": 2, "rounds": 1, "policy": {"name": "local"}})[0]
+
+    def interrupted(*values, **options):
+        write(*values, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(resume, "write_sealed", interrupted)
+    file = resolve({"nodes": 2, "rounds": 1, "policy": {"name": "local"}}, [], "x", ".")
+    parts = Parts(tmp_path / "here", file)
+    with pytest.raises(KeyboardInterrupt), explain_resume(parts, 2, "sweep"):
+        parts.save(0, result)
+    assert "1 of 2 runs are finished; continue with: p2pfl-sim sweep --resume" in capsys.readouterr().err
+    assert (tmp_path / "here" / PARTS / "0").exists()
+
+
+def test_interruption_while_results_are_read_does_not_say_that_nothing_is_kept(tmp_path, capsys):
+    file = resolve({"nodes": 2, "rounds": 1}, [], "x", ".")
+    (tmp_path / "here" / PARTS).mkdir(parents=True)
+    parts = Parts(tmp_path / "here", file)
+    with pytest.raises(KeyboardInterrupt), explain_resume(parts, 2, "sweep"):
+        raise KeyboardInterrupt
+    assert "nothing is kept" not in capsys.readouterr().err
+    assert (tmp_path / "here" / PARTS).exists()
