@@ -35,9 +35,21 @@ function widthOf(content, size = 12) {
   pen.font = `${size}px ${family}`;
   return pen.measureText(content).width;
 }
-/** Leave out the middle of what is too wide: names often differ at their ends. */
+/** Shorten what is too wide: the keys of settings such as "models=4, lr=0.1", which differ in their values; else the middle,
+    because names often differ at their ends. */
 function shortened(content, width) {
   if (widthOf(content) <= width) return content;
+  const parts = content.split(", ").map((part) => ({ key: part.split("=")[0], rest: part.slice(part.split("=")[0].length) }));
+  const written = () => parts.map(({ key, kept, rest }) => `${kept ? `${key.slice(0, kept)}…` : key}${rest}`).join(", ");
+  const left = (part) => (part.rest ? part.kept ?? part.key.length - 1 : 0);
+  for (;;) {
+    const longest = parts.reduce((best, part) => (left(part) > left(best) ? part : best));
+    if (left(longest) < 2) break;
+    longest.kept = left(longest) - 1;
+    if (widthOf(written()) <= width) return written();
+  }
+  const initials = written().replaceAll("…=", "=");
+  if (widthOf(initials) <= width) return initials;
   for (let kept = content.length - 1; kept > 2; kept--) {
     const shorter = `${content.slice(0, Math.floor(kept * 0.45)).trimEnd()}…${content.slice(content.length - Math.ceil(kept * 0.55)).trimStart()}`;
     if (widthOf(shorter) <= width) return shorter;
@@ -563,7 +575,7 @@ const scatter = kind(({ name, x, y, points, joined, fronts, known = [] }, width,
   const spanY = extent([shown.flatMap((p) => [p.y - (p.dev || 0), p.y + (p.dev || 0)]), known.map((p) => p[1])]);
   if (!spanX) return el("p", { class: "empty" }, "There is nothing to draw.");
   const values = extent([shown.map((p) => p.y), known.map((p) => p[1])]);
-  const height = Math.max(260, Math.min(380, width * 0.64));
+  const height = Math.max(260, Math.min(380, width * 0.64), joined ? 14 * new Set(shown.map((p) => p.name)).size + 60 : 0);
   const room = x.log ? (spanX[1] / spanX[0]) ** 0.06 || 1 : (spanX[1] - spanX[0]) * 0.06;
   const wide = x.log ? [spanX[0] / Math.max(room, 1.1), spanX[1] * Math.max(room, 1.1)] : [spanX[0] - room, spanX[1] + room];
   if (!x.log && spanX[0] >= 0) wide[0] = Math.max(0, wide[0]);

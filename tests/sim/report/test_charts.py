@@ -355,6 +355,44 @@ def test_axis_of_zero_values_has_no_negative_ticks(opened):
     assert "\N{MINUS SIGN}" not in drawn
 
 
+def ends(page, names, width):
+    """Return the names that a drawing of this width has at the ends of its lines, and whether all are within it."""
+    page.evaluate(
+        """([names, width]) => {
+        document.getElementById("ends")?.remove();
+        const box = document.createElement("div"), points = names.flatMap((name, k) => [1, 2].map((x) =>
+            ({name, run: name, colour: k % 8, x, y: 0.9 + k / 1000})));
+        box.id = "ends";
+        box.style.width = `${width}px`;
+        document.body.append(box);
+        Charts.scatter(box, {name: "ends", points, joined: true, x: {label: "lr"}, y: {label: "accuracy"}});
+    }""",
+        [names, width],
+    )
+    page.wait_for_selector("#ends text.run")
+    return page.evaluate("""() => {
+        const texts = [...document.querySelectorAll("#ends text.run")];
+        const lowest = document.querySelector("#ends svg[role=img]").getBoundingClientRect().bottom;
+        return [texts.map((one) => one.textContent), texts.every((one) => one.getBoundingClientRect().bottom <= lowest)];
+    }""")
+
+
+def test_narrow_labels_keep_the_values_of_settings(opened):
+    page, _ = opened()
+    names = [f"neighbours={k}, models=2, lr=0.05" for k in (1, 2, 16)]
+    assert ends(page, names, 1200)[0] == names
+    shown, _ = ends(page, names, 420)
+    assert len({*shown}) == 3
+    assert [name.split("=")[1].split(",")[0] for name in shown] == ["1", "2", "16"]
+    assert all(name.endswith("=2, lr=0.05") for name in shown)
+
+
+def test_many_labels_at_the_ends_of_lines_stay_within_the_drawing(opened):
+    page, _ = opened()
+    shown, within = ends(page, [f"neighbours={k}" for k in range(24)], 350)
+    assert (len(shown), within) == (24, True)
+
+
 def test_heat_map_shows_values_and_frames_the_best(opened):
     page, _ = opened()
     assert page.locator("#grid .cell").count() == 2
