@@ -172,9 +172,9 @@ def _prepare(options: argparse.Namespace, file: ScenarioFile, out: Path, forecas
     processes = processes_of(options.engine, options.workers, cluster_of(options))
     forecasts = forecasts and _can_forecast(options)
     _say(options, f"preparing: checking {count(len(file.runs), 'run')}, with a node of each")
-    check_all(file, processes, not options.ignore_memory)
+    few = check_all(file, processes, not options.ignore_memory)
     inputs.settle()
-    for note in dict.fromkeys(filter(None, [*inputs.notes, *map(same_rows_note, file.runs)])):
+    for note in dict.fromkeys(filter(None, [*inputs.notes, *few, *map(same_rows_note, file.runs)])):
         print(f"note: {note}", file=sys.stderr)
     return inputs, forecasts
 

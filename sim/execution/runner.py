@@ -28,18 +28,21 @@ from p2pfl.sim.execution.run_order import (
 from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.results.results import Result
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
-from p2pfl.sim.simulation.plan import check
+from p2pfl.sim.simulation.plan import check, few_tested
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, prepare_process
 
 Engine = Literal["local", "process", "ray"]
 
 
-def check_all(file: ScenarioFile, processes: int = 1, memory: bool = True) -> None:
+def check_all(file: ScenarioFile, processes: int = 1, memory: bool = True) -> list[str]:
     """Make one object of each kind that the runs of a scenario name, to report errors before anything runs.
 
     Args:
         processes: number of runs in parallel.
         memory: check first that the runs may fit into memory.
+
+    Returns:
+        Notes on the samples of the first node; those on all nodes need the data of all, which a run reads.
 
     Raises:
         ConfigurationError: a run is invalid; the error names it.
@@ -48,9 +51,11 @@ def check_all(file: ScenarioFile, processes: int = 1, memory: bool = True) -> No
     if memory:
         check_runs(file.runs, len(file.seeds), processes)
     pools: dict[str, list[str]] = {}
+    notes = []
     for scenario in file.runs:
         with within(free_memory() if memory else None, READING):
             task = check(scenario, file.graph)
+        notes += few_tested("the first node", [task])
         if memory:
             check_model(scenario, task)
         goals = list(task.goals)
@@ -58,6 +63,7 @@ def check_all(file: ScenarioFile, processes: int = 1, memory: bool = True) -> No
             raise ConfigurationError(
                 f"run {scenario.name!r}: all runs of the pool {scenario.row!r} must have the same objectives"
             )
+    return list(dict.fromkeys(notes))
 
 
 def processes_of(engine: Engine, workers: int | None, cluster: ClusterOptions = ON_THIS_MACHINE) -> int:

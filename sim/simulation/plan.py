@@ -11,7 +11,7 @@ import networkx as nx
 from p2pfl._util.binding import split_name
 from p2pfl._util.shared_work import sharing
 from p2pfl.compression.codecs import Codec, make_codec
-from p2pfl.data.partition.splits import check_separation, parts_of
+from p2pfl.data.partition.splits import FEW, check_separation, parts_of
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import check_schedule
 from p2pfl.learning.torch_learner import choose_device
@@ -19,6 +19,7 @@ from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.parameters import Parameters
 from p2pfl.policies import make_policy
 from p2pfl.policy import Policy
+from p2pfl.sim.formatting import count
 from p2pfl.sim.scenario.network import Links, LinkValues, Nodes, link_values
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.scenario.topology import COMPLETE, locate_nodes, measure, placement_graph, topology
@@ -207,12 +208,27 @@ def data_notes(scenario: Scenario, tasks: Sequence[Task], known_as: Sequence[str
     notes = [f"{_describe(nodes, len(tasks))}: {note}" for note, nodes in [*nodes_of.items()][:MOST_NOTES]]
     if more := len({name for nodes in [*nodes_of.values()][MOST_NOTES:] for name in nodes}):
         notes.append(f"{more:,} more nodes have notes of these kinds; p2pfl-sim data check lists the samples of each node")
+    notes += few_tested("the node with the fewest", tasks)
     name = scenario.task["name"]
     parts = [part for task in tasks if (part := parts_of(task)) is not None]
     if (name in TASKS and name not in READS_ROWS) or len(parts) < len(tasks):
         return notes
     held_out = ["test" in task.held_out for task in tasks]
     return [*notes, *check_separation(parts, held_out, known_as)]
+
+
+def few_tested(which: str, tasks: Sequence[Task]) -> list[str]:
+    """Return a note if a node has so few test samples that its test accuracy is noise; [] otherwise.
+
+    Args:
+        which: the node that has the fewest of these tasks, in words.
+    """
+    accurate = [task for task in tasks if task.metric == "accuracy"]
+    tested = [len(part.test[1]) for task in accurate if (part := parts_of(task)) is not None and part.test]
+    least = min(tested, default=0)
+    if not 0 < least < FEW:
+        return []
+    return [f"{which} has only {count(least, 'test sample')}: one of them changes its test accuracy by {1 / least:.2g}"]
 
 
 def _describe(nodes: Sequence[str], count: int) -> str:

@@ -325,7 +325,26 @@ def test_sweep_of_shipped_scenario_varies_its_rows():
     assert len(file.runs) == 2 + 2 + 6 + 6
 
 
+@needs_torch
+@pytest.mark.usefixtures("study")
+def test_few_test_samples_are_noted_before_and_after_the_runs(capsys):
+    Path("few.toml").write_text(STUDY.replace('"digits", samples = 20', '"images", data = "digits", test = 5'))
+    grid = ["--vary", "policy.neighbours=1,2", "--set", "rounds=1", "--engine", "local"]
+    assert cli.main(["sweep", "few.toml", *grid, "--out", "few"]) == 0
+    out, err = capsys.readouterr()
+    step = "has only 5 test samples: one of them changes its test accuracy by 0.2\n"
+    assert err.count(f"note: the first node {step}") == 1
+    assert out.count(f"note: the node with the fewest {step}") == 1
+    assert "the node with the fewest has only 5 test samples" in Path("few/report.html").read_text()
+    assert cli.main(["sweep", "study.toml", *grid, "--out", "many"]) == 0
+    out, err = capsys.readouterr()
+    assert "test sample" not in out + err
+
+
 # Interruptions
+
+
+LONG = 5 * PATIENCE  # for 24 runs: a busy machine starts processes, forecasts and trains many times more slowly
 
 
 def process(*options):
@@ -344,15 +363,16 @@ def finished(line):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
 @pytest.mark.usefixtures("study")
 def test_sweep_interrupted_three_times_repeats_no_run():
-    Path("study.toml").write_text(STUDY.replace("rounds = 3", "rounds = 20"))
+    Path("study.toml").write_text(STUDY.replace("rounds = 3", "rounds = 8"))
     grid = ("study.toml", "--vary", "policy.neighbours=1,2,3", "--vary", "budget.models=0,2", "--seeds", "0:4")
     whole = process(*grid, "--engine", "local", "--out", "whole")
-    printed, _ = whole.communicate(timeout=PATIENCE)
+    printed, _ = whole.communicate(timeout=LONG)
     assert whole.returncode == 0
-    options, reported = (*grid, "--out", "here"), []
+    options, reported, before = (*grid, "--out", "here"), [], {}
     for end in (signal.SIGINT, signal.SIGKILL, signal.SIGINT):
         running, count = process(*options, "--workers", "2"), 0
         for line in running.stderr:
@@ -362,21 +382,23 @@ def test_sweep_interrupted_three_times_repeats_no_run():
             if count == 3:
                 break
         running.send_signal(end)
-        _, err = running.communicate(timeout=PATIENCE)
+        _, err = running.communicate(timeout=LONG)
         assert running.returncode == (-signal.SIGKILL if end == signal.SIGKILL else 130)
         reported += [name for line in err.splitlines() if (name := finished(line))]
         kept = {path.name: path.stat().st_mtime_ns for path in Path("here", PARTS).iterdir() if path.name.isdecimal()}
+        assert before.items() <= kept.items()  # those that were there are as they were
+        before = kept
         assert len(kept) >= len(reported)  # one may be on the disk before it is reported
         if end == signal.SIGINT:
             assert f"{len(kept)} of 24 runs are finished; continue with: p2pfl-sim sweep --resume here\n" in err
         options = ("--resume", "here")
     running = process(*options, "--engine", "local")
-    out, err = running.communicate(timeout=PATIENCE)
+    out, err = running.communicate(timeout=LONG)
     assert running.returncode == 0
-    assert f"{24 - len(kept)} runs of 6 nodes, 20 rounds: about " in err
+    assert f"{24 - len(kept)} runs of 6 nodes, 8 rounds: about " in err
     last = [name for line in err.splitlines() if (name := finished(line))]
     assert len(last) == 24 - len(kept)
     assert Counter([*reported, *last]).most_common(1)[0][1] == 1
     assert out.replace("here", "whole") == printed
     assert left_behind("here") == left_behind("whole")
-    assert duckdb.sql("SELECT count(*) FROM 'here/rounds.parquet'").fetchall() == [(24 * 6 * 20,)]
+    assert duckdb.sql("SELECT count(*) FROM 'here/rounds.parquet'").fetchall() == [(24 * 6 * 8,)]
