@@ -22,7 +22,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import LIMITS, decimals, setting
 from p2pfl.sim.report.folder import MORE, Columns, Entry, Folder, Objectives, Summary
 from p2pfl.sim.scenario.names import NAMED
-from p2pfl.sim.scenario.questions import TRAINING, base_of, label, of_problem
+from p2pfl.sim.scenario.questions import base_of, label, of_problem
 from p2pfl.sim.scenario.scenario import LABELS
 
 T = TypeVar("T")
@@ -103,9 +103,9 @@ class Run:
         varied = {key: value for key, value in self.shown.varied.items() if of_problem(key)}
         found |= {key: value for key, value in varied.items() if key.partition(".")[0] not in found}
         found.setdefault("attack", "none")
-        task = found.get("task")
-        if isinstance(task, Mapping):
-            found["task"] = {key: value for key, value in task.items() if key not in TRAINING}
+        for name in ("task", "attack"):
+            if isinstance(table := found.get(name), Mapping):
+                found[name] = {key: value for key, value in table.items() if of_problem(f"{name}.{key}")}
         return found
 
     @property

@@ -33,7 +33,11 @@ from p2pfl.sim.formatting import setting
 
 NAME = re.compile(r"\{(\w+)\}")
 PROBLEM = ("task", "attack", "nodes", "network", "compute")  # keys of a run that a federation does not choose
-TRAINING = ("lr", "optimizer", "model", "batch_size", "private", "hidden")  # keys of a task on training, not on the problem
+TRAINING = (  # keys of a task that say how a node trains, not what it learns
+    *("lr", "momentum", "optimizer", "model", "batch_size", "private", "hidden", "output", "initial", "head", "sharpness"),
+    *("penalty", "kept", "communicated", "personal", "steps", "rounds", "explore_rounds", "explore_least"),
+)
+TUNED = "against"  # option of an attack that searches: the rule that it assumes, which rows of different rules choose
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -220,10 +224,11 @@ def of_problem(key: str) -> bool:
     """Return whether a varied key changes the learning problem, so that results for different values are not comparable.
 
     Data, attack, number of nodes, network and speed of nodes are given to a federation. Policy, topology, budget, codec
-    and the settings of training are its choice.
+    and the settings of training are its choice. An attack that is tuned to the rule of each row is one attack.
     """
     first, _, rest = key.partition(".")
-    return first in PROBLEM and not (first == "task" and rest.partition(".")[0] in TRAINING)
+    chosen = {"task": TRAINING, "attack": (TUNED,)}.get(first, ())
+    return first in PROBLEM and rest.partition(".")[0] not in chosen
 
 
 def surroundings(varied: Varied) -> str:

@@ -1,11 +1,16 @@
 """Sentences on finished runs: the best run, the effect of a change, and lists of runs, all against their spread."""
 
+from collections import Counter
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
 from p2pfl.sim.report.findings import best, budget_pairs, findings_of_runs
 from p2pfl.sim.report.folder import Summary
 from p2pfl.sim.report.series import Run, runs_of
+from p2pfl.sim.scenario.questions import of_problem
+from p2pfl.sim.scenario.scenario import load
 
 
 def run(name, mean, seed=0, *, sent=1000, reached=None, models=5, **more):
@@ -473,3 +478,28 @@ def test_orders_of_best_and_last_round_are_both_shown_where_they_differ():
     assert sentence in said(runs)
     runs[1]["test"]["last_round"] = 0.4
     assert not any("order depends" in each for each in said(runs))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "sizes"),
+    [
+        (
+            "byzantine-two-worlds",
+            [1, 4, 4, 4, 4, 4],
+        ),  # attacks and attackers; the rule that an attack assumes is tuned
+        ("dpfl-table1", [15, 15, 15]),  # partitions and data
+        ("mofld-dst", [1, 6, 6, 6]),  # numbers of nodes; the steps of an epoch are training
+        ("praffl-bank", [11, 2]),  # columns; the model, its penalty and how it is kept are training
+        ("dac-synthetic", [14]),  # learning rates
+    ],
+)
+def test_rows_of_shipped_scenarios_are_separated_by_their_problem(scenario, sizes):
+    tables = load(scenario).to_toml()["run"]
+    problems = Counter(Run(row["name"], row["name"], [], SimpleNamespace(varied={}), row).problem for row in tables)
+    assert sorted(problems.values()) == sorted(sizes)
+
+
+@pytest.mark.parametrize("key", ["task.momentum", "task.steps", "task.kept", "attack.against", "attack.against.share"])
+def test_settings_of_training_and_of_a_tuned_attack_are_no_problem(key):
+    assert not of_problem(key)
+    assert all(map(of_problem, ("task.labels", "attack.share", "nodes", "network.loss", "compute.slowdown")))
