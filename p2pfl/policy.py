@@ -31,6 +31,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args, runtim
 import msgspec
 import numpy as np
 
+from p2pfl.cohort import MergeOfEach, UpdatesOfEach, WeightsOfEach, of_each
 from p2pfl.errors import none_of
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.prediction_mixing import PredictionMixer
@@ -302,6 +303,10 @@ class Policy(Protocol):
     (p2pfl.prediction_mixing). All reported figures are then those of the mixed predictions.
 
     A policy with additional content for reports implements SupportsPreselection or SupportsSimilarities.
+
+    A class whose procedures also compute with the values of all nodes of a simulation at once has `cohort = True`, or a
+    property of that name; see p2pfl.cohort. The simulator then runs one policy object for all nodes, where it can. A
+    subclass does not inherit this, because its procedures may do what has no form for cohorts.
     """
 
     reported_stage: ReportedStage
@@ -390,6 +395,16 @@ def asks_scores(policy: Policy) -> bool:
     return bool(getattr(policy, "asks_scores", False))
 
 
+def runs_as_cohort(policy: Policy) -> bool:
+    """Return whether a policy's procedures also compute with the values of all nodes at once; see p2pfl.cohort."""
+    return "cohort" in vars(type(policy)) and bool(getattr(policy, "cohort", False))
+
+
+def _samples_of_each(me: Any, updates: UpdatesOfEach) -> WeightsOfEach:
+    return WeightsOfEach(updates.ids, updates.n_samples[updates.ids.peers], me.n_samples)
+
+
+@of_each(_samples_of_each)
 def samples(me: Me, updates: Sequence[Update]) -> dict[str, int]:
     """Return the number of training samples of the own node and of each update's sender."""
     counts = {me.id: me.n_samples}
@@ -398,6 +413,11 @@ def samples(me: Me, updates: Sequence[Update]) -> dict[str, int]:
     return counts
 
 
+async def _merge_of_each(me: Any, own: Any, updates: UpdatesOfEach, weights: WeightsOfEach) -> MergeOfEach:
+    return await updates.mix(own, updates.published, weights)
+
+
+@of_each(_merge_of_each)
 async def merge(me: Me, own: Parameters, updates: Sequence[Update], weights: Mapping[str, float]) -> Merge:
     """Return the weighted mean of the own model and the updates, summed in the order of their ids.
 

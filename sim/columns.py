@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os import SEEK_END
 from tempfile import TemporaryFile, gettempdir
-from typing import IO, Any
+from typing import IO, Any, cast
 from weakref import finalize
 
 import numpy as np
@@ -51,6 +51,20 @@ class Columns:
             RunError: the temporary file cannot be written.
         """
         self._rows.append(row)
+        if len(self._rows) >= PART:
+            self._write()
+
+    def extend(self, **columns: Any) -> None:
+        """Add K rows as columns, [K] each, or one value for all rows.
+
+        Raises:
+            RunError: the temporary file cannot be written.
+        """
+        count = max(len(column) for column in columns.values() if np.ndim(column))
+        rows = np.empty(count, self._kind)
+        for name, column in columns.items():
+            rows[name] = column
+        self._rows += cast(list[tuple[Any, ...]], rows.tolist())
         if len(self._rows) >= PART:
             self._write()
 

@@ -1,6 +1,7 @@
 """Selection of peers, uniform or by similarity (DAC, section 2.1), and the weights of their models in a mean.
 
-Weights are by peer, own included, with the sum 1; `weighted_mean` computes the mean itself.
+Weights are by peer, own included, with the sum 1; `weighted_mean` computes the mean itself. `uniform`, `fedavg` and
+`fedsim` have a form for the nodes of a cohort (p2pfl.cohort), which gives the results of single nodes, bit for bit.
 """
 
 from __future__ import annotations
@@ -10,10 +11,37 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from p2pfl.cohort import Counts, GeneratorsOfEach, IdsOfEach, WeightsOfEach, of_each
+
 FLOOR = 1e-6  # the lowest probability of a peer without a negative similarity, so that it can still be met
 LEAST = 1e-30  # that of a peer with a negative similarity: enough to be drawn if no other is left
 
 
+def _uniform_of_each(rng: GeneratorsOfEach, ids: IdsOfEach, m: int | Counts) -> IdsOfEach:
+    """Draw as `uniform` does; `m` is common to all nodes, or of each."""
+    most = np.minimum(np.maximum(m, 0), ids.counts)
+    drawing = most < ids.counts
+    if not drawing.any():
+        return ids
+    nodes = np.flatnonzero(drawing)
+    counts, draws = ids.counts[nodes], most[nodes]
+    u = rng.random(np.where(drawing, most, 0))[nodes]
+    picks = np.full(u.shape, np.iinfo(np.int64).max)
+    for k in range(u.shape[1]):
+        last = counts - draws + k
+        pick = (u[:, k] * (last + 1)).astype(np.int64)
+        pick = np.where((picks[:, :k] == pick[:, None]).any(1), last, pick)
+        picks[:, k] = np.where(k < draws, pick, picks[:, k])
+    picks.sort(axis=1)
+    drawn = (picks + ids.starts[nodes, None])[np.arange(u.shape[1]) < draws[:, None]]
+    if len(nodes) == len(ids.counts):
+        return IdsOfEach.of_counts(most, ids.peers[drawn])
+    places = np.concatenate([drawn, np.flatnonzero(~drawing[ids.rows])])
+    places.sort()
+    return IdsOfEach.of_counts(most, ids.peers[places])
+
+
+@of_each(_uniform_of_each)
 def uniform(rng: np.random.Generator, ids: Sequence[str], m: int) -> list[str]:
     """Draw `m` of `ids` without replacement; each set of m is equally likely. Return them in the order of `ids`.
 
@@ -27,6 +55,17 @@ def uniform(rng: np.random.Generator, ids: Sequence[str], m: int) -> list[str]:
         pick = int(u * (last + 1))
         picks[last if pick in picks else pick] = None
     return [ids[k] for k in sorted(picks)]
+
+
+def _present_of_each(ids: IdsOfEach, there: IdsOfEach) -> IdsOfEach:
+    return ids  # no node of a cohort is ever absent
+
+
+@of_each(_present_of_each)
+def present(ids: Sequence[str], there: Sequence[str]) -> list[str]:
+    """Return those of `ids` that are in `there`, in their order."""
+    found = set(there)
+    return [id for id in ids if id in found]
 
 
 def fitting(rng: np.random.Generator, ids: Sequence[str], sizes: Sequence[int], limit: int, most: int) -> list[str]:
@@ -90,6 +129,18 @@ def sample(rng: np.random.Generator, ids: Sequence[str], p: NDArray[np.float64],
     return [ids[k] for k in sorted(picks)]
 
 
+def _fedavg_of_each(samples: WeightsOfEach) -> WeightsOfEach:
+    ids = samples.ids
+    totals = samples.own + ids.sums(samples.others)
+    if not totals.all():
+        alone = totals == 0
+        own = np.where(alone, 1, samples.own)
+        others = np.where(alone[ids.rows], 1, samples.others)
+        return _fedavg_of_each(WeightsOfEach(ids, others, own))
+    return WeightsOfEach(ids, samples.others / totals[ids.rows], samples.own / totals)
+
+
+@of_each(_fedavg_of_each)
 def fedavg(samples: Mapping[str, float]) -> dict[str, float]:
     """Return weights n_j / sum n, by the number of training samples (McMahan et al. 2017; eq. 3 of Listo Zec et al.).
 
@@ -102,6 +153,18 @@ def fedavg(samples: Mapping[str, float]) -> dict[str, float]:
     return {name: n / total for name, n in samples.items()}
 
 
+def _fedsim_of_each(me: str, similarities: WeightsOfEach) -> WeightsOfEach:
+    """Return weights as `fedsim` does; the own numbers are not used."""
+    ids = similarities.ids
+    clipped = np.maximum(similarities.others, 0.0)
+    own = ids.maxima(clipped, 0.0)
+    totals = own + ids.sums(clipped)
+    alone = own == 0.0
+    totals[alone] = 1.0
+    return WeightsOfEach(ids, clipped / totals[ids.rows], np.where(alone, 1.0, own / totals))
+
+
+@of_each(_fedsim_of_each)
 def fedsim(me: str, similarities: Mapping[str, float]) -> dict[str, float]:
     """Return weights by similarity; the own weight equals the greatest of them (FedSim, eq. 7 of Listo Zec et al.).
 
@@ -113,5 +176,8 @@ def fedsim(me: str, similarities: Mapping[str, float]) -> dict[str, float]:
     own = max(clipped.values(), default=0.0)
     if own == 0.0:
         return {me: 1.0} | dict.fromkeys(clipped, 0.0)
-    total = own + sum(clipped.values())
+    total = 0.0
+    for value in clipped.values():  # `sum` of floats rounds in another way since Python 3.12
+        total += value
+    total += own
     return {me: own / total} | {name: value / total for name, value in clipped.items()}

@@ -136,6 +136,59 @@ class BatchedLearner:
         answers = queries[0].answer_together(queries, _Together(nodes, self._trained.select, self._parts))
         return self._alone.compute(jobs) if answers is None else answers
 
+    # For all nodes at once; see p2pfl.cohort
+
+    def train_each(self, query: Train) -> np.ndarray:
+        """Return the trained models of all nodes, float32 [N, P].
+
+        Args:
+            query: its models are of all nodes, [N, P].
+        """
+        rows = self._means.rows if query.params is self._means.array else list(query.params)
+        mu, anchors = (0.0, rows) if query.proximal is None else (query.proximal[0], list(query.proximal[1]))
+        queries = [
+            Train(row, query.round, query.epochs, query.proximal and (mu, anchor), query.purpose, query.rule)
+            for row, anchor in zip(rows, anchors, strict=True)
+        ]
+        found = self._train([*range(len(queries))], queries)
+        return self._trained.array if found is self._trained.rows else np.array(found)
+
+    def mean_each(self, models: np.ndarray, rows: np.ndarray, weights: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """Return weighted means, float32 [N, P].
+
+        Args:
+            models: float32 [M, P].
+            rows, weights: row and weight of each model in a mean, one mean after another; [E].
+            starts: place of the first model of each mean, [N].
+        """
+        size = models.shape[1]
+        if models is not self._trained.array and min(len(rows), len(models)) * size > LARGEST_MIX:
+            ends = [*starts[1:].tolist(), len(rows)]
+            parts = [(rows[a:b], weights[a:b]) for a, b in zip(starts.tolist(), ends, strict=True)]
+            return np.array([weighted_mean(list(models[of]), each.tolist()) for of, each in parts])
+        counts = np.diff(starts, append=len(rows))
+        self._means_of(Rows(models, rows, weights, starts, counts, starts))
+        return self._means.array
+
+    def evaluate_each(self, models: Sequence[np.ndarray], splits: Sequence[Split]) -> list[dict[str, np.ma.MaskedArray]]:
+        """Return the figures of several models of each node, [N, P] each: [N] each, masked for nodes without samples."""
+        count = len(self._learners)
+        queries = [Evaluate([each[k] for each in models], splits, None) for k in range(count)]
+        answers = self._evaluate([*range(count)], queries)
+        found: list[dict[str, np.ma.MaskedArray]] = []
+        for j in range(len(models)):
+            names = dict.fromkeys(name for answer in answers for name in answer[j])
+            columns = {name: [answer[j].get(name) for answer in answers] for name in names}
+            found.append(
+                {
+                    name: np.ma.MaskedArray(
+                        [np.nan if value is None else value for value in column], [value is None for value in column]
+                    )
+                    for name, column in columns.items()
+                }
+            )
+        return found
+
     def _train(self, nodes: list[int], queries: list[Train]) -> list[Parameters]:
         """Return the trained models, within about 1e-6 relative of single learners (sums have another order)."""
         first = queries[0]

@@ -97,6 +97,10 @@ class FedProx(FedAvg):
 
     mu: float = 0.1
 
+    @property
+    def cohort(self) -> bool:
+        return self.ft != "from-best"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.mu < inf:

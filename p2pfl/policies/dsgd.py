@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from p2pfl.cohort import Counts, IdsOfEach, UpdatesOfEach, WeightsOfEach, of_each
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs, merge
 from p2pfl.update_rules import Steps
@@ -58,6 +59,10 @@ class Dsgd:
         if not 0 <= self.start_noise < inf:
             raise ValueError(f"start_noise must be 0 or more, got {self.start_noise}")
 
+    @property
+    def cohort(self) -> bool:
+        return not self.start_noise
+
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         if not self.start_noise:
             return Merge(me.params, {me.id: 1.0})
@@ -67,10 +72,10 @@ class Dsgd:
     async def round(self, me: Me, peers: Peers) -> Merge:
         trained = await me.train(epochs=self.epochs, rule=Steps(self.steps) if self.steps else None)
         moved = self._move(me.params, trained)
-        degree = len(peers.ids)
-        await peers.publish(moved, {DEGREE: np.array([degree], np.uint64)})
+        degree = degree_of(peers.ids)
+        await peers.publish(moved, {DEGREE: degree})
         updates = await peers.models(peers.within_budget(peers.ids))
-        return await merge(me, moved, updates, self.weights_of(me.id, degree, updates))
+        return await merge(me, moved, updates, mixing_weights(updates, me.id, degree, self))
 
     def _move(self, start: Parameters, trained: Parameters) -> Parameters:
         """Return the model after the training, with momentum."""
@@ -82,22 +87,47 @@ class Dsgd:
         self.velocity = step
         return start + step
 
-    def weights_of(self, own: str, degree: int, updates: Sequence[Update]) -> dict[str, float]:
-        """Return the weight of each model, by id.
-
-        Args:
-            own: the id of the own node.
-            degree: its number of neighbours.
-        """
-        reported = {update.sender: _degree(update) if self.weights == "metropolis" else 0 for update in updates}
-        weights = {id: self.mixing / (1 + max(degree, other)) for id, other in reported.items()}
-        return weights | {own: 1 - sum(weights.values())}
-
     def state(self) -> dict[str, Any]:
         return {"velocity": b"" if self.velocity is None else self.velocity.tobytes()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.velocity = np.frombuffer(state["velocity"], np.float32) if state["velocity"] else None
+
+
+def _degrees_of_each(ids: IdsOfEach) -> Counts:
+    return ids.counts[:, None].astype(np.uint64)
+
+
+@of_each(_degrees_of_each)
+def degree_of(ids: Sequence[str]) -> np.ndarray:
+    """Return the number of neighbours as the extra that nodes report; uint64 [1]."""
+    return np.array([len(ids)], np.uint64)
+
+
+def _mixing_weights_of_each(updates: UpdatesOfEach, own: str, degrees: np.ndarray, policy: Dsgd) -> WeightsOfEach:
+    ids, degree = updates.ids, degrees[:, 0].astype(np.int64)
+    highest = degree[ids.rows]
+    if policy.weights == "metropolis":
+        highest = np.maximum(highest, updates.extras[DEGREE][:, 0].astype(np.int64)[ids.peers])
+    weights = policy.mixing / (1 + highest)
+    return WeightsOfEach(ids, weights, 1 - ids.sums(weights))
+
+
+@of_each(_mixing_weights_of_each)
+def mixing_weights(updates: Sequence[Update], own: str, degree: np.ndarray, policy: Dsgd) -> dict[str, float]:
+    """Return the weight of each model, by id.
+
+    Args:
+        own: the id of the own node.
+        degree: its number of neighbours, [1].
+        policy: its options decide.
+    """
+    reported = {update.sender: _degree(update) if policy.weights == "metropolis" else 0 for update in updates}
+    weights = {id: policy.mixing / (1 + max(int(degree[0]), other)) for id, other in reported.items()}
+    total = 0.0
+    for weight in weights.values():  # `sum` of floats rounds in another way since Python 3.12
+        total += weight
+    return weights | {own: 1 - total}
 
 
 def _degree(update: Update) -> int:

@@ -45,6 +45,10 @@ class FedAvg:
     def __post_init__(self) -> None:
         check_epochs(self.epochs)
 
+    @property
+    def cohort(self) -> bool:
+        return self.ft != "from-best"  # each node remembers its own best round
+
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         return Merge(me.params, {me.id: 1.0})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from p2pfl.policy import Me, Merge, Peers, ReportedStage, built_in, check_epochs
 
@@ -20,6 +20,8 @@ class Local:
 
     epochs: int = 1
     reported_stage: ReportedStage = "trained"
+
+    cohort: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_epochs(self.epochs)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from p2pfl.algorithms.selection import fedavg, uniform
+from p2pfl.algorithms.selection import fedavg, present, uniform
+from p2pfl.cohort import IdsOfEach, of_each
 from p2pfl.errors import ConfigurationError
 from p2pfl.policy import Me, Merge, Peers, ReportedStage, Stage, built_in, check_epochs, merge, samples
 
@@ -39,12 +40,16 @@ class Random:
     epochs: int = 1
     reported_stage: ReportedStage = "auto"
 
-    drawn: list[str] = field(default_factory=list, init=False, repr=False)
+    drawn: Sequence[str] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.neighbours < 0:
             raise ValueError(f"neighbours must be 0 or more, got {self.neighbours}")
         check_epochs(self.epochs)
+
+    @property
+    def cohort(self) -> bool:
+        return self.schedule == "synchronous"
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         if self.graph == "fixed":
@@ -54,7 +59,8 @@ class Random:
     async def round(self, me: Me, peers: Peers) -> Merge:
         trained = await me.train(epochs=self.epochs)
         await peers.publish(trained)
-        chosen = peers.within_budget(self._previous_draw(peers) if self.graph == "fixed" else self._draw(me, peers))
+        drawn = present(self.drawn, peers.ids) if self.graph == "fixed" else self._draw(me, peers)
+        chosen = peers.within_budget(drawn)
         updates = await peers.models(chosen, stages(self.schedule, me, peers, chosen))
         merged = await merge(me, trained, updates, fedavg(samples(me, updates)))
         if self.schedule == "sequential":
@@ -68,12 +74,8 @@ class Random:
     def _draw(self, me: Me, peers: Peers) -> list[str]:
         return uniform(me.rng("peers"), self.candidates(me, peers), me.budget.cap(self.neighbours))
 
-    def _previous_draw(self, peers: Peers) -> list[str]:
-        there = set(peers.ids)
-        return [id for id in self.drawn if id in there]
-
     def state(self) -> dict[str, Any]:
-        return {"drawn": self.drawn}
+        return {"drawn": list(self.drawn)}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.drawn = list(state["drawn"])
@@ -88,14 +90,29 @@ class Oracle(Random):
     groups, because the policy would then be plain random gossip.
     """
 
+    @property
+    def cohort(self) -> bool:
+        return self.schedule == "synchronous"
+
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         if "group" not in peers.public_info(me.id):
             raise ConfigurationError("the policy oracle needs a task with groups of nodes, but this task has none")
         return await super().prepare(me, peers)
 
     def candidates(self, me: Me, peers: Peers) -> Sequence[str]:
-        group = peers.public_info(me.id).get("group")
-        return [id for id in peers.ids if peers.public_info(id).get("group") == group]
+        return same_group(peers.ids, me, peers)
+
+
+def _same_group_of_each(ids: IdsOfEach, me: Me, peers: Peers) -> IdsOfEach:
+    groups = peers.public_info(me.id)["group"]  # its number, int64 [N]
+    return ids.where(groups[ids.peers] == groups[ids.rows])
+
+
+@of_each(_same_group_of_each)
+def same_group(ids: Sequence[str], me: Me, peers: Peers) -> list[str]:
+    """Return those of `ids` whose task reports the own group."""
+    group = peers.public_info(me.id).get("group")
+    return [id for id in ids if peers.public_info(id).get("group") == group]
 
 
 def stages(schedule: Schedule, me: Me, peers: Peers, ids: Sequence[str]) -> Stage | Mapping[str, Stage]:

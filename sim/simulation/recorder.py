@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 
 from p2pfl.attacks.attack import HonestView
+from p2pfl.cohort import IdsOfEach, WeightsOfEach
 from p2pfl.node.coordination.election_runner import Elected
 from p2pfl.node.node import Node, Observer
 from p2pfl.parameters import Layout, Parameters
@@ -32,6 +33,21 @@ _Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]  # the numbers of two nodes, 
 # number of equal parts of a run after which matrices are recorded, in addition to rounds in which a cluster splits
 TIMES = 10
 MOST_PAIRS = 2**20  # maximum pairs of nodes in all recorded matrices of a run
+
+
+class PeersOfEach(Protocol):
+    """Models and bytes of all nodes of a cohort.
+
+    Attributes:
+        models_in: received in this round, [N].
+        received, sent: bytes in all rounds so far, [N].
+        edges: the models received in this round, and the bytes of each.
+    """
+
+    models_in: np.ndarray
+    received: np.ndarray
+    sent: np.ndarray
+    edges: list[tuple[IdsOfEach, np.ndarray]]
 
 
 class Recorder(Observer):
@@ -136,6 +152,74 @@ class Recorder(Observer):
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
         self.results[node.name] = {} if self._attacks(node.name) else result
         self.trace.published(self._loop.now, node.name, "finished", node.round, node.me.params)
+
+    # The same events of all nodes of a cohort, in the order of the nodes
+
+    def published_by_all(self, round: int, stage: Stage, params: np.ndarray) -> None:
+        """Record models, [N, P]; see `published`."""
+        now, trace = self._loop.now, self.trace
+        for name, row in zip(self._place, np.ascontiguousarray(params), strict=True):
+            trace.published(now, name, stage, round, row)
+
+    def received_by_all(self, round: int, ids: IdsOfEach) -> None:
+        """Record the senders of models; see `received`. A node without any has not asked."""
+        now, names, peers = self._loop.now, list(self._place), ids.peers.tolist()
+        starts = ids.starts.tolist()
+        for name, first, last in zip(names, starts, starts[1:], strict=False):
+            if first < last:
+                self.trace.received(now, name, round, ",".join([names[k] for k in peers[first:last]]))
+        if not round:
+            self.most_prepared = max(self.most_prepared, int(ids.counts.max()))
+
+    def merged_by_all(self, round: int, peers: PeersOfEach, weights: WeightsOfEach | None) -> None:
+        """Record the end of a round; see `merged`.
+
+        Args:
+            weights: of the merges; None if each node keeps its own model alone.
+        """
+        first, models = len(self._rounds), peers.models_in
+        nodes = np.arange(len(models))
+        self._rounds.extend(
+            **{"round": round, "virtual_time": self._loop.now, "node": nodes},
+            **{"bytes_in": peers.received, "bytes_out": peers.sent, "models_in": models},
+        )
+        if weights is not None:
+            count = len(models)
+            keys = weights.ids.rows * count + weights.ids.peers
+            for ids, sizes in peers.edges:
+                wanted = ids.rows * count + ids.peers
+                place = np.minimum(keys.searchsorted(wanted), max(len(keys) - 1, 0))
+                weight = np.where(keys[place] == wanted, weights.others[place], 0.0) if len(keys) else np.zeros(len(wanted))
+                used = weight > 0
+                if used.any():
+                    rows, src = ids.rows[used], ids.peers[used]
+                    self._edges.extend(
+                        row=first + rows, round=round, src=src, dst=rows, weight=weight[used], bytes=sizes[used]
+                    )
+        self.most_models = max(self.most_models, int(models.max()))
+        self.rounds_done += len(models)
+        self.progress(self.rounds_done)
+
+    def evaluated_by_all(self, round: int, stages: Mapping[Stage, Mapping[str, np.ma.MaskedArray]]) -> None:
+        """Record metrics, [N] each, masked where a node has none; see `evaluated`."""
+        given = [(stage, name, values) for stage, metrics in stages.items() for name, values in metrics.items()]
+        there = ~np.array([np.ma.getmaskarray(values) for *_, values in given]).T  # [N, figures]
+        for k in np.argsort(there.argmax(0), kind="stable").tolist():  # in the order in which single nodes name them
+            self._figures.setdefault(given[k][:2], len(self._figures))
+        figures = np.array([self._figures[stage, name] for stage, name, _ in given])
+        values = np.array([values.data for *_, values in given]).T
+        nodes = np.arange(len(there))[:, None]
+        self._metrics.extend(
+            **{"round": round, "node": np.broadcast_to(nodes, there.shape)[there]},
+            **{"figure": np.broadcast_to(figures, there.shape)[there], "value": values[there]},
+        )
+
+    def finished_by_all(self, round: int, params: np.ndarray, result: Mapping[str, np.ma.MaskedArray]) -> None:
+        """Record the results of all nodes; see `finished`."""
+        self.published_by_all(round, "finished", params)  # type: ignore[arg-type]
+        for k, name in enumerate(self._place):
+            there = {figure: float(values.data[k]) for figure, values in result.items() if not np.ma.getmaskarray(values)[k]}
+            self.results[name] = there
 
     def _attacks(self, id: str) -> bool:
         return self.view is not None and id in self.view.attackers

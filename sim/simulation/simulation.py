@@ -81,6 +81,7 @@ from p2pfl.sim.scenario.scenario import AttackPlan, Scenario
 from p2pfl.sim.simulation import clock
 from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher, ComputeBackend
 from p2pfl.sim.simulation.clock import DeadlockError, VirtualLoop, virtual_loop
+from p2pfl.sim.simulation.cohort import Cohort, why_not
 from p2pfl.sim.simulation.modelled_coordinator import ModelledCoordination
 from p2pfl.sim.simulation.modelled_exchange import ModelledExchange
 from p2pfl.sim.simulation.modelled_network import ModelledConfig, ModelledNetwork
@@ -154,6 +155,7 @@ class Simulation:
 
     Attributes:
         processes: the number of processes in use.
+        singly: why each node runs by itself, in a few words; "" if they run as a cohort.
         notes: notes for the user about the computation.
     """
 
@@ -193,13 +195,17 @@ class Simulation:
         made = {k: self._node(k, exchanges[k]) for k in (range(scenario.nodes) if order is None else order)}
         self.nodes = {name: made[k] for k, name in enumerate(self.plan.names)}
         self._note_small_budgets()
+        self.singly = why_not(self.plan, self.policies, self.backend, self.links)
 
     def run(self, progress: Progress = lambda rounds: None) -> Run:
         """Run to the end; see the function `run`."""
         self.recorder.progress = progress
         begun = time.perf_counter()
         try:
-            clock.run(self._main(), self.loop)
+            if self.singly:
+                clock.run(self._main(), self.loop)
+            else:
+                self._cohort().run()
         except DeadlockError:
             raise DeadlockError(self._deadlock()) from None
         finally:
@@ -220,6 +226,20 @@ class Simulation:
             wall_s=wall,
             expired=sum(node.exchange.expired for node in self.nodes.values()),
             notes=self.notes,
+        )
+
+    def _cohort(self) -> Cohort:
+        """Return the nodes as a cohort."""
+        assert isinstance(self.backend, BatchedLearner)
+        return Cohort(
+            self.plan,
+            self.nodes,
+            self.policies,
+            learner=self.backend,
+            batcher=self.batcher,
+            recorder=self.recorder,
+            loop=self.loop,
+            seconds=self.trainers[0].seconds,
         )
 
     async def _main(self) -> None:

@@ -1,0 +1,179 @@
+"""Values of all nodes of a simulation at once, so that a policy's procedure runs once for all of them.
+
+Theory of operation
+-------------------
+
+A policy is written for one node: `ids` are its peers, `trained` is its model, `weights` are those of its merge. Where
+nothing tells the nodes of a simulation apart but their data and their draws, the same procedure can compute with the
+values of all nodes: models are [N, P] instead of [P], and what has one entry for each peer is ragged, because nodes may
+have different numbers of peers:
+
+    one node                            all nodes of a cohort
+    me.id                               EACH
+    me.params, float32 [P]              float32 [N, P]
+    me.rng(purpose)                     GeneratorsOfEach
+    peers.ids, list of names            IdsOfEach: the numbers of peers, rows of one array
+    list of Update                      UpdatesOfEach
+    weights by id                       WeightsOfEach: those of the peers, and the own ones
+
+Helpers such as `uniform`, `fedavg` and `merge` take either form: `of_each` marks them. A policy that uses only these
+helpers, and branches on nothing that differs between nodes, sets the attribute `cohort = True`; the simulator then runs it
+once a round (p2pfl.sim.simulation.cohort). What must never be: a result that depends on the form. Each node has its own
+generators, and every sum is taken in the order in which a single node takes it; tests compare both forms bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pfl.random_streams import RandomStreams
+
+EACH = "each node"
+"""The own id of every node in a cohort."""
+
+Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
+A = ParamSpec("A")
+R = TypeVar("R")
+
+
+def of_each(form: Callable[..., Any]) -> Callable[[Callable[A, R]], Callable[A, R]]:
+    """Mark a helper of policies that has a form for cohorts, which is called with the values of a cohort."""
+
+    def mark(helper: Callable[A, R]) -> Callable[A, R]:
+        @wraps(helper)
+        def call(*args: A.args, **options: A.kwargs) -> R:
+            for arg in args:
+                if isinstance(arg, OF_EACH):
+                    found: R = form(*args, **options)
+                    return found
+            return helper(*args, **options)
+
+        return call
+
+    return mark
+
+
+class GeneratorsOfEach:
+    """Generators of (federation seed, node, round, purpose) for each node of a cohort.
+
+    Args:
+        streams: those of each node.
+    """
+
+    def __init__(self, streams: Sequence[RandomStreams], round: int, purpose: str) -> None:
+        self._streams, self._round, self._purpose = streams, round, purpose
+
+    def of(self, node: int) -> np.random.Generator:
+        """Return the generator of one node; every call returns an equal one."""
+        return self._streams[node].generator(self._round, self._purpose)
+
+    def random(self, counts: Counts) -> Floats:
+        """Return the first uniform draws of each node, [N, m] with the greatest count m; 0 after the count of a node."""
+        drawn = np.zeros((len(counts), int(counts.max(initial=0))))
+        for node, count in enumerate(counts.tolist()):
+            if count:
+                self.of(node).random(out=drawn[node, :count])
+        return drawn
+
+
+class IdsOfEach:
+    """Peers of each node of a cohort, by their numbers, in rows of different lengths.
+
+    Args:
+        starts: place of each node's first peer, and the number of all peers; int64 [N + 1].
+        peers: numbers of the peers, ascending within a row; int64 [E].
+    """
+
+    __slots__ = ("_rows", "counts", "peers", "starts")
+
+    def __init__(self, starts: Counts, peers: Counts) -> None:
+        self.starts, self.peers = starts, peers
+        self.counts: Counts = np.diff(starts)
+        self._rows: Counts | None = None
+
+    @classmethod
+    def of_counts(cls, counts: Counts, peers: Counts) -> IdsOfEach:
+        """Return ids in rows of the given lengths."""
+        return cls(np.concatenate([[0], np.cumsum(counts)]), peers)
+
+    @property
+    def rows(self) -> Counts:
+        """The node to which each entry belongs; int64 [E]."""
+        if self._rows is None:
+            self._rows = np.repeat(np.arange(len(self.counts)), self.counts)
+        return self._rows
+
+    def where(self, kept: NDArray[np.bool_]) -> IdsOfEach:
+        """Return the entries where `kept`, [E], is true."""
+        return IdsOfEach.of_counts(np.bincount(self.rows[kept], minlength=len(self.counts)), self.peers[kept])
+
+    def of(self, node: int) -> Counts:
+        """Return the peers of one node."""
+        return self.peers[self.starts[node] : self.starts[node + 1]]
+
+    def sums(self, values: NDArray[Any]) -> Floats:
+        """Return the sum of the values, [E], of each row, [N], added one after another as Python adds them."""
+        sums: Floats = np.bincount(self.rows, weights=values.astype(np.float64), minlength=len(self.counts))  # type: ignore[assignment]
+        return sums
+
+    def maxima(self, values: Floats, default: float) -> Floats:
+        """Return the greatest of the values, [E], and of `default` in each row, [N]."""
+        found = np.full(len(self.counts), default)
+        np.maximum.at(found, self.rows, values)
+        return found
+
+
+@dataclass(frozen=True)
+class WeightsOfEach:
+    """Numbers by id for each node of a cohort: weights of a merge, or samples.
+
+    Attributes:
+        ids: the peers.
+        others: the number of each peer, [E].
+        own: that of the own id, [N].
+    """
+
+    ids: IdsOfEach
+    others: NDArray[Any]
+    own: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class MergeOfEach:
+    """Merge of each node of a cohort: the new parameters, float32 [N, P], and the weights."""
+
+    params: NDArray[np.float32]
+    weights: WeightsOfEach | Mapping[str, float]
+
+
+Mix = Callable[[NDArray[np.float32], NDArray[np.float32], WeightsOfEach], Awaitable[MergeOfEach]]
+"""(own, published, weights) -> the merge of the own models, [N, P], and those of peers, which are rows of `published`."""
+
+
+@dataclass(frozen=True)
+class UpdatesOfEach:
+    """Models that each node of a cohort has received.
+
+    Attributes:
+        ids: their senders.
+        published: the models of all nodes, float32 [N, P].
+        n_samples: number of training samples of each node, int64 [N].
+        extras: what each node has published with its model, as the policy gave it.
+        mix: averages models.
+    """
+
+    ids: IdsOfEach
+    published: NDArray[np.float32]
+    n_samples: Counts
+    extras: Mapping[str, Any]
+    mix: Mix = field(repr=False)
+
+
+OF_EACH = IdsOfEach, UpdatesOfEach, WeightsOfEach

@@ -1,0 +1,527 @@
+"""Rounds of all nodes of a simulation at once, where nothing tells the nodes apart but their data and draws.
+
+Theory of operation
+-------------------
+
+Most of the time of a simulation of small models goes into what is done once per node: a task of asyncio, a fetch, a list
+of updates, a dictionary of weights. A `Cohort` does each of these once per round, for all nodes, with arrays: it calls the
+policy's own procedures with a `Me` and `Peers` that hold the values of all nodes (p2pfl.cohort), and runs them to the end
+without an event loop.
+
+`why_not` decides in one place whether a run is a cohort. Nodes must be synchronous and take equal time, links must cost no
+time and lose nothing, messages must be modelled, and nobody attacks, stops early, clips, compresses or has private
+parameters. Then every node is in the same round at every moment, finds the model of every peer published, and waits for
+nobody; so the order of events is known without an event loop.
+
+What must hold: parameters, weights, edges, bytes, budgets, the trace and all results equal those of single nodes bit for
+bit. The same learner computes the same queries, in the same batches. Tests compare both for random scenarios.
+
+After the last round the state of each row is written into its `Node`, so that results are read from nodes in either case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from math import inf
+from typing import Any, TypeVar, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pfl import policy
+from p2pfl.algorithms.selection import fitting
+from p2pfl.budget import BudgetTracker
+from p2pfl.cohort import EACH, Counts, GeneratorsOfEach, IdsOfEach, MergeOfEach, UpdatesOfEach, WeightsOfEach
+from p2pfl.errors import ConfigurationError
+from p2pfl.learning.batched_learner import BatchedLearner
+from p2pfl.node.evaluations import counted_stage
+from p2pfl.node.node import SPLITS, Node
+from p2pfl.policy import Budget, Coordinated, Policy, Stage, memory_of, runs_as_cohort
+from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.protocols.wire.payload import encode_extras
+from p2pfl.queries import Evaluate, Mean, Query, R, Train
+from p2pfl.sim.scenario.network import Links
+from p2pfl.sim.simulation.batching import Batcher, ComputeBackend
+from p2pfl.sim.simulation.clock import VirtualLoop
+from p2pfl.sim.simulation.plan import RunPlan
+from p2pfl.sim.simulation.recorder import Recorder
+from p2pfl.task import group_of
+
+T = TypeVar("T")
+STAGES = get_args(Stage)
+Models = NDArray[np.float32]
+
+
+def why_not(plan: RunPlan, policies: Sequence[Policy], backend: ComputeBackend, links: Links) -> str:
+    """Return why the nodes of a run are no cohort, in a few words; "" if they are one."""
+    scenario, first = plan.scenario, policies[0]
+    for fits, reason in (
+        (scenario.fidelity == "modelled", "messages are sent"),
+        (scenario.mode == "synchronous", "nodes are asynchronous"),
+        (links.instant, "links take time"),
+        (not isinstance(scenario.compute.slowdown, Sequence), "nodes differ in speed"),
+        (scenario.attack is None, "nodes attack"),
+        (scenario.robust == "none" and not scenario.distrust, "nodes protect themselves"),
+        (scenario.patience == 0, "nodes may stop early"),
+        (scenario.codec["name"] == "float32", "models are compressed"),
+        (len(policies) > 1, "there is one node"),
+        (isinstance(backend, BatchedLearner), "nodes are trained one by one"),
+        (not plan.tasks[0].layout.unshared, "parameters are private"),
+        (all(type(one) is type(first) and one == first for one in policies), "policies differ"),
+        (not isinstance(first, Coordinated), "a coordinator takes part"),
+        (runs_as_cohort(first), "the policy has no form for cohorts"),
+        (memory_of(first) is None, "predictions are mixed"),
+    ):
+        if not fits:
+            return reason
+    return ""
+
+
+class Cohort:
+    """All nodes of a run.
+
+    Args:
+        nodes: by name; they have not begun.
+        policies: of each node; the first one runs for all.
+        seconds: virtual seconds that a node needs for a pass over its training data.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        nodes: Mapping[str, Node],
+        policies: Sequence[Policy],
+        *,
+        learner: BatchedLearner,
+        batcher: Batcher,
+        recorder: Recorder,
+        loop: VirtualLoop,
+        seconds: float,
+    ) -> None:
+        self.plan, self.nodes, self.policy = plan, list(nodes.values()), policies[0]
+        self.learner, self.recorder = learner, recorder
+        self._batcher, self._loop, self._seconds = batcher, loop, seconds
+        count = len(self.nodes)
+        self.best = _BestModels(self, plan.scenario.best_by)
+        self.me = _Me(self)
+        self.peers = _Peers(self)
+        self.n_samples = self.me.n_samples
+        self._pending: tuple[int, dict[Stage, Models]] | None = None
+        self._everyone = np.arange(count)
+
+    def run(self) -> None:
+        """Run all rounds.
+
+        Raises: what `Node.run` raises.
+        """
+        scenario, me, peers = self.plan.scenario, self.me, self.peers
+        self._take(_run(self.policy.prepare(cast(policy.Me, me), cast(policy.Peers, peers))))
+        for round in range(1, scenario.rounds + 1):
+            me.round = round
+            peers.begin_round()
+            merge = _run(self.policy.round(cast(policy.Me, me), cast(policy.Peers, peers)))
+            weights = self._take(merge)
+            if scenario.evaluate_every and (round % scenario.evaluate_every == 0 or round == scenario.rounds):
+                self._evaluate({**{s: p for s, p in peers.published.items() if s != "prepared"}, "merged": me.params})
+            self.recorder.merged_by_all(round, peers, weights)
+        self._finish()
+
+    def _take(self, merge: Any) -> WeightsOfEach | None:
+        """Adopt the result of a round; return the weights, or None if each node keeps its own model alone."""
+        params = merge.params
+        if params.shape != self.me.params.shape or params.dtype != np.float32:
+            raise ConfigurationError(f"the policy {type(self.policy).__name__} returned {params.dtype} {params.shape}")
+        self.me.params = params
+        return merge.weights if isinstance(merge.weights, WeightsOfEach) else None
+
+    # Queries
+
+    def train(self, query: Train) -> Models:
+        """Return the trained models; `query.params` and the anchors of a proximal term are of all nodes, [N, P]."""
+        self._pass(query.passes * self._seconds)
+        self._count(Train.name)
+        return self.learner.train_each(query)
+
+    async def mix(self, own: Models, published: Models, weights: WeightsOfEach) -> MergeOfEach:
+        """Return the weighted means, each summed in the order of the numbers of the nodes."""
+        self._count(Mean.name)
+        ids, count = weights.ids, len(self.nodes)
+        keys = np.concatenate([ids.rows * count + ids.peers, self._everyone * (count + 1)])
+        order = keys.argsort(kind="stable")
+        rows = np.concatenate([ids.peers, self._everyone if own is published else self._everyone + count])[order]
+        values = np.concatenate([weights.others, weights.own])[order]
+        models = published if own is published else np.concatenate([published, own])
+        starts = ids.starts[:-1] + self._everyone
+        return MergeOfEach(self.learner.mean_each(models, rows, values, starts), weights)
+
+    def _pass(self, seconds: float) -> None:
+        """Let time pass, which computes what is not urgent."""
+        self._loop.now += seconds
+        self._measure()
+
+    def _count(self, name: str) -> None:
+        queue = self._batcher.queues[name]
+        queue.batches += 1
+        queue.jobs += len(self.nodes)
+
+    # Evaluation: as in p2pfl.node.evaluations, computed with the next trainings, and reported one evaluation later
+
+    def _evaluate(self, stages: dict[Stage, Models]) -> None:
+        self._measure()  # of an earlier round without a training since
+        self._pending = self.me.round, stages
+
+    def _measure(self) -> None:
+        """Compute and report the pending evaluation."""
+        if self._pending is None:
+            return
+        (round, stages), self._pending = self._pending, None
+        self._count(Evaluate.name)
+        figures = dict(zip(stages, self.learner.evaluate_each([*stages.values()], SPLITS), strict=True))
+        self.best.see(round, stages, figures)
+        self.recorder.evaluated_by_all(round, figures)
+
+    def _finish(self) -> None:
+        self._measure()
+        scenario, params = self.plan.scenario, self.me.params
+        reported = (
+            params if self.policy.reported_stage == "auto" else self.peers.published.get(self.policy.reported_stage, params)
+        )
+        result = reported if self.best.params is None else self.best.params
+        self._count(Evaluate.name)
+        (figures,) = self.learner.evaluate_each([result], SPLITS)
+        self.recorder.finished_by_all(scenario.rounds, params, figures)
+        self._write_back()
+
+    def _write_back(self) -> None:
+        """Write the state of each row into its node."""
+        for k, node in enumerate(self.nodes):
+            node.me.params = self.me.params[k]
+            node.me.round = self.me.round
+            self.best.write_back(k, node)
+            self.peers.write_back(k, node)
+
+
+class _Me(policy.Me):
+    """All nodes as their policy sees the own one."""
+
+    __slots__ = (
+        "_cohort",
+        "_streams",
+        "budget",
+        "id",
+        "initial",
+        "layout",
+        "n_samples",
+        "params",
+        "robust",
+        "round",
+        "rounds",
+        "rule",
+    )
+
+    def __init__(self, cohort: Cohort) -> None:
+        plan, nodes = cohort.plan, cohort.nodes
+        self._cohort = cohort
+        self._streams = [node.me.streams for node in nodes]
+        self.id, self.round, self.rounds = EACH, 0, plan.scenario.rounds
+        self.initial = nodes[0].me.initial
+        self.params = np.broadcast_to(self.initial, (len(nodes), len(self.initial)))
+        self.n_samples = np.array([node.me.n_samples for node in nodes])  # type: ignore[assignment]
+        self.layout, self.robust, self.rule = nodes[0].me.layout, "none", None
+        self.budget = cast(Budget, BudgetOfEach([node.me.budget for node in nodes]))
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        return cast(np.random.Generator, GeneratorsOfEach(self._streams, self.round, purpose))
+
+    def compute(self, query: Query[R]) -> Awaitable[R]:
+        if not isinstance(query, Train):
+            raise ConfigurationError(f"{type(query).__name__} has no form for cohorts")
+        return cast(Awaitable[R], _done(self._cohort.train(query)))
+
+    def mean(self, models: Sequence[Models], weights: Sequence[float]) -> Awaitable[Models]:
+        raise ConfigurationError("`me.mean` has no form for cohorts; use `merge`")
+
+
+class BudgetOfEach:
+    """Limits of each node of a cohort; 0 means no limit. See p2pfl.policy.Budget.
+
+    Attributes:
+        models, held, bytes: int64 [N].
+    """
+
+    def __init__(self, budgets: Sequence[Budget]) -> None:
+        self.models, self.held, self.bytes = (
+            np.array([getattr(one, kind) for one in budgets], np.int64) for kind in ("models", "held", "bytes")
+        )
+        self.limited = (self.models | self.held | self.bytes) > 0
+
+    @property
+    def at_once(self) -> Counts:
+        return np.where((self.models > 0) & (self.held > 0), np.minimum(self.models, self.held), self.models + self.held)
+
+    def cap(self, models: int) -> Counts:
+        """Return `models`, or the number that may be fetched at the same time if that is lower; [N]."""
+        return np.where(self.at_once > 0, np.minimum(models, self.at_once), models)
+
+
+class _Peers:
+    """The peers of all nodes as their policy sees them, with traffic and budgets as columns.
+
+    Attributes:
+        ids: the neighbours of each node.
+        published: the models published in this round, by stage; [N, P].
+        models_in: models received in this round, [N].
+        received, sent: bytes in all rounds so far, [N].
+        edges: the models received in this round, and the bytes of each.
+    """
+
+    def __init__(self, cohort: Cohort) -> None:
+        self._cohort, nodes, plan = cohort, cohort.nodes, cohort.plan
+        place = {name: k for k, name in enumerate(plan.names)}
+        around = plan.topology.neighbours
+        counts = np.array([len(ids) for ids in around])
+        self.ids = IdsOfEach.of_counts(
+            counts, np.fromiter((place[id] for ids in around for id in ids), np.int64, counts.sum())
+        )
+        count = len(nodes)
+        self.published: dict[Stage, Models] = {}
+        self._extras: Mapping[str, Any] = {}
+        self._size = OVERHEAD + plan.encoder(0).whole
+        self._sizes = np.full(count, self._size)  # of each node's last model
+        self._extra = np.zeros(count, np.int64)  # bytes of its extras
+        self.models_in, self._bytes_in = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self.edges: list[tuple[IdsOfEach, Counts]] = []
+        self.received, self.sent = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self._columns = {name: np.zeros(count, np.int64) for name in _COLUMNS}
+
+    def begin_round(self) -> None:
+        self.published = {}
+        self.edges = []
+        self.models_in = np.zeros_like(self.models_in)
+        self._bytes_in = np.zeros_like(self._bytes_in)
+
+    def public_info(self, id: str) -> Mapping[str, Any]:
+        """Return the public facts of every node: `n_samples`, [N], and the number of its `group`, [N], if all have one."""
+        if id != EACH:
+            raise ConfigurationError("a cohort has no single peers")
+        groups = [group_of(task) for task in self._cohort.plan.tasks]
+        facts: dict[str, Any] = {"n_samples": self._cohort.me.n_samples}
+        if None not in groups:
+            numbers = {group: k for k, group in enumerate(dict.fromkeys(groups))}
+            facts["group"] = np.array([numbers[group] for group in groups])
+        return facts
+
+    async def publish(self, params: Models, extras: Mapping[str, Any] | None = None, stage: Stage = "trained") -> None:
+        cohort = self._cohort
+        self.published[stage], self._extras = params, extras or {}
+        self._extra = np.full(len(params), 0)
+        if extras:
+            self._extra += len(encode_extras({name: values[0] for name, values in extras.items()}))
+        self._sizes = self._size + self._extra
+        cohort.recorder.published_by_all(cohort.me.round, stage, params)
+
+    async def models(self, ids: IdsOfEach, stage: Stage = "trained") -> UpdatesOfEach:
+        cohort, me = self._cohort, self._cohort.me
+        self._reserve(ids)
+        sizes = self._sizes[ids.peers]
+        asked, given = ids.counts, np.bincount(ids.peers, minlength=len(ids.counts))
+        columns, totals = self._columns, ids.sums(sizes).astype(np.int64)
+        columns["asked"] += asked
+        columns["given"] += given
+        columns["bytes_given"] += given * self._sizes
+        columns["bytes_taken"] += totals
+        if me.round:
+            self.models_in += asked
+            self._bytes_in += totals
+            columns["round_models"] += asked
+            columns["round_bytes"] += totals
+            self.received += OVERHEAD * given + totals
+            self.sent += OVERHEAD * asked + given * self._sizes
+            self.edges.append((ids, sizes))
+        else:
+            columns["asked_early"] += asked
+            columns["given_early"] += given
+            columns["bytes_given_early"] += given * self._sizes
+            columns["bytes_taken_early"] += totals
+        np.maximum(columns["most_held"], asked, out=columns["most_held"])
+        cohort.recorder.received_by_all(me.round, ids)
+        return UpdatesOfEach(ids, self.published[stage], me.n_samples, self._extras, cohort.mix)
+
+    # Budgets: see p2pfl.budget
+
+    def _expected(self) -> Counts:
+        """Return the expected bytes of a model that each node receives, [N]."""
+        return self._size + np.where(cast(BudgetOfEach, self._cohort.me.budget).bytes > 0, self._extra, 0)
+
+    def within_budget(self, ids: IdsOfEach) -> IdsOfEach:
+        budget = cast(BudgetOfEach, self._cohort.me.budget)
+        if not budget.limited.any():
+            return ids
+        most = ids.counts.copy()
+        for limit, used in ((budget.models, self.models_in), (budget.held, 0)):
+            most = np.where(limit > 0, np.clip(limit - used, 0, most), most)
+        expected = self._expected()
+        left = np.where(budget.bytes > 0, budget.bytes - self._bytes_in, 0)
+        fits = (most == ids.counts) & ((budget.bytes == 0) | (ids.counts * expected <= left))
+        if (fits | ~budget.limited).all():
+            return ids
+        kept = np.ones(len(ids.peers), bool)
+        rng = cast(GeneratorsOfEach, self._cohort.me.rng("budget"))
+        for node in np.flatnonzero(budget.limited & ~fits).tolist():
+            there = [str(k) for k in range(ids.counts[node])]
+            size = int(expected[node]) if budget.bytes[node] else 0
+            chosen = fitting(rng.of(node), there, [size] * len(there), int(left[node]), int(most[node]))
+            row = kept[ids.starts[node] : ids.starts[node + 1]]
+            row[:] = False
+            row[[int(k) for k in chosen]] = True
+        return ids.where(kept)
+
+    def _reserve(self, ids: IdsOfEach) -> None:
+        """Raise BudgetExceededError, as the node would, if one asks for more than its budget admits."""
+        budget = cast(BudgetOfEach, self._cohort.me.budget)
+        if not budget.limited.any():
+            return
+        expected = self._expected()
+        beyond = np.zeros(len(ids.counts), bool)
+        for limit, used in (
+            (budget.models, self.models_in + ids.counts),
+            (budget.held, ids.counts),
+            (budget.bytes, self._bytes_in + ids.counts * expected),
+        ):
+            beyond |= (limit > 0) & (used > limit)
+        for node in np.flatnonzero(beyond)[:1].tolist():
+            tracker = BudgetTracker(self._cohort.nodes[node].me.budget)
+            tracker.preparing = not self._cohort.me.round
+            tracker.models, tracker.bytes = int(self.models_in[node]), int(self._bytes_in[node])
+            tracker.reserve([""] * int(ids.counts[node]), {"": int(expected[node])}.__getitem__)
+
+    def write_back(self, k: int, node: Node) -> None:
+        """Write the traffic and the use of the budget of row `k` into its node."""
+        of = {name: int(column[k]) for name, column in self._columns.items()}
+        counts = node.exchange.traffic
+        counts.count("sent", "get", OVERHEAD * of["asked"])
+        counts.count("received", "get", OVERHEAD * of["given"])
+        counts.count("sent", "update", of["bytes_given"], models=of["given"])
+        counts.count("received", "update", of["bytes_taken"], models=of["asked"])
+        counts.sent["preparation"] += OVERHEAD * of["asked_early"] + of["bytes_given_early"]
+        counts.received["preparation"] += OVERHEAD * of["given_early"] + of["bytes_taken_early"]
+        tracker = node.peers.budget_tracker
+        tracker.preparing = False
+        tracker.models, tracker.round_models = int(self.models_in[k]), of["round_models"]
+        tracker.preparation_models = of["asked_early"]
+        if tracker.limited:
+            tracker.bytes, tracker.round_bytes, tracker.most_held = (
+                int(self._bytes_in[k]),
+                of["round_bytes"],
+                of["most_held"],
+            )
+        node.peers.published = {stage: params[k] for stage, params in self.published.items()}
+
+
+_COLUMNS = (
+    *("asked", "given", "bytes_given", "bytes_taken"),
+    *("asked_early", "given_early", "bytes_given_early", "bytes_taken_early"),
+    *("round_models", "round_bytes", "most_held"),
+)
+
+
+class _BestModels:
+    """Model of each node that is best on validation; see p2pfl.node.early_stopping.EarlyStopping.
+
+    Attributes:
+        params: these models, float32 [N, P]; None before the first evaluation.
+    """
+
+    def __init__(self, cohort: Cohort, by: policy.BestBy) -> None:
+        task, count = cohort.plan.tasks[0], len(cohort.nodes)
+        self._reported = cohort.policy.reported_stage
+        self._figure, self._sign = "validation_loss", 1.0
+        if by == "metric":
+            self._figure, self._sign = f"validation_{task.metric}", -1.0 if task.higher_is_better else 1.0
+        self._by = by
+        self.params: Models | None = None
+        self._round = np.zeros(count, np.int64)
+        self._improved = np.zeros(count, np.int64)
+        self._newest = 0
+        self._loss = np.full(count, inf)
+        self._stage = np.zeros(count, np.int64)  # its place in STAGES
+        self._least: dict[Stage, tuple[NDArray[np.float64], Counts]] = {}  # of the validation loss, and its round
+
+    def see(self, round: int, stages: Mapping[Stage, Models], figures: Mapping[Stage, Mapping[str, Any]]) -> None:
+        """Record the models of a round and their figures, as columns with a mask where a node has none."""
+        count, self._newest = len(self._loss), round
+        for stage, found in figures.items():
+            if "validation_loss" in found:
+                loss = found["validation_loss"].filled(inf)
+                least, at = self._least.setdefault(stage, (np.full(count, inf), np.zeros(count, np.int64)))
+                better = loss < least
+                least[better], at[better] = loss[better], round
+        counted = self._counted(figures)
+        unknown, loss = np.ones(count, bool), np.full(count, np.nan)
+        for stage, found in figures.items():
+            chosen = counted == STAGES.index(stage)
+            if self._figure in found:
+                unknown[chosen] = np.ma.getmaskarray(found[self._figure])[chosen]
+                loss[chosen] = self._sign * found[self._figure].data[chosen]
+        if self.params is None:
+            better = np.ones(count, bool)
+            improved = better
+            self.params = np.empty_like(next(iter(stages.values())))
+        else:
+            better = improved = unknown | (loss < self._loss)
+            if self._by == "metric":
+                better = better | (loss == self._loss)
+        self._improved[improved] = round
+        self._round[better], self._stage[better] = round, counted[better]
+        self._loss[better] = np.where(np.isnan(loss), inf, loss)[better]
+        for stage, models in stages.items():
+            chosen = better & (counted == STAGES.index(stage))
+            if chosen.all():
+                self.params[:] = models
+            else:
+                self.params[chosen] = models[chosen]
+
+    def _counted(self, figures: Mapping[Stage, Mapping[str, Any]]) -> Counts:
+        """Return the number of the stage that counts for each node; see p2pfl.node.evaluations.counted_stage."""
+        count = len(self._loss)
+        if self._reported != "auto":
+            return np.full(count, STAGES.index(counted_stage(self._reported, cast(Any, figures))))
+
+        def loss(stage: Stage) -> NDArray[np.float64]:
+            values = figures[stage].get("validation_loss")
+            return (
+                np.full(count, inf)
+                if values is None
+                else np.nan_to_num(values.filled(inf), nan=inf, posinf=inf, neginf=-inf)
+            )
+
+        found = np.full(count, STAGES.index("merged"))
+        if "trained" in figures:
+            found[loss("trained") < loss("merged")] = STAGES.index("trained")
+        return found
+
+    def write_back(self, k: int, node: Node) -> None:
+        """Write row `k` into its node."""
+        found = node.early_stopping
+        if self.params is None:
+            return
+        found.best, found.round, found.stage = self.params[k], int(self._round[k]), STAGES[self._stage[k]]
+        found.loss = float(self._loss[k])
+        found.by_stage = {
+            stage: (float(least[k]), int(at[k])) for stage, (least, at) in self._least.items() if least[k] < inf
+        }
+        found._newest, found._improved = self._newest, int(self._improved[k])  # noqa: SLF001
+
+
+def _run(procedure: Coroutine[Any, Any, T]) -> T:
+    """Run a procedure of a policy to its end; nothing in a cohort waits."""
+    try:
+        procedure.send(None)
+    except StopIteration as end:
+        return cast(T, end.value)
+    procedure.close()
+    raise ConfigurationError("a policy with a form for cohorts awaits something else than its node and its peers")
+
+
+async def _done(value: T) -> T:
+    return value
