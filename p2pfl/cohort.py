@@ -32,7 +32,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pfl.random_streams import RandomStreams
+from p2pfl.random_streams import RandomStreams, digests, uniform_draws
 
 EACH = "each node"
 """The own id of every node in a cohort."""
@@ -75,12 +75,9 @@ class GeneratorsOfEach:
         return self._streams[node].generator(self._round, self._purpose)
 
     def random(self, counts: Counts) -> Floats:
-        """Return the first uniform draws of each node, [N, m] with the greatest count m; 0 after the count of a node."""
-        drawn = np.zeros((len(counts), int(counts.max(initial=0))))
-        for node, count in enumerate(counts.tolist()):
-            if count:
-                self.of(node).random(out=drawn[node, :count])
-        return drawn
+        """Return the first uniform draws of each node, [N, m] with the greatest count m."""
+        seeds = digests(self._streams, self._round, self._purpose)
+        return uniform_draws(seeds, int(counts.max(initial=0)))
 
 
 class IdsOfEach:
@@ -109,6 +106,21 @@ class IdsOfEach:
         if self._rows is None:
             self._rows = np.repeat(np.arange(len(self.counts)), self.counts)
         return self._rows
+
+    def keys(self) -> Counts:
+        """Return a number of each pair of a node and a peer, ascending; int64 [E]."""
+        return self.rows * len(self.counts) + self.peers
+
+    def find(self, nodes: Counts, peers: Counts) -> Counts:
+        """Return the place of each pair of a node and a peer among all entries, -1 for one that is not there; [K]."""
+        wanted = nodes * len(self.counts) + peers
+        if len(self.peers) == len(self.counts) * (len(self.counts) - 1):  # a complete graph
+            return np.where(nodes == peers, -1, nodes * (len(self.counts) - 1) + peers - (peers > nodes))
+        keys = self.keys()
+        if not len(keys):
+            return np.full(len(wanted), -1)
+        places = np.minimum(keys.searchsorted(wanted), len(keys) - 1)
+        return np.where(keys[places] == wanted, places, -1)
 
     def where(self, kept: NDArray[np.bool_]) -> IdsOfEach:
         """Return the entries where `kept`, [E], is true."""
@@ -146,6 +158,19 @@ class WeightsOfEach:
 
 
 @dataclass(frozen=True)
+class ExtrasOfEach:
+    """Small arrays by name that each node of a cohort publishes with its model: rows of the same lengths in all of them.
+
+    Attributes:
+        starts: place of each node's first value, and the number of all values; int64 [N + 1].
+        arrays: by name, [V].
+    """
+
+    starts: Counts
+    arrays: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
 class MergeOfEach:
     """Merge of each node of a cohort: the new parameters, float32 [N, P], and the weights."""
 
@@ -165,14 +190,14 @@ class UpdatesOfEach:
         ids: their senders.
         published: the models of all nodes, float32 [N, P].
         n_samples: number of training samples of each node, int64 [N].
-        extras: what each node has published with its model, as the policy gave it.
+        extras: what each node has published with its model; None for nothing.
         mix: averages models.
     """
 
     ids: IdsOfEach
     published: NDArray[np.float32]
     n_samples: Counts
-    extras: Mapping[str, Any]
+    extras: ExtrasOfEach | None
     mix: Mix = field(repr=False)
 
 

@@ -7,7 +7,7 @@ computed again on its own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -36,8 +36,11 @@ class RandomStreams:
 
     def digest(self, round: int, purpose: str) -> bytes:
         """Return the 32 bytes that seed the draws of (round, purpose)."""
+        return self._digest(f"{round}\0{purpose}".encode())
+
+    def _digest(self, what: bytes) -> bytes:
         state = self._prefix.copy()
-        state.update(f"{round}\0{purpose}".encode())
+        state.update(what)
         return state.digest()
 
     def generator(self, round: int, purpose: str) -> np.random.Generator:
@@ -47,6 +50,69 @@ class RandomStreams:
     def torch_seed(self, round: int, purpose: str) -> int:
         """Return a seed below 2**63 for torch's own generator."""
         return int.from_bytes(self.digest(round, purpose)[:8], "little") >> 1
+
+
+def digests(streams: Sequence[RandomStreams], round: int, purpose: str) -> np.ndarray:
+    """Return the digest of (round, purpose) of each stream, as four words; uint64 [N, 4]."""
+    what = f"{round}\0{purpose}".encode()
+    return np.frombuffer(b"".join([stream._digest(what) for stream in streams]), np.uint64).reshape(-1, 4)  # noqa: SLF001
+
+
+def uniform_draws(seeds: np.ndarray, count: int) -> np.ndarray:
+    """Return the first draws of `generator(...).random()` of each seed, float64 [N, count], all at once.
+
+    NumPy's PCG64 is a linear congruential generator of 128 bits (O'Neill 2014, PCG XSL-RR): the state after k steps from
+    s is a^k s + (1 + a + ... + a^(k - 1)) c, so that all draws of all nodes are two products of 128-bit numbers.
+
+    Args:
+        seeds: as `digests` returns them; uint64 [N, 4].
+    """
+    powers, sums = _factors(count)
+    high, low, inc_high, inc_low = (seeds[:, k, None] for k in range(4))
+    inc = (inc_high << _ONE | inc_low >> np.uint64(63), inc_low << _ONE | _ONE)
+    start = _add128(inc, (high, low))
+    high, low = _add128(_multiply128(start, powers), _multiply128(inc, sums))
+    mixed, turn = high ^ low, high >> np.uint64(58)
+    words = mixed >> turn | mixed << (np.uint64(64) - turn & np.uint64(63))
+    draws: np.ndarray = (words >> np.uint64(11)) * 2.0**-53
+    return draws
+
+
+_MULTIPLIER = 47026247687942121848144207491837523525  # of PCG64
+_ONE, _HALF, _32 = np.uint64(1), np.uint64(2**32 - 1), np.uint64(32)
+Words = tuple[np.ndarray, np.ndarray]  # the high and the low half of 128-bit numbers, uint64
+
+
+def _add128(one: Words, other: Words) -> Words:
+    low = one[1] + other[1]
+    return one[0] + other[0] + (low < other[1]), low
+
+
+@lru_cache(maxsize=64)
+def _factors(count: int) -> tuple[Words, Words]:
+    """Return the factors of the state and of the increment for the states before `count` draws, [count] each."""
+    power, total, found = 1, 0, []
+    for _ in range(count + 2):  # one step follows the seed, and one precedes each draw
+        found.append((power, total))
+        power, total = power * _MULTIPLIER % 2**128, (total * _MULTIPLIER + 1) % 2**128
+    one, other = (
+        (
+            tuple(np.array(half, np.uint64) for half in ([n >> 64 for n in numbers], [n & 2**64 - 1 for n in numbers]))
+            for numbers in zip(*found[2:], strict=True)
+        )
+        if count
+        else ((np.empty(0, np.uint64),) * 2,) * 2
+    )
+    return one, other  # type: ignore[return-value]
+
+
+def _multiply128(one: Words, other: Words) -> Words:
+    """Return the products of numbers, [N, 1], and K factors, modulo 2**128; [N, K]."""
+    (high, low), (other_high, other_low) = one, other
+    a, b, c, d = low >> _32, low & _HALF, other_low >> _32, other_low & _HALF
+    middle = a * d + (b * d >> _32)
+    carried = b * c + (middle & _HALF)
+    return a * c + (middle >> _32) + (carried >> _32) + low * other_high + high * other_low, low * other_low
 
 
 def federation_streams(seed: int) -> RandomStreams:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os import SEEK_END
 from tempfile import TemporaryFile, gettempdir
-from typing import IO, Any, cast
+from typing import IO, Any
 from weakref import finalize
 
 import numpy as np
@@ -33,16 +33,17 @@ class Columns:
 
     def __init__(self, **kinds: Any) -> None:
         self._kind = np.dtype(list(kinds.items()))
-        self._rows: list[tuple[Any, ...]] = []
+        self._blocks: list[np.ndarray] = []  # rows in memory that came as columns, or before such
+        self._rows: list[tuple[Any, ...]] = []  # those that came one by one since
         self._file: IO[bytes] | None = None
         self._written = 0
 
     def __len__(self) -> int:
-        return self._written + len(self._rows)
+        return self._written + self.held
 
     @property
     def held(self) -> int:
-        return len(self._rows)
+        return sum(map(len, self._blocks)) + len(self._rows)
 
     def append(self, row: tuple[Any, ...]) -> None:
         """Add a row.
@@ -64,8 +65,9 @@ class Columns:
         rows = np.empty(count, self._kind)
         for name, column in columns.items():
             rows[name] = column
-        self._rows += cast(list[tuple[Any, ...]], rows.tolist())
-        if len(self._rows) >= PART:
+        self._gather()
+        self._blocks.append(rows)
+        if self.held >= PART:
             self._write()
 
     def table(self, first: int = 0) -> Table:
@@ -85,10 +87,18 @@ class Columns:
 
     def _to_array(self) -> np.ndarray:
         """Return the rows in memory as one structured array."""
+        self._gather()
+        return np.concatenate(self._blocks) if self._blocks else np.empty(0, self._kind)
+
+    def _gather(self) -> None:
+        """Make a block of the rows that came one by one."""
+        if not self._rows:
+            return
         array = np.empty(len(self._rows), self._kind)
         for name, column in zip(self._kind.names or (), zip(*self._rows, strict=True), strict=False):
             array[name] = column
-        return array
+        self._blocks.append(array)
+        self._rows.clear()
 
     def _write(self) -> None:
         try:
@@ -102,8 +112,8 @@ class Columns:
             raise RunError(
                 f"cannot write the rows of the run to {gettempdir()}: {reason(error)}; name another folder in TMPDIR"
             ) from error
-        self._written += len(self._rows)
-        self._rows.clear()
+        self._written += self.held
+        self._blocks.clear()
 
     def _read(self, file: IO[bytes], first: int) -> np.ndarray:
         size, place = self._kind.itemsize, min(first, self._written)

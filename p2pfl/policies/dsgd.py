@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from p2pfl.cohort import Counts, IdsOfEach, UpdatesOfEach, WeightsOfEach, of_each
+from p2pfl.cohort import ExtrasOfEach, IdsOfEach, UpdatesOfEach, WeightsOfEach, of_each
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs, merge
+from p2pfl.policy import Extras, Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs, merge
 from p2pfl.update_rules import Steps
 
 DEGREE = "degree"  # name of the extra with a node's number of neighbours
@@ -72,10 +72,10 @@ class Dsgd:
     async def round(self, me: Me, peers: Peers) -> Merge:
         trained = await me.train(epochs=self.epochs, rule=Steps(self.steps) if self.steps else None)
         moved = self._move(me.params, trained)
-        degree = degree_of(peers.ids)
-        await peers.publish(moved, {DEGREE: degree})
-        updates = await peers.models(peers.within_budget(peers.ids))
-        return await merge(me, moved, updates, mixing_weights(updates, me.id, degree, self))
+        ids = peers.ids
+        await peers.publish(moved, reported_degree(ids))
+        updates = await peers.models(peers.within_budget(ids))
+        return await merge(me, moved, updates, mixing_weights(updates, me.id, ids, self))
 
     def _move(self, start: Parameters, trained: Parameters) -> Parameters:
         """Return the model after the training, with momentum."""
@@ -94,36 +94,36 @@ class Dsgd:
         self.velocity = np.frombuffer(state["velocity"], np.float32) if state["velocity"] else None
 
 
-def _degrees_of_each(ids: IdsOfEach) -> Counts:
-    return ids.counts[:, None].astype(np.uint64)
+def _reported_by_each(ids: IdsOfEach) -> ExtrasOfEach:
+    return ExtrasOfEach(np.arange(len(ids.counts) + 1), {DEGREE: ids.counts.astype(np.uint64)})
 
 
-@of_each(_degrees_of_each)
-def degree_of(ids: Sequence[str]) -> np.ndarray:
+@of_each(_reported_by_each)
+def reported_degree(ids: Sequence[str]) -> Extras:
     """Return the number of neighbours as the extra that nodes report; uint64 [1]."""
-    return np.array([len(ids)], np.uint64)
+    return {DEGREE: np.array([len(ids)], np.uint64)}
 
 
-def _mixing_weights_of_each(updates: UpdatesOfEach, own: str, degrees: np.ndarray, policy: Dsgd) -> WeightsOfEach:
-    ids, degree = updates.ids, degrees[:, 0].astype(np.int64)
-    highest = degree[ids.rows]
+def _weights_of_each(updates: UpdatesOfEach, own: str, neighbours: IdsOfEach, policy: Dsgd) -> WeightsOfEach:
+    ids, degrees = updates.ids, neighbours.counts
+    highest = degrees[ids.rows]
     if policy.weights == "metropolis":
-        highest = np.maximum(highest, updates.extras[DEGREE][:, 0].astype(np.int64)[ids.peers])
+        highest = np.maximum(highest, degrees[ids.peers])
     weights = policy.mixing / (1 + highest)
     return WeightsOfEach(ids, weights, 1 - ids.sums(weights))
 
 
-@of_each(_mixing_weights_of_each)
-def mixing_weights(updates: Sequence[Update], own: str, degree: np.ndarray, policy: Dsgd) -> dict[str, float]:
+@of_each(_weights_of_each)
+def mixing_weights(updates: Sequence[Update], own: str, neighbours: Sequence[str], policy: Dsgd) -> dict[str, float]:
     """Return the weight of each model, by id.
 
     Args:
         own: the id of the own node.
-        degree: its number of neighbours, [1].
+        neighbours: its neighbours.
         policy: its options decide.
     """
     reported = {update.sender: _degree(update) if policy.weights == "metropolis" else 0 for update in updates}
-    weights = {id: policy.mixing / (1 + max(int(degree[0]), other)) for id, other in reported.items()}
+    weights = {id: policy.mixing / (1 + max(len(neighbours), other)) for id, other in reported.items()}
     total = 0.0
     for weight in weights.values():  # `sum` of floats rounds in another way since Python 3.12
         total += weight

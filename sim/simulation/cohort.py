@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from p2pfl import policy
 from p2pfl.algorithms.selection import fitting
 from p2pfl.budget import BudgetTracker
-from p2pfl.cohort import EACH, Counts, GeneratorsOfEach, IdsOfEach, MergeOfEach, UpdatesOfEach, WeightsOfEach
+from p2pfl.cohort import EACH, Counts, ExtrasOfEach, GeneratorsOfEach, IdsOfEach, MergeOfEach, UpdatesOfEach, WeightsOfEach
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_learner import BatchedLearner
 from p2pfl.node.evaluations import counted_stage
@@ -285,7 +285,7 @@ class _Peers:
         )
         count = len(nodes)
         self.published: dict[Stage, Models] = {}
-        self._extras: Mapping[str, Any] = {}
+        self._extras: ExtrasOfEach | None = None
         self._size = OVERHEAD + plan.encoder(0).whole
         self._sizes = np.full(count, self._size)  # of each node's last model
         self._extra = np.zeros(count, np.int64)  # bytes of its extras
@@ -311,12 +311,10 @@ class _Peers:
             facts["group"] = np.array([numbers[group] for group in groups])
         return facts
 
-    async def publish(self, params: Models, extras: Mapping[str, Any] | None = None, stage: Stage = "trained") -> None:
+    async def publish(self, params: Models, extras: ExtrasOfEach | None = None, stage: Stage = "trained") -> None:
         cohort = self._cohort
-        self.published[stage], self._extras = params, extras or {}
-        self._extra = np.full(len(params), 0)
-        if extras:
-            self._extra += len(encode_extras({name: values[0] for name, values in extras.items()}))
+        self.published[stage], self._extras = params, extras
+        self._extra = np.zeros(len(params), np.int64) if extras is None else _sizes_of(extras)
         self._sizes = self._size + self._extra
         cohort.recorder.published_by_all(cohort.me.round, stage, params)
 
@@ -423,6 +421,16 @@ _COLUMNS = (
     *("asked_early", "given_early", "bytes_given_early", "bytes_taken_early"),
     *("round_models", "round_bytes", "most_held"),
 )
+
+
+def _sizes_of(extras: ExtrasOfEach) -> Counts:
+    """Return the bytes of the extras of each node, [N]. They depend on the lengths of the arrays alone."""
+    counts = np.diff(extras.starts)
+    different, each = np.unique(counts, return_inverse=True)
+    sizes = [
+        len(encode_extras({name: array[:count] for name, array in extras.arrays.items()})) for count in different.tolist()
+    ]
+    return np.array(sizes, np.int64)[each]
 
 
 class _BestModels:
