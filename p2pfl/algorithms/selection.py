@@ -6,7 +6,7 @@ Weights are by peer, own included, with the sum 1; `weighted_mean` computes the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from p2pfl.cohort import Counts, GeneratorsOfEach, IdsOfEach, WeightsOfEach, of_each
 
 FLOOR = 1e-6  # the lowest probability of a peer without a negative similarity, so that it can still be met
+PART = 2**20  # entries of rows that are drawn from together
 LEAST = 1e-30  # that of a peer with a negative similarity: enough to be drawn if no other is left
 
 
@@ -84,6 +85,37 @@ def fitting(rng: np.random.Generator, ids: Sequence[str], sizes: Sequence[int], 
     return [ids[place] for place in sorted(taken)]
 
 
+def _probabilities_of_each(similarities: WeightsOfEach, tau: float) -> WeightsOfEach:
+    """Return probabilities as `probabilities` does. Rows of one length are computed together, so that sums round alike."""
+    ids, values = similarities.ids, similarities.others
+    found = np.full(len(values), FLOOR)
+    known = np.flatnonzero(values)
+    counts = np.bincount(ids.rows[known], minlength=len(ids.counts))
+    for places in _alike(counts, known):
+        given = values[places]
+        logits = tau * given
+        weights = np.exp(logits - logits.max(1, keepdims=True))
+        least = np.where(given > 0, FLOOR, LEAST)
+        found[places] = np.maximum(weights / weights.sum(1, keepdims=True), least)
+    for places in _alike(ids.counts, np.arange(len(values))):
+        row = found[places]
+        found[places] = row / row.sum(1, keepdims=True)
+    return WeightsOfEach(ids, found, similarities.own)
+
+
+def _alike(counts: Counts, places: Counts) -> Iterator[Counts]:
+    """Yield the places of rows of equal lengths, [rows, length], for each length but 0.
+
+    Args:
+        counts: lengths of all rows.
+        places: of all entries, one row after another.
+    """
+    starts = np.cumsum(counts) - counts
+    for count in np.unique(counts[counts > 0]).tolist():
+        yield places[starts[counts == count, None] + np.arange(count)]
+
+
+@of_each(_probabilities_of_each)
 def probabilities(similarities: NDArray[np.float64], tau: float) -> NDArray[np.float64]:
     """Return softmax(tau * s) (eq. 4) over the peers with a known similarity (not 0).
 
@@ -111,6 +143,37 @@ def probabilities(similarities: NDArray[np.float64], tau: float) -> NDArray[np.f
     return np.asarray(result / result.sum())
 
 
+def _sample_of_each(rng: GeneratorsOfEach, ids: IdsOfEach, p: WeightsOfEach, m: int | Counts) -> IdsOfEach:
+    """Draw as `sample` does; `m` is common to all nodes, or of each."""
+    most = np.minimum(np.maximum(m, 0), ids.counts)
+    chosen = (most == ids.counts)[ids.rows]
+    left = p.others.copy()
+    used, wanted = np.zeros(len(most), np.int64), np.where(most < ids.counts, most, 0)
+    while len(drawing := np.flatnonzero(wanted)):
+        u = rng.random(used + wanted)
+        for part in _parts_alike(ids.counts[drawing]):
+            nodes = drawing[part]
+            cumulated = left[ids.starts[nodes, None] + np.arange(ids.counts[nodes[0]])].cumsum(1)
+            cumulated /= cumulated[:, -1:].copy()
+            for k in range(int(wanted[nodes].max())):
+                rows = np.flatnonzero(wanted[nodes] > k)
+                at = nodes[rows]
+                picks = (cumulated[rows] <= u[at, used[at] + k, None]).sum(1)
+                chosen[ids.starts[at] + picks] = True  # a peer drawn twice counts once
+        used += wanted
+        left[chosen] = 0.0
+        wanted = most - np.bincount(ids.rows[chosen], minlength=len(most))
+    return ids.where(chosen)
+
+
+def _parts_alike(counts: Counts) -> Iterator[Counts]:
+    """Yield the places of equal counts; no more together than have PART entries."""
+    for count in np.unique(counts).tolist():
+        places = np.flatnonzero(counts == count)
+        yield from np.array_split(places, -(-len(places) * count // PART))
+
+
+@of_each(_sample_of_each)
 def sample(rng: np.random.Generator, ids: Sequence[str], p: NDArray[np.float64], m: int) -> list[str]:
     """Draw `m` of `ids` without replacement with probabilities `p`, all above 0. Return them in the order of `ids`.
 

@@ -17,6 +17,7 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from p2pfl.cohort import ExtrasOfEach, IdsOfEach, UpdatesOfEach, WeightsOfEach, of_each
 from p2pfl.parameters import Parameters
 from p2pfl.queries import Answering, AnsweringTogether, Query
 
@@ -112,6 +113,35 @@ def compare_together(queries: Sequence[CompareModels], rows_of: RowsOf) -> list[
     return results
 
 
+def compare_each(
+    own: NDArray[np.float32], published: NDArray[np.float32], ids: IdsOfEach, measure: str, initial: Parameters
+) -> Scores:
+    """Return the similarities of each node of a cohort to its peers, with the bits of `compare`; float64 [E].
+
+    Args:
+        own, published: the own models, and those that peers receive; [N, P].
+    """
+    query = CompareModels(measure, initial, (), initial)  # type: ignore[arg-type]
+    found, size = np.empty(len(ids.peers)), len(own)
+    if own.size > MOST_VALUES:
+        size = max(1, PART // (own.shape[1] * (1 + int(ids.counts.max(initial=0)))))
+    for first in range(0, len(own), size):
+        nodes = range(first, min(first + size, len(own)))
+        begin, end = ids.starts[first], ids.starts[nodes.stop]
+        used, places = np.unique(ids.peers[begin:end], return_inverse=True)
+        others = list(_vectors(published if len(used) == len(published) else published[used], query))
+        mine = others if own is published and len(used) == len(own) else list(_vectors(own[first : nodes.stop], query))
+        pairs = zip((ids.rows[begin:end] - first).tolist(), places.tolist(), strict=True)
+        if measure == "l2":
+            found[begin:end] = _inverse(np.array([np.linalg.norm(others[j] - mine[i]) for i, j in pairs], np.float64))
+            continue
+        lengths = [sqrt(vector @ vector) for vector in others]
+        own_lengths = lengths if mine is others else [sqrt(vector @ vector) for vector in mine]
+        products = [(float(others[j] @ mine[i]), own_lengths[i] * lengths[j]) for i, j in pairs]
+        found[begin:end] = [product / length if 0 < length < inf else 0.0 for product, length in products]
+    return found
+
+
 def _vectors(models: NDArray[np.float32], query: CompareModels) -> NDArray[np.float64]:
     """Return the vectors that a measure compares, [..., P] as the models."""
     vectors = models.astype(np.float64)  # so that the sum of squares cannot overflow for any float32 model
@@ -152,6 +182,69 @@ def short_ids(names: Sequence[str]) -> Keys:
     return np.array([short_id(name) for name in names], np.uint64)
 
 
+class SimilaritiesOfEach:
+    """The tables of all nodes of a cohort; see PeerSimilarities.
+
+    Args:
+        ids: the neighbours of each node.
+    """
+
+    def __init__(self, ids: IdsOfEach) -> None:
+        self._ids = ids
+        self._values = np.zeros(len(ids.peers))  # 0 is unknown
+        self._met = np.zeros(len(ids.peers), bool)  # whether they are measured
+
+    def of(self, ids: IdsOfEach) -> WeightsOfEach:
+        """Return the similarities to `ids`; 0 is unknown. Those to the nodes themselves are 0."""
+        places = slice(None) if ids is self._ids else ids_in(self._ids, ids)
+        return WeightsOfEach(ids, self._values[places], np.zeros(len(ids.counts)))
+
+    def lent(self) -> ExtrasOfEach:
+        """Return the measured similarities, and the numbers of the peers to which they are."""
+        met = self._ids.where(self._met)
+        values = self._values[self._met].astype(np.float32)
+        return ExtrasOfEach(met.starts, {"peers": met.peers.astype(np.uint64), "similarities": values})
+
+    def measure(self, similarities: WeightsOfEach) -> None:
+        """Store measured similarities."""
+        places = ids_in(self._ids, similarities.ids)
+        self._values[places], self._met[places] = similarities.others, True
+
+    def borrow(self, updates: UpdatesOfEach, measure: str, most: bool) -> None:
+        """Store similarities that the senders of models have measured, to peers that a node has not measured itself.
+
+        Args:
+            most: of several senders that have measured a peer, the most similar one counts; otherwise the least similar.
+        """
+        ids, extras = updates.ids, updates.extras
+        if extras is None or self._met.all():
+            return
+        own = self._values[ids_in(self._ids, ids)]
+        order = np.lexsort((own if most else -own, ids.rows))  # stable: of equal ones, the last id counts
+        nodes, lenders = ids.rows[order], ids.peers[order]
+        counts = np.diff(extras.starts)[lenders]
+        ends = np.cumsum(counts)
+        entries = np.arange(ends[-1] if len(ends) else 0) + np.repeat(extras.starts[lenders] - (ends - counts), counts)
+        peers = extras.arrays["peers"][entries].astype(np.int64)
+        values = extras.arrays["similarities"][entries].astype(np.float64)
+        places = self._ids.find(np.repeat(nodes, counts), peers)
+        usable = places >= 0
+        usable[usable] = ~self._met[places[usable]]
+        lowest, highest = RANGES[measure]
+        self._values[places[usable]] = np.minimum(np.maximum(values[usable], lowest), highest)  # NumPy keeps the last
+
+
+def ids_in(ids: IdsOfEach, others: IdsOfEach) -> NDArray[np.int64]:
+    """Return the place in `ids` of each entry of `others`, which are among them."""
+    return ids.find(others.rows, others.peers)
+
+
+@of_each(SimilaritiesOfEach)
+def unknown(ids: Sequence[str]) -> PeerSimilarities:
+    """Return a table without similarities to any of `ids`."""
+    return PeerSimilarities({}, {})
+
+
 class PeerSimilarities:
     """A node's similarities to its peers: measured by the node itself, or borrowed from a peer that has measured them.
 
@@ -190,13 +283,16 @@ class PeerSimilarities:
         known = self._borrowed | dict(zip(self._ids, self._values.tolist(), strict=True))
         return {id: value for id, value in known.items() if value and id not in self.measured}
 
-    def measured_arrays(self) -> tuple[Keys, NDArray[np.float32]]:
-        """Return short ids and the measured similarities to them, in their order; [K] each. Never write into them."""
+    def lent(self) -> dict[str, np.ndarray]:
+        """Return the measured similarities as extras of an update. Never write into them.
+
+        peers: short ids, uint64 [K]. similarities: to each of them, float32 [K].
+        """
         measured = self.measured
         if len(self._measured_keys) < len(measured):  # no peer is ever removed
             others = short_ids(list(measured)[len(self._measured_keys) :])
             self._measured_keys = np.concatenate([self._measured_keys, others])
-        return self._measured_keys, np.fromiter(measured.values(), np.float32, len(measured))
+        return {"peers": self._measured_keys, "similarities": np.fromiter(measured.values(), np.float32, len(measured))}
 
     def measure(self, similarities: Mapping[str, float]) -> None:
         """Store measured similarities."""

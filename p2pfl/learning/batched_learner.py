@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
+from p2pfl.cohort import IdsOfEach
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner
 from p2pfl.learning.batched_training import RowCache, StackedData, StackedTraining
@@ -169,6 +170,17 @@ class BatchedLearner:
         counts = np.diff(starts, append=len(rows))
         self._means_of(Rows(models, rows, weights, starts, counts, starts))
         return self._means.array
+
+    def losses_each(self, models: np.ndarray, ids: IdsOfEach, split: Split) -> np.ndarray:
+        """Return the mean loss of each node's peers' models on the node's data, float64 [E].
+
+        Args:
+            models: of all nodes, float32 [N, P].
+        """
+        rows = self._trained.rows if models is self._trained.array else list(models)
+        nodes = np.flatnonzero(ids.counts).tolist()
+        found = self._losses(nodes, [Loss([rows[k] for k in ids.of(node).tolist()], split) for node in nodes])
+        return np.concatenate(found) if found else np.empty(0)
 
     def evaluate_each(self, models: Sequence[np.ndarray], splits: Sequence[Split]) -> list[dict[str, np.ma.MaskedArray]]:
         """Return the figures of several models of each node, [N, P] each: [N] each, masked for nodes without samples."""

@@ -11,12 +11,44 @@ from typing import Any, Literal
 import numpy as np
 
 from p2pfl.algorithms import selection, similarity
-from p2pfl.algorithms.similarity import PeerSimilarities
+from p2pfl.algorithms.similarity import PeerSimilarities, SimilaritiesOfEach
+from p2pfl.cohort import IdsOfEach, UpdatesOfEach, WeightsOfEach, of_each
 from p2pfl.parameters import Parameters
 from p2pfl.policies.random import Schedule, stages
 from p2pfl.policy import Extras, Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs, merge, samples
 
 TAU = {"cosine-weights": 140.0, "cosine-gradients": 140.0, "l2": 19.0, "inverse-loss": 5000.0}
+
+
+async def _measure_of_each(policy: Dac, me: Any, peers: Peers, own: Any, updates: UpdatesOfEach) -> WeightsOfEach:
+    if policy.similarity == "inverse-loss":
+        values = similarity.inverse_loss(me.losses(updates, "train"))
+    else:
+        values = me.compare(own, updates, policy.similarity)
+    return WeightsOfEach(updates.ids, values, np.zeros(len(updates.ids.counts)))
+
+
+def _estimate_of_each(policy: Dac, ids: IdsOfEach, updates: UpdatesOfEach, robust: str) -> None:
+    known: Any = policy.known
+    if policy.two_hop != "none":
+        known.borrow(updates, policy.similarity, policy.two_hop == "most")
+
+
+def _scores_of_each(
+    updates: UpdatesOfEach, p: WeightsOfEach | None, known: SimilaritiesOfEach, ids: IdsOfEach
+) -> WeightsOfEach:
+    if p is None:
+        return known.of(updates.ids)
+    return WeightsOfEach(updates.ids, p.others[similarity.ids_in(ids, updates.ids)], p.own)
+
+
+@of_each(_scores_of_each)
+def scores_of(
+    updates: Sequence[Update], p: np.ndarray | None, known: PeerSimilarities, ids: Sequence[str]
+) -> dict[str, float]:
+    """Return by sender of each update its probability `p` among `ids`, or else the measured similarity to it."""
+    scores = known.measured if p is None else dict(zip(ids, p.tolist(), strict=True))
+    return {update.sender: scores.get(update.sender, 0.0) for update in updates}
 
 
 @built_in("dac")
@@ -69,12 +101,17 @@ class Dac:
             raise ValueError(f"tau must be 0 or more, and finite, got {self.tau}")
         self.tau = self.tau or TAU[self.similarity]
 
+    @property
+    def cohort(self) -> bool:
+        return self.schedule == "synchronous" and not self.asks_scores
+
     async def prepare(self, me: Me, peers: Peers) -> Merge:
+        self.known = similarity.unknown(peers.ids)
         return Merge(me.params, {me.id: 1.0})
 
     async def round(self, me: Me, peers: Peers) -> Merge:
         trained = await me.train(epochs=self.epochs)
-        await peers.publish(trained, _extras(self.known))
+        await peers.publish(trained, self.known.lent())
 
         ids = peers.ids
         p = selection.probabilities(self.known.of(ids), self.tau)
@@ -87,14 +124,14 @@ class Dac:
         if self.aggregation == "fedavg":
             weights = selection.fedavg(samples(me, updates))
         else:
-            before = self.weights == "probability"
-            scores = dict(zip(ids, p.tolist(), strict=True)) if before else self.known.measured
-            weights = selection.fedsim(me.id, {u.sender: scores.get(u.sender, 0.0) for u in updates})
+            scores = scores_of(updates, p if self.weights == "probability" else None, self.known, ids)
+            weights = selection.fedsim(me.id, scores)
         merged = await merge(me, trained, updates, weights)
         if self.schedule == "sequential":
-            await peers.publish(merged.params, _extras(self.known), stage="merged")
+            await peers.publish(merged.params, self.known.lent(), stage="merged")
         return merged
 
+    @of_each(_measure_of_each)
     async def _measure(self, me: Me, peers: Peers, own: Parameters, updates: Sequence[Update]) -> dict[str, float]:
         """Return the similarity of the own model to that of the sender of each update."""
         senders = [update.sender for update in updates]
@@ -115,6 +152,7 @@ class Dac:
             values = similarity.inverse_loss([max(losses[id], least) if losses[id] >= 0 else losses[id] for id in senders])
         return dict(zip(senders, values.tolist(), strict=True))
 
+    @of_each(_estimate_of_each)
     def estimate(self, ids: tuple[str, ...], updates: Sequence[Update], robust: str = "none") -> None:
         """Borrow similarities from the sampled peers, for peers of `ids` that this node has not met.
 
@@ -147,12 +185,7 @@ class Dac:
 
 def similarity_extras(measured: Mapping[str, float]) -> Extras:
     """Return measured similarities by name, encoded as extras of an update."""
-    return _extras(PeerSimilarities(measured, {}))
-
-
-def _extras(known: PeerSimilarities) -> Extras:
-    keys, values = known.measured_arrays()
-    return {"peers": keys, "similarities": values}
+    return PeerSimilarities(measured, {}).lent()
 
 
 def _read(extras: Extras) -> tuple[np.ndarray, np.ndarray]:

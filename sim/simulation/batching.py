@@ -80,9 +80,7 @@ class Batcher:
         result is awaited.
         """
         query = job.query
-        queue = self.queues.get(query.name)
-        if queue is None:
-            queue = self._open(query.name)
+        queue = self.queue(query.name)
         future: Future[R]
         if not query.urgent:
             future = _Patient(self, queue, loop=self._loop)
@@ -98,7 +96,10 @@ class Batcher:
         queue.entries.append((job.node, job, due, future))
         return future
 
-    def _open(self, name: str) -> _Queue:
+    def queue(self, name: str) -> _Queue:
+        """Return the queue of a name; a new one if there is none."""
+        if (found := self.queues.get(name)) is not None:
+            return found
         others = {other: queue for other, queue in self.queues.items() if other not in FIRST} | {name: _Queue(self._backend)}
         self.queues = {name: self.queues[name] for name in FIRST} | dict(sorted(others.items()))
         return self.queues[name]

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from p2pfl import policy
 from p2pfl.algorithms.selection import fitting
+from p2pfl.algorithms.similarity import CompareModels, compare_each
 from p2pfl.budget import BudgetTracker
 from p2pfl.cohort import EACH, Counts, ExtrasOfEach, GeneratorsOfEach, IdsOfEach, MergeOfEach, UpdatesOfEach, WeightsOfEach
 from p2pfl.errors import ConfigurationError
@@ -39,7 +40,7 @@ from p2pfl.node.node import SPLITS, Node
 from p2pfl.policy import Budget, Coordinated, Policy, Stage, memory_of, runs_as_cohort
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.payload import encode_extras
-from p2pfl.queries import Evaluate, Mean, Query, R, Train
+from p2pfl.queries import Evaluate, Loss, Mean, Query, R, Split, Train
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.simulation.batching import Batcher, ComputeBackend
 from p2pfl.sim.simulation.clock import VirtualLoop
@@ -154,15 +155,27 @@ class Cohort:
         starts = ids.starts[:-1] + self._everyone
         return MergeOfEach(self.learner.mean_each(models, rows, values, starts), weights)
 
+    def compare(self, own: Models, updates: UpdatesOfEach, measure: str) -> NDArray[np.float64]:
+        """Return the similarity of each own model to those received, [E]; see p2pfl.algorithms.similarity."""
+        self._count(CompareModels.name, int(np.count_nonzero(updates.ids.counts)))
+        return compare_each(own, updates.published, updates.ids, measure, self.me.initial)
+
+    def losses(self, updates: UpdatesOfEach, split: Split) -> NDArray[np.float64]:
+        """Return the mean loss of each model received on the receiver's data, [E]."""
+        self._count(Loss.name, int(np.count_nonzero(updates.ids.counts)))
+        return self.learner.losses_each(updates.published, updates.ids, split)
+
     def _pass(self, seconds: float) -> None:
         """Let time pass, which computes what is not urgent."""
         self._loop.now += seconds
         self._measure()
 
-    def _count(self, name: str) -> None:
-        queue = self._batcher.queues[name]
-        queue.batches += 1
-        queue.jobs += len(self.nodes)
+    def _count(self, name: str, jobs: int | None = None) -> None:
+        """Count a batch of queries, as if nodes had asked one by one; by default each node has."""
+        if jobs != 0:
+            queue = self._batcher.queue(name)
+            queue.batches += 1
+            queue.jobs += len(self.nodes) if jobs is None else jobs
 
     # Evaluation: as in p2pfl.node.evaluations, computed with the next trainings, and reported one evaluation later
 
@@ -237,6 +250,14 @@ class _Me(policy.Me):
         if not isinstance(query, Train):
             raise ConfigurationError(f"{type(query).__name__} has no form for cohorts")
         return cast(Awaitable[R], _done(self._cohort.train(query)))
+
+    def compare(self, own: Models, updates: UpdatesOfEach, measure: str) -> NDArray[np.float64]:
+        """Return the similarity of each own model to those received, [E]."""
+        return self._cohort.compare(own, updates, measure)
+
+    def losses(self, updates: UpdatesOfEach, split: Split) -> NDArray[np.float64]:
+        """Return the mean loss of each model received on the receiver's data, [E]."""
+        return self._cohort.losses(updates, split)
 
     def mean(self, models: Sequence[Models], weights: Sequence[float]) -> Awaitable[Models]:
         raise ConfigurationError("`me.mean` has no form for cohorts; use `merge`")

@@ -103,7 +103,7 @@ def test_similarities_equal_those_of_dictionaries(rounds):
         measured |= values
         pairs = [pair for names in lent for pair in names.items()]
         arrays.borrow(ids, short_ids([name for name, _ in pairs]), np.array([value for _, value in pairs]))
-        keys, scores = arrays.measured_arrays()
+        keys, scores = arrays.lent().values()
         assert keys.tolist() == short_ids(list(measured)).tolist()
         assert scores.tolist() == list(measured.values())
         for names in lent:
