@@ -185,21 +185,32 @@ class BatchedLearner:
     def evaluate_each(self, models: Sequence[np.ndarray], splits: Sequence[Split]) -> list[dict[str, np.ma.MaskedArray]]:
         """Return the figures of several models of each node, [N, P] each: [N] each, masked for nodes without samples."""
         count = len(self._learners)
-        queries = [Evaluate([each[k] for each in models], splits, None) for k in range(count)]
-        answers = self._evaluate([*range(count)], queries)
-        found: list[dict[str, np.ma.MaskedArray]] = []
-        for j in range(len(models)):
-            names = dict.fromkeys(name for answer in answers for name in answer[j])
-            columns = {name: [answer[j].get(name) for answer in answers] for name in names}
-            found.append(
-                {
-                    name: np.ma.MaskedArray(
-                        [np.nan if value is None else value for value in column], [value is None for value in column]
-                    )
-                    for name, column in columns.items()
-                }
-            )
+        nodes = np.tile(np.arange(count), len(models))
+
+        def stack(rows: np.ndarray) -> Tensor:
+            which, k = divmod(rows, count)
+            first = int(which[0])
+            if (which == first).all() and (np.diff(k) == 1).all():  # no copy
+                return self._on_device(models[first][k[0] : k[-1] + 1])
+            flat = np.empty((len(rows), models[0].shape[1]), np.float32)
+            for j in np.unique(which).tolist():
+                flat[which == j] = models[j][k[which == j]]
+            return self._on_device(flat)
+
+        found: list[dict[str, np.ma.MaskedArray]] = [{} for _ in models]
+        for split in [split for split in splits if split in self._data]:
+            absent = self._data[split].counts == 0
+            for name, column in self._columns(stack, nodes, split, self._figures_of).items():
+                for each, values in zip(found, column.reshape(len(models), count), strict=True):
+                    each[f"{split}_{name}"] = np.ma.MaskedArray(values, absent)
         return found
+
+    def _on_device(self, models: np.ndarray) -> Tensor:
+        """Return models, [K, P], on the device; those of the last training need no copy."""
+        trained = self._trained
+        if models.base is trained.array and len(models) == len(trained.rows):
+            return trained.tensor
+        return torch.from_numpy(models if models.flags.writeable else models.copy()).to(self._device)
 
     def _train(self, nodes: list[int], queries: list[Train]) -> list[Parameters]:
         """Return the trained models, within about 1e-6 relative of single learners (sums have another order)."""
@@ -401,7 +412,6 @@ class BatchedLearner:
                 results[k][j] |= figures
         return results
 
-    @torch.no_grad()
     def _figures(
         self,
         params: Sequence[Parameters],
@@ -412,11 +422,34 @@ class BatchedLearner:
         """Return the figures of each model on its node's data, by split and name; none without samples.
 
         Args:
-            of: computes figures from the nodes of K models, their outputs and their targets, [K, n, ...].
+            of: see `_columns`.
+        """
+        owners = np.array(nodes, np.intp)
+        found = self._columns(lambda rows: self._trained.stack([params[r] for r in rows.tolist()]), owners, split, of)
+        names, columns = [f"{split}_{name}" for name in found], [column.tolist() for column in found.values()]
+        results: list[dict[str, float]] = [{} for _ in params]
+        for row in np.flatnonzero(self._data[split].counts[owners]).tolist():
+            results[row] = {name: column[row] for name, column in zip(names, columns, strict=True)}
+        return results
+
+    @torch.no_grad()
+    def _columns(
+        self,
+        stack: Callable[[np.ndarray], Tensor],
+        nodes: np.ndarray,
+        split: Split,
+        of: Callable[[Sequence[int], Tensor, Tensor], dict[str, Tensor]],
+    ) -> dict[str, np.ndarray]:
+        """Return the figures of K models, each on the data of its node, by name: float64 [K], NaN without samples.
+
+        Args:
+            stack: returns the models with given numbers, [k], on the device: [k, P].
+            nodes: node of each model, [K].
+            of: computes figures from the nodes of k models, their outputs and their targets, [k, n, ...].
         """
         shelf = self._data[split]
-        results: list[dict[str, float]] = [{}] * len(params)
-        order = np.arange(len(params))
+        results: dict[str, np.ndarray] = {}
+        order = np.arange(len(nodes))
         if shelf.shared:  # evaluate models on the same samples together
             order = np.argsort(shelf.offsets[nodes], kind="stable")
         for count, places in _by_value(shelf.counts[nodes][order]):
@@ -424,15 +457,13 @@ class BatchedLearner:
             per_chunk = max(2, values_at_once(self.kernel.chunk, self._device) // (count * shelf.width))
             if self._device.type != "cpu":
                 per_chunk = min(per_chunk, max(2, ON_GPU // self._task.layout.size))
-            chunks = [rows] if len(rows) <= per_chunk else np.array_split(rows, -(-len(rows) // per_chunk))
-            for picked in [chunk.tolist() for chunk in chunks]:
-                flat = self._trained.stack([params[r] for r in picked])
-                owners = [nodes[r] for r in picked]
+            for picked in [rows] if len(rows) <= per_chunk else np.array_split(rows, -(-len(rows) // per_chunk)):
+                owners = nodes[picked].tolist()
                 x, y = shelf.whole(owners, count)
-                figures = of(owners, self._outputs(owners, flat, x), y)
-                names = [f"{split}_{name}" for name in figures]
-                for row, *values in zip(picked, *(column.tolist() for column in figures.values()), strict=True):
-                    results[row] = dict(zip(names, values, strict=True))
+                for name, values in of(owners, self._outputs(owners, stack(picked), x), y).items():
+                    if name not in results:
+                        results[name] = np.full(len(nodes), np.nan)
+                    results[name][picked] = values.cpu().numpy()
         return results
 
     def _outputs(self, nodes: Sequence[int], flat: Tensor, x: Tensor) -> Tensor:
