@@ -343,6 +343,7 @@ def result_of(run: Run, models: bool = False) -> Result:
             "virtual_s": run.virtual_s,
             "node_rounds_per_s": round(run.recorder.rounds_done / run.wall_s, 1),
         },
+        "computed": run.computed,
         "deadlines_expired": run.expired,
         **({"waits": {"rounds": run.recorder.rounds_waited, "of": run.recorder.rounds_done}} if run.expired else {}),
         "batches": {

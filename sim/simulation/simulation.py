@@ -104,6 +104,7 @@ class Run:
             node's number.
         graphs: what the readers of the files of the topology and the places understood.
         nodes: final state of the nodes, by name.
+        computed: whether all nodes were computed at once, or why not.
         batches: by kind, the number of batches of jobs, and the number of jobs.
         notes: notes for the user about the computation.
     """
@@ -115,6 +116,7 @@ class Run:
     graphs: tuple[GraphFacts, ...]
     nodes: dict[str, Node]
     recorder: Recorder
+    computed: str
     batches: dict[str, tuple[int, int]]
     virtual_s: float
     wall_s: float
@@ -221,6 +223,7 @@ class Simulation:
             graphs=self.plan.topology.facts,
             nodes=self.nodes,
             recorder=self.recorder,
+            computed=f"node by node: {self.singly}" if self.singly else "all nodes at once",
             batches={kind: (queue.batches, queue.jobs) for kind, queue in self.batcher.queues.items()},
             virtual_s=self.loop.time(),
             wall_s=wall,

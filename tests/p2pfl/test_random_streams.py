@@ -1,6 +1,8 @@
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
-from p2pfl.random_streams import RandomStreams, common_order, federation_streams
+from p2pfl.random_streams import RandomStreams, common_order, digests, federation_streams, uniform_draws
 
 
 def first(streams, round, purpose):
@@ -60,3 +62,10 @@ def test_common_order_puts_each_node_first_equally_often():
     names = ("a", "b", "c")
     firsts = [min(order, key=order.get) for order in (common_order(0, round, names) for round in range(3000))]
     assert all(900 < firsts.count(name) < 1100 for name in names)
+
+
+@given(st.integers(0, 2**64), st.integers(1, 20), st.integers(0, 40))
+def test_draws_of_many_streams_are_those_of_each(seed, count, draws):
+    streams = [RandomStreams(seed, f"node-{k}") for k in range(count)]
+    found = uniform_draws(digests(streams, 3, "peers"), draws)
+    assert found.tolist() == [stream.generator(3, "peers").random(draws).tolist() for stream in streams]
