@@ -25,6 +25,9 @@ Who calls whom, for a round with the modelled network:
                 -> Exchange.fetch -> Board.find, fetch_at_once or Fetch           models of peers arrive
                 -> Observer.merged -> Recorder                                    the round is recorded
 
+Where nothing tells the nodes apart but their data and draws, no node runs by itself: a `Cohort` (cohort) runs the policy
+once a round for all of them, without a loop of events, to the same bits.
+
 Why a modelled run equals a run with messages: both exchanges take every decision by the same code. What to answer to a
 request is in Outbox, how long a model is in ModelEncoder, when to wait for peers in Pacing, whom to exclude in PeerView
 and Conduct, what a coordinator does in Coordinator; both exchanges take arrival times from the same Links and count
