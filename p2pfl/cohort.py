@@ -25,7 +25,7 @@ generators, and every sum is taken in the order in which a single node takes it;
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -130,6 +130,12 @@ class IdsOfEach:
         """Return the peers of one node."""
         return self.peers[self.starts[node] : self.starts[node + 1]]
 
+    @classmethod
+    def of_lists(cls, lists: Sequence[Sequence[int]]) -> IdsOfEach:
+        """Return ids from a list of numbers for each node, ascending."""
+        counts = np.array([len(each) for each in lists], np.int64)
+        return cls.of_counts(counts, np.fromiter((k for each in lists for k in each), np.int64, counts.sum()))
+
     def sums(self, values: NDArray[Any]) -> Floats:
         """Return the sum of the values, [E], of each row, [N], added one after another as Python adds them."""
         sums: Floats = np.bincount(self.rows, weights=values.astype(np.float64), minlength=len(self.counts))  # type: ignore[assignment]
@@ -178,6 +184,19 @@ class MergeOfEach:
     weights: WeightsOfEach | Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class QueriesOfEach:
+    """Queries of some nodes of a cohort; `Me.compute` answers them together, in their order.
+
+    Attributes:
+        nodes: the number of the node that asks each query, ascending.
+        queries: of one name.
+    """
+
+    nodes: Sequence[int]
+    queries: Sequence[Any]
+
+
 Mix = Callable[[NDArray[np.float32], NDArray[np.float32], WeightsOfEach], Awaitable[MergeOfEach]]
 """(own, published, weights) -> the merge of the own models, [N, P], and those of peers, which are rows of `published`."""
 
@@ -199,6 +218,10 @@ class UpdatesOfEach:
     n_samples: Counts
     extras: ExtrasOfEach | None
     mix: Mix = field(repr=False)
+
+    def where(self, ids: IdsOfEach) -> UpdatesOfEach:
+        """Return the updates of the given senders, which are among them."""
+        return replace(self, ids=ids)
 
 
 OF_EACH = IdsOfEach, UpdatesOfEach, WeightsOfEach

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from math import inf, isinf, isnan, nan
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from msgspec.structs import replace
 
+from p2pfl.cohort import EACH, Counts, GeneratorsOfEach, IdsOfEach, QueriesOfEach, UpdatesOfEach, of_each
 from p2pfl.parameters import Parameters, PrivateParameters
 from p2pfl.policy import Update
 from p2pfl.queries import Answering, AnsweringTogether, Loss, Losses, Query
@@ -33,6 +34,18 @@ class Selection(NamedTuple):
     ids: tuple[str, ...]
     mean: Parameters
     weights: dict[str, float]
+
+
+class SelectionOfEach(NamedTuple):
+    """Selections of all nodes of a cohort; see Selection. The weights of single nodes are not kept.
+
+    Attributes:
+        mean: float32 [N, P].
+    """
+
+    ids: IdsOfEach
+    mean: np.ndarray
+    weights: Mapping[str, float]
 
 
 class Sets(NamedTuple):
@@ -117,6 +130,34 @@ class DecideGreedily(Query[Decisions], frozen=True, gc=False):
         return results
 
 
+async def _ggc_of_each(
+    own: Update, models: UpdatesOfEach, *, compute: Any, rng: GeneratorsOfEach, limit: Counts
+) -> IdsOfEach:
+    """Run `ggc` for each node; the own update has the models of all nodes, [N, P]."""
+    ids, weights, nodes, queries, orders = models.ids, np.maximum(models.n_samples, 1).tolist(), [], [], []
+    own_rows, rows = list(own.params), list(models.published)
+    limits = np.broadcast_to(limit, len(rows)).tolist()
+    for node in np.flatnonzero(ids.counts).tolist():
+        if not limits[node]:
+            continue
+        of, senders = rng.of(node), ids.of(node)
+        order = senders[of.permutation(len(senders))].tolist()
+        weight = weights[node]
+        total = weight * own_rows[node]
+        sets = Sets(total, total, weight, weight)
+        draws = of.random(len(order))
+        query = DecideGreedily(sets, [rows[k] for k in order], [weights[k] for k in order], draws, limits[node], added=False)
+        nodes.append(node)
+        queries.append(query)
+        orders.append(order)
+    chosen: list[Sequence[int]] = [()] * len(rows)
+    if queries:
+        for node, order, (accepted, _) in zip(nodes, orders, await compute(QueriesOfEach(nodes, queries)), strict=True):
+            chosen[node] = sorted(k for k, accept in zip(order, accepted, strict=False) if accept)
+    return IdsOfEach.of_lists(chosen)
+
+
+@of_each(_ggc_of_each)
 async def ggc(
     own: Update, models: Sequence[Update], *, compute: Compute, rng: np.random.Generator, limit: int | None = None
 ) -> tuple[str, ...]:
@@ -134,6 +175,54 @@ async def ggc(
     return tuple(sorted(model.sender for model, accept in zip(models, accepted, strict=False) if accept))
 
 
+class _Request:
+    """What one of several searches waits for: the updates of ids, or the answer to a query."""
+
+    def __init__(self, what: Any) -> None:
+        self.what = what
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return (yield self.what)
+
+
+async def _bggc_of_each(
+    own: Update, ids: IdsOfEach, fetch: Any, *, compute: Any, rng: GeneratorsOfEach, limit: Counts, batch: Counts
+) -> SelectionOfEach:
+    """Run `bggc` for each node, in step: all fetches of a step are one fetch, and all decisions are computed together."""
+    samples = np.broadcast_to(own.n_samples, len(own.params)).tolist()
+    searches: dict[int, Any] = {}
+    for k, (most, size) in enumerate(zip(limit.tolist(), batch.tolist(), strict=True)):
+        single = Update(k, own.round, own.stage, own.params[k], samples[k])  # type: ignore[arg-type]
+        known: Any = ids.of(k).tolist()
+        searches[k] = bggc(single, known, _Request, compute=_Request, rng=rng.of(k), limit=most, batch=size)
+    found: list[Selection] = [Selection((), own.params[k], {}) for k in searches]
+    answers: dict[int, Any] = dict.fromkeys(searches)
+    fetching: dict[int, list[int]] = {}
+    asking: dict[int, DecideGreedily] = {}
+    while answers:
+        for k, answer in answers.items():
+            try:
+                wanted = searches[k].send(answer)
+            except StopIteration as end:
+                found[k] = end.value
+                continue
+            (asking if isinstance(wanted, DecideGreedily) else fetching)[k] = wanted
+        answers = {}
+        if fetching:  # first, because a fetch takes no time
+            updates = await fetch(IdsOfEach.of_lists([sorted(fetching.get(k, ())) for k in searches]))
+            weights = updates.n_samples.tolist()
+            for k, senders in fetching.items():
+                answers[k] = [Update(j, own.round, own.stage, updates.published[j], weights[j]) for j in senders]  # type: ignore[arg-type]
+            fetching = {}
+        elif asking:
+            nodes = sorted(asking)
+            answers = dict(zip(nodes, await compute(QueriesOfEach(nodes, [asking[k] for k in nodes])), strict=True))
+            asking = {}
+    chosen = IdsOfEach.of_lists([each.ids for each in found])  # type: ignore[misc]
+    return SelectionOfEach(chosen, np.array([each.mean for each in found]), {EACH: 1.0})
+
+
+@of_each(_bggc_of_each)
 async def bggc(
     own: Update,
     ids: Sequence[str],

@@ -58,8 +58,10 @@ def uniform(rng: np.random.Generator, ids: Sequence[str], m: int) -> list[str]:
     return [ids[k] for k in sorted(picks)]
 
 
-def _present_of_each(ids: IdsOfEach, there: IdsOfEach) -> IdsOfEach:
-    return ids  # no node of a cohort is ever absent
+def _present_of_each(ids: IdsOfEach | Sequence[str], there: IdsOfEach) -> IdsOfEach:
+    if isinstance(ids, IdsOfEach):
+        return ids  # no node of a cohort is ever absent
+    return there.where(np.zeros(len(there.peers), bool))  # nobody, as a policy has it before it selects
 
 
 @of_each(_present_of_each)
@@ -67,6 +69,16 @@ def present(ids: Sequence[str], there: Sequence[str]) -> list[str]:
     """Return those of `ids` that are in `there`, in their order."""
     found = set(there)
     return [id for id in ids if id in found]
+
+
+def _number_of_each(ids: IdsOfEach) -> Counts:
+    return ids.counts
+
+
+@of_each(_number_of_each)
+def number(ids: Sequence[str]) -> int:
+    """Return the number of ids."""
+    return len(ids)
 
 
 def fitting(rng: np.random.Generator, ids: Sequence[str], sizes: Sequence[int], limit: int, most: int) -> list[str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from p2pfl.algorithms.ggc import Fetch, bggc, ggc
-from p2pfl.algorithms.selection import fedavg
+from p2pfl.algorithms.selection import fedavg, number, present
+from p2pfl.cohort import Counts, IdsOfEach, UpdatesOfEach, of_each
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs, merge, samples
 
@@ -48,6 +52,8 @@ class Dpfl:
     snapshot: Literal["aggregated", "trained"] = "aggregated"
     select: Literal["ggc", "none"] = "ggc"
 
+    cohort: ClassVar[bool] = True
+
     reported_stage: ReportedStage = field(init=False)
     omega: tuple[str, ...] = field(default=(), init=False, repr=False)
     chosen: tuple[str, ...] = field(default=(), init=False, repr=False)
@@ -66,14 +72,15 @@ class Dpfl:
         if self.select == "none":
             return Merge(trained, {me.id: 1.0})
 
-        room = len(peers.within_budget(peers.ids))  # the same in every step, because all models have the same size now
+        ids = peers.within_budget(peers.ids)
+        room = number(ids)  # the same in every step, because all models have the same size now
         selection = await bggc(
             _own(me, trained),
             peers.ids,
             _fetch_prepared(peers),
             compute=me.compute,
             rng=me.rng("greedy"),
-            limit=self._limit(me, room),
+            limit=limit_of(ids, me, self.count_self),
             batch=room,
         )
         self.omega = self.chosen = selection.ids
@@ -82,32 +89,49 @@ class Dpfl:
     async def round(self, me: Me, peers: Peers) -> Merge:
         trained = await me.train(epochs=self.epochs)
         await peers.publish(trained)
-        there = set(peers.ids)
         if me.round >= self.due:
-            updates = await peers.models(peers.within_budget([id for id in self.omega if id in there]))
-            limit = self._limit(me, len(updates))
+            updates = await peers.models(peers.within_budget(present(self.omega, peers.ids)))
+            limit = limit_of(updates, me, self.count_self)
             self.chosen = await ggc(_own(me, trained), updates, compute=me.compute, rng=me.rng("greedy"), limit=limit)
             self.due = me.round + self.period
-            updates = [update for update in updates if update.sender in self.chosen]
+            updates = those_of(updates, self.chosen)
         elif self.between == "train":
             return Merge(trained, {me.id: 1.0})
         else:
-            updates = await peers.models(peers.within_budget([id for id in self.chosen if id in there]))
+            updates = await peers.models(peers.within_budget(present(self.chosen, peers.ids)))
         return await merge(me, trained, updates, fedavg(samples(me, updates)))
 
     def preselection(self) -> tuple[str, ...]:
         """Return Omega (line 5 of algorithm 1); see p2pfl.policy.SupportsPreselection."""
         return self.omega
 
-    def _limit(self, me: Me, count: int) -> int:
-        """Return how many of `count` peers may be selected."""
-        return min(count, me.budget.at_once - self.count_self) if me.budget.at_once else count
-
     def state(self) -> dict[str, Any]:
         return {"omega": self.omega, "chosen": self.chosen, "due": self.due}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.omega, self.chosen, self.due = tuple(state["omega"]), tuple(state["chosen"]), state["due"]
+
+
+def _limit_of_each(found: IdsOfEach | UpdatesOfEach, me: Any, count_self: bool) -> Counts:
+    counts = (found.ids if isinstance(found, UpdatesOfEach) else found).counts
+    at_once = me.budget.at_once
+    return np.where(at_once > 0, np.minimum(counts, at_once - count_self), counts)
+
+
+@of_each(_limit_of_each)
+def limit_of(found: Sequence[Any], me: Me, count_self: bool) -> int:
+    """Return how many of the `found` peers may be selected."""
+    return min(len(found), me.budget.at_once - count_self) if me.budget.at_once else len(found)
+
+
+def _those_of_each(updates: UpdatesOfEach, ids: IdsOfEach) -> UpdatesOfEach:
+    return updates.where(ids)
+
+
+@of_each(_those_of_each)
+def those_of(updates: list[Update], ids: Sequence[str]) -> list[Update]:
+    """Return the updates of the given senders."""
+    return [update for update in updates if update.sender in ids]
 
 
 def _own(me: Me, params: Parameters) -> Update:

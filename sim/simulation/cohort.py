@@ -32,15 +32,26 @@ from p2pfl import policy
 from p2pfl.algorithms.selection import fitting
 from p2pfl.algorithms.similarity import CompareModels, compare_each
 from p2pfl.budget import BudgetTracker
-from p2pfl.cohort import EACH, Counts, ExtrasOfEach, GeneratorsOfEach, IdsOfEach, MergeOfEach, UpdatesOfEach, WeightsOfEach
+from p2pfl.cohort import (
+    EACH,
+    Counts,
+    ExtrasOfEach,
+    GeneratorsOfEach,
+    IdsOfEach,
+    MergeOfEach,
+    QueriesOfEach,
+    UpdatesOfEach,
+    WeightsOfEach,
+)
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_learner import BatchedLearner
 from p2pfl.node.evaluations import counted_stage
 from p2pfl.node.node import SPLITS, Node
-from p2pfl.policy import Budget, Coordinated, Policy, Stage, memory_of, runs_as_cohort
+from p2pfl.parameters import weighted_mean
+from p2pfl.policy import Budget, Coordinated, Policy, Stage, SupportsPreselection, memory_of, runs_as_cohort
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.payload import encode_extras
-from p2pfl.queries import Evaluate, Loss, Mean, Query, R, Split, Train
+from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Query, R, Split, Train
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.simulation.batching import Batcher, ComputeBackend
 from p2pfl.sim.simulation.clock import VirtualLoop
@@ -51,6 +62,8 @@ from p2pfl.task import group_of
 T = TypeVar("T")
 STAGES = get_args(Stage)
 Models = NDArray[np.float32]
+Figures = dict[str, np.ma.MaskedArray]
+"""Metrics of each node by name, [N], masked where a node has none."""
 
 
 def why_not(plan: RunPlan, policies: Sequence[Policy], backend: ComputeBackend, links: Links) -> str:
@@ -61,6 +74,7 @@ def why_not(plan: RunPlan, policies: Sequence[Policy], backend: ComputeBackend, 
         (scenario.mode == "synchronous", "nodes are asynchronous"),
         (links.instant, "links take time"),
         (not isinstance(scenario.compute.slowdown, Sequence), "nodes differ in speed"),
+        (scenario.compute.seconds > 0, "training takes no time"),  # nodes of one time may then be in different rounds
         (scenario.attack is None, "nodes attack"),
         (scenario.robust == "none" and not scenario.distrust, "nodes protect themselves"),
         (scenario.patience == 0, "nodes may stop early"),
@@ -108,6 +122,7 @@ class Cohort:
         self.peers = _Peers(self)
         self.n_samples = self.me.n_samples
         self._pending: tuple[int, dict[Stage, Models]] | None = None
+        self._waited = np.zeros(count, bool)  # nodes that have asked a query in this round which others have not
         self._everyone = np.arange(count)
 
     def run(self) -> None:
@@ -120,11 +135,12 @@ class Cohort:
         for round in range(1, scenario.rounds + 1):
             me.round = round
             peers.begin_round()
+            self._waited[:] = False
             merge = _run(self.policy.round(cast(policy.Me, me), cast(policy.Peers, peers)))
             weights = self._take(merge)
             if scenario.evaluate_every and (round % scenario.evaluate_every == 0 or round == scenario.rounds):
                 self._evaluate({**{s: p for s, p in peers.published.items() if s != "prepared"}, "merged": me.params})
-            self.recorder.merged_by_all(round, peers, weights)
+            self.recorder.merged_by_all(round, peers, weights, self._waited.argsort(kind="stable"))
         self._finish()
 
     def _take(self, merge: Any) -> WeightsOfEach | None:
@@ -153,7 +169,13 @@ class Cohort:
         values = np.concatenate([weights.others, weights.own])[order]
         models = published if own is published else np.concatenate([published, own])
         starts = ids.starts[:-1] + self._everyone
-        return MergeOfEach(self.learner.mean_each(models, rows, values, starts), weights)
+        means = self.learner.mean_each(models, rows, values, starts)
+        for group in (~self._waited, self._waited):  # single nodes ask for their means in two batches then
+            if group.sum() == 1:  # a mean that is alone in its batch is summed in another order
+                (k,) = np.flatnonzero(group).tolist()
+                part = slice(starts[k], starts[k] + ids.counts[k] + 1)
+                means[k] = weighted_mean(list(models[rows[part]]), values[part].tolist())
+        return MergeOfEach(means, weights)
 
     def compare(self, own: Models, updates: UpdatesOfEach, measure: str) -> NDArray[np.float64]:
         """Return the similarity of each own model to those received, [E]; see p2pfl.algorithms.similarity."""
@@ -164,6 +186,12 @@ class Cohort:
         """Return the mean loss of each model received on the receiver's data, [E]."""
         self._count(Loss.name, int(np.count_nonzero(updates.ids.counts)))
         return self.learner.losses_each(updates.published, updates.ids, split)
+
+    def answers(self, asked: QueriesOfEach) -> Sequence[Any]:
+        """Return the answers to queries of some nodes."""
+        self._count(asked.queries[0].name, len(asked.queries))
+        self._waited[list(asked.nodes)] = True
+        return self.learner.compute([NodeQuery(k, query) for k, query in zip(asked.nodes, asked.queries, strict=True)])
 
     def _pass(self, seconds: float) -> None:
         """Let time pass, which computes what is not urgent."""
@@ -188,30 +216,83 @@ class Cohort:
         if self._pending is None:
             return
         (round, stages), self._pending = self._pending, None
-        self._count(Evaluate.name)
-        figures = dict(zip(stages, self.learner.evaluate_each([*stages.values()], SPLITS), strict=True))
-        self.best.see(round, stages, figures)
+        figures: dict[Stage, Figures] = {stage: {} for stage in stages}
+        rows = self._everyone >= 0
+        self._evaluate_rows([(rows, models, figures[stage]) for stage, models in stages.items()])
+        self.best.see(round, stages, figures, rows)
         self.recorder.evaluated_by_all(round, figures)
 
     def _finish(self) -> None:
-        self._measure()
-        scenario, params = self.plan.scenario, self.me.params
-        reported = (
-            params if self.policy.reported_stage == "auto" else self.peers.published.get(self.policy.reported_stage, params)
-        )
-        result = reported if self.best.params is None else self.best.params
-        self._count(Evaluate.name)
-        (figures,) = self.learner.evaluate_each([result], SPLITS)
-        self.recorder.finished_by_all(scenario.rounds, params, figures)
+        """Evaluate the models of the last round, and those that were best on validation.
+
+        Models that are evaluated on the same samples are one product, whose last bits depend on how many they are. So if
+        some nodes have waited in the last round for what others did not ask, the batches are those of single nodes: the
+        last models of the early nodes, their results with the last models of the late ones, and the results of these.
+        """
+        early, late = ~self._waited, self._waited.copy()
+        if not (early.any() and late.any()):
+            early, late = late, ~np.zeros_like(late)
+        pending, self._pending = self._pending, None
+        stages = {} if pending is None else pending[1]
+        figures: dict[Stage, Figures] = {stage: {} for stage in stages}
+        result: Figures = {}
+        for done, coming in ((early & False, early), (early, late), (late, late & False)):
+            asked = [(coming, models, figures[stage]) for stage, models in stages.items()] if coming.any() else []
+            if done.any():
+                asked.append((done, self._results(), result))
+            self._evaluate_rows(asked)
+            if stages and coming.any():
+                self.best.see(self.me.round, stages, figures, coming)
+        if stages:
+            self.recorder.evaluated_by_all(self.me.round, figures)
+        self.recorder.finished_by_all(self.plan.scenario.rounds, self.me.params, result)
         self._write_back()
+
+    def _results(self) -> Models:
+        """Return the model of each node that counts as its result, as far as it is known."""
+        stage, params = self.policy.reported_stage, self.me.params
+        reported = params if stage == "auto" else self.peers.published.get(stage, params)
+        return reported if self.best.params is None else self.best.params
+
+    def _evaluate_rows(self, asked: Sequence[tuple[NDArray[np.bool_], Models, Figures]]) -> None:
+        """Evaluate some rows of models in one batch, and add the figures to those of other rows."""
+        if not asked:
+            return
+        everyone = [rows.all() for rows, *_ in asked]
+        self._count(Evaluate.name, int(np.logical_or.reduce([rows for rows, *_ in asked]).sum()))
+        if all(everyone):
+            for (_, _, figures), found in zip(
+                asked, self.learner.evaluate_each([m for _, m, _ in asked], SPLITS), strict=True
+            ):
+                figures |= found
+            return
+        queries: dict[int, list[tuple[Models, Figures]]] = {}
+        for rows, models, figures in asked:
+            for k in np.flatnonzero(rows).tolist():
+                queries.setdefault(k, []).append((models[k], figures))
+        nodes = sorted(queries)
+        jobs = [NodeQuery(k, Evaluate([row for row, _ in queries[k]], SPLITS, None)) for k in nodes]
+        for k, answers in zip(nodes, self.learner.compute(jobs), strict=True):
+            for (_, figures), answer in zip(queries[k], answers, strict=True):
+                for name, value in answer.items():
+                    if name not in figures:
+                        figures[name] = np.ma.MaskedArray(np.full(len(self.nodes), np.nan), np.ones(len(self.nodes), bool))
+                    figures[name][k] = value
 
     def _write_back(self) -> None:
         """Write the state of each row into its node."""
+        reported = self.policy.state() if isinstance(self.policy, SupportsPreselection) else {}
         for k, node in enumerate(self.nodes):
+            if reported:
+                node.policy.restore({name: self._of_node(k, value) for name, value in reported.items()})
             node.me.params = self.me.params[k]
             node.me.round = self.me.round
             self.best.write_back(k, node)
             self.peers.write_back(k, node)
+
+    def _of_node(self, k: int, value: Any) -> Any:
+        """Return the part of a policy's state that belongs to node `k`."""
+        return [self.plan.names[j] for j in value.of(k).tolist()] if isinstance(value, IdsOfEach) else value
 
 
 class _Me(policy.Me):
@@ -247,6 +328,8 @@ class _Me(policy.Me):
         return cast(np.random.Generator, GeneratorsOfEach(self._streams, self.round, purpose))
 
     def compute(self, query: Query[R]) -> Awaitable[R]:
+        if isinstance(query, QueriesOfEach):
+            return cast(Awaitable[R], _done(self._cohort.answers(query)))
         if not isinstance(query, Train):
             raise ConfigurationError(f"{type(query).__name__} has no form for cohorts")
         return cast(Awaitable[R], _done(self._cohort.train(query)))
@@ -476,14 +559,20 @@ class _BestModels:
         self._stage = np.zeros(count, np.int64)  # its place in STAGES
         self._least: dict[Stage, tuple[NDArray[np.float64], Counts]] = {}  # of the validation loss, and its round
 
-    def see(self, round: int, stages: Mapping[Stage, Models], figures: Mapping[Stage, Mapping[str, Any]]) -> None:
-        """Record the models of a round and their figures, as columns with a mask where a node has none."""
+    def see(
+        self,
+        round: int,
+        stages: Mapping[Stage, Models],
+        figures: Mapping[Stage, Figures],
+        rows: NDArray[np.bool_],
+    ) -> None:
+        """Record the models of a round and their figures for some of the nodes."""
         count, self._newest = len(self._loss), round
         for stage, found in figures.items():
             if "validation_loss" in found:
                 loss = found["validation_loss"].filled(inf)
                 least, at = self._least.setdefault(stage, (np.full(count, inf), np.zeros(count, np.int64)))
-                better = loss < least
+                better = (loss < least) & rows
                 least[better], at[better] = loss[better], round
         counted = self._counted(figures)
         unknown, loss = np.ones(count, bool), np.full(count, np.nan)
@@ -493,13 +582,11 @@ class _BestModels:
                 unknown[chosen] = np.ma.getmaskarray(found[self._figure])[chosen]
                 loss[chosen] = self._sign * found[self._figure].data[chosen]
         if self.params is None:
-            better = np.ones(count, bool)
-            improved = better
-            self.params = np.empty_like(next(iter(stages.values())))
-        else:
-            better = improved = unknown | (loss < self._loss)
-            if self._by == "metric":
-                better = better | (loss == self._loss)
+            self.params = np.zeros_like(next(iter(stages.values())))
+        first = self._round == 0
+        better = improved = rows & (first | unknown | (loss < self._loss))
+        if self._by == "metric":
+            better = better | (rows & (loss == self._loss))
         self._improved[improved] = round
         self._round[better], self._stage[better] = round, counted[better]
         self._loss[better] = np.where(np.isnan(loss), inf, loss)[better]
@@ -510,7 +597,7 @@ class _BestModels:
             else:
                 self.params[chosen] = models[chosen]
 
-    def _counted(self, figures: Mapping[Stage, Mapping[str, Any]]) -> Counts:
+    def _counted(self, figures: Mapping[Stage, Figures]) -> Counts:
         """Return the number of the stage that counts for each node; see p2pfl.node.evaluations.counted_stage."""
         count = len(self._loss)
         if self._reported != "auto":

@@ -171,31 +171,28 @@ class Recorder(Observer):
         if not round:
             self.most_prepared = max(self.most_prepared, int(ids.counts.max()))
 
-    def merged_by_all(self, round: int, peers: PeersOfEach, weights: WeightsOfEach | None) -> None:
+    def merged_by_all(self, round: int, peers: PeersOfEach, weights: WeightsOfEach | None, nodes: np.ndarray) -> None:
         """Record the end of a round; see `merged`.
 
         Args:
             weights: of the merges; None if each node keeps its own model alone.
+            nodes: all nodes, in the order in which they end the round.
         """
         first, models = len(self._rounds), peers.models_in
-        nodes = np.arange(len(models))
         self._rounds.extend(
             **{"round": round, "virtual_time": self._loop.now, "node": nodes},
-            **{"bytes_in": peers.received, "bytes_out": peers.sent, "models_in": models},
+            **{"bytes_in": peers.received[nodes], "bytes_out": peers.sent[nodes], "models_in": models[nodes]},
         )
-        if weights is not None:
-            count = len(models)
-            keys = weights.ids.rows * count + weights.ids.peers
-            for ids, sizes in peers.edges:
-                wanted = ids.rows * count + ids.peers
-                place = np.minimum(keys.searchsorted(wanted), max(len(keys) - 1, 0))
-                weight = np.where(keys[place] == wanted, weights.others[place], 0.0) if len(keys) else np.zeros(len(wanted))
-                used = weight > 0
-                if used.any():
-                    rows, src = ids.rows[used], ids.peers[used]
-                    self._edges.extend(
-                        row=first + rows, round=round, src=src, dst=rows, weight=weight[used], bytes=sizes[used]
-                    )
+        row = first + nodes.argsort()
+        for ids, sizes in peers.edges if weights is not None else ():
+            assert weights is not None
+            places = weights.ids.find(ids.rows, ids.peers)
+            weight = np.where(places >= 0, weights.others[places] if len(weights.others) else 0.0, 0.0)
+            used = np.flatnonzero(weight > 0)
+            if len(used):
+                used = used[row[ids.rows[used]].argsort(kind="stable")]
+                dst, src = ids.rows[used], ids.peers[used]
+                self._edges.extend(row=row[dst], round=round, src=src, dst=dst, weight=weight[used], bytes=sizes[used])
         self.most_models = max(self.most_models, int(models.max()))
         self.rounds_done += len(models)
         self.progress(self.rounds_done)
