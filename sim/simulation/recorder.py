@@ -200,6 +200,8 @@ class Recorder(Observer):
     def evaluated_by_all(self, round: int, stages: Mapping[Stage, Mapping[str, np.ma.MaskedArray]]) -> None:
         """Record metrics, [N] each, masked where a node has none; see `evaluated`."""
         given = [(stage, name, values) for stage, metrics in stages.items() for name, values in metrics.items()]
+        if not given:
+            return
         there = ~np.array([np.ma.getmaskarray(values) for *_, values in given]).T  # [N, figures]
         for k in np.argsort(there.argmax(0), kind="stable").tolist():  # in the order in which single nodes name them
             self._figures.setdefault(given[k][:2], len(self._figures))
