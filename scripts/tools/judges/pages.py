@@ -29,6 +29,8 @@ from scripts.tools.judges.shown import WIDTHS, all_pages, browser_program, chrom
 WCAG = "wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"
 ENOUGH, ENOUGH_LARGE = 4.5, 3.0  # WCAG 2.2, 1.4.3
 MOST_TABS = 2000
+PAINTED = "() => new Promise((painted) => requestAnimationFrame(() => requestAnimationFrame(painted)))"
+"""Script that ends when the page has been painted once more."""
 
 
 # ---- accessibility
@@ -43,6 +45,7 @@ def judge_accessibility() -> Verdict:
                 with opened(browser, shown, width) as page:
                     found = {"light": axe(page)}
                     page.emulate_media(color_scheme="dark")
+                    page.evaluate(PAINTED)  # before that, axe-core may see texts of one theme on the other's background
                     found["dark"] = axe(page, only=["color-contrast", "link-in-text-block"])
                 for theme, results in found.items():
                     where = f"{shown.name}, {width} px, {theme}"
