@@ -213,6 +213,14 @@ class Task:
         return ""
 
     @member
+    def row_encoding(self) -> Mapping[str, Any]:
+        """Return how the node's rows became the inputs and targets of the model, for the files of `export`.
+
+        It can be written as JSON; empty if the task does not describe it. For the form see p2pfl.tasks.table.
+        """
+        return {}
+
+    @member
     def held_out(self) -> Sequence[str]:
         """Return the splits that were drawn from the training samples."""
         return ()

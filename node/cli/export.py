@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from p2pfl._util.atomic_files import reason, replace_file
@@ -66,7 +68,8 @@ def export(folder: Path, target: Path, force: bool = False, format: str = "", pr
     task = loading.task_of(ready, copies=READING)
     encode = encoder_for(task, onnx, preference, checkpoint.seed)
     initial = partial(task.initial, checkpoint.seed)
-    return write(target, checkpoint, task.layout, federation, force=force, encode=encode, initial=initial)
+    prepared = {"row_encoding": json.dumps(task.row_encoding)} if task.row_encoding else {}
+    return write(target, checkpoint, task.layout, federation, prepared, force=force, encode=encode, initial=initial)
 
 
 def format_of(target: Path, given: str = "") -> str:
@@ -147,6 +150,7 @@ def write(
     checkpoint: Checkpoint,
     layout: Layout,
     federation: str,
+    more: Mapping[str, str] = MappingProxyType({}),
     *,
     force: bool = False,
     encode: Encode | None = None,
@@ -158,6 +162,7 @@ def write(
     peers) and the layout's `fingerprint` in hexadecimal.
 
     Args:
+        more: further metadata, such as the `row_encoding` of the task as JSON; see p2pfl.task.Task.row_encoding.
         encode: makes the content from parameters and metadata; by default, the layout's tensors.
         initial: returns the initial model, for a checkpoint of an earlier version; see
             p2pfl.parameters.Layout.with_local.
@@ -182,6 +187,7 @@ def write(
         "stage": stage,
         "federation": federation,
         "fingerprint": layout.fingerprint.hex(),
+        **more,
     }
     if target.is_dir():
         raise ConfigurationError(f"{target} is a folder; name a file")

@@ -196,7 +196,8 @@ class DenseProblem(Task):
         batch_size: samples in a step; the last batch of an epoch may be smaller.
         public_info: public facts that are sent to peers.
         derived_options: options taken from the data that all nodes must share.
-        data_facts, data_notes, data_label, held_out: what the readers of the data understood; see p2pfl.task.Task.
+        data_facts, data_notes, data_label, row_encoding, held_out: what the readers of the data understood, and how they
+            encode it; see p2pfl.task.Task.
 
     Raises:
         ConfigurationError: there is no training data, a value is not finite, or the network is too large for the memory.
@@ -215,6 +216,7 @@ class DenseProblem(Task):
     data_facts: Sequence[DataFacts] = ()
     data_notes: Sequence[str] = ()
     data_label: str = ""
+    row_encoding: Mapping[str, Any] = field(default_factory=dict)
     held_out: Sequence[Split] = ()
 
     def __post_init__(self) -> None:

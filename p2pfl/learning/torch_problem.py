@@ -56,7 +56,8 @@ class TorchProblem(Task):
         group: the number of the node's group if preferences are given by groups; it stays on this node too.
         derived_options: options that the task has taken from its data, and that all nodes must share; see
             p2pfl.task.Task.
-        data_facts, data_notes, data_label, held_out: what the readers of the data understood; see p2pfl.task.Task.
+        data_facts, data_notes, data_label, row_encoding, held_out: what the readers of the data understood, and how they
+            encode it; see p2pfl.task.Task.
         private: the parts of the module that stay on this node, by the names of its tensors or submodules; see
             p2pfl.parameters.Layout.
 
@@ -84,6 +85,7 @@ class TorchProblem(Task):
     data_facts: Sequence[DataFacts] = ()
     data_notes: Sequence[str] = ()
     data_label: str = ""
+    row_encoding: Mapping[str, Any] = field(default_factory=dict)
     held_out: Sequence[Split] = ()
 
     def __post_init__(self) -> None:

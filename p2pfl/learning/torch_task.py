@@ -145,7 +145,7 @@ def _check_options(
 ) -> None:
     """Raise ConfigurationError for a name that is not an optional attribute of TorchTask, or is `given` already."""
     optional = [each for each in fields(TorchTask) if not each.default is each.default_factory is MISSING]
-    known = {each.name for each in optional} - {*given, "data_facts", "data_notes", "data_label", "held_out"}
+    known = {each.name for each in optional} - {*given, "data_facts", "data_notes", "data_label", "row_encoding", "held_out"}
     for name in options:
         if name not in known:
             raise unknown("option", name, known)

@@ -124,7 +124,7 @@ def table(
     file = own.read(known, (classes, tuple(labels)))
     found = own.derived(file) | {"classes": _classes(own.path, file.splits, known)}
     splits, notes, held_out = own.divide(file, part, seed, None if partition is None else (partition, judged_on))
-    samples = own.scale(splits, standardize)
+    samples, used = own.scale(splits, standardize)
     steps, how = choose("task.optimizer", optimizer or {"name": "sgd", "lr": lr, "momentum": momentum}, OPTIMIZERS)
     options: dict[str, Any] = {
         "metrics": metrics,
@@ -134,6 +134,7 @@ def table(
         "data_facts": (file.facts,),
         "data_notes": notes,
         "data_label": own.label(file, part),
+        "row_encoding": _row_encoding(file, used, {"labels": [*labels] or [*range(found["classes"])]}),
         "held_out": held_out,
     }
     if model is not None:
@@ -204,7 +205,8 @@ def regression(
     scale = (float(values.std()) or 1.0) if scale is None else scale
     splits, notes, held_out = own.divide(file, part, seed, None if partition is None else (partition, "all"))
     scaled = {split: (x, ((y - centre) / scale)[:, None]) for split, (x, y) in splits.items()}
-    samples = {split: (x, y.astype(np.float32)) for split, (x, y) in own.scale(scaled, standardize).items()}
+    prepared, used = own.scale(scaled, standardize)
+    samples = {split: (x, y.astype(np.float32)) for split, (x, y) in prepared.items()}
     steps, how = choose("task.optimizer", optimizer or {"name": "sgd", "lr": lr, "momentum": momentum}, OPTIMIZERS)
     found = own.derived(file)
     return mlp_task(
@@ -218,6 +220,7 @@ def regression(
         data_facts=(file.facts,),
         data_notes=notes,
         data_label=own.label(file, part),
+        row_encoding=_row_encoding(file, used, {"centre": centre, "scale": scale}),
         held_out=held_out,
     )
 
@@ -319,14 +322,32 @@ class _Own(NamedTuple):
         """Return the value of the column that names the node; "" without such a column."""
         return _owners(file)[part.index] if self.choice.owner else ""
 
-    def scale(self, splits: Mapping[Split, Arrays], standardize: str) -> dict[Split, Arrays]:
-        """Return inputs as float32, standardised and without gaps."""
-        found = dict(splits)
+    def scale(self, splits: Mapping[Split, Arrays], standardize: str) -> tuple[dict[Split, Arrays], dict[str, np.ndarray]]:
+        """Return inputs as float32, standardised and without gaps; and the numbers used: `fill`, `mean`, `scale`."""
+        found, used = dict(splits), dict[str, np.ndarray]()
         if self.choice.missing:
-            _fill(found)
+            used["fill"] = _fill(found)
         if standardize == "local":
-            _standardize(found)
-        return {split: (x.astype(np.float32), y) for split, (x, y) in found.items()}
+            used["mean"], used["scale"] = _standardize(found)
+        return {split: (x.astype(np.float32), y) for split, (x, y) in found.items()}, used
+
+
+def _row_encoding(file: Labelled, used: Mapping[str, np.ndarray], target: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how rows become inputs, in the form that `p2pfl-node export` writes as JSON.
+
+    `inputs` lists the inputs of the model in their order: the `column`, its `category` if the input is 1 for this text and 0
+    otherwise, the value `fill` of a missing number, and `mean` and `scale`, for (value - mean) / scale. Samples without
+    names have their `shape` instead, and lists `fill`, `mean` and `scale`. `target` has the column, and the label of each
+    output, or the centre and the scale of labels that are numbers.
+    """
+    lists = {key: values.tolist() for key, values in used.items()}
+    if not file.inputs:
+        return {"shape": [*file.shape], **lists, "target": {**target}}
+    inputs: list[dict[str, Any]] = []
+    for k, (column, category) in enumerate(file.inputs):
+        steps = {key: values[k] for key, values in lists.items() if not (category and key == "fill")}
+        inputs.append({"column": column, **({"category": category} if category else {}), **steps})
+    return {"inputs": inputs, "target": {"column": file.target, **target}}
 
 
 def _owners(file: Labelled) -> list[str]:
@@ -416,19 +437,21 @@ def _hold_out(splits: dict[Split, Arrays], fractions: Mapping[Split, float], see
     ]
 
 
-def _fill(splits: dict[Split, Arrays]) -> None:
-    """Replace missing numbers by the mean of the feature over the training rows; by 0 if no row has it."""
+def _fill(splits: dict[Split, Arrays]) -> np.ndarray:
+    """Replace missing numbers by the mean of the feature over the training rows, by 0 if no row has it; return these."""
     x = splits["train"][0]
     known = ~np.isnan(x)
     mean = np.where(known, x, 0).sum(0) / np.maximum(known.sum(0), 1)
     for split, (inputs, labels) in splits.items():
         splits[split] = np.where(np.isnan(inputs), mean, inputs), labels
+    return np.asarray(mean)
 
 
-def _standardize(splits: dict[Split, Arrays]) -> None:
-    """Scale each feature to mean 0 and standard deviation 1 over the training rows, in float64."""
+def _standardize(splits: dict[Split, Arrays]) -> tuple[np.ndarray, np.ndarray]:
+    """Scale each feature to mean 0 and standard deviation 1 over the training rows, in float64; return both."""
     x = splits["train"][0]
     mean, deviation = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
     deviation[deviation == 0] = 1  # a constant feature stays 0
     for split, (inputs, labels) in splits.items():
         splits[split] = (inputs - mean) / deviation, labels
+    return mean, deviation

@@ -76,6 +76,8 @@ class Labelled(NamedTuple):
         facts: what was understood of the file.
         shape: the shape of a sample in the file.
         owners: the owner of each training row; empty without such a column.
+        inputs: the column of each feature, and its category, or "" for a number; empty if they have no names.
+        target: the column of the label; "" if it has no name.
     """
 
     splits: Mapping[Split, Arrays]
@@ -83,6 +85,8 @@ class Labelled(NamedTuple):
     facts: DataFacts
     shape: tuple[int, ...] = ()
     owners: tuple[str, ...] = ()
+    inputs: tuple[tuple[str, str], ...] = ()
+    target: str = ""
 
 
 def read(path: Path, choice: Choice, labels: ClassLabels | None, features: int | None) -> Labelled:
@@ -204,8 +208,13 @@ class _Columns(NamedTuple):
     @property
     def features(self) -> list[str]:
         """The names of the features in their order."""
-        categories = [f"{self.names[k]} = {text}" for k, known in self.texts.items() for text in known]
-        return [*(self.names[k] for k in self.numbers), *categories]
+        return [f"{name} = {category}" if category else name for name, category in self.inputs]
+
+    @property
+    def inputs(self) -> list[tuple[str, str]]:
+        """The column of each feature in their order, and its category, or "" for a number."""
+        categories = [(self.names[k], text) for k, known in self.texts.items() for text in known]
+        return [*((self.names[k], "") for k in self.numbers), *categories]
 
 
 def _read_rows(source: Source, choice: Choice, labels: ClassLabels | None, features: int | None) -> Labelled:
@@ -300,7 +309,8 @@ def _labelled(
         source.dropped,
         tuple(f"{path}: {note}" for note in notes),
     )
-    return Labelled({"train": (x, y)}, _hash(names), facts, (len(names),), tuple(owners))
+    named = tuple(columns.inputs), columns.names[columns.label]
+    return Labelled({"train": (x, y)}, _hash(names), facts, (len(names),), tuple(owners), *named)
 
 
 def _with_gaps(cells: Sequence[str]) -> list[float] | None:

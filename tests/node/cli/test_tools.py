@@ -1,5 +1,7 @@
 """Tools for a node: export of its model, and its metrics."""
 
+import csv
+import json
 from pathlib import Path
 
 import msgspec
@@ -11,13 +13,14 @@ from safetensors.numpy import load_file
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import Checkpoint, FileStore
-from p2pfl.node.cli.export import Exported, export, format_of, newest, write
+from p2pfl.node.cli.export import Exported, encoder_for, export, format_of, newest, write
 from p2pfl.node.early_stopping import EarlyStopping
 from p2pfl.node.federation import agreement, membership_changes
 from p2pfl.node.folder import config
 from p2pfl.node.status import endpoints as metrics
 from p2pfl.node.status.text import describe
 from p2pfl.parameters import Layout
+from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part, make_task
 
 LAYOUT = Layout((("weight", (2, 3)), ("bias", (2,)), ("scale", ())), 8)
@@ -306,3 +309,52 @@ def test_metrics_escape_foreign_names_in_labels():
     assert figures["p2pfl_round", ()] == 1
     assert figures["p2pfl_peer_state", (name, "connected")] == 1
     assert figures["p2pfl_rejected_total", (name,)] == 2
+
+
+@pytest.mark.parametrize("numbers", [False, True], ids=["classes", "numbers"])
+def test_exported_row_encoding_and_model_give_the_nodes_own_figure(tmp_path, monkeypatch, numbers):
+    """Read the rows with the csv module and the file alone, and compare with what the node reports."""
+    rng = np.random.default_rng(5)
+    monkeypatch.chdir(tmp_path)
+    rows = ["age,ward,dose,sex,outcome"]
+    for k in range(120):
+        age, ward, dose = rng.normal(50, 20), ["west", "north", "east"][k % 3], "" if k % 7 == 0 else f"{rng.normal():.3f}"
+        rows.append(f"{age:.2f},{ward},{dose},{'fm'[k % 2]},{age * 2 if numbers else ('no', 'yes')[age > 50]}")
+    Path("rows.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    options = {
+        "data": "rows.csv",
+        "categories": {"sex": ["m", "f"], "ward": ["north", "east", "west"]},
+        "missing": "mean",
+        "standardize": "local",
+        "test": 0.0,
+    } | ({} if numbers else {"labels": ["yes", "no"]})
+    task = make_task("regression" if numbers else "classification", options, Part(0, 1), 0)
+    params = task.initial(3)
+    (reported,) = task.learner(RandomStreams(0, "p2pfl")).evaluate([params], ["validation"])
+    about = {"row_encoding": json.dumps(task.row_encoding)}
+    Path("model.safetensors").write_bytes(encoder_for(task, onnx=False, preference=())(params, about))
+
+    tensors = load_file("model.safetensors")
+    with safe_open("model.safetensors", "numpy") as file:
+        encoding = json.loads(file.metadata()["row_encoding"])
+    with Path("rows.csv").open(encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    x = np.array([[value_of(row, each) for each in encoding["inputs"]] for row in table], np.float32)
+    outputs = np.maximum(x @ tensors["0.weight"].T + tensors["0.bias"], 0) @ tensors["2.weight"].T + tensors["2.bias"]
+    target = encoding["target"]
+    labels = [row[target["column"]] for row in table]
+    held_out = [k for k, row in enumerate(x.tolist()) if row in np.asarray(task.data["validation"][0]).tolist()]
+    assert len(held_out) == 12
+    if numbers:
+        errors = outputs[:, 0] - (np.array(labels, float) - target["centre"]) / target["scale"]
+        assert np.mean(errors[held_out] ** 2) == pytest.approx(reported["validation_mse"], rel=1e-4)
+    else:
+        right = [target["labels"][outputs[k].argmax()] == labels[k] for k in held_out]
+        assert np.mean(right) == pytest.approx(reported["validation_accuracy"])
+        assert 0 < np.mean(right) < 1
+
+
+def value_of(row, each):
+    text = row[each["column"]]
+    value = float(text == each["category"]) if "category" in each else float(text) if text else each["fill"]
+    return (value - each["mean"]) / each["scale"]
