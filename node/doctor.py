@@ -12,6 +12,7 @@ import asyncio
 import errno
 import os
 import random
+import re
 import shutil
 import socket
 import tempfile
@@ -154,8 +155,26 @@ def _check_ways(network: Mapping[str, Any], ready: LoadedNode, state: Mapping[st
         url = own.broker if without_password(own.broker) == network["broker"] else network["broker"]
         password = os.environ.get(PASSWORD)
         found = check_broker(url, _own_topic(ready), password)
-        findings.append(found if password else _without_password(found, url, connected=state is not None))
+        found = found if password else _without_password(found, url, connected=state is not None)
+        findings.append(with_user_name(found, url, _own_key(ready.folder)))
     return findings
+
+
+def with_user_name(found: Finding, url: str, key: str) -> Finding:
+    """Return a failed trial of the broker, with its cause if the user name looks like a key, but is not this node's.
+
+    Args:
+        key: the public key of the node in hexadecimal; "" if it is unknown.
+    """
+    try:
+        user = BrokerAddress.parse(url).user or ""
+    except AddressError:
+        return found
+    # Another broker may have accounts of any name; only a former key is certainly wrong.
+    if found.ok is not False or not key or user.lower() == key or not re.fullmatch(r"[0-9a-fA-F]{64}", user):
+        return found
+    remedy = f"make an account for {key} at the broker, and put this key into broker in node.toml"
+    return Finding(found.check, False, f"{found.result}; the user name is not this node's key", remedy)
 
 
 def _without_password(found: Finding, url: str, connected: bool) -> Finding:
@@ -189,11 +208,16 @@ def _check_absent_peers(ready: LoadedNode) -> list[Finding]:
 
 def _own_topic(ready: LoadedNode) -> str:
     """Return a topic to which this node may publish and subscribe; "" without a federation or a key."""
+    key = _own_key(ready.folder)
+    return "" if ready.membership is None or not key else f"p2pfl/{ready.membership.federation.hex()}/{key}/{key}"
+
+
+def _own_key(folder: Path) -> str:
+    """Return the public key of the node in hexadecimal; "" if it cannot be read."""
     try:
-        key = config.own_key(ready.folder).hex()
+        return config.own_key(folder).hex()
     except ConfigurationError:
         return ""
-    return "" if ready.membership is None else f"p2pfl/{ready.membership.federation.hex()}/{key}/{key}"
 
 
 # Folder

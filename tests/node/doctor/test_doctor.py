@@ -25,6 +25,7 @@ from p2pfl.node.doctor import (
     check_node,
     check_peers,
     check_port,
+    with_user_name,
 )
 from p2pfl.node.federation import membership_changes
 from p2pfl.node.folder import config, config_edit
@@ -479,6 +480,19 @@ def test_check_broker_reports_refused_password(tmp_path):
     assert "refuses this node: not authorized" in found.result
     assert "P2PFL_MQTT_PASSWORD" in found.remedy
     assert "secret" not in report([found])[0]
+
+
+def test_user_name_of_a_former_key_is_named_as_the_cause(tmp_path):
+    port, old, new = free_port(), "ab" * 32, "cd" * 32
+    with mosquitto(tmp_path, port, "allow_anonymous false"):
+        url = f"mqtt://{old}:secret@127.0.0.1:{port}"
+        refused = check_broker(url)
+    found = with_user_name(refused, url, new)
+    assert found.ok is False
+    assert found.result.endswith("; the user name is not this node's key")
+    assert new in found.remedy
+    assert with_user_name(refused, url, old) == refused
+    assert with_user_name(refused, f"mqtt://alice@127.0.0.1:{port}", new) == refused  # brokers may have other accounts
 
 
 @pytest.mark.slow
