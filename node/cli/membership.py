@@ -215,7 +215,10 @@ def _approve(options: argparse.Namespace, folder: Path, own: NodeConfig, agreeme
     print("\n".join(lines), file=sys.stderr)
     if options.yes:
         return
-    again = f"the token or admission remains valid for this node; to accept the options: p2pfl-node join {folder} --yes"
+    source = options.token or f"<{own.name}.token"
+    again = (
+        f"the token or admission remains valid for this node; to accept the options: p2pfl-node join {folder} --yes {source}"
+    )
     if sys.stdin.isatty():
         if not agrees("join with these options?"):
             raise ConfigurationError(f"not joined; {again}")
