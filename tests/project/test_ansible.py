@@ -90,5 +90,5 @@ def test_playbook_makes_and_checks_a_federation(tmp_path):
     assert again.count("changed=0") == len(NAMES)
     with running(folders):
         checked = play("-i", str(hosts), "--tags", "check", folder=tmp_path)
-    assert len(re.findall("(learning|serving), round [0-9]+ of 10", checked)) == len(NAMES)
+    assert len(re.findall("(running|serving), round [0-9]+ of 10", checked)) == len(NAMES)
     assert all(f"(item=peer {name})" in checked for name in NAMES)

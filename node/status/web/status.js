@@ -14,7 +14,7 @@ const STATES = { // of a peer: the kind of its mark, and what it means
   "left out": ["bad", "its score is too high; this node neither learns from it nor serves it"],
   done: ["done", "has finished its rounds and left"],
 };
-const NODE_STATES = { starting: "starting", waiting: "waiting", running: "learning", serving: "finished, serving its model", finished: "finished", stopped: "stopped", failed: "failed", revoked: "revoked" };
+const NODE_STATES = { starting: "starting", waiting: "waiting", running: "running", serving: "finished, serving its model", finished: "finished", stopped: "stopped", failed: "failed", revoked: "revoked" };
 
 const $ = (id) => document.getElementById(id);
 const history = new Map(); // the rows of the rounds, by round

@@ -123,7 +123,7 @@ def test_join_without_terminal_refuses_other_options(home, capsys, monkeypatch):
     lines = capsys.readouterr().err.splitlines()
     assert "  task.samples is 40 in the federation, and 0 in this node's node.toml" in lines
     assert lines[-1].startswith("not joined: the federation's options differ from node.toml (task.samples = 40); ")
-    assert "--yes" in lines[-1]
+    assert lines[-1].endswith(f"p2pfl-node join {root / 'bob'} --yes {root / 'bundle'}")
     assert not has_joined(root)
     assert join(root, "--yes") == 0
     assert has_joined(root)
