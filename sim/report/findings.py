@@ -42,10 +42,11 @@ from p2pfl.sim.report.attacks import (
 from p2pfl.sim.report.comparison import Comparison, compared, comparisons
 from p2pfl.sim.report.folder import Clusters, Entry, Folder, Reached, Summary
 from p2pfl.sim.report.series import Run, Series, by_key, folder_names, gather, places_of, runs_of
-from p2pfl.sim.scenario.questions import common_keys, counterpart, matches, of_problem, pairs_of, values
+from p2pfl.sim.scenario.questions import common_keys, counterpart, matches, of_problem, values
 from p2pfl.sim.scenario.sweep import MODELS
 
 MOST_PROBLEMS = 4  # learning problems of the runs; with more, the table shows the best runs better
+MOST_SIGNS = 60  # of the words for a problem
 MOST_LEVELS = 6  # rankings within values of the varied keys; more are counted
 MOST_PAIRS = 7  # sentences on pairs of runs; more pairs are summarised
 MOST_IN_ORDER = 3  # names in an order of runs
@@ -59,7 +60,7 @@ Ranked = tuple[str, Mapping[int, float]]  # a run, or a rule, in words, and its 
 
 def findings_of_runs(runs: Sequence[Run], summary: Summary) -> list[str]:
     """Return all sentences on the runs of one folder, for its report and for a terminal."""
-    ranked, found = most_accurate(runs, summary.references, compares_graphs(runs, summary))
+    ranked, found = most_accurate(runs, summary.references)
     more, said = _of_one_folder(runs, summary)
     return [*decided([*ranked, *more]), *found, *said, *undecided([*ranked, *more])]
 
@@ -70,8 +71,7 @@ def findings_of_folders(folders: Sequence[Folder], series: Sequence[Series]) -> 
         return findings_of_runs(series, folders[0].summary)
     names = folder_names([folder.path for folder in folders])
     references = [pattern for folder in folders for pattern in folder.summary.references]
-    graphs = any(compares_graphs(series, folder.summary) for folder in folders)
-    ranked, named = most_accurate(series, references, graphs)
+    ranked, named = most_accurate(series, references)
     found = [*changes(comparisons(series), names[1]), *decided(ranked), *named]
     for folder, name in zip(folders, names, strict=True):
         runs = runs_of(folder.summary, folder.runs)
@@ -103,28 +103,17 @@ def _of_one_folder(runs: Sequence[Run], summary: Summary) -> tuple[list[Best], l
     return [*ranked, *robust], [*missed, *compared, *rules, *_clusters(runs)]
 
 
-def compares_graphs(runs: Sequence[Run], summary: Summary) -> bool:
-    """Return whether runs on different graphs are compared: a sweep varies the topology, or the scenario's question does."""
-    if any(key.partition(".")[0] == "topology" for run in runs for key in run.shown.varied):
-        return True
-    graphs = {run.row: json.dumps(run.settings.get("topology"), sort_keys=True, default=str) for run in runs}
-    rows = {run.row: run.shown.varied for run in runs}
-    pairs = (pair for answer in summary.answers for pair in pairs_of(answer, rows))
-    return any(graphs[pair.row] != graphs[pair.other] for pair in pairs if isinstance(pair.other, str))
-
-
-def problems(runs: Sequence[Run], graphs: bool) -> dict[str, list[Run]]:
+def problems(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return the runs of each metric and learning problem by words for it; "" if there is only one.
 
-    Args:
-        graphs: runs on different graphs have the same problem.
+    A problem that takes many words, such as one with a list of links, is called by its first run.
     """
-
-    def key(run: Run) -> tuple[str, str]:
-        return run.metric, json.dumps(run.given(not graphs), sort_keys=True, default=str)
-
-    found = list(by_key(runs, key).values())
-    words = labels_of([alike[0].given(not graphs) for alike in found])
+    found = list(by_key(runs, lambda run: (run.metric, run.problem)).values())
+    words = labels_of([alike[0].given() for alike in found])
+    words = [
+        label if len(label) <= MOST_SIGNS else f"problem of {alike[0].words}"
+        for label, alike in zip(words, found, strict=True)
+    ]
     if len({alike[0].metric for alike in found}) > 1:
         words = [", ".join(filter(None, (label, alike[0].metric))) for label, alike in zip(words, found, strict=True)]
     return dict(zip(words, found, strict=True))
@@ -202,20 +191,19 @@ def undecided(found: Sequence[Best]) -> list[str]:
     return said
 
 
-def most_accurate(runs: Sequence[Run], references: Sequence[str] = (), graphs: bool = False) -> tuple[list[Best], list[str]]:
+def most_accurate(runs: Sequence[Run], references: Sequence[str] = ()) -> tuple[list[Best], list[str]]:
     """Rank the runs of each problem by the test metric: all, those of each level of a sweep, and those within each varied
     budget of models a round.
 
     Args:
         references: patterns of rows that are not ranked, besides local learning and oracles.
-        graphs: runs on different graphs are compared.
 
     Returns:
         The rankings, and sentences with the figures of the references.
     """
     found: list[Best | None] = []
     named = []
-    separate = problems(runs, graphs)
+    separate = problems(runs)
     places = places_of(runs)
     for words, alike in separate.items() if len(separate) <= MOST_PROBLEMS else ():
         ranked, others = _candidates(alike, references)
@@ -305,7 +293,7 @@ def _mean_within(most: int) -> Value:
 def _cheapest(runs: Sequence[Run], summary: Summary) -> list[Best]:
     """Return the runs that reach the target first, in rounds, in time, and in bytes."""
     costs = (("Fewest rounds", "round", _rounds), ("Fastest", "virtual_s", _seconds), ("Fewest bytes", "bytes", size))
-    separate = problems(runs, compares_graphs(runs, summary))
+    separate = problems(runs)
     found = []
     for problem, alike in separate.items() if len(separate) <= MOST_PROBLEMS else ():
         ranked, _ = _candidates(alike, summary.references)
@@ -416,9 +404,14 @@ def _sooner(each: Comparison) -> str:
 
 
 def _problems_varied(runs: Sequence[Run]) -> list[str]:
-    """Return which varied keys change the learning problem."""
+    """Return which varied keys change the learning problem, and the network or the speed of named rows."""
     values = by_key([(key, value) for run in runs for key, value in run.shown.varied.items()], lambda pair: pair[0])
     keys = [key for key, pairs in values.items() if of_problem(key) and any(pair != pairs[0] for pair in pairs)]
+    tables = [run.given() for run in runs if run.settings]
+    for name in ("network", "compute"):
+        known = any(key.partition(".")[0] == name for key in keys)
+        if not known and any(table.get(name) != tables[0].get(name) for table in tables):
+            keys.append(name)
     if not keys:
         return []
     verb = "changes" if len(keys) == 1 else "change"
@@ -427,7 +420,7 @@ def _problems_varied(runs: Sequence[Run]) -> list[str]:
 
 def _orders(runs: Sequence[Run], summary: Summary) -> list[str]:
     """Return both orders of the runs of each problem, where that of each node's best round is not that of the last round."""
-    separate = problems(runs, compares_graphs(runs, summary))
+    separate = problems(runs)
     said = []
     for words, alike in separate.items() if len(separate) <= MOST_PROBLEMS else ():
         write = partial(number, places=places_of(alike)[alike[0].metric])

@@ -27,7 +27,7 @@ from p2pfl.sim.scenario.scenario import LABELS
 
 T = TypeVar("T")
 MOST_RUNS = 16  # runs shown in all figures at first
-PROBLEM = ("task", "attack", "nodes")  # keys of a run that determine its learning problem, besides varied ones
+PROBLEM = ("task", "attack", "nodes", "network", "compute")  # keys of a run that determine its learning problem
 REFERENCES = ("local", "oracle")  # policies that other policies are compared with, and that are never the best
 Figure = dict[str, Any]  # data of a figure: id, kind, title, note, and the keys of its kind (see assets/report.js)
 Section = dict[str, Any]  # id, title, text (sentences), figures
@@ -91,18 +91,20 @@ class Run:
 
     @property
     def problem(self) -> str:
-        """Return the learning problem: data, task, attack and number of nodes, without the settings of training.
+        """Return the learning problem: data, task, attack, nodes, network and speed, without the settings of training.
 
         Results for different problems are not comparable.
         """
         return json.dumps(self.given(), sort_keys=True, default=str)
 
-    def given(self, graph: bool = False) -> dict[str, Any]:
-        """Return the settings of the learning problem; with `graph` also the topology."""
-        found = {key: self.settings[key] for key in (*PROBLEM, *(["topology"] * graph)) if key in self.settings}
+    def given(self) -> dict[str, Any]:
+        """Return the settings of the learning problem; the topology is a choice, as the policy is."""
+        found = {key: self.settings[key] for key in PROBLEM if key in self.settings}
         varied = {key: value for key, value in self.shown.varied.items() if of_problem(key)}
         found |= {key: value for key, value in varied.items() if key.partition(".")[0] not in found}
         found.setdefault("attack", "none")
+        if isinstance(network := found.get("network"), Mapping):
+            found["network"] = {"links": "none", **network}
         for name in ("task", "attack"):
             if isinstance(table := found.get(name), Mapping):
                 found[name] = {key: value for key, value in table.items() if of_problem(f"{name}.{key}")}

@@ -129,7 +129,6 @@ def test_runs_with_another_problem_are_ranked_apart():
     [
         ("attack", {"name": "ipm"}, {"name": "alie"}, ("ipm", "alie")),
         ("attack", None, {"name": "alie", "share": 0.1}, ("attack none", "attack alie share=0.1")),
-        ("topology", {"name": "ring"}, {"name": "torus"}, ("ring", "torus")),
         ("task", {"name": "images", "data": "mnist"}, {"name": "images", "data": "digits"}, ("data mnist", "data digits")),
         ("nodes", 10, 20, ("nodes 10", "nodes 20")),
     ],
@@ -146,13 +145,33 @@ def test_runs_of_different_problems_are_never_compared(key, one, other, words):
     assert second.startswith(f"Most accurate, {words[1]}: dac 1 (0.700); the margin of 0.100 over dpfl 1 (0.600) exceeds")
 
 
-def test_graphs_are_compared_where_a_sweep_or_the_question_compares_them():
+@pytest.mark.parametrize("swept", [False, True])
+def test_topology_is_a_choice_in_named_rows_as_in_a_sweep(swept):
     tables = [{"name": name, "topology": {"name": name}} for name in ("ring", "torus")]
-    runs = [run(name, mean) for name, mean in (("ring", 0.8), ("torus", 0.9))]
-    assert said(runs, tables) == []
-    assert "first torus (0.900), next ring (0.800)" in said(runs, tables, answers=[{"run": "torus", "against": "ring"}])[0]
-    varied = [each | {"varied": {"topology.name": each["name"]}} for each in runs]
-    assert "first torus (0.900), next ring (0.800)" in said(varied, tables)[0]
+    runs = [
+        run(name, mean, **({"varied": {"topology.name": name}} if swept else {}))
+        for name, mean in (("ring", 0.8), ("torus", 0.9))
+    ]
+    (found,) = said(runs, tables)
+    assert "first torus (0.900), next ring (0.800)" in found
+
+
+def test_named_rows_with_different_loss_are_different_problems():
+    links = [{"nodes": list(range(10)), "loss": 0.1}]
+    tables = [
+        {
+            "name": f"{graph}{', lossy' * lossy}",
+            "topology": {"name": graph},
+            "network": {"loss": 0.0, **({"links": links} if lossy else {})},
+        }
+        for lossy in (False, True)
+        for graph in ("ring", "torus")
+    ]
+    runs = [run(table["name"], 0.9 - 0.1 * k, seed) for k, table in enumerate(tables) for seed in (0, 1)]
+    first, second, why = said(runs, tables)
+    assert "links none: ring (0.900); the margin of 0.100 over torus (0.800) exceeds" in first
+    assert "ring, lossy (0.700); the margin of 0.100 over torus, lossy (0.600) exceeds" in second
+    assert why == "network changes the learning problem: rows with different values are not compared with each other."
 
 
 def test_references_are_named_and_never_the_best():
