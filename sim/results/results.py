@@ -345,7 +345,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         },
         "computed": run.computed,
         "deadlines_expired": run.expired,
-        **({"waits": {"rounds": run.recorder.rounds_waited, "of": run.recorder.rounds_done}} if run.expired else {}),
+        **({"waits": run.recorder.waits()} if run.expired else {}),
         "batches": {
             kind: {"count": count, "mean_jobs": jobs / max(count, 1)} for kind, (count, jobs) in run.batches.items()
         },

@@ -71,7 +71,7 @@ class Recorder(Observer):
         self.results: dict[str, Mapping[str, float]] = {}
         self.most_models = 0
         self.most_prepared = 0
-        self.rounds_done = self.rounds_waited = 0
+        self.rounds_done = 0
         self.progress: Callable[[int], None] = lambda rounds: None
         self._rounds = Columns(
             **{"round": np.int64, "virtual_time": np.float64, "node": np.int64},
@@ -80,6 +80,7 @@ class Recorder(Observer):
         self._repeated: list[tuple[int, int, int]] = []  # (K, node, round): of the first K rows, a node's from a round on
         self._sent_last: dict[int, tuple[int, int]] = {}  # by node: the bytes after its last round
         self._edges = Columns(row=np.int64, round=np.int32, src=np.int32, dst=np.int32, weight=np.float32, bytes=np.int64)
+        self._waited: list[int] = []  # rows whose round waited for a deadline
         self._expired: dict[str, int] = {}  # deadlines that a node has missed until its last round
         self._got: dict[str, _Got] = {}  # senders and bytes in the current round of a node
         self._metrics = Columns(round=np.int64, node=np.int32, figure=np.int32, value=np.float64)
@@ -136,7 +137,7 @@ class Recorder(Observer):
         expired = node.exchange.expired
         if expired != self._expired.get(name, 0):
             self._expired[name] = expired
-            self.rounds_waited += 1
+            self._waited.append(row)
         self.rounds_done += 1
         if self.rounds_done % len(self._place) == 0:
             self.progress(self.rounds_done)
@@ -279,6 +280,13 @@ class Recorder(Observer):
             sums, table[name] = table[name][order], np.empty_like(table[name])
             table[name][order] = np.where(begins, sums, np.diff(sums, prepend=0))
         return table | self._metrics_table(table)
+
+    def waits(self) -> dict[str, int]:
+        """Return how many `rounds` waited for a deadline, `of` all in the table of rounds: not those that were repeated."""
+        kept = self._valid_rows(self._rounds.table())
+        if kept is None:
+            return {"rounds": len(self._waited), "of": len(self._rounds)}
+        return {"rounds": int(kept[self._waited].sum()), "of": int(kept.sum())}
 
     def _count_last(self, table: Table) -> None:
         """Write the bytes after the last rounds into the last row of each node."""

@@ -28,6 +28,18 @@ def test_rounds_that_waited_for_a_deadline_are_counted_and_noted():
     )
 
 
+def test_repeated_rounds_are_not_counted():
+    file = resolve(LOSSY | {"network": {"links": [{"nodes": [0], "loss": 0.3}]}}, (), "test", ".")
+    finished = run(file.runs[0])
+    before = finished.recorder.waits()
+    assert before["of"] == len(finished.recorder.rounds_table()["round"])
+    for node in finished.nodes.values():
+        finished.recorder.skipped(node, 6, 2)  # it went back to round 2
+    after = finished.recorder.waits()
+    assert after["of"] == len(finished.recorder.rounds_table()["round"]) == 4
+    assert after["rounds"] <= 4 < before["rounds"]
+
+
 def test_runs_without_a_missed_deadline_say_nothing():
     found = summary()
     assert "waits" not in found["runs"][0]
