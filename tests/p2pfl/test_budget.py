@@ -365,7 +365,7 @@ def test_byte_budget_below_one_model_adds_a_note():
 def test_summary_reports_mean_use_of_budget():
     result = run(scenario(policy={"name": "random", "neighbours": 2}, budget={"models": 4, "bytes": 10_000, "held": 3}))
     found = summary_metrics.traffic(result)["budget"]
-    size = result.nodes["node-0"].exchange.outbox.models[3, "trained"].update.size
+    size = result.nodes["node-0"].exchange.expected_bytes("node-1", 3)
     assert found["models"] == {"least": 4, "greatest": 4, "used": pytest.approx(0.5)}
     assert found["held"] == {"least": 3, "greatest": 3, "used": pytest.approx(2 / 3)}
     assert found["bytes"] == {"least": 10_000, "greatest": 10_000, "used": pytest.approx(2 * size / 10_000)}
