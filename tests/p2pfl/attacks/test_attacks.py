@@ -14,7 +14,7 @@ from p2pfl.attacks.attack import HonestView, Scene, as_accepted
 from p2pfl.attacks.registry import flip_labels, make_attack
 from p2pfl.attacks.targeted_attacks import fiedler_vector
 from p2pfl.errors import ConfigurationError
-from p2pfl.policies.dsgd import Dsgd
+from p2pfl.policies.dsgd import Dsgd, mixing_weights
 from p2pfl.policy import Update
 from p2pfl.task import Part, make_task
 
@@ -91,7 +91,7 @@ def test_dissensus_cancels_neighbours_with_metropolis_weights():
     lie = make_attack("dissensus", {"weights": "metropolis"}).forge_for("n0", np.zeros(1, np.float32), view)
     policy = Dsgd()
     known = [Update(id, 1, "trained", view.models[id], 1, degree(len(around[id]))) for id in ("n1", "n2")]
-    weights = policy.weights_of("n0", 3, [*known, Update("n3", 1, "trained", lie, 1, degree(2))])
+    weights = mixing_weights([*known, Update("n3", 1, "trained", lie, 1, degree(2))], "n0", around["n0"], policy)
     merged = weights["n0"] * 2.0 + weights["n1"] * 3.0 + weights["n2"] * 8.0 + weights["n3"] * float(lie[0])
     assert weights["n1"] == 0.2
     assert merged == pytest.approx(2.0)

@@ -313,7 +313,7 @@ def test_front_leaves_out_trivially_fair_models():
     assert found["left_out"] == [2, 3]
     assert found["reference"] == [0, 0]
     better = found | {"nodes": [[0.99, 0.9995]], "left_out": [0]}
-    assert with_distances([run.summary, run.summary | {"objectives": better}])[0]["objectives"]["igd"] == 0
+    assert with_distances([run.summary, run.summary | {"objectives": better}], {})[0]["objectives"]["igd"] == 0
     assert found["hypervolume"] == pytest.approx(hypervolume(points[:2], [0, 0]))
 
 

@@ -42,7 +42,7 @@ def simulate(of_node, nodes=4, **options):
 
 def simulate_task(task, nodes=4):
     (run,) = p2pfl.simulate({"nodes": nodes, "rounds": 1, "task": task, "policy": "local"}, progress=False)
-    return run.notes
+    return [note for note in run.notes if "one of them changes" not in note]  # of few test samples
 
 
 def held(task):
