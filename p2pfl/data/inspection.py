@@ -53,6 +53,7 @@ ALPHA = 0.5  # of the Dirichlet division
 LOOKED_AT = 1000  # rows whose different values are kept
 _MOST_PLACES = 5
 _LABELS = LABEL_NAMES | {"diagnosis", "species", "survived", "churn", "is_fraud", "fraud", "default", "category"}
+_AS_TABLE = "write the rows to a .csv file with that column"
 OF_OTHERS = "add those that only other nodes have"
 _OWNER = re.compile(
     r"(site|client|node|hospital|clinic|cent(er|re)|ward|practice|user|owner|device|sensor|station|group|region|institution"
@@ -612,8 +613,10 @@ def _add_model(task: dict[str, Any], reasons: list[Reason], has_torch: bool) -> 
 
 def _of_arrays(path: Path, given: _Given, has_torch: bool) -> Proposal:
     x, y = npz_arrays(path)
-    if given.label or given.by:
-        raise ConfigurationError(f"{path}: the labels of an .npz file are its array y; leave out --label and --by")
+    if given.label:
+        raise ConfigurationError(f"{path}: the labels of an .npz file are its array y; leave out --label")
+    if given.by:
+        raise ConfigurationError(f"{path}: an .npz file is not divided by an array; leave out --by, or {_AS_TABLE}")
     if y.ndim != 1 or x.ndim < 2 or len(x) != len(y):
         ClassLabels(None)  # the reader names the shapes
     column = _Column("y")
@@ -637,6 +640,9 @@ def _of_arrays(path: Path, given: _Given, has_torch: bool) -> Proposal:
     task["standardize"] = "local"
     reasons.append(Reason("scale", "of each node's own rows", "features may have different units", "standardize"))
     _add_metrics(task, reasons, found)
+    for name in filter(_OWNER.fullmatch, binary_files.names(path)):
+        why = f"an .npz file is not divided by an array; for a node of each of its values, {_AS_TABLE}"
+        reasons.append(Reason(f"array {name}", "not used", why, "", True))
     nodes, partition = _divide(reasons, given, len(x), len(found), ("", 0))
     reasons.append(_policy(False))
     shape = " x ".join(map(str, x.shape[1:]))

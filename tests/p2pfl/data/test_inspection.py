@@ -148,3 +148,16 @@ def test_proposal_of_arrays(tmp_path):
     found = inspect(tmp_path / "own.npz")
     assert (found.task["name"], found.task["model"], found.classes) == ("classification", {"name": "cnn"}, 3)
     assert "model" not in inspect(tmp_path / "own.npz", has_torch=False).task
+
+
+def test_array_of_sites_is_said_to_be_unused_before_a_run(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 3
+    np.savez(tmp_path / "own.npz", x=x, y=y, site=np.arange(60) % 5)
+    found = inspect(tmp_path / "own.npz")
+    (said,) = [each for each in found.reasons if each.subject == "array site"]
+    assert (said.choice, found.partition["name"]) == ("not used", "dirichlet")
+    assert "write the rows to a .csv file with that column" in said.why
+    with pytest.raises(ConfigurationError, match=r"leave out --by, or write the rows to a \.csv file"):
+        inspect(tmp_path / "own.npz", by="site")
+    with pytest.raises(ConfigurationError, match=r"array y; leave out --label$"):
+        inspect(tmp_path / "own.npz", label="y")
