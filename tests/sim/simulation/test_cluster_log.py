@@ -217,7 +217,8 @@ def test_distance_without_known_front_uses_best_of_all_runs():
         return {"name": name, "seed": seed, "objectives": {"higher_is_better": {"a": False}, "nodes": points} | more}
 
     one, other, elsewhere, known = with_distances(
-        [entry("one", 0, [3.0], [2.0]), entry("other", 0, [1.0]), entry("one", 1, [5.0]), entry("known", 0, [0.0], igd=7.0)], {}
+        [entry("one", 0, [3.0], [2.0]), entry("other", 0, [1.0]), entry("one", 1, [5.0]), entry("known", 0, [0.0], igd=7.0)],
+        {},
     )
     assert one["objectives"]["igd"] == 1.0  # lower is better, and 1 is the best with that seed
     assert other["objectives"]["igd"] == elsewhere["objectives"]["igd"] == 0.0
