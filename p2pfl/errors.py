@@ -4,6 +4,8 @@ P2pflError
   + ConfigurationError
     + MissingRequirementError
     + RevokedError                p2pfl.node.federation.membership_file
+    + _InviterRefusedError        p2pfl.node.federation.join
+    + UnknownKeyError
     + CommandLineError
   + RunError
     + BudgetExceededError

@@ -129,7 +129,7 @@ def test_run_writes_result_folder(capsys, tmp_path):
     assert summary["seeds"] == [0, 1]
     assert [row["name"] for row in summary["table"]] == ["cosine-weights/fedavg", "cosine-weights/fedsim"]
     run = summary["runs"][0]
-    assert set(run["test"]) == {"mean", "std", "variance", "worst_decile", "nodes", "per_group"}
+    assert set(run["test"]) == {"mean", "std", "variance", "worst_decile", "nodes", "per_group", "last_round"}
     assert set(run["traffic"]) >= {"bytes", "models", "max_models_in_round", "max_models_held"}
     assert set(run["collaboration"]) >= {"within_group", "edges"}
     assert set(run["time"]) == {"wall_s", "virtual_s", "node_rounds_per_s"}
