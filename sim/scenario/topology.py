@@ -139,6 +139,9 @@ def with_files(table: Mapping[str, Any], folder: str) -> dict[str, Any]:
     return layer
 
 
+OF_RESULTS = "parts", "summary.json"  # one of which a folder of results has
+
+
 def with_data(run: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], str]:
     """Return a run of a file with the full path of its task's data, if the file's folder has it, and a note or "".
 
@@ -157,8 +160,8 @@ def with_data(run: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], str]
     spec = TASKS.get(str(task["name"]))
     path = (spec is not None and spec.local.get("data") == "own") or "/" in data or bool(Path(data).suffix)
     home, here = Path(folder).resolve(), Path.cwd()
-    if not path or home == here:
-        return dict(run), ""
+    if not path or home == here or any((home / name).exists() for name in OF_RESULTS):
+        return dict(run), ""  # the scenario of a folder of results names the data as they were found
     if (home / data).exists():
         return {**run, "task": {**task, "data": str(home / data)}}, ""
     return dict(run), f"task.data: {data} is not in the scenario's folder {home}; that of the current folder is used" * (

@@ -70,7 +70,7 @@ def test_sentences_name_runs_in_words(tmp_path):
     text = report(folders)
     target = "; ".join(f"{folder}: {name}, models=4" for name in ("ring", "complete") for folder in ("one", "two"))
     assert texts(text)["target"][-1] == f"Runs that never reach a mean test accuracy of 0.400: {target}."
-    assert "Most accurate, complete: one: complete, models=1 (" in text  # the other folder has the same events
+    assert "Most accurate: one: complete, models=1 (" in text  # the other folder has the same events
 
 
 def test_labels_have_the_last_part_of_each_varied_key(tmp_path, series_of):
