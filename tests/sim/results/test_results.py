@@ -128,7 +128,14 @@ def test_summary_has_the_documented_keys(folder):
     contract = {"name", "seed", "nodes", "rounds", "topology", "metric", "test", "traffic", "collaboration", "time", "trace"}
     contract |= {"higher_is_better", "reported_stage", "selected_by", "groups", "inputs"}
     for each in found["runs"]:
-        assert set(each) == contract | {"test_by_snapshot", "deadlines_expired", "batches", "topology_properties", "codec"}
+        assert set(each) == contract | {
+            "test_by_snapshot",
+            "computed",
+            "deadlines_expired",
+            "batches",
+            "topology_properties",
+            "codec",
+        }
         assert set(each["test"]) == {"mean", "last_round", "std", "variance", "worst_decile", "nodes", "per_group"}
         counts = {"bytes", "models", "max_models_in_round", "max_models_held"}
         limited = {"budget"} if each["name"] == "it's apart" else set()
