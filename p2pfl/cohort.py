@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 
-A policy is written for one node: `ids` are its peers, `trained` is its model, `weights` are those of its merge. Where
+A policy is written for one node: `ids` are its peers, `trained` is its model, `weights` are the weights of its merge. Where
 nothing tells the nodes of a simulation apart but their data and their draws, the same procedure can compute with the
 values of all nodes: models are [N, P] instead of [P], and what has one entry for each peer is ragged, because nodes may
 have different numbers of peers:
@@ -14,7 +14,7 @@ have different numbers of peers:
     me.rng(purpose)                     GeneratorsOfEach
     peers.ids, list of names            IdsOfEach: the numbers of peers, rows of one array
     list of Update                      UpdatesOfEach
-    weights by id                       WeightsOfEach: those of the peers, and the own ones
+    weights by id                       WeightsOfEach: the weights of the peers, and the own weights
 
 Helpers such as `uniform`, `fedavg` and `merge` take either form: `of_each` marks them. A policy that uses only these
 helpers, and branches on nothing that differs between nodes, sets the attribute `cohort = True`; the simulator then runs it
@@ -64,7 +64,7 @@ class GeneratorsOfEach:
     """Generators of (federation seed, node, round, purpose) for each node of a cohort.
 
     Args:
-        streams: those of each node.
+        streams: random streams of each node.
     """
 
     def __init__(self, streams: Sequence[RandomStreams], round: int, purpose: str) -> None:
@@ -198,7 +198,7 @@ class QueriesOfEach:
 
 
 Mix = Callable[[NDArray[np.float32], NDArray[np.float32], WeightsOfEach], Awaitable[MergeOfEach]]
-"""(own, published, weights) -> the merge of the own models, [N, P], and those of peers, which are rows of `published`."""
+"""(own, published, weights) -> the merge of the own models, [N, P], and the peers' models, which are rows of `published`."""
 
 
 @dataclass(frozen=True)

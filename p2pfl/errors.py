@@ -4,7 +4,6 @@ P2pflError
   + ConfigurationError
     + MissingRequirementError
     + RevokedError                p2pfl.node.federation.membership_file
-    + _InviterRefusedError        p2pfl.node.federation.join
     + UnknownKeyError
     + CommandLineError
   + RunError

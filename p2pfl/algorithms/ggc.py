@@ -176,7 +176,7 @@ async def ggc(
 
 
 class _Request:
-    """What one of several searches waits for: the updates of ids, or the answer to a query."""
+    """Request of one of several searches in step: for the updates of some ids, or for the answer to a query."""
 
     def __init__(self, what: Any) -> None:
         self.what = what

@@ -66,7 +66,7 @@ def _present_of_each(ids: IdsOfEach | Sequence[str], there: IdsOfEach) -> IdsOfE
 
 @of_each(_present_of_each)
 def present(ids: Sequence[str], there: Sequence[str]) -> list[str]:
-    """Return those of `ids` that are in `there`, in their order."""
+    """Return the ids that are also in `there`, in the order of `ids`."""
     found = set(there)
     return [id for id in ids if id in found]
 

@@ -154,21 +154,29 @@ class BatchedLearner:
         found = self._train([*range(len(queries))], queries)
         return self._trained.array if found is self._trained.rows else np.array(found)
 
-    def mean_each(self, models: np.ndarray, rows: np.ndarray, weights: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    def mean_each(
+        self, models: np.ndarray, rows: np.ndarray, weights: np.ndarray, starts: np.ndarray, alone: Sequence[int] = ()
+    ) -> np.ndarray:
         """Return weighted means, float32 [N, P].
 
         Args:
             models: float32 [M, P].
             rows, weights: row and weight of each model in a mean, one mean after another; [E].
             starts: place of the first model of each mean, [N].
+            alone: means that single nodes would have asked for in a batch of one, which is summed in another order.
         """
-        size = models.shape[1]
-        if models is not self._trained.array and min(len(rows), len(models)) * size > LARGEST_MIX:
-            ends = [*starts[1:].tolist(), len(rows)]
-            parts = [(rows[a:b], weights[a:b]) for a, b in zip(starts.tolist(), ends, strict=True)]
-            return np.array([weighted_mean(list(models[of]), each.tolist()) for of, each in parts])
         counts = np.diff(starts, append=len(rows))
+
+        def single(k: int) -> Parameters:
+            part = slice(starts[k], starts[k] + counts[k])
+            return weighted_mean(list(models[rows[part]]), weights[part].tolist())
+
+        if models is not self._trained.array and min(len(rows), len(models)) * models.shape[1] > LARGEST_MIX:
+            return np.array([single(k) for k in range(len(starts))])
         self._means_of(Rows(models, rows, weights, starts, counts, starts))
+        for k in alone:
+            self._means.array[k] = single(k)
+            self._means.tensor[k] = torch.from_numpy(self._means.array[k])  # on a CPU the same memory
         return self._means.array
 
     def losses_each(self, models: np.ndarray, ids: IdsOfEach, split: Split) -> np.ndarray:

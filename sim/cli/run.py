@@ -320,7 +320,8 @@ def _print_outcome(options: argparse.Namespace, outcome: CommandResults) -> None
         lines = [facts["line"] for result in outcome.results for facts in result.summary.get(kind, ())]
         for line in dict.fromkeys(lines):
             print(f"{kind}: {line}")
-    for note in dict.fromkeys([*outcome.file.notes, *outcome.recomputed, *waits(outcome.summary["runs"]), *of_runs]):
+    resolved = [*filter(None, [outcome.file.overridden]), *outcome.file.notes]
+    for note in dict.fromkeys([*resolved, *outcome.recomputed, *waits(outcome.summary["runs"]), *of_runs]):
         print(f"note: {note}")
     for line in question.last_lines():
         print(line)

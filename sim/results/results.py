@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 EXCHANGE = ("network", "budget", "codec", "topology", "deadline")  # keys that only change what nodes exchange
 Runs = Sequence[Mapping[str, Any]]  # entries of `runs`, or of `pools`, in summary.json
 
-OVERRIDDEN = "overridden: "  # beginning of a note that the description has as well, also after --resume
-
 
 class Views:
     """Tables and curves of one or several results."""
@@ -521,7 +519,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         "notes": list(
             dict.fromkeys(
                 [
-                    *(note for note in file.notes if not note.startswith(OVERRIDDEN)),
+                    *file.notes,
                     *warnings,
                     *(note for result in results for note in result.notes),
                 ]

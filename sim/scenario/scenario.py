@@ -387,6 +387,7 @@ class ScenarioFile(FileKeys, frozen=True, kw_only=True):
         folder: folder of the modules that it names: the folder of the file, unless its key `modules` names another one.
         path: folders to search for its modules, after all others; () if it names none.
         notes: notes for the user about its resolution.
+        overridden: what the user has changed of a file with a description, in words; the description says it, too.
         graph: NetworkX graph that a Python program gives as the topology of all runs; None for those of the runs.
     """
 
@@ -394,6 +395,7 @@ class ScenarioFile(FileKeys, frozen=True, kw_only=True):
     folder: str
     path: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    overridden: str = ""
     graph: Any = None
 
     def rows(self) -> dict[str, list[Scenario]]:
@@ -571,7 +573,8 @@ def _resolve(
         runs=runs,
         folder=path[0] if path else modules,
         path=path,
-        notes=(*of_data, *filter(None, [overridden]), *notes),
+        notes=(*of_data, *notes),
+        overridden=overridden,
     )
     return file.only(*only)
 

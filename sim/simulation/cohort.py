@@ -47,7 +47,6 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_learner import BatchedLearner
 from p2pfl.node.evaluations import counted_stage
 from p2pfl.node.node import SPLITS, Node
-from p2pfl.parameters import weighted_mean
 from p2pfl.policy import Budget, Coordinated, Policy, Stage, SupportsPreselection, memory_of, runs_as_cohort
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.payload import encode_extras
@@ -82,7 +81,7 @@ def why_not(plan: RunPlan, policies: Sequence[Policy], backend: ComputeBackend, 
         (len(policies) > 1, "there is one node"),
         (isinstance(backend, BatchedLearner), "nodes are trained one by one"),
         (not plan.tasks[0].layout.unshared, "parameters are private"),
-        (all(type(one) is type(first) and one == first for one in policies), "policies differ"),
+        (not scenario.policy_by_group, "policies differ"),
         (not isinstance(first, Coordinated), "a coordinator takes part"),
         (runs_as_cohort(first), "the policy has no form for cohorts"),
         (memory_of(first) is None, "predictions are mixed"),
@@ -169,13 +168,9 @@ class Cohort:
         values = np.concatenate([weights.others, weights.own])[order]
         models = published if own is published else np.concatenate([published, own])
         starts = ids.starts[:-1] + self._everyone
-        means = self.learner.mean_each(models, rows, values, starts)
-        for group in (~self._waited, self._waited):  # single nodes ask for their means in two batches then
-            if group.sum() == 1:  # a mean that is alone in its batch is summed in another order
-                (k,) = np.flatnonzero(group).tolist()
-                part = slice(starts[k], starts[k] + ids.counts[k] + 1)
-                means[k] = weighted_mean(list(models[rows[part]]), values[part].tolist())
-        return MergeOfEach(means, weights)
+        groups = ~self._waited, self._waited  # single nodes ask for their means in two batches then
+        alone = [int(group.argmax()) for group in groups if group.sum() == 1]
+        return MergeOfEach(self.learner.mean_each(models, rows, values, starts, alone), weights)
 
     def compare(self, own: Models, updates: UpdatesOfEach, measure: str) -> NDArray[np.float64]:
         """Return the similarity of each own model to those received, [E]; see p2pfl.algorithms.similarity."""
@@ -470,12 +465,12 @@ class _Peers:
         kept = np.ones(len(ids.peers), bool)
         rng = cast(GeneratorsOfEach, self._cohort.me.rng("budget"))
         for node in np.flatnonzero(budget.limited & ~fits).tolist():
-            there = [str(k) for k in range(ids.counts[node])]
-            size = int(expected[node]) if budget.bytes[node] else 0
-            chosen = fitting(rng.of(node), there, [size] * len(there), int(left[node]), int(most[node]))
             row = kept[ids.starts[node] : ids.starts[node + 1]]
+            size = int(expected[node]) if budget.bytes[node] else 0
+            places: Any = range(len(row))
+            chosen: Any = fitting(rng.of(node), places, [size] * len(row), int(left[node]), int(most[node]))
             row[:] = False
-            row[[int(k) for k in chosen]] = True
+            row[chosen] = True
         return ids.where(kept)
 
     def _reserve(self, ids: IdsOfEach) -> None:

@@ -29,10 +29,10 @@ def test_exception_derives_from_p2pfl_error(module, name):
 
 
 def tree(kind, depth=0):
-    """Yield the lines of a docstring that shows an exception and its subclasses."""
+    """Yield the lines of a docstring that shows an exception and its subclasses that are for others."""
     module = "" if kind.__module__ == errors.__name__ else kind.__module__
     yield depth, kind.__name__, module
-    for child in kind.__subclasses__():
+    for child in (one for one in kind.__subclasses__() if not one.__name__.startswith("_")):
         yield from tree(child, depth + 1)
 
 

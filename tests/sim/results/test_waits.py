@@ -56,10 +56,10 @@ def test_the_run_with_the_largest_share_is_named_among_several():
 def test_description_and_notes_name_overridden_settings():
     options = LOSSY | {"description": "No budget, twenty rounds."}
     file = resolve(options, ["budget.bytes=50000", "rounds=3"], "test", ".")
-    assert file.notes == ("overridden: budget.bytes = 50000, rounds = 3",)
+    assert (file.overridden, file.notes) == ("overridden: budget.bytes = 50000, rounds = 3", ())
     assert file.description == "No budget, twenty rounds.\nOverridden: budget.bytes = 50000, rounds = 3."
     assert resolve(options, [], "test", ".").description == "No budget, twenty rounds."
-    assert resolve(LOSSY, ["rounds=3"], "test", ".").notes == ()
+    assert resolve(LOSSY, ["rounds=3"], "test", ".").overridden == ""
 
 
 def test_note_says_which_rows_a_varied_network_does_not_change():

@@ -1,7 +1,6 @@
 """Cohorts: the same run, bit for bit, as that of single nodes."""
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,7 +37,6 @@ def simulation(**changes):
     return Simulation(resolve(SMALL | changes, [], "test", ".").runs[0])
 
 
-@dataclass
 class Everyone:
     """The policy of the README, with a form for cohorts."""
 
@@ -65,7 +63,6 @@ class Greedy(Everyone):
     """Policy that inherits the procedures, and not that they have a form for cohorts."""
 
 
-@dataclass
 class Waits(Everyone):
     cohort: ClassVar[bool] = True
 
