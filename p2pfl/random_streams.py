@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import overload
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -50,6 +51,26 @@ class RandomStreams:
     def torch_seed(self, round: int, purpose: str) -> int:
         """Return a seed below 2**63 for torch's own generator."""
         return int.from_bytes(self.digest(round, purpose)[:8], "little") >> 1
+
+
+class StreamsOfEach(Sequence[RandomStreams]):
+    """Random streams of many names under one seed. Each is made when it is used, because a million take half a GiB."""
+
+    def __init__(self, seed: int, names: Sequence[str]) -> None:
+        self.seed, self.names = seed, names
+
+    @overload
+    def __getitem__(self, index: int) -> RandomStreams: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> StreamsOfEach: ...
+
+    def __getitem__(self, index: int | slice) -> RandomStreams | StreamsOfEach:
+        names = self.names[index]
+        return RandomStreams(self.seed, names) if isinstance(names, str) else StreamsOfEach(self.seed, names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 def digests(streams: Sequence[RandomStreams], round: int, purpose: str) -> np.ndarray:

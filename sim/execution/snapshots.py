@@ -64,16 +64,17 @@ class SnapshotCollector:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._begun, self._last = time.monotonic(), -EVERY
-        nodes = list(simulation.nodes.values())
-        self._reported = nodes[0].policy.reported_stage
-        self._half = len(nodes) / 2
-        self._cells = _Cells([node.task.public_info.get("group") for node in nodes])
+        plan, scenario = simulation.plan, simulation.plan.scenario
+        self._reported = plan.policy(0).reported_stage
+        self._half = scenario.nodes / 2
+        self._cells = _Cells([task.public_info.get("group") for task in plan.tasks])
         self._tests: dict[int, list[float]] = {}
         self._models: dict[int, list[int]] = {}
-        self._sent = np.zeros(len(nodes), np.int64)
+        self._sent = np.zeros(scenario.nodes, np.int64)
         self._read = 0, 0, 0  # numbers of the recorder's entries already read
-        limits = [limit for node in nodes if (limit := node.me.budget.models)]
-        self._limit = (min(limits), max(limits)) if limits else None
+        limits = scenario.budget.of_each(scenario.seed, plan.names)["models"]
+        limits = limits[limits > 0]
+        self._limit = (int(limits.min()), int(limits.max())) if len(limits) else None
 
     def due(self) -> bool:
         """Return whether it is time for another snapshot."""

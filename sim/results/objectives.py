@@ -7,6 +7,7 @@ their task; the models of one node that holds one for every preference; and any 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from math import nan
 from typing import TYPE_CHECKING, Any
 
@@ -38,15 +39,18 @@ def objective_measures(run: Run, goals: Mapping[str, bool]) -> dict[str, Any]:
         not count.
     constants, constant: the objectives of each node's constant model, and their hypervolume, if the task has them.
     """
-    found = [(place, node, run.recorder.results[name]) for place, (name, node) in enumerate(run.nodes.items())]
+    found = [
+        (place, task, run.recorder.results[name])
+        for place, (name, task) in enumerate(zip(run.nodes, run.tasks, strict=True))
+    ]
     honest = [each for each in found if each[2]]
-    task = found[0][1].task
+    task = run.tasks[0]
     points = to_maximisation([result for *_, result in honest], goals)
     mean = points.mean(0, keepdims=True)
     figures = of_points(task, points, goals) | {"mean": (mean * _signs(goals))[0].tolist()}
     if len(honest) < len(found):
         figures["of_nodes"] = [place for place, *_ in honest]
-    constants = [list(node.task.constant) for _, node, _ in honest]
+    constants = [list(of.constant) for _, of, _ in honest]
     if "reference" in figures and all(constants):
         figures |= {"constants": constants} | _of_constants(constants, figures["reference"], _signs(goals))
     return figures | ({"mean_left_out": True} if excluded_solutions(task, mean) else {})
@@ -224,7 +228,7 @@ def solution_measures(run: Run) -> dict[str, Any] | None:
     nodes: of each, preferences and points [k, m]; a node without test data has none.
     dead: number of all nodes whose solutions are all the same, or all constant; left out if there are none.
     """
-    found = [node.task.solutions(node.result) for node in [*run.nodes.values()][:MOST_NODES]]
+    found = [task.solutions(params) for task, params in islice(zip(run.tasks, run.state.models, strict=True), MOST_NODES)]
     there = [each for each in found if each is not None]
     if not there:
         return None
@@ -234,7 +238,7 @@ def solution_measures(run: Run) -> dict[str, Any] | None:
         else {"preferences": each.preferences.tolist(), "points": each.points.tolist()}
         for each in found
     ]
-    dead = sum(figures.get("test_dead", 0.0) > 0 for figures in run.recorder.results.values())
+    dead = int((run.recorder.result("test_dead").filled(0.0) > 0).sum())
     return {
         "higher_is_better": dict(there[0].higher_is_better),
         "nodes": answers,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from math import inf, nan
+from math import nan
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
@@ -20,7 +20,6 @@ from p2pfl._util.printable import to_json
 from p2pfl._version import __version__
 from p2pfl.data_facts import distinct
 from p2pfl.errors import ConfigurationError, unknown
-from p2pfl.node.node import Node
 from p2pfl.policy import ReportedStage
 from p2pfl.queries import Split
 from p2pfl.sim import formatting
@@ -320,8 +319,8 @@ def result_of(run: Run, models: bool = False) -> Result:
         models: whether the result holds the models of the nodes.
     """
     rounds, edges, scenario = run.recorder.rounds_table(), run.recorder.edges_table(), run.scenario
-    nodes = list(run.nodes.values())
-    metric, groups = nodes[0].task.metric, [group_of(node.task) for node in nodes]
+    task, groups = run.tasks[0], [group_of(task) for task in run.tasks]
+    metric = task.metric
     summary: dict[str, Any] = {
         "name": scenario.name,
         "seed": scenario.seed,
@@ -331,11 +330,11 @@ def result_of(run: Run, models: bool = False) -> Result:
         "codec": scenario.codec,
         "topology_properties": run.properties,
         "metric": metric,
-        "higher_is_better": nodes[0].task.higher_is_better,
+        "higher_is_better": task.higher_is_better,
         "reported_stage": _reported_stage(run, rounds, metric),
         "selected_by": _selected_by(run, metric),
         "test": _test(run, metric, groups) | _last_round(rounds, _reported_stage(run, rounds, metric), metric),
-        "test_by_snapshot": summary_metrics.by_snapshot(rounds, metric, scenario.best_by, nodes[0].task.higher_is_better),
+        "test_by_snapshot": summary_metrics.by_snapshot(rounds, metric, scenario.best_by, task.higher_is_better),
         "traffic": summary_metrics.traffic(run),
         "collaboration": summary_metrics.collaboration(edges, rounds, groups),
         "time": {
@@ -351,7 +350,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         },
         "trace": run.recorder.trace.digest(),
     }
-    also = {name: _over_nodes(run, name) for name in nodes[0].task.extra_metrics}
+    also = {name: _over_nodes(run, name) for name in task.extra_metrics}
     also |= summary_metrics.pooled_r2(run) if "r2" in also and metric == "mse" else {}
     also |= summary_metrics.of_mean_model(run, metric) if scenario.mean_model else {}
     also |= summary_metrics.late_figures(rounds, metric, scenario.late_rounds) if scenario.late_rounds else {}
@@ -369,18 +368,22 @@ def result_of(run: Run, models: bool = False) -> Result:
         summary["chosen_before"] = chosen
     if any(group is not None for group in groups):
         summary["groups"] = [None if group is None else str(group) for group in groups]
-    if goals := nodes[0].task.goals:
+    if goals := task.goals:
         summary["objectives"] = objectives.objective_measures(run, goals)
     more = run.recorder.clusters.tables() | run.recorder.elections()
     if "clusters" in more:
         summary["clusters"] = summary_metrics.clusters_by_round(more["clusters"], groups)
     summary |= _facts(run)
-    return Result(summary, rounds, edges, _notes(run, summary), more, [_tensors(node) for node in nodes] if models else None)
+    tensors = None
+    if models:
+        pairs = zip(run.tasks, run.state.models, strict=True)
+        tensors = [task.tensors(params, scenario.seed) for task, params in pairs]
+    return Result(summary, rounds, edges, _notes(run, summary), more, tensors)
 
 
 def _facts(run: Run) -> dict[str, Any]:
     """Return what the readers of graphs and of data understood."""
-    data = distinct(each for node in run.nodes.values() for each in node.task.data_facts)
+    data = distinct(each for task in run.tasks for each in task.data_facts)
     return {kind: [each.to_json() for each in facts] for kind, facts in (("graph", run.graphs), ("data", data)) if facts}
 
 
@@ -394,14 +397,9 @@ def _missing(summary: Mapping[str, Any]) -> list[str]:
     return [f"{summary['name']}: {summary_metrics.describe_test(summary)}"] if "without_data" in summary["test"] else []
 
 
-def _tensors(node: Node) -> dict[str, np.ndarray]:
-    """Return a copy of the tensors of a node's resulting model."""
-    return node.task.tensors(node.result, node.settings.seed)
-
-
 def _reported_stage(run: Run, rounds: Table, metric: str) -> ReportedStage:
     """Return the snapshot that drives early stopping and is reported: the choice of most nodes' policies."""
-    (stage, _), *_ = Counter(node.policy.reported_stage for node in run.nodes.values()).most_common()
+    (stage, _), *_ = Counter(policy.reported_stage for policy in run.state.policies).most_common()
     if f"trained_test_{metric}" in rounds:
         return stage
     evaluated = any(name.endswith(f"_test_{metric}") for name in rounds)
@@ -410,7 +408,7 @@ def _reported_stage(run: Run, rounds: Table, metric: str) -> ReportedStage:
 
 def _selected_by(run: Run, metric: str) -> str:
     """Return what selects the round of each node's result: a figure on its validation data, or "last round" without any."""
-    if all(node.early_stopping.loss == inf for node in run.nodes.values()):
+    if not run.state.judged:
         return "last round"
     by = run.scenario.best_by
     return f"validation {metric if by == 'metric' else by}"
@@ -418,12 +416,13 @@ def _selected_by(run: Run, metric: str) -> str:
 
 def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
     """Return the test metric of each node's result and statistics over the honest nodes."""
-    every = _values(run, metric)
+    found = run.recorder.result(f"test_{metric}")
+    every = found.filled(nan)
     attackers = run.recorder.view.attackers if run.recorder.view is not None else ()
-    honest_nodes = {k: name for k, name in enumerate(run.nodes) if name not in attackers}
-    without_data = [k for k, name in honest_nodes.items() if f"test_{metric}" not in run.recorder.results[name]]
-    values = every[[*honest_nodes]]
-    worst_first = np.sort(values) if next(iter(run.nodes.values())).task.higher_is_better else -np.sort(-values)
+    honest_nodes = np.array([name not in attackers for name in run.nodes])
+    without_data = np.flatnonzero(honest_nodes & np.ma.getmaskarray(found)).tolist()
+    values = every[honest_nodes]
+    worst_first = np.sort(values) if run.tasks[0].higher_is_better else -np.sort(-values)
     by_group: dict[str, float] = {}
     for group in sorted({group for group in groups if group is not None}, key=lambda g: (type(g).__name__, g)):
         mine = [value for value, of in zip(every, groups, strict=True) if of == group]
@@ -452,13 +451,9 @@ def _over_nodes(run: Run, name: str) -> dict[str, Any]:
 
     Nodes for which it is undefined, for example the AUC of samples of one class, do not count in the mean.
     """
-    values = _values(run, name)
+    values = run.recorder.result(f"test_{name}").filled(nan)
     known = values[~np.isnan(values)]
     return {"mean": float(known.mean()) if len(known) else nan, "nodes": values.tolist()}
-
-
-def _values(run: Run, figure: str) -> np.ndarray:
-    return np.array([run.recorder.results[name].get(f"test_{figure}", np.nan) for name in run.nodes])
 
 
 def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:

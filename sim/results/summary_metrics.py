@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from p2pfl.data.partition.splits import parts_of
-from p2pfl.node.node import Node
 from p2pfl.parameters import Parameters
 from p2pfl.policy import BestBy, SupportsPreselection
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.formatting import number
 from p2pfl.sim.results.learning_curves import Columns, bytes_sent, mean, of_nodes, round_ends
+from p2pfl.sim.simulation.final_state import FinalState
 from p2pfl.sim.simulation.simulation import Run
 from p2pfl.task import group_of
 
@@ -29,18 +29,16 @@ COSTS = ("round", "virtual_s", "bytes")
 
 def traffic(run: Run) -> dict[str, Any]:
     """Return the traffic of all rounds and, separately, of the preparation, and the use of budgets."""
-    nodes = list(run.nodes.values())
-    counts = [node.exchange.traffic for node in nodes]
-    prepared = sum(node.peers.budget_tracker.preparation_models for node in nodes)
+    total = {name: int(column.sum()) for name, column in run.state.counts.items()}
     figures: dict[str, Any] = {
-        "bytes": sum(t.sent_in_rounds for t in counts),
-        "models": sum(t.received["models"] for t in counts) - prepared,
+        "bytes": total["sent"],
+        "models": total["received"] - total["prepared"],
         "max_models_in_round": run.recorder.most_models,
         "max_models_held": _most_held(run),
-        "control_bytes": sum(t.sent["control"] for t in counts),
-        "preparation": {"models": prepared, "bytes": sum(t.sent["preparation"] for t in counts)},
+        "control_bytes": total["control"],
+        "preparation": {"models": total["prepared"], "bytes": total["prepared_bytes"]},
     }
-    budget = _budget(nodes)
+    budget = _budget(run.state)
     if budget:
         figures["budget"] = budget
     return figures
@@ -54,8 +52,8 @@ def pooled_r2(run: Run) -> dict[str, Any]:
     of all targets. It follows from the nodes' mean squared errors; nothing if a node has no test targets or no such error.
     """
     errors, targets = [], []
-    for name, node in run.nodes.items():
-        parts, mse = parts_of(node.task), run.recorder.results[name].get("test_mse", nan)
+    for task, mse in zip(run.tasks, run.recorder.result("test_mse").filled(nan).tolist(), strict=True):
+        parts = parts_of(task)
         if parts is None or parts.test is None or isnan(mse):
             return {}
         y = np.asarray(parts.test[1], np.float64).reshape(len(parts.test[1]), -1)
@@ -102,32 +100,26 @@ def _most_held(run: Run) -> int:
     Without a budget this is not counted. The most models received in one round, or in one step of the preparation, then
     take its place.
     """
-    trackers = [node.peers.budget_tracker for node in run.nodes.values()]
+    limited = np.any([*run.state.limits.values()], axis=0)
     received = max(run.recorder.most_models, run.recorder.most_prepared)
-    return 1 + max(tracker.most_held if tracker.limited else received for tracker in trackers)
+    return 1 + int(np.where(limited, run.state.counts["most_held"], received).max())
 
 
-def _budget(nodes: Sequence[Node]) -> dict[str, Any]:
+def _budget(state: FinalState) -> dict[str, Any]:
     """Return for each kind of limit the least and the greatest limit of a node, and the average share that was used.
 
     For models and bytes, it is the share received in a round; for models held, the share of the greatest number.
     """
     figures: dict[str, Any] = {}
-    for kind in ("models", "held", "bytes"):
-        limits, shares = [], []
-        for node in nodes:
-            tracker, limit = node.peers.budget_tracker, getattr(node.me.budget, kind)
-            if limit:
-                rounds = max(node.round, 1)
-                used = {
-                    "models": tracker.round_models / rounds,
-                    "bytes": tracker.round_bytes / rounds,
-                    "held": tracker.most_held,
-                }
-                limits.append(limit)
-                shares.append(used[kind] / limit)
-        if limits:
-            figures[kind] = {"least": min(limits), "greatest": max(limits), "used": float(np.mean(shares))}
+    rounds = np.maximum(state.counts["rounds"], 1)
+    used = {name: state.counts[f"round_{name}"] / rounds for name in ("models", "bytes")} | {
+        "held": state.counts["most_held"]
+    }
+    for kind, limits in state.limits.items():
+        limited = limits > 0
+        if limited.any():
+            shares, given = used[kind][limited] / limits[limited], limits[limited]
+            figures[kind] = {"least": int(given.min()), "greatest": int(given.max()), "used": float(np.mean(shares))}
     return figures
 
 
@@ -225,8 +217,7 @@ def collaboration(edges: Columns, rounds: Columns, groups: Sequence[Any]) -> dic
 def preselections(run: Run) -> list[str]:
     """Return each node's selection in the preparation, as numbers separated by spaces; [] if no policy selects then."""
     place = {name: str(k) for k, name in enumerate(run.nodes)}
-    policies = [node.policy for node in run.nodes.values()]
-    chosen = [policy.preselection() if isinstance(policy, SupportsPreselection) else () for policy in policies]
+    chosen = [each.preselection() if isinstance(each, SupportsPreselection) else () for each in run.state.policies]
     return [" ".join(place[id] for id in ids) for ids in chosen] if any(chosen) else []
 
 
@@ -245,32 +236,29 @@ def of_mean_model(run: Run, metric: str) -> dict[str, dict[str, Any]]:
     single node has it: `nodes` is empty. Private parts are not averaged: each node keeps its own.
     """
     attackers = () if run.recorder.view is None else run.recorder.view.attackers
-    honest = [node for name, node in run.nodes.items() if name not in attackers]
-    groups: dict[str, list[Node]] = {"mean_model": honest}
-    for node in honest:
-        if (group := group_of(node.task)) is not None:
-            groups.setdefault(f"mean_model_{group}", []).append(node)
+    honest = [k for k, name in enumerate(run.nodes) if name not in attackers]
+    groups: dict[str, list[int]] = {"mean_model": honest}
+    for k in honest:
+        if (group := group_of(run.tasks[k])) is not None:
+            groups.setdefault(f"mean_model_{group}", []).append(k)
     return {name: {"mean": _metric(run, nodes, metric), "nodes": []} for name, nodes in groups.items()}
 
 
-def _metric(run: Run, nodes: Sequence[Node], metric: str) -> float:
-    mean: Parameters = np.array([node.task.layout.shared_of(node.result) for node in nodes]).mean(axis=0)
-    known: dict[int, float] = {}  # nodes with the same test data have the same figure
+def _metric(run: Run, nodes: Sequence[int], metric: str) -> float:
+    tasks, names = [run.tasks[k] for k in nodes], [*run.nodes]
+    shared = [task.layout.shared_of(run.state.models[k]) for k, task in zip(nodes, tasks, strict=True)]
+    mean: Parameters = np.array(shared).mean(axis=0)
+    known: dict[Any, float] = {}  # nodes with the same test data have the same figure
     values = []
-    for node in nodes:
-        key = _test_data(node)
+    for k, task in zip(nodes, tasks, strict=True):
+        data = task.data.get("test")
+        key = k if data is None or task.layout.unshared else (id(data.x), id(data.y))
         if key not in known:
-            learner = node.task.learner(RandomStreams(run.scenario.seed, node.name), run.scenario.device)
-            whole = node.task.layout.with_private(mean, node.result)
+            learner = task.learner(RandomStreams(run.scenario.seed, names[k]), run.scenario.device)
+            whole = task.layout.with_private(mean, run.state.models[k])
             known[key] = learner.evaluate([whole], ["test"])[0].get(f"test_{metric}", np.nan)
         values.append(known[key])
     return float(np.mean(values))
-
-
-def _test_data(node: Node) -> int:
-    """Return a key of a node's test data; with private parts, each node has its own key."""
-    data = node.task.data.get("test")
-    return id(node) if data is None or node.task.layout.unshared else hash((id(data.x), id(data.y)))
 
 
 def time_to_target(rounds: Columns, run: Mapping[str, Any], target: float) -> dict[str, Any] | None:

@@ -18,6 +18,8 @@ from typing import Literal
 
 import msgspec
 import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
 
 from p2pfl.errors import ConfigurationError, must_be, unknown
 from p2pfl.policy import Budget
@@ -447,6 +449,16 @@ class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the budget of one node; `nodes` is the number of all nodes."""
         limits = {key: _limit_of(getattr(self, key), seed, name, f"budget {key}", nodes) for key in self.__struct_fields__}
         return Budget(**limits)
+
+    def of_each(self, seed: int, names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+        """Return the limits of all nodes by key, int64 [N] each."""
+        found = {}
+        for key in self.__struct_fields__:
+            limit, count = getattr(self, key), len(names)
+            drawn = names if isinstance(limit, Sequence) else names[:1]  # a number is the same for all
+            each = np.array([_limit_of(limit, seed, name, f"budget {key}", count) for name in drawn], np.int64)
+            found[key] = each if len(each) == count else np.repeat(each, count)
+        return found
 
 
 def _limit_of(limit: Limit | float, seed: int, name: str, purpose: str, nodes: int) -> int:

@@ -16,12 +16,14 @@ nobody; so the order of events is known without an event loop.
 What must hold: parameters, weights, edges, bytes, budgets, the trace and all results equal those of single nodes bit for
 bit. The same learner computes the same queries, in the same batches. Tests compare both for random scenarios.
 
-After the last round the state of each row is written into its `Node`, so that results are read from nodes in either case.
+No node has an object of its own: its data, streams, traffic and budget are rows of arrays, and so is its `FinalState`. Who
+looks at a single node nevertheless (`NodesOfCohort`) gets a `Node` into which its row is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, TypeVar, cast, get_args
 
@@ -51,9 +53,11 @@ from p2pfl.policy import Budget, Coordinated, Policy, Stage, SupportsPreselectio
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.payload import encode_extras
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Query, R, Split, Train
+from p2pfl.random_streams import StreamsOfEach
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.simulation.batching import Batcher, ComputeBackend
 from p2pfl.sim.simulation.clock import VirtualLoop
+from p2pfl.sim.simulation.final_state import LIMITS, FinalState
 from p2pfl.sim.simulation.plan import RunPlan
 from p2pfl.sim.simulation.recorder import Recorder
 from p2pfl.task import group_of
@@ -65,9 +69,13 @@ Figures = dict[str, np.ma.MaskedArray]
 """Metrics of each node by name, [N], masked where a node has none."""
 
 
-def why_not(plan: RunPlan, policies: Sequence[Policy], backend: ComputeBackend, links: Links) -> str:
-    """Return why the nodes of a run are no cohort, in a few words; "" if they are one."""
-    scenario, first = plan.scenario, policies[0]
+def why_not(plan: RunPlan, first: Policy, backend: ComputeBackend, links: Links) -> str:
+    """Return why the nodes of a run are no cohort, in a few words; "" if they are one.
+
+    Args:
+        first: policy of the first node.
+    """
+    scenario = plan.scenario
     for fits, reason in (
         (scenario.fidelity == "modelled", "messages are sent"),
         (scenario.mode == "synchronous", "nodes are asynchronous"),
@@ -78,7 +86,7 @@ def why_not(plan: RunPlan, policies: Sequence[Policy], backend: ComputeBackend, 
         (scenario.robust == "none" and not scenario.distrust, "nodes protect themselves"),
         (scenario.patience == 0, "nodes may stop early"),
         (scenario.codec["name"] == "float32", "models are compressed"),
-        (len(policies) > 1, "there is one node"),
+        (scenario.nodes > 1, "there is one node"),
         (isinstance(backend, BatchedLearner), "nodes are trained one by one"),
         (not plan.tasks[0].layout.unshared, "parameters are private"),
         (not scenario.policy_by_group, "policies differ"),
@@ -95,16 +103,14 @@ class Cohort:
     """All nodes of a run.
 
     Args:
-        nodes: by name; they have not begun.
-        policies: of each node; the first one runs for all.
+        first: the first node, whose policy runs for all; it has not begun.
         seconds: virtual seconds that a node needs for a pass over its training data.
     """
 
     def __init__(
         self,
         plan: RunPlan,
-        nodes: Mapping[str, Node],
-        policies: Sequence[Policy],
+        first: Node,
         *,
         learner: BatchedLearner,
         batcher: Batcher,
@@ -112,12 +118,12 @@ class Cohort:
         loop: VirtualLoop,
         seconds: float,
     ) -> None:
-        self.plan, self.nodes, self.policy = plan, list(nodes.values()), policies[0]
+        self.plan, self.policy, self.count = plan, first.policy, plan.scenario.nodes
         self.learner, self.recorder = learner, recorder
         self._batcher, self._loop, self._seconds = batcher, loop, seconds
-        count = len(self.nodes)
+        count = self.count
         self.best = _BestModels(self, plan.scenario.best_by)
-        self.me = _Me(self)
+        self.me = _Me(self, first)
         self.peers = _Peers(self)
         self.n_samples = self.me.n_samples
         self._pending: tuple[int, dict[Stage, Models]] | None = None
@@ -161,7 +167,7 @@ class Cohort:
     async def mix(self, own: Models, published: Models, weights: WeightsOfEach) -> MergeOfEach:
         """Return the weighted means, each summed in the order of the numbers of the nodes."""
         self._count(Mean.name)
-        ids, count = weights.ids, len(self.nodes)
+        ids, count = weights.ids, self.count
         keys = np.concatenate([ids.rows * count + ids.peers, self._everyone * (count + 1)])
         order = keys.argsort(kind="stable")
         rows = np.concatenate([ids.peers, self._everyone if own is published else self._everyone + count])[order]
@@ -198,7 +204,7 @@ class Cohort:
         if jobs != 0:
             queue = self._batcher.queue(name)
             queue.batches += 1
-            queue.jobs += len(self.nodes) if jobs is None else jobs
+            queue.jobs += self.count if jobs is None else jobs
 
     # Evaluation: as in p2pfl.node.evaluations, computed with the next trainings, and reported one evaluation later
 
@@ -241,7 +247,6 @@ class Cohort:
         if stages:
             self.recorder.evaluated_by_all(self.me.round, figures)
         self.recorder.finished_by_all(self.plan.scenario.rounds, self.me.params, result)
-        self._write_back()
 
     def _results(self) -> Models:
         """Return the model of each node that counts as its result, as far as it is known."""
@@ -271,23 +276,68 @@ class Cohort:
             for (_, figures), answer in zip(queries[k], answers, strict=True):
                 for name, value in answer.items():
                     if name not in figures:
-                        figures[name] = np.ma.MaskedArray(np.full(len(self.nodes), np.nan), np.ones(len(self.nodes), bool))
+                        figures[name] = np.ma.MaskedArray(np.full(self.count, np.nan), np.ones(self.count, bool))
                     figures[name][k] = value
 
-    def _write_back(self) -> None:
-        """Write the state of each row into its node."""
-        reported = self.policy.state() if isinstance(self.policy, SupportsPreselection) else {}
-        for k, node in enumerate(self.nodes):
-            if reported:
-                node.policy.restore({name: self._of_node(k, value) for name, value in reported.items()})
-            node.me.params = self.me.params[k]
-            node.me.round = self.me.round
-            self.best.write_back(k, node)
-            self.peers.write_back(k, node)
+    def state(self) -> FinalState:
+        """Return the final state of all nodes."""
+        policies = [self.policy]
+        if isinstance(self.policy, SupportsPreselection):
+            policies = [self.plan.policy(k) for k in range(self.count)]
+            for k, each in enumerate(policies):
+                each.restore(self._state_of(k))
+        budget, counts = cast(BudgetOfEach, self.me.budget), self.peers.counts()
+        return FinalState(
+            policies,
+            self._results(),
+            self.best.judged,
+            counts | {"rounds": np.full(self.count, self.me.round)},
+            {kind: getattr(budget, kind) for kind in LIMITS},
+        )
 
-    def _of_node(self, k: int, value: Any) -> Any:
-        """Return the part of a policy's state that belongs to node `k`."""
-        return [self.plan.names[j] for j in value.of(k).tolist()] if isinstance(value, IdsOfEach) else value
+    def write_back(self, k: int, node: Node) -> None:
+        """Write the state of row `k` into its node."""
+        if isinstance(self.policy, SupportsPreselection):
+            node.policy.restore(self._state_of(k))
+        node.me.params = self.me.params[k]
+        node.me.round = self.me.round
+        self.best.write_back(k, node)
+        self.peers.write_back(k, node)
+
+    def _state_of(self, k: int) -> dict[str, Any]:
+        """Return the policy's state of node `k`."""
+        names = self.plan.names
+        return {
+            name: [names[j] for j in value.of(k).tolist()] if isinstance(value, IdsOfEach) else value
+            for name, value in self.policy.state().items()
+        }
+
+
+class NodesOfCohort(Mapping[str, Node]):
+    """Nodes of a cohort by name. Each is made when it is looked at, and kept from then on.
+
+    Args:
+        names: of all nodes, sorted.
+        make: makes the node of a row.
+    """
+
+    def __init__(self, names: Sequence[str], make: Callable[[int], Node]) -> None:
+        self._names, self._make = names, make
+        self._made: dict[str, Node] = {}
+
+    def __getitem__(self, name: str) -> Node:
+        if name not in self._made:
+            k = bisect_left(self._names, name)
+            if self._names[k : k + 1] != (name,):
+                raise KeyError(name)
+            self._made[name] = self._make(k)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class _Me(policy.Me):
@@ -308,16 +358,16 @@ class _Me(policy.Me):
         "rule",
     )
 
-    def __init__(self, cohort: Cohort) -> None:
-        plan, nodes = cohort.plan, cohort.nodes
+    def __init__(self, cohort: Cohort, first: Node) -> None:
+        plan, scenario = cohort.plan, cohort.plan.scenario
         self._cohort = cohort
-        self._streams = [node.me.streams for node in nodes]
-        self.id, self.round, self.rounds = EACH, 0, plan.scenario.rounds
-        self.initial = nodes[0].me.initial
-        self.params = np.broadcast_to(self.initial, (len(nodes), len(self.initial)))
-        self.n_samples = np.array([node.me.n_samples for node in nodes])  # type: ignore[assignment]
-        self.layout, self.robust, self.rule = nodes[0].me.layout, "none", None
-        self.budget = cast(Budget, BudgetOfEach([node.me.budget for node in nodes]))
+        self._streams = StreamsOfEach(scenario.seed, plan.names)
+        self.id, self.round, self.rounds = EACH, 0, scenario.rounds
+        self.initial = first.me.initial
+        self.params = np.broadcast_to(self.initial, (cohort.count, len(self.initial)))
+        self.n_samples = np.array([task.n_samples for task in plan.tasks])  # type: ignore[assignment]
+        self.layout, self.robust, self.rule = first.me.layout, "none", None
+        self.budget = cast(Budget, BudgetOfEach(**scenario.budget.of_each(scenario.seed, plan.names)))
 
     def rng(self, purpose: str) -> np.random.Generator:
         return cast(np.random.Generator, GeneratorsOfEach(self._streams, self.round, purpose))
@@ -348,10 +398,8 @@ class BudgetOfEach:
         models, held, bytes: int64 [N].
     """
 
-    def __init__(self, budgets: Sequence[Budget]) -> None:
-        self.models, self.held, self.bytes = (
-            np.array([getattr(one, kind) for one in budgets], np.int64) for kind in ("models", "held", "bytes")
-        )
+    def __init__(self, models: Counts, held: Counts, bytes: Counts) -> None:
+        self.models, self.held, self.bytes = models, held, bytes
         self.limited = (self.models | self.held | self.bytes) > 0
 
     @property
@@ -375,14 +423,13 @@ class _Peers:
     """
 
     def __init__(self, cohort: Cohort) -> None:
-        self._cohort, nodes, plan = cohort, cohort.nodes, cohort.plan
+        self._cohort, plan, count = cohort, cohort.plan, cohort.count
         place = {name: k for k, name in enumerate(plan.names)}
         around = plan.topology.neighbours
         counts = np.array([len(ids) for ids in around])
         self.ids = IdsOfEach.of_counts(
             counts, np.fromiter((place[id] for ids in around for id in ids), np.int64, counts.sum())
         )
-        count = len(nodes)
         self.published: dict[Stage, Models] = {}
         self._extras: ExtrasOfEach | None = None
         self._size = OVERHEAD + plan.encoder(0).whole
@@ -487,10 +534,18 @@ class _Peers:
         ):
             beyond |= (limit > 0) & (used > limit)
         for node in np.flatnonzero(beyond)[:1].tolist():
-            tracker = BudgetTracker(self._cohort.nodes[node].me.budget)
+            tracker = BudgetTracker(Budget(**{kind: int(getattr(budget, kind)[node]) for kind in LIMITS}))
             tracker.preparing = not self._cohort.me.round
             tracker.models, tracker.bytes = int(self.models_in[node]), int(self._bytes_in[node])
             tracker.reserve([""] * int(ids.counts[node]), {"": int(expected[node])}.__getitem__)
+
+    def counts(self) -> dict[str, Counts]:
+        """Return the traffic and the use of budgets of all nodes; see FinalState."""
+        of = self._columns
+        prepared = OVERHEAD * of["asked_early"] + of["bytes_given_early"]
+        counts = {"sent": self.sent, "control": np.zeros_like(prepared), "prepared_bytes": prepared}
+        counts |= {"received": of["asked"], "prepared": of["asked_early"]}
+        return counts | {name: of[name] for name in ("round_models", "round_bytes", "most_held")}
 
     def write_back(self, k: int, node: Node) -> None:
         """Write the traffic and the use of the budget of row `k` into its node."""
@@ -540,7 +595,7 @@ class _BestModels:
     """
 
     def __init__(self, cohort: Cohort, by: policy.BestBy) -> None:
-        task, count = cohort.plan.tasks[0], len(cohort.nodes)
+        task, count = cohort.plan.tasks[0], cohort.count
         self._reported = cohort.policy.reported_stage
         self._figure, self._sign = "validation_loss", 1.0
         if by == "metric":
@@ -610,6 +665,11 @@ class _BestModels:
         if "trained" in figures:
             found[loss("trained") < loss("merged")] = STAGES.index("trained")
         return found
+
+    @property
+    def judged(self) -> bool:
+        """Whether any model has a figure on validation data."""
+        return bool((self._loss != inf).any())
 
     def write_back(self, k: int, node: Node) -> None:
         """Write row `k` into its node."""

@@ -8,7 +8,7 @@ similarity of their members' models (see p2pfl.policies.clusters).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from operator import itemgetter
 from typing import Any, Protocol
@@ -68,7 +68,7 @@ class Recorder(Observer):
         self.clusters = ClusterNotes(self._place, rounds)
         self.view: HonestView | None = None
         self.trace = Trace()
-        self.results: dict[str, Mapping[str, float]] = {}
+        self.results: Mapping[str, Mapping[str, float]] = {}
         self.most_models = 0
         self.most_prepared = 0
         self.rounds_done = 0
@@ -151,6 +151,7 @@ class Recorder(Observer):
                     self._metrics.append((round, place, figure, value))
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
+        assert isinstance(self.results, dict)
         self.results[node.name] = {} if self._attacks(node.name) else result
         self.trace.published(self._loop.now, node.name, "finished", node.round, node.me.params)
 
@@ -217,9 +218,16 @@ class Recorder(Observer):
     def finished_by_all(self, round: int, params: np.ndarray, result: Mapping[str, np.ma.MaskedArray]) -> None:
         """Record the results of all nodes; see `finished`."""
         self.published_by_all(round, "finished", params)  # type: ignore[arg-type]
-        for k, name in enumerate(self._place):
-            there = {figure: float(values.data[k]) for figure, values in result.items() if not np.ma.getmaskarray(values)[k]}
-            self.results[name] = there
+        self.results = ResultsOfEach(self._place, result)
+
+    def result(self, figure: str) -> np.ma.MaskedArray:
+        """Return a metric of each node's result, float64 [N]: NaN, and masked, where a node has none."""
+        if isinstance(self.results, ResultsOfEach):
+            none = np.ma.MaskedArray(np.full(len(self._place), np.nan), np.ones(len(self._place), bool))
+            return self.results.columns.get(figure, none)
+        values = [self.results[name].get(figure) for name in self._place]
+        absent = [value is None for value in values]
+        return np.ma.MaskedArray([np.nan if value is None else value for value in values], absent, np.float64)
 
     def _attacks(self, id: str) -> bool:
         return self.view is not None and id in self.view.attackers
@@ -343,6 +351,29 @@ class Recorder(Observer):
         kinds = (np.float64, np.int32, np.int64, np.int64, np.int32, np.str_)
         columns = zip(names, zip(*self._elections, strict=True), kinds, strict=True)
         return {"elections": {name: np.array(column, kind) for name, column, kind in columns}}
+
+
+class ResultsOfEach(Mapping[str, Mapping[str, float]]):
+    """Metrics of the results of a cohort by the name of a node.
+
+    Args:
+        place: the number of each node.
+        columns: by the name of a metric, [N], masked where a node has none.
+    """
+
+    def __init__(self, place: Mapping[str, int], columns: Mapping[str, np.ma.MaskedArray]) -> None:
+        self._place, self.columns = place, columns
+
+    def __getitem__(self, name: str) -> dict[str, float]:
+        k = self._place[name]
+        there = {figure: values for figure, values in self.columns.items() if not np.ma.getmaskarray(values)[k]}
+        return {figure: float(values.data[k]) for figure, values in there.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._place)
+
+    def __len__(self) -> int:
+        return len(self._place)
 
 
 def _rows_of(table: Table, kept: np.ndarray | None) -> Table:

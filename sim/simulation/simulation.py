@@ -49,7 +49,7 @@ from __future__ import annotations
 import asyncio
 import time
 from asyncio import Future, TaskGroup
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -84,13 +84,15 @@ from p2pfl.sim.scenario.scenario import AttackPlan, Scenario
 from p2pfl.sim.simulation import clock
 from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher, ComputeBackend
 from p2pfl.sim.simulation.clock import DeadlockError, VirtualLoop, virtual_loop
-from p2pfl.sim.simulation.cohort import Cohort, why_not
+from p2pfl.sim.simulation.cohort import Cohort, NodesOfCohort, why_not
+from p2pfl.sim.simulation.final_state import FinalState, state_of
 from p2pfl.sim.simulation.modelled_coordinator import ModelledCoordination
 from p2pfl.sim.simulation.modelled_exchange import ModelledExchange
 from p2pfl.sim.simulation.modelled_network import ModelledConfig, ModelledNetwork
 from p2pfl.sim.simulation.plan import RunPlan, plan
 from p2pfl.sim.simulation.recorder import Recorder
 from p2pfl.sim.simulation.sharding import LocalShards, ShardedBackend, ShardSource
+from p2pfl.task import Task
 from p2pfl.topologies.graph_facts import GraphFacts
 
 Progress = Callable[[int], None]
@@ -106,7 +108,9 @@ class Run:
         labels: label of each node in the topology, or else of its place, or else of its data; empty if every label is the
             node's number.
         graphs: what the readers of the files of the topology and the places understood.
+        tasks: of each node.
         nodes: final state of the nodes, by name.
+        state: the same of all nodes as columns.
         computed: whether all nodes were computed at once, or why not.
         batches: by kind, the number of batches of jobs, and the number of jobs.
         notes: notes for the user about the computation.
@@ -117,7 +121,9 @@ class Run:
     properties: dict[str, Any]
     labels: list[str]
     graphs: tuple[GraphFacts, ...]
-    nodes: dict[str, Node]
+    tasks: Sequence[Task]
+    nodes: Mapping[str, Node]
+    state: FinalState
     recorder: Recorder
     computed: str
     batches: dict[str, tuple[int, int]]
@@ -157,8 +163,10 @@ class Simulation:
         initial: the model that all nodes start from, in place of the task's.
         shards: starts these processes; by default on this machine.
         links: in place of those that the scenario's network describes.
+        singly: reason to run each node by itself although the nodes could be a cohort, such as a comparison.
 
     Attributes:
+        nodes: by name; those of a cohort are made when they are looked at.
         processes: the number of processes in use.
         singly: why each node runs by itself, in a few words; "" if they run as a cohort.
         notes: notes for the user about the computation.
@@ -174,6 +182,7 @@ class Simulation:
         *,
         shards: ShardSource | None = None,
         links: Links | None = None,
+        singly: str = "",
     ) -> None:
         self.plan = plan(scenario, graph, initial)
         self.notes = [*self.plan.notes, *dict.fromkeys(note for task in self.plan.tasks for note in task.module_notes)]
@@ -183,24 +192,12 @@ class Simulation:
         self.processes = 1
         self.backend = self._backend(workers, shards or LocalShards())
         self.batcher = Batcher(self.backend, self.loop)
-        self.trainers = [
-            BatchedTrainer(self.batcher, k, scenario.compute.seconds * slowdown)
-            for k, slowdown in enumerate(slowdowns(self.plan))
-        ]
-        self.policies = [self.plan.policy(k) for k in range(scenario.nodes)]
-        attack = scenario.attack_plan()
-        if attack is not None:
-            self.recorder.view = view_of(attack, self.plan)
-            for k in attack.nodes:
-                self.policies[k] = attacker(self.policies[k], attack.attack, self.recorder.view)
-        steps = [self.recorder.clusters.watching(each) if isinstance(each, Coordinated) else None for each in self.policies]
-        exchanges = make_exchanges(Parts(self.plan, self.loop, self.links, self.trainers, self.policies, steps))
-        if attack is not None and self.recorder.view is not None and attack.attack.targeted:
-            forge_for_victims(attack, self.recorder.view, exchanges)
-        made = {k: self._node(k, exchanges[k]) for k in (range(scenario.nodes) if order is None else order)}
-        self.nodes = {name: made[k] for k, name in enumerate(self.plan.names)}
+        self.singly = singly or why_not(self.plan, self.plan.policy(0), self.backend, self.links)
+        self._cohort: Cohort | None = None
+        self.nodes: Mapping[str, Node] = (
+            self._single_nodes(order) if self.singly else NodesOfCohort(self.plan.names, self._row)
+        )
         self._note_small_budgets()
-        self.singly = why_not(self.plan, self.policies, self.backend, self.links)
 
     def run(self, progress: Progress = lambda rounds: None) -> Run:
         """Run to the end; see the function `run`."""
@@ -210,42 +207,78 @@ class Simulation:
             if self.singly:
                 clock.run(self._main(), self.loop)
             else:
-                self._cohort().run()
+                self._cohort = self._as_cohort()
+                self._cohort.run()
         except DeadlockError:
             raise DeadlockError(self._deadlock()) from None
         finally:
             if isinstance(self.backend, ShardedBackend):
                 self.backend.close()
         wall = time.perf_counter() - begun
-        self.recorder.close(self.nodes)
+        if self._cohort is None:
+            self.recorder.close(self.nodes)
         return Run(
             scenario=self.plan.scenario,
             topology=self.plan.topology.name,
             properties=self.plan.topology.properties,
             labels=self.plan.topology.labels,
             graphs=self.plan.topology.facts,
+            tasks=self.plan.tasks,
             nodes=self.nodes,
+            state=state_of([*self.nodes.values()]) if self._cohort is None else self._cohort.state(),
             recorder=self.recorder,
             computed=f"node by node: {self.singly}" if self.singly else "all nodes at once",
             batches={kind: (queue.batches, queue.jobs) for kind, queue in self.batcher.queues.items()},
             virtual_s=self.loop.time(),
             wall_s=wall,
-            expired=sum(node.exchange.expired for node in self.nodes.values()),
+            expired=sum(node.exchange.expired for node in self.nodes.values()) if self.singly else 0,
             notes=self.notes,
         )
 
-    def _cohort(self) -> Cohort:
+    def _single_nodes(self, order: Sequence[int] | None) -> dict[str, Node]:
+        """Return all nodes, each with its own task of asyncio."""
+        plan, scenario = self.plan, self.plan.scenario
+        self.trainers = [self._trainer(k) for k in range(scenario.nodes)]
+        self.policies = [plan.policy(k) for k in range(scenario.nodes)]
+        attack = scenario.attack_plan()
+        if attack is not None:
+            self.recorder.view = view_of(attack, plan)
+            for k in attack.nodes:
+                self.policies[k] = attacker(self.policies[k], attack.attack, self.recorder.view)
+        steps = [self.recorder.clusters.watching(each) if isinstance(each, Coordinated) else None for each in self.policies]
+        make = exchange_maker(Parts(plan, self.loop, self.links, self.trainers, self.policies, steps))
+        exchanges = [make(k) for k in range(scenario.nodes)]
+        if attack is not None and self.recorder.view is not None and attack.attack.targeted:
+            forge_for_victims(attack, self.recorder.view, exchanges)
+        made = {
+            k: self._node(k, self.policies[k], self.trainers[k], exchanges[k])
+            for k in (range(scenario.nodes) if order is None else order)
+        }
+        return {name: made[k] for k, name in enumerate(plan.names)}
+
+    def _row(self, k: int) -> Node:
+        """Return the node of one row of the cohort."""
+        trainer, policy = self._trainer(k), self.plan.policy(k)
+        make = exchange_maker(Parts(self.plan, self.loop, self.links, {k: trainer}, {k: policy}, {k: None}))
+        node = self._node(k, policy, trainer, make(k))
+        if self._cohort is not None:
+            self._cohort.write_back(k, node)
+        return node
+
+    def _trainer(self, k: int) -> BatchedTrainer:
+        return BatchedTrainer(self.batcher, k, self.plan.scenario.compute.seconds * slowdown(self.plan, k))
+
+    def _as_cohort(self) -> Cohort:
         """Return the nodes as a cohort."""
         assert isinstance(self.backend, BatchedLearner)
         return Cohort(
             self.plan,
-            self.nodes,
-            self.policies,
+            self._row(0),
             learner=self.backend,
             batcher=self.batcher,
             recorder=self.recorder,
             loop=self.loop,
-            seconds=self.trainers[0].seconds,
+            seconds=self._trainer(0).seconds,
         )
 
     async def _main(self) -> None:
@@ -276,14 +309,14 @@ class Simulation:
             text += "; with deadline = inf they wait for ever for a missing answer: set a finite one, such as deadline = 30"
         return text
 
-    def _node(self, k: int, exchange: Exchange) -> Node:
+    def _node(self, k: int, policy: Policy, trainer: BatchedTrainer, exchange: Exchange) -> Node:
         plan, scenario, name = self.plan, self.plan.scenario, self.plan.names[k]
         node = Node(
             name,
             plan.names,
             task=plan.tasks[k],
-            policy=self.policies[k],
-            trainer=self.trainers[k],
+            policy=policy,
+            trainer=trainer,
             exchange=exchange,
             settings=scenario,
             observers=[self.recorder],
@@ -326,10 +359,10 @@ class Simulation:
 
         A policy that fetches only models within the budget would then train alone without a message.
         """
-        size = self.plan.encoder(0).expected_bytes("", 1)
-        small = [limit for node in self.nodes.values() if 0 < (limit := node.me.budget.bytes) < size]
-        if small:
-            few = f"{len(small)} of {len(self.nodes)} nodes"
+        size, scenario = self.plan.encoder(0).expected_bytes("", 1), self.plan.scenario
+        limits = scenario.budget.of_each(scenario.seed, self.plan.names)["bytes"]
+        if small := int(((limits > 0) & (limits < size)).sum()):
+            few = f"{small} of {len(limits)} nodes"
             self.notes.append(f"budget.bytes of {few} is less than the size of a model, {size} bytes")
 
 
@@ -341,45 +374,53 @@ def make_learners(plan: RunPlan) -> list[Learner]:
 
 def slowdowns(plan: RunPlan) -> list[float]:
     """Return each node's slowdown factor in training."""
-    scenario = plan.scenario
-    return [draw(scenario.compute.slowdown, scenario.seed, name, "slowdown") for name in plan.names]
+    return [slowdown(plan, k) for k in range(len(plan.names))]
+
+
+def slowdown(plan: RunPlan, node: int) -> float:
+    """Return a node's slowdown factor in training."""
+    return draw(plan.scenario.compute.slowdown, plan.scenario.seed, plan.names[node], "slowdown")
 
 
 class Parts(NamedTuple):
-    """Objects from which a run makes the exchanges of its nodes.
+    """Objects from which a run makes the exchanges of its nodes, or of some of them.
 
     Attributes:
         links: shared by all nodes.
-        trainers: of each node; they compute the losses that peers request.
-        policies: of each node.
+        trainers: by the number of the node; they compute the losses that peers request.
+        policies: by the number of the node.
         steps: joint step of each node's policy; None if the policy is not coordinated.
     """
 
     plan: RunPlan
     loop: VirtualLoop
     links: Links
-    trainers: Sequence[BatchedTrainer]
-    policies: Sequence[Policy]
-    steps: Sequence[PolicyStep | None]
+    trainers: Sequence[BatchedTrainer] | Mapping[int, BatchedTrainer]
+    policies: Sequence[Policy] | Mapping[int, Policy]
+    steps: Sequence[PolicyStep | None] | Mapping[int, None]
 
 
-def make_exchanges(parts: Parts) -> Sequence[Exchange]:
-    """Return the exchange of each node, with the fidelity of the scenario."""
+MakeExchange = Callable[[int], Exchange]
+
+
+def exchange_maker(parts: Parts) -> MakeExchange:
+    """Return the function that makes the exchange of a node, with the fidelity of the scenario."""
     return message_exchanges(parts) if parts.plan.scenario.fidelity == "wire" else modelled_exchanges(parts)
 
 
-def modelled_exchanges(parts: Parts) -> Sequence[Exchange]:
-    """Return exchanges that share a network and send no messages."""
+def modelled_exchanges(parts: Parts) -> MakeExchange:
+    """Return the function that makes exchanges which share a network and send no messages."""
     plan = parts.plan
     network = ModelledNetwork(parts.loop, parts.links, plan.scenario)
     coordination = ModelledCoordination(network)
     attack = plan.scenario.attack_plan()
     detects = plan.scenario.distrust > 0 or (attack is not None and attack.attack.targeted)
     requesters = plan.topology.requesters(plan.names)
-    exchanges = []
-    for k, (name, task, step) in enumerate(zip(plan.names, plan.tasks, parts.steps, strict=True)):
+
+    def make(k: int) -> Exchange:
+        task, step = plan.tasks[k], parts.steps[k]
         config = ModelledConfig(
-            name=name,
+            name=plan.names[k],
             neighbours=plan.topology.neighbours[k],
             requesters=requesters[k],
             n_samples=task.n_samples,
@@ -390,20 +431,22 @@ def modelled_exchanges(parts: Parts) -> Sequence[Exchange]:
             detects=detects,
         )
         loss = partial(_loss, parts.trainers[k])
-        exchanges.append(ModelledExchange(network, config, loss, None if step is None else (coordination, step)))
-    return exchanges
+        return ModelledExchange(network, config, loss, None if step is None else (coordination, step))
+
+    return make
 
 
-def message_exchanges(parts: Parts) -> Sequence[Exchange]:
-    """Return exchanges that sign, send and verify real messages over simulated links."""
+def message_exchanges(parts: Parts) -> MakeExchange:
+    """Return the function that makes exchanges which sign, send and verify real messages over simulated links."""
     plan = parts.plan
     network = InProcessNetwork(parts.links)
     scenario, names = plan.scenario, plan.names
     keys = {name: Identity.from_seed(RandomStreams(scenario.seed, name).digest(0, "key of a simulation")) for name in names}
     requesters = plan.topology.requesters(names)
-    scores = any(map(asks_scores, parts.policies))
-    exchanges: list[Exchange] = []
-    for k, (name, sources, step) in enumerate(zip(names, plan.topology.neighbours, parts.steps, strict=True)):
+    scores = any(asks_scores(parts.policies[k]) for k in range(len(names)))
+
+    def make(k: int) -> Exchange:
+        name, sources, step = names[k], plan.topology.neighbours[k], parts.steps[k]
         coordination = None if step is None else Coordination(_election(plan, parts.loop, name), step)
         known = {*sources, *requesters[k]} if coordination is None else {*names} - {name}
         roles = NeighbourRoles(
@@ -412,7 +455,7 @@ def message_exchanges(parts: Parts) -> Sequence[Exchange]:
             askers=requesters[k],
             sparse=plan.sparse(k),
         )
-        exchange = message_exchange(
+        return message_exchange(
             name,
             roles,
             identity=keys[name],
@@ -427,8 +470,8 @@ def message_exchanges(parts: Parts) -> Sequence[Exchange]:
             coordination=coordination,
             scores=scores,
         )
-        exchanges.append(exchange)
-    return exchanges
+
+    return make
 
 
 def view_of(attack: AttackPlan, plan: RunPlan) -> HonestView:

@@ -33,8 +33,8 @@ def uneven(part: Part, seed: int):
     return dataclasses.replace(made, data={**made.data, "train": type(made.data["train"])(x[:kept], y[:kept])})
 
 
-def simulation(**changes):
-    return Simulation(resolve(SMALL | changes, [], "test", ".").runs[0])
+def simulation(singly="", **changes):
+    return Simulation(resolve(SMALL | changes, [], "test", ".").runs[0], singly=singly)
 
 
 class Everyone:
@@ -72,13 +72,11 @@ class Waits(Everyone):
         await asyncio.sleep(0)
 
 
-def facts(made, singly):
+def facts(made):
     """Run a simulation, and return all that must not depend on whether its nodes run at once.
 
     Nodes of DPFL that have no candidate do not wait for the decisions of the others, so that they are in other batches.
     """
-    if singly:
-        made.singly = "test"
     run = made.run()
     result = result_of(run)
     left_out = {"time", "computed"} | ({"batches"} if made.plan.scenario.policy["name"] == "dpfl" else set())
@@ -101,9 +99,9 @@ def facts(made, singly):
 
 
 def check_equal(changes):
-    together, singly = simulation(**changes), simulation(**changes)
+    together, singly = simulation(**changes), simulation(singly="test", **changes)
     assert together.singly == ""
-    found, expected = facts(together, False), facts(singly, True)
+    found, expected = facts(together), facts(singly)
     for key, value in expected.items():
         assert found[key] == value, key
 
@@ -219,8 +217,7 @@ def test_summary_says_that_nodes_ran_as_cohort():
 def test_policy_beyond_its_budget_is_refused_alike(budget):
     reasons = []
     for singly in ("", "test"):
-        made = simulation(policy={"name": f"{HERE}:Everyone"}, budget=budget)
-        made.singly = singly
+        made = simulation(singly, policy={"name": f"{HERE}:Everyone"}, budget=budget)
         with pytest.raises(BudgetExceededError) as caught:
             made.run()
         reasons.append(str(caught.value))
