@@ -17,10 +17,12 @@ that is measured beside it.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,7 +131,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=25)
+    parser.add_argument("--json", type=Path, help="file for the seconds a model, by network and program")
     args = parser.parse_args()
+    figures: dict[str, dict[str, float]] = {}
     torch.set_num_threads(1)
     torch.manual_seed(0)
     square = torch.randn(SIZE, SIZE)
@@ -152,7 +156,10 @@ def main() -> None:
         for name, found in sorted(times.items(), key=lambda item: min(item[1])):
             fastest, median = (value / args.models for value in (min(found), statistics.median(found)))
             share = work / fastest / peak
+            figures.setdefault(title, {})[name] = fastest
             print(f"  {name:24s}{fastest * 1e3:7.2f} ms  median {median * 1e3:6.2f} ms  {share:5.0%} of the peak")
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -91,6 +91,15 @@ def test_robust_benchmark_writes_ratio_of_each_rule(tmp_path):
 
 
 @pytest.mark.slow
+def test_convolution_benchmark_compares_equal_gradients(tmp_path):
+    out, figures = benchmark(tmp_path, "--models", "1", "--repeat", "1", program="convolutions.py")
+    assert len(figures) == 3
+    for network, seconds in figures.items():
+        assert network in out
+        assert {"kernel", "loop", "grouped", "vmap"} < seconds.keys()  # it ends with an error if their gradients differ
+
+
+@pytest.mark.slow
 def test_preference_benchmark_writes_times(tmp_path):
     done = subprocess.run(
         [forked.executable(), str(ROOT / "benchmarks" / "preferences.py"), "--repetitions", "3", "--json", "figures.json"],
