@@ -15,7 +15,7 @@ from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.topologies import build, places, properties
 from p2pfl.topologies.geography import EARTH, great_circle, spread
-from p2pfl.topologies.properties import mixing_matrix, spectral_gap
+from p2pfl.topologies.graph_properties import mixing_matrix, spectral_gap
 
 SMALL = {"rounds": 2, "task": {"name": "concept-shift", "samples": 12}, "policy": {"name": "random", "neighbours": 2}}
 NEW_YORK, LOS_ANGELES = (40.7128, -74.0060), (34.0522, -118.2437)

@@ -33,7 +33,7 @@ from p2pfl.pareto_metrics import hypervolume, inverted_generational_distance, no
 from p2pfl.robust.candidates import combine
 from p2pfl.robust.registry import make_rule
 from p2pfl.topologies.builders import build
-from p2pfl.topologies.properties import mixing_matrix, properties
+from p2pfl.topologies.graph_properties import mixing_matrix, properties
 from scripts.tools import ROOT
 from scripts.tools.judges import CannotRunError, Judge, Verdict, distribution
 

@@ -99,7 +99,7 @@ FAULTS = (
     Fault(
         "mathematics.graphs",
         "mixing weights take the lower degree",
-        "topologies/properties.py",
+        "topologies/graph_properties.py",
         "np.maximum(sums[:, None], sums[None, :])",
         "np.minimum(sums[:, None], sums[None, :])",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -14,11 +15,14 @@ from p2pfl.topologies.geography import coordinates
 LIMIT = 2_000  # nodes; the eigenvalues of more take too long
 
 
-def properties(graph: nx.Graph) -> dict[str, Any]:
+def properties(graph: nx.Graph, gap: Callable[[nx.Graph], float] | None = None) -> dict[str, Any]:
     """Return the properties of a graph as JSON values.
 
     In a directed graph the degree of a node counts the neighbours from which it may fetch. Components are strongly
     connected: a model can get from each node to each other one.
+
+    Args:
+        gap: returns the spectral gap of a component, in place of `spectral_gap`.
 
     Returns:
         Values by these keys. Diameters, gaps and clustering are None for graphs of over 2,000 nodes that are not
@@ -50,7 +54,7 @@ def properties(graph: nx.Graph) -> dict[str, Any]:
     if complete and not weighted:
         whole = {"nodes": n, "diameter": min(1, n - 1), "spectral_gap": 1.0}
     else:
-        whole = _inner(graph, around, max(parts, key=len))
+        whole = _inner(graph, around, max(parts, key=len), gap or spectral_gap)
     connected = len(parts) == 1
     return {
         "nodes": n,
@@ -148,7 +152,9 @@ def _components(graph: nx.Graph) -> list[set[Any]]:
     return list(nx.strongly_connected_components(graph) if graph.is_directed() else nx.connected_components(graph))
 
 
-def _inner(graph: nx.Graph, around: list[tuple[int, ...]], part: set[Any]) -> dict[str, Any]:
+def _inner(
+    graph: nx.Graph, around: list[tuple[int, ...]], part: set[Any], gap: Callable[[nx.Graph], float]
+) -> dict[str, Any]:
     """Return the measures of one component."""
     n = len(part)
     if n > LIMIT:
@@ -156,7 +162,7 @@ def _inner(graph: nx.Graph, around: list[tuple[int, ...]], part: set[Any]) -> di
     if n < len(around):
         graph = graph.subgraph([node for node in graph.nodes if node in part])
         around = neighbours(graph)
-    return {"nodes": n, "diameter": _diameter(around), "spectral_gap": spectral_gap(graph)}
+    return {"nodes": n, "diameter": _diameter(around), "spectral_gap": gap(graph)}
 
 
 def _diameter(around: list[tuple[int, ...]]) -> int:
