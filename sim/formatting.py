@@ -109,12 +109,33 @@ def setting(key: str, value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def target_meaning(metric: str, target: str) -> str:
-    """Return how the costs until a target differ from the metric of the table."""
+def target_meaning(metric: str, target: str, asynchronous: bool = False) -> str:
+    """Return how the costs until a target differ from the metric of the table.
+
+    Args:
+        asynchronous: whether the table has an asynchronous run.
+    """
+    moment = " (of an asynchronous run: at one moment)" if asynchronous else ""
     return (
-        f"to {target}: until the mean over all nodes in one round reached it, else never; {metric} has each node's own best"
-        " round, so it may reach a target that no round does"
+        f"to {target}: until the mean over all nodes in one round{moment} reached it, else never; {metric} has each node's"
+        " own best round, so it may reach a target that no round does"
     )
+
+
+def measures_at(equal: Mapping[str, float]) -> dict[str, str]:
+    """Return the heading of the metric at each of some measures, such as "at 60 s"; see AXES of learning_curves."""
+    words = {
+        "seconds": lambda most: f"at {most:,.4g} s",
+        "bytes": lambda most: f"at {size(most)}",
+        "trainings": lambda most: f"at {most:,.4g} trainings",
+    }
+    return {axis: words[axis](most) for axis, most in equal.items() if axis in words}
+
+
+EQUAL = (
+    "at: mean over the nodes' current models when a run had taken this virtual time, when all its nodes had sent these"
+    " bytes, or when a node had trained this often on average"
+)
 
 
 def some(words: Iterable[str], most: int = 3) -> str:

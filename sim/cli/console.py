@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from p2pfl.sim.formatting import (
+    EQUAL,
     PARETO_OPTIMAL,
     R2,
     STAGES,
@@ -15,6 +16,7 @@ from p2pfl.sim.formatting import (
     column,
     decimals,
     difference,
+    measures_at,
     number,
     of_paper,
     setting,
@@ -37,7 +39,8 @@ CLUSTERS = ("best ARI", "true groups", "final ARI")
 def print_table(summary: Mapping[str, Any]) -> None:
     """Print the table of a summary.
 
-    It has the bytes sent where codecs or runs are compared, and the cost of reaching the target. It also has the means
+    It has the bytes sent where codecs or runs are compared, the cost of reaching the target, and the metric at equal time,
+    bytes and trainings where asynchronous runs are compared. It also has the means
     of the nodes' groups or, without groups, the front of several objectives; the clusters; and a paper's figures.
     """
     from rich.table import Table
@@ -59,11 +62,12 @@ def print_table(summary: Mapping[str, Any]) -> None:
     times = any(row["against"]["times_bytes"] is not None for row in rows if "against" in row)
     headings += ["x bytes"] if times else []
     headings += [f"rounds to {number(summary['target'])}", "virtual s", "MB"] if "target" in summary else []
+    headings += (equal := measures_at(summary.get("equal", {}))).values()
     front = any(row.get("front") for row in rows)
     clustered = any("clusters" in row for row in rows)
     also = list(dict.fromkeys(name for row in rows for name in row.get("extra_metrics", {})))
-    headings += [*(name.replace("_", " ") for name in also)]
     headings += [
+        *(name.replace("_", " ") for name in also),
         *(f"group {group}" for group in groups),
         *(name.replace("_", " ") for name in measures),
         *(CLUSTERS if clustered else []),
@@ -87,7 +91,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
             compared += _against(row["against"], places)[: 1 + times]
         if "target" in summary:
             compared += _format_target(row["reached"], row["seeds"])
-        compared += [of_also[name][k] for name in also]
+        compared += [*(of_metric(row["equal"][axis]) for axis in equal), *(of_also[name][k] for name in also)]
         compared += of_groups + [of_measures[name][k] for name in measures]
         compared += _clusters(row.get("clusters"), row["seeds"]) if clustered else []
         more = [*compared, *([papers_of[k]] if papers else []), *(["*" * row["front"]] if front else [])]
@@ -130,7 +134,9 @@ def _meanings(summary: Mapping[str, Any], stages: Sequence[str], measures: Seque
     if "r2" in measures:
         yield R2
     if "target" in summary and any(run.get("selected_by") != "last round" for run in summary["runs"]):
-        yield target_meaning(metric, number(summary["target"]))
+        yield target_meaning(metric, number(summary["target"]), any("mode" in run for run in summary["runs"]))
+    if "equal" in summary:
+        yield EQUAL
     if front:
         yield f"* {PARETO_OPTIMAL}"
 

@@ -31,6 +31,9 @@ WORDS = {
     "reached.virtual_s": "virtual seconds to the target",
     "reached.bytes": "bytes to the target",
     "bytes": "bytes sent",
+    "equal.seconds": "{metric} at equal time",
+    "equal.bytes": "{metric} at equal bytes",
+    "equal.trainings": "{metric} at equal trainings",
 }
 
 
@@ -128,13 +131,15 @@ def _words(figure: str, summary: Summary) -> str:
     reference = next((row.against.name for row in summary.table if row.against is not None), "")
     known = {MEAN: metric, "per_group": f"{metric} of group {name}", "objectives": name, "extra_metrics": name}
     known |= {"extra_metrics": f"{metric} of the mean model"} if name == "mean_model" else {}
-    words = WORDS.get(figure, "").replace("{against}", reference) or known.get(kind, figure.replace(".", " "))
+    words = WORDS.get(figure, "").replace("{against}", reference).replace("{metric}", metric) or known.get(
+        kind, figure.replace(".", " ")
+    )
     return words.replace("_", " ")
 
 
 def _format(figure: str, values: Sequence[float], spreads: Sequence[float | None]) -> tuple[Callable[..., str], ...]:
     """Return how a figure, a margin and a spread are written."""
-    if figure.rpartition(".")[2] == "bytes":
+    if figure.rpartition(".")[2] == "bytes" and not figure.startswith("equal."):
         return size, lambda value: f"{'+' if value >= 0 else '-'}{size(abs(value))}", size
     places = decimals(values, spreads)
     return (

@@ -328,6 +328,7 @@ def _trust(series: Sequence[Series]) -> list[Figure]:
         lines(
             series,
             weight_by_round,
+            by_round=True,
             id="attackers-weight",
             title="Weight of attackers by round",
             y_label="weight of attackers",
@@ -337,6 +338,7 @@ def _trust(series: Sequence[Series]) -> list[Figure]:
         lines(
             series,
             models_by_round,
+            by_round=True,
             id="attackers-models",
             title="Models of attackers by round",
             y_label="models of attackers",

@@ -75,6 +75,7 @@ def collaboration_section(series: Sequence[Series]) -> Section:
     shares = lines(
         series,
         _within,
+        by_round=True,
         id="within-group",
         title="Models from the same group",
         y_label="models from the same group",

@@ -1,12 +1,14 @@
 """Figures that several sections draw: lines by round, points of metric and cost, and the worst tenth of nodes.
 
 A figure by round shows the mean over a run's seeds, and the standard deviation. A seed that ended early counts with its
-last value. Points of metric and cost mark the Pareto front if the runs have the same problem.
+last value. In an asynchronous run, moments take the place of rounds; see p2pfl.sim.results.learning_curves. Points of
+metric and cost mark the Pareto front if the runs have the same problem.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,12 @@ import numpy as np
 from p2pfl.sim.report.folder import Entry
 from p2pfl.sim.report.series import Figure, Run, Series, by_key, places_of, reported_model
 from p2pfl.sim.results import learning_curves
-from p2pfl.sim.results.learning_curves import mean
+from p2pfl.sim.results.learning_curves import Timeline, mean
 from p2pfl.sim.results.objectives import on_front
 
 PerRound = Callable[[Series, Entry], np.ndarray | None]
 _FRONT = " Filled marks are Pareto-optimal: no other run is at least as good in both metric and cost, and better in one."
+MOMENTS = "In an asynchronous run: the model that each node has at a moment."
 MOST_SHOWN = 8  # number of colours
 DECADE = 10  # ratio of the greatest to the least value from which an axis is logarithmic
 Cost = Callable[[Entry], float]
@@ -29,8 +32,10 @@ COSTS: tuple[tuple[str, str, Cost], ...] = (
 
 
 def of_nodes(series: Series, entry: Entry, stage: str, what: str) -> np.ndarray:
-    """Return a metric of a snapshot by round and node; rounds without any evaluation are NaN."""
+    """Return a metric of a snapshot by round, or by moment, and node; rounds without any evaluation are NaN."""
     rounds = series.rounds(entry)
+    if series.asynchronous:
+        return series.timeline(entry).reported(stage, what)
     measured = [rounds[name] for name in (f"{stage}_{what}", f"merged_{what}") if name in rounds]
     evaluated = np.zeros(int(rounds["round"].max(initial=0)), bool)
     for column in measured:
@@ -39,7 +44,7 @@ def of_nodes(series: Series, entry: Entry, stage: str, what: str) -> np.ndarray:
 
 
 def reported_curve(series: Series, entry: Entry) -> np.ndarray:
-    """Return the test metric of the reported snapshot by round and node; see of_nodes."""
+    """Return the test metric of the reported snapshot by round, or by moment, and node; see of_nodes."""
     return of_nodes(series, entry, series.stage(), f"test_{series.metric}")
 
 
@@ -48,16 +53,6 @@ def worst_tenth(table: np.ndarray, higher_is_better: bool) -> np.ndarray:
     worst_first = np.sort(table if higher_is_better else -table, axis=1)[:, : max(1, table.shape[1] // 10)]
     found = mean(worst_first) if higher_is_better else -mean(worst_first)
     return np.where(np.isnan(table).any(axis=1), np.nan, found)
-
-
-def bytes_sent(series: Series, entry: Entry) -> np.ndarray:
-    """Return the total bytes sent by all nodes until the end of each round, including the preparation."""
-    return learning_curves.bytes_sent(series.rounds(entry), entry.traffic.preparation.bytes)
-
-
-def round_ends(series: Series, entry: Entry) -> np.ndarray:
-    """Return the time at which the last node ended each round, in virtual seconds."""
-    return learning_curves.round_ends(series.rounds(entry))
 
 
 def over_seeds(series: Series, per_round: PerRound) -> np.ndarray:
@@ -79,35 +74,60 @@ def over_seeds(series: Series, per_round: PerRound) -> np.ndarray:
 
 
 def lines(
-    series: Sequence[Series], per_round: PerRound, *, id: str, title: str, y_label: str, note: str = "", **more: Any
+    series: Sequence[Series],
+    per_round: PerRound,
+    *,
+    id: str,
+    title: str,
+    y_label: str,
+    note: str = "",
+    by_round: bool = False,
+    **more: Any,
 ) -> Figure:
     """Return a figure of lines: the mean against rounds, bytes and virtual time, with a band of one deviation.
 
     Mean and deviation are over seeds. The figure omits rounds without a number for some seed, runs without any number,
-    and rounds after the last one that was done with any seed.
+    and rounds after the last one that was done with any seed. Where a run is asynchronous, or does not train once a round,
+    the figure has trainings as well.
+
+    Args:
+        per_round: returns a value for each round or, in an asynchronous run, for each of its moments.
+        by_round: whether it returns a value for each round in an asynchronous run, too.
     """
     tables: dict[str, np.ndarray] = {}
-    x: dict[str, dict[str, np.ndarray]] = {"rounds": {}, "bytes": {}, "time": {}}
+    x: dict[str, dict[str, np.ndarray]] = {"rounds": {}, "bytes": {}, "seconds": {}, "trainings": {}}
     for one in series:
         table = over_seeds(one, per_round)
         there = np.flatnonzero(np.isfinite(table).all(axis=0)) if len(table) else np.zeros(0, int)
-        sent, times = over_seeds(one, bytes_sent), over_seeds(one, round_ends)
-        there = there[there < sent.shape[1]]
+        axes = {axis: over_seeds(one, partial(_measure, axis, by_round)) for axis in x}
+        there = there[there < axes["bytes"].shape[1]]
         if len(there):
             tables[one.name] = table[:, there]
-            x["rounds"][one.name] = there + 1
-            x["bytes"][one.name] = sent[:, there].mean(axis=0)
-            x["time"][one.name] = times[:, there].mean(axis=0)
+            for axis, values in axes.items():
+                x[axis][one.name] = values[:, there].mean(axis=0)
+            if one.asynchronous and not by_round:
+                note = note if MOMENTS in note else f"{note} {MOMENTS}".strip()
+            else:
+                x["rounds"][one.name] = there + 1
+    apart = any((x["trainings"][name] != rounds).any() for name, rounds in x["rounds"].items())
     views: list[dict[str, Any]] = [
         {"label": "rounds", "unit": "", "x": x["rounds"]},
         {"label": "bytes sent", "unit": "B", "x": x["bytes"]},
-        {"label": "virtual time", "unit": "s", "x": x["time"]},
+        {"label": "virtual time", "unit": "s", "x": x["seconds"]},
+        *([{"label": "trainings of a node", "unit": "", "x": x["trainings"]}] if apart else []),
     ]
     note = note if tables else "No round of these runs has this value."
     figure: Figure = {"id": id, "kind": "lines", "title": title, "views": views, "y_label": y_label} | with_band(
         tables, note
     )
     return figure | {key: value for key, value in more.items() if value is not None}
+
+
+def _measure(axis: str, by_round: bool, series: Series, entry: Entry) -> np.ndarray:
+    """Return a measure of a run, an attribute of Timeline; `by_round` as if nodes waited for each other."""
+    rounds = Timeline(series.rounds(entry), False, entry.traffic.preparation.bytes)
+    found: np.ndarray = getattr(rounds if by_round else series.timeline(entry), axis)
+    return found
 
 
 def with_band(tables: Mapping[str, np.ndarray], note: str) -> dict[str, Any]:

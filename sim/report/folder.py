@@ -186,7 +186,7 @@ class Test(msgspec.Struct, frozen=True):
 class Reached(msgspec.Struct, frozen=True):
     """Cost of reaching the target; see p2pfl.sim.results.summary_metrics."""
 
-    round: int
+    round: float
     virtual_s: float
     bytes: int
 
@@ -265,6 +265,7 @@ class Entry(msgspec.Struct, frozen=True):
     metric: str
     higher_is_better: bool
     time: Time
+    mode: str = ""  # "asynchronous" if nodes do not wait for each other
     test: Test = Test()
     reported_stage: str = ""
     selected_by: str = ""  # "last round", or what selects each node's round, such as "validation loss"
@@ -335,6 +336,7 @@ class Row(msgspec.Struct, frozen=True):
     paper: float | None = None
     against: Against | None = None
     reached: MeanReached | None = None
+    equal: dict[str, float | None] = {}  # the metric at equal measures; see p2pfl.sim.results.summary_metrics
     front: bool = False
     extra_metrics: dict[str, float | None] = {}
     seeds: int = 1
@@ -360,6 +362,7 @@ class Summary(msgspec.Struct, frozen=True):
     table: list[Row] = []
     notes: list[str] = []
     target: float | None = None
+    equal: dict[str, float] = {}
     varied: dict[str, list[Any]] = {}
     figure: str = ""
     search: bool = False

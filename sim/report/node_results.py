@@ -186,6 +186,7 @@ def traffic_section(series: Sequence[Series]) -> Section:
         lines(
             series,
             _models,
+            by_round=True,
             id="models",
             title="Models received",
             y_label="models",

@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,12 +22,14 @@ import numpy as np
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import LIMITS, decimals, setting
 from p2pfl.sim.report.folder import MORE, Columns, Entry, Folder, Objectives, Summary
+from p2pfl.sim.results.learning_curves import Timeline
 from p2pfl.sim.scenario.names import NAMED
 from p2pfl.sim.scenario.questions import base_of, label, of_problem
 from p2pfl.sim.scenario.scenario import LABELS
 
 T = TypeVar("T")
 MOST_RUNS = 16  # runs shown in all figures at first
+MOST_MOMENTS = 200  # in the curves of an asynchronous run
 PROBLEM = ("task", "attack", "nodes", "network", "compute")  # keys of a run that determine its learning problem
 REFERENCES = ("local", "oracle")  # policies that other policies are compared with, and that are never the best
 Figure = dict[str, Any]  # data of a figure: id, kind, title, note, and the keys of its kind (see assets/report.js)
@@ -170,10 +173,27 @@ class Series(Run):
             ends = f"_test_{self.metric}", "_validation_loss"
             metrics = [name for name in self.folder.columns("rounds") if name.endswith(ends)]
             columns = ["round", "node", "virtual_time", "bytes_out", "models_in", *metrics]
+            columns += ["trainings"] if "trainings" in self.folder.columns("rounds") else []
             found = self.folder.read("rounds", columns, entry.name, entry.seed)
             _fits(self.folder, entry, found, "rounds", ("node",))
             self._rounds[entry.name, entry.seed] = found
         return self._rounds[entry.name, entry.seed]
+
+    @property
+    def asynchronous(self) -> bool:
+        """Return whether nodes do not wait for each other."""
+        return self.shown.mode == "asynchronous"
+
+    def timeline(self, entry: Entry) -> Timeline:
+        """Return the moments of a run: the ends of its rounds or, without rounds in common, the same for all seeds."""
+        return Timeline(self.rounds(entry), self.asynchronous, entry.traffic.preparation.bytes, self._moments)
+
+    @cached_property
+    def _moments(self) -> np.ndarray | None:
+        if not self.asynchronous:
+            return None
+        ends = [float(self.rounds(entry)["virtual_time"].max(initial=0.0)) for entry in self.entries]
+        return np.linspace(0.0, min(ends), MOST_MOMENTS + 1)[1:]
 
     def done(self, links: Columns) -> int:
         """Return the last round that a node of `shown` did, from its links; the scenario's last round may be later."""

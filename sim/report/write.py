@@ -19,6 +19,7 @@ import numpy as np
 from p2pfl._util.atomic_files import reason, replace_file
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import (
+    EQUAL,
     PARETO_OPTIMAL,
     R2,
     as_printed,
@@ -26,6 +27,7 @@ from p2pfl.sim.formatting import (
     column,
     difference,
     inline,
+    measures_at,
     number,
     of_paper,
     size,
@@ -277,6 +279,8 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
     for group in groups if 1 < len(groups) <= MOST_GROUPS else ():
         found[f"group {group}"] = of_metric(_of_group(one, group) for one in series)
     found |= _costs(folder, series, own)
+    for axis, head in measures_at(folder.summary.equal).items():
+        found[head] = of_metric(row.equal.get(axis) for row in own)
     if any(row.paper is not None for row in own):
         found[of_paper(folder.summary.figure)] = as_printed(row.paper for row in own)
     if any(row.front for row in own):
@@ -309,6 +313,8 @@ def _costs(folder: Folder, series: Sequence[Series], rows: Sequence[Row]) -> dic
 
 def _last(one: Series, entry: Entry) -> float | None:
     """Return the mean over the nodes of the test metric in the last round: the end of the learning curve."""
+    if one.asynchronous:  # its drawn curve ends where the first of its seeds does
+        return entry.test.last_round
     curve = mean(reported_curve(one, entry))
     there = curve[np.isfinite(curve)]
     return float(there[-1]) if len(there) else None
@@ -335,7 +341,10 @@ def _meaning(series: Sequence[Series], heads: Container[str]) -> str:
         words += f" {R2[0].upper()}{R2[1:]}."
     target = next((one.folder.summary.target for one in series if one.folder.summary.target is not None), None)
     if target is not None and reported_model(series) != LAST_MODEL:
-        words += f" T{target_meaning(series[0].metric, number(target))[1:]}."
+        moments = any(one.asynchronous for one in series)
+        words += f" T{target_meaning(series[0].metric, number(target), moments)[1:]}."
+    if any(one.folder.summary.equal for one in series):
+        words += f" {EQUAL[0].upper()}{EQUAL[1:]}."
     return words + (f" * {PARETO_OPTIMAL}" if "front" in heads else "")
 
 

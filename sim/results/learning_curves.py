@@ -1,13 +1,20 @@
-"""Metrics of a run by round, from the columns of its rounds, and their curves, drawn by matplotlib.
+"""Metrics of a run by round and over time, from the columns of its rounds, and their curves, drawn by matplotlib.
 
 The columns are those of p2pfl.sim.simulation.recorder.Recorder.rounds_table. A node without an evaluation in a round, or
 one that has stopped, counts with its last value.
+
+What all nodes have together depends on when one looks. Synchronous nodes wait for each other: a run is looked at when the
+last node has ended a round, and each node counts with its model of that round. Asynchronous nodes do not: at one moment a
+fast node may be in round 40 and a slow one in round 4. Their run is looked at whenever a node ends a round, and each node
+counts with the model that it has at that moment. `Timeline` is a run in either form.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +28,11 @@ if TYPE_CHECKING:
 Columns = Mapping[str, np.ndarray]
 SHADE = 0.15  # opacity of the bands
 STYLES = ("-", "--", ":", "-.")  # of lines, each with every colour of matplotlib's cycle
+ROUNDING = 1e-9  # share of a measure within which two are equal
 MOST_KEYS = 25  # in a column of the legend
+MOST_MOMENTS = 4096  # at which an asynchronous run is looked at
+MOST_VALUES = 2**22  # of all nodes at all moments; fewer moments if there are more
+AXES = ("seconds", "bytes", "trainings")  # measures of a run at which runs can be compared
 
 
 def grid(rounds: Columns, values: np.ndarray) -> np.ndarray:
@@ -93,6 +104,116 @@ def round_ends(rounds: Columns) -> np.ndarray:
     """Return the time at which the last node ended each round, in virtual seconds."""
     table = grid(rounds, rounds["virtual_time"])
     return np.fmax.accumulate(np.fmax.reduce(table, axis=1)) if table.size else np.zeros(0)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A run at the moments at which it is looked at: K of them, ascending.
+
+    Attributes:
+        rounds_table: columns of its rounds.
+        asynchronous: whether its nodes do not wait for each other.
+        preparation: bytes that all nodes sent before the first round.
+        at: moments, in virtual seconds, in place of those at which nodes end a round; for asynchronous nodes only.
+    """
+
+    rounds_table: Columns
+    asynchronous: bool = False
+    preparation: int = 0
+    at: np.ndarray | None = None
+
+    @cached_property
+    def seconds(self) -> np.ndarray:
+        """Virtual seconds since the start, [K]. Of very many moments, some at equal distances are left, and the last."""
+        if not self.asynchronous:
+            return round_ends(self.rounds_table)
+        if self.at is not None:
+            return self.at
+        ends = np.unique(self.rounds_table["virtual_time"])
+        most = max(1, min(MOST_MOMENTS, MOST_VALUES // max(1, len(self._nodes))))
+        if len(ends) <= most:
+            return ends
+        return ends[np.unique(np.linspace(len(ends) - 1, 0, most).round().astype(np.int64))]
+
+    @cached_property
+    def bytes(self) -> np.ndarray:
+        """Bytes sent by all nodes until then, including the preparation; int64 [K].
+
+        Asynchronous nodes are in the middle of a round at most moments: what a node sends in a round counts in proportion
+        to the time of the round that has passed.
+        """
+        if not self.asynchronous:
+            return bytes_sent(self.rounds_table, self.preparation)
+        sent: np.ndarray = np.rint(self._sums("bytes_out", within=True)).astype(np.int64) + self.preparation
+        return sent
+
+    @cached_property
+    def rounds(self) -> np.ndarray:
+        """Rounds that a node has ended by then, mean over the nodes; float64 [K]."""
+        if not self.asynchronous:
+            return np.arange(1.0, len(self.seconds) + 1)
+        return self._sums(None) / max(1, len(self._nodes))
+
+    @cached_property
+    def trainings(self) -> np.ndarray:
+        """Local trainings in the rounds that a node has ended by then, mean over the nodes; float64 [K].
+
+        A folder of an earlier version lacks them: one training a round is assumed.
+        """
+        table = self.rounds_table
+        if "trainings" not in table:
+            return self.rounds
+        if not self.asynchronous:
+            count = max(1, len(np.unique(table["node"])))
+            by_round = np.bincount(table["round"] - 1, table["trainings"], len(self.seconds))
+            found: np.ndarray = np.cumsum(by_round) / count
+            return found
+        return self._sums("trainings") / max(1, len(self._nodes))
+
+    def values(self, rows: np.ndarray) -> np.ndarray:
+        """Return what each node has at each moment, [K, nodes], of a value for each row; NaN before its first one."""
+        if not self.asynchronous:
+            return fill_gaps(grid(self.rounds_table, rows))
+        table = np.full((len(self.seconds), len(self._nodes)), np.nan)
+        for column, (mine, ends) in zip(table.T, self._nodes, strict=True):
+            known = mine[~np.isnan(rows[mine])]
+            place = ends[~np.isnan(rows[mine])].searchsorted(self.seconds, side="right") - 1
+            if len(known):
+                column[:] = np.where(place >= 0, rows[known[np.maximum(place, 0)]], np.nan)
+        return table
+
+    def reported(self, stage: str, what: str) -> np.ndarray:
+        """Return a metric of the models that count, of each node at each moment; [K, nodes]. See the function `reported`."""
+        return self.values(reported(self.rounds_table, stage, what))
+
+    def value_at(self, curve: np.ndarray, axis: str, most: float) -> float:
+        """Return a curve, [K], at the last moment with at most this much of one of AXES; NaN before the first moment."""
+        place = int(np.searchsorted(getattr(self, axis), most * (1 + ROUNDING), side="right")) - 1
+        return float(curve[place]) if place >= 0 else np.nan
+
+    @cached_property
+    def _nodes(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The rows of each node in the order of time, and the ends of their rounds."""
+        table = self.rounds_table
+        order = np.lexsort((table["round"], table["virtual_time"], table["node"]))
+        parts = np.split(order, np.flatnonzero(np.diff(table["node"][order])) + 1)
+        return [(rows, table["virtual_time"][rows]) for rows in parts if len(rows)]
+
+    def _sums(self, column: str | None, within: bool = False) -> np.ndarray:
+        """Return the sum of a column, or the number of rows, over the rounds of all nodes that have ended by then; [K].
+
+        Args:
+            within: count rounds that have not ended in proportion.
+        """
+        total = np.zeros(len(self.seconds))
+        for rows, ends in self._nodes:
+            each = np.ones(len(rows)) if column is None else self.rounds_table[column][rows]
+            sums = np.concatenate([[0.0], np.cumsum(each)])
+            if within:
+                total += np.interp(self.seconds, np.concatenate([[0.0], ends]), sums)
+            else:
+                total += sums[ends.searchsorted(self.seconds, side="right")]
+        return total
 
 
 def draw_curves(runs: Mapping[str, Sequence[np.ndarray]], what: str, ax: Axes | None = None) -> Axes:

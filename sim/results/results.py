@@ -326,6 +326,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         "seed": scenario.seed,
         "nodes": scenario.nodes,
         "rounds": scenario.rounds,
+        **({} if scenario.mode == "synchronous" else {"mode": scenario.mode}),
         "topology": run.topology,
         "codec": scenario.codec,
         "topology_properties": run.properties,
@@ -456,8 +457,12 @@ def _over_nodes(run: Run, name: str) -> dict[str, Any]:
     return {"mean": float(known.mean()) if len(known) else nan, "nodes": values.tolist()}
 
 
-def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
-    """Return the contents of summary.json."""
+def summarise(file: ScenarioFile, results: Sequence[Result], measures: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """Return the contents of summary.json.
+
+    Args:
+        measures: at which rows are compared; by default what all runs have spent. See summary_metrics.equal_measures.
+    """
     runs = [result.summary for result in results]
     pools = [
         each
@@ -487,12 +492,14 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
             row["paper"] = scenario.paper
         if file.varied:
             row["varied"] = varied[scenario.name]
-    if file.varied and all(scenario.task == file.runs[0].task for scenario in file.runs):
-        _mark_front(table, runs[0]["higher_is_better"])
+    if file.varied:
+        _mark_front(file, table, runs[0]["higher_is_better"])
+    measures = _measures(file, results) if measures is None else measures
+    _compare_at(table, measures, results)
     if file.against:
         _compare(table, file.against)
     if file.claims or file.printed or file.answers:
-        _add_seeds(table, file, results)
+        _add_seeds(table, file, results, measures)
     warnings = [*objectives.collapses(table), *objectives.died(runs), *summary_metrics.waits(runs)]
     warnings += _notes_on_silent(table) if file.varied else []
     return {
@@ -500,6 +507,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         "version": __version__,
         "versions": versions(),
         **({} if file.target is None else {"target": file.target}),
+        **({"equal": dict(measures)} if measures else {}),
         **({} if file.figure == MEAN else {"figure": file.figure}),
         **asked(file),
         **(
@@ -534,13 +542,36 @@ def asked(file: ScenarioFile) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value}
 
 
-def _add_seeds(table: Sequence[dict[str, Any]], file: ScenarioFile, results: Sequence[Result]) -> None:
+def _measures(file: ScenarioFile, results: Sequence[Result]) -> dict[str, float]:
+    """Return the measures at which the rows of a scenario are compared: only if some run does not end by rounds in step."""
+    apart = any(run.mode == "asynchronous" for run in file.runs)
+    if not apart or len(file.rows()) < 2 or any(run.pool is not None for run in file.runs):
+        return {}
+    return summary_metrics.equal_measures([(result.rounds, result.summary) for result in results])
+
+
+def _compare_at(table: Sequence[dict[str, Any]], measures: Mapping[str, float], results: Sequence[Result]) -> None:
+    """Add to each row `equal`: by measure, the mean over the seeds of its metric there; None if some seed has none."""
+    for row in table if measures else ():
+        found = [
+            summary_metrics.at_equal_measures(result.rounds, result.summary, measures)
+            for result in results
+            if result.summary["name"] == row["name"]
+        ]
+        means = {axis: float(np.mean([each[axis] for each in found])) for axis in measures}
+        row["equal"] = {axis: None if np.isnan(value) else value for axis, value in means.items()}
+
+
+def _add_seeds(
+    table: Sequence[dict[str, Any]], file: ScenarioFile, results: Sequence[Result], measures: Mapping[str, float]
+) -> None:
     """Add to each row the figures that claims and answers compare or the paper prints, for each seed: `by_seed`."""
     seeds = sorted({result.summary["seed"] for result in results})
     tables: Sequence[Sequence[Mapping[str, Any]]] = [table]
     if len(seeds) > 1:
         tables = [
-            summarise(file, [result for result in results if result.summary["seed"] == seed])["table"] for seed in seeds
+            summarise(file, [result for result in results if result.summary["seed"] == seed], measures)["table"]
+            for seed in seeds
         ]
     for row, *of_seeds in zip(table, *tables, strict=True):
         row["by_seed"] = {
@@ -628,8 +659,13 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _mark_front(table: Sequence[dict[str, Any]], higher_is_better: bool) -> None:
-    """Mark the rows of a sweep that are Pareto-optimal in mean and bytes, among those of the same learning problem."""
+def _mark_front(file: ScenarioFile, table: Sequence[dict[str, Any]], higher_is_better: bool) -> None:
+    """Mark the rows of a sweep that are Pareto-optimal in mean and bytes, among those of the same learning problem.
+
+    Runs of different tasks have no common front.
+    """
+    if any(run.task != file.runs[0].task for run in file.runs):
+        return
     problems: dict[str, list[dict[str, Any]]] = {}
     for row in table:
         given = {key: value for key, value in row["varied"].items() if of_problem(key)}

@@ -1,8 +1,8 @@
 """Figures of a finished run for its summary.
 
 They are the traffic, the collaboration of nodes, the quality of each snapshot, the test metric of the mean of the honest
-nodes' models (key `mean_model` of a scenario), the cost until the run reached the target of its scenario, and the
-development of the clusters of a coordinated policy.
+nodes' models (key `mean_model` of a scenario), the cost until the run reached the target of its scenario, the metric at
+equal time, bytes and trainings, and the development of the clusters of a coordinated policy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from p2pfl.parameters import Parameters
 from p2pfl.policy import BestBy, SupportsPreselection
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.formatting import number
-from p2pfl.sim.results.learning_curves import Columns, bytes_sent, mean, of_nodes, round_ends
+from p2pfl.sim.results.learning_curves import AXES, Columns, Timeline, mean
 from p2pfl.sim.simulation.final_state import FinalState
 from p2pfl.sim.simulation.simulation import Run
 from p2pfl.task import group_of
@@ -264,21 +264,61 @@ def _metric(run: Run, nodes: Sequence[int], metric: str) -> float:
 def time_to_target(rounds: Columns, run: Mapping[str, Any], target: float) -> dict[str, Any] | None:
     """Return the cost until the mean over the nodes reached the target; None if it never did.
 
-    round: the first such round.
-    virtual_s: the time at which the last node ended it, in virtual seconds.
-    bytes: total sent by all nodes up to and including that round, and in the preparation.
+    A synchronous run reaches it at the end of a round, an asynchronous one at a moment; see
+    p2pfl.sim.results.learning_curves.
+
+    round: the first such round; of an asynchronous run, the rounds that a node had ended by then, mean over the nodes.
+    virtual_s: the time at which the last node ended it, or that moment, in virtual seconds.
+    bytes: total sent by all nodes until then, including the preparation.
 
     Args:
         rounds: see p2pfl.sim.simulation.recorder.Recorder.rounds_table.
         run: an entry of `runs` in summary.json.
     """
-    curve = mean(of_nodes(rounds, run["reported_stage"], f"test_{run['metric']}"))
+    timeline = timeline_of(rounds, run)
+    curve = mean(timeline.reported(run["reported_stage"], f"test_{run['metric']}"))
     good = curve >= target if run["higher_is_better"] else curve <= target
     if not good.any():
         return None
     first = int(np.argmax(good))
-    total = bytes_sent(rounds, run["traffic"]["preparation"]["bytes"])[first]
-    return {"round": first + 1, "virtual_s": float(round_ends(rounds)[first]), "bytes": int(total)}
+    ended = float(timeline.rounds[first]) if timeline.asynchronous else first + 1
+    return {"round": ended, "virtual_s": float(timeline.seconds[first]), "bytes": int(timeline.bytes[first])}
+
+
+def equal_measures(runs: Sequence[tuple[Columns, Mapping[str, Any]]]) -> dict[str, float]:
+    """Return what all of several runs have spent: the measures at which a table compares them; {} without runs.
+
+    seconds: virtual seconds of the run that ended first.
+    bytes: sent by all nodes, of the run that sent least; runs that send nothing do not count.
+    trainings: of a node, mean over the nodes, of the run with the fewest.
+
+    Args:
+        runs: for each run, its table of rounds, and its entry in summary.json.
+    """
+    totals: dict[str, list[float]] = {axis: [] for axis in AXES}
+    for rounds, run in runs:
+        timeline = timeline_of(rounds, run)
+        if not len(timeline.seconds):
+            return {}
+        totals["seconds"].append(run["time"]["virtual_s"])
+        totals["bytes"].append(float(timeline.bytes[-1]))
+        totals["trainings"].append(float(timeline.trainings[-1]))
+    return {axis: min(spent) for axis, found in totals.items() if (spent := [each for each in found if each > 0])}
+
+
+def at_equal_measures(rounds: Columns, run: Mapping[str, Any], measures: Mapping[str, float]) -> dict[str, float]:
+    """Return the mean test metric of the nodes' current models when the run had spent each of some measures.
+
+    It is NaN if some node had not ended its first round by then.
+    """
+    timeline = timeline_of(rounds, run)
+    curve = mean(timeline.reported(run["reported_stage"], f"test_{run['metric']}"))
+    return {axis: timeline.value_at(curve, axis, most) for axis, most in measures.items()}
+
+
+def timeline_of(rounds: Columns, run: Mapping[str, Any]) -> Timeline:
+    """Return the moments of a run; see `time_to_target` for the arguments."""
+    return Timeline(rounds, run.get("mode") == "asynchronous", run["traffic"]["preparation"]["bytes"])
 
 
 def mean_reached(each: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:

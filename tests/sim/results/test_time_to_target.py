@@ -5,11 +5,14 @@ import json
 import numpy as np
 import pytest
 
+import p2pfl
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli import main as cli
+from p2pfl.sim.results import learning_curves
 from p2pfl.sim.results.learning_curves import mean, of_nodes
 from p2pfl.sim.results.summary_metrics import mean_reached, time_to_target
 from p2pfl.sim.scenario.scenario import resolve
+from tests.support.report_pages import figures
 
 RUN = {
     **{"metric": "accuracy", "reported_stage": "trained", "higher_is_better": True},
@@ -61,6 +64,48 @@ def test_curve_uses_merged_metric_if_nothing_was_published():
 def test_time_to_target_without_rounds_is_none():
     assert time_to_target({name: column[:0] for name, column in ROUNDS.items()}, RUN, 0.0) is None
     assert time_to_target({name: ROUNDS[name] for name in ("round", "virtual_time", "node", "bytes_out")}, RUN, 0.0) is None
+
+
+ASYNCHRONOUS = RUN | {"mode": "asynchronous"}
+# a node of 1 s a round, and one of 4 s
+UNEQUAL = table(
+    [(k, 1.0 * k, 0, 10, min(0.1 * k, 0.6), 0.9) for k in range(1, 9)]
+    + [(1, 4.0, 1, 40, 0.2, 0.9), (2, 8.0, 1, 80, 0.4, 0.9)]
+)
+
+
+def test_time_to_target_of_asynchronous_run_is_a_moment():
+    # the mean is .3 once the slow node has ended its first round, and the fast one has .4
+    assert time_to_target(UNEQUAL, ASYNCHRONOUS, 0.3) == {"round": 2.5, "virtual_s": 4.0, "bytes": 1000 + 40 + 40}
+    # and .35 with the next round of the fast one: a quarter of the slow one's second round has passed
+    assert time_to_target(UNEQUAL, ASYNCHRONOUS, 0.35) == {"round": 3.0, "virtual_s": 5.0, "bytes": 1000 + 50 + 60}
+    assert time_to_target(UNEQUAL, ASYNCHRONOUS, 0.51) is None
+    # as if nodes had waited, the second round, .3 on average, would end with the slow node
+    assert time_to_target(UNEQUAL, RUN, 0.3) == {"round": 2, "virtual_s": 8.0, "bytes": 1000 + 20 + 120}
+
+
+def test_asynchronous_run_of_equal_nodes_is_seen_as_a_synchronous_one():
+    rows = [(k, 1.5 * k, node, 7 * node + 1, 0.1 * k + 0.01 * node, 0.0) for k in (1, 2, 3, 4) for node in (0, 1, 2)]
+    alike = table(rows)
+    for target in (0.1, 0.2, 0.31, 0.4):
+        assert time_to_target(alike, ASYNCHRONOUS, target) == time_to_target(alike, RUN, target)
+
+
+def test_moments_of_many_rounds_are_thinned(monkeypatch):
+    monkeypatch.setattr(learning_curves, "MOST_MOMENTS", 3)
+    timeline = learning_curves.Timeline(UNEQUAL, asynchronous=True)
+    assert timeline.seconds.tolist() == [1.0, 5.0, 8.0]
+    curve = mean(timeline.reported("trained", "test_accuracy"))
+    assert curve == pytest.approx([np.nan, 0.35, 0.5], nan_ok=True)
+    assert timeline.trainings.tolist() == timeline.rounds.tolist() == [0.5, 3.0, 5.0]  # one a round is assumed
+    assert timeline.value_at(curve, "seconds", 7.9) == curve[1]
+    assert np.isnan(timeline.value_at(curve, "bytes", 19))
+
+
+def test_trainings_are_counted_where_nodes_train_not_once_a_round():
+    rare = UNEQUAL | {"trainings": (UNEQUAL["round"] % 2).astype(np.int32)}
+    assert learning_curves.Timeline(rare, asynchronous=True).trainings[-1] == (4 + 1) / 2
+    assert learning_curves.Timeline(ROUNDS | {"trainings": np.array([2, 2, 0, 2])}).trainings.tolist() == [2.0, 3.0]
 
 
 def test_mean_reached_averages_successful_seeds():
@@ -123,3 +168,46 @@ def test_form_and_change_override_target():
 def test_target_that_is_no_number_is_refused(value):
     with pytest.raises(ConfigurationError, match=r"study: target must be a number, got "):
         resolve({}, [f"target={value}"], "study", ".")
+
+
+EQUAL = {
+    **{"nodes": 4, "seeds": [0, 1], "task": {"name": "digits", "samples": 40}, "compute": {"slowdown": [1.0, 6.0]}},
+    "policy": {"name": "random", "neighbours": 1, "reported_stage": "merged"},
+    "question": "Is it faster not to wait?",
+    "answer": [{"run": "apart", "against": "together", "figure": f"equal.{k}"} for k in ("seconds", "bytes", "trainings")],
+    "run": [{"name": "together", "rounds": 4}, {"name": "apart", "rounds": 8, "mode": "asynchronous"}],
+}
+
+
+def test_asynchronous_rows_are_compared_at_equal_time_bytes_and_trainings(tmp_path, capsys):
+    found = p2pfl.simulate(EQUAL, out=tmp_path / "run", progress=False)
+    equal, rows = found.summary["equal"], {row["name"]: row for row in found.summary["table"]}
+    assert equal["trainings"] == 4  # the synchronous nodes have no more
+    assert equal["seconds"] == min(run["time"]["virtual_s"] for run in found.summary["runs"])
+    assert equal["bytes"] == min(run["traffic"]["bytes"] for run in found.summary["runs"])
+    for result in found.only("apart"):
+        now = []
+        for node in range(4):  # by hand: the last round that each node had ended
+            ended = (result.rounds["node"] == node) & (result.rounds["virtual_time"] <= equal["seconds"] + 1e-6)
+            now.append(result.rounds["merged_test_accuracy"][ended][-1])
+        assert rows["apart"]["by_seed"]["equal.seconds"][result.summary["seed"]] == pytest.approx(np.mean(now))
+    for result in found.only("together"):
+        last = result.rounds["merged_test_accuracy"][result.rounds["round"] == 4]
+        assert rows["together"]["by_seed"]["equal.trainings"][result.summary["seed"]] == pytest.approx(np.mean(last))
+    assert cli.main(["report", str(tmp_path / "run")]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Test accuracy at equal time, against together" in page
+    assert f">at {equal['seconds']:,.4g} s</th>" in page
+    learning = figures(page)["learning"]
+    assert learning["views"][0]["x"]["together"] == [1, 2, 3, 4]
+    assert len(learning["y"]["apart"]) > 100  # moments, not rounds
+    assert "the model that each node has at a moment" in learning["note"]
+
+
+def test_synchronous_rows_have_no_columns_at_equal_measures():
+    found = p2pfl.simulate(
+        EQUAL | {"answer": [], "seeds": [0], "mode": "synchronous", "run": [{"name": "a"}, {"name": "b", "rounds": 2}]},
+        progress=False,
+    )
+    assert "equal" not in found.summary
+    assert "mode" not in found.summary["runs"][0]
