@@ -139,31 +139,41 @@ class BatchedLearner:
 
     # For all nodes at once; see p2pfl.cohort
 
-    def train_each(self, query: Train) -> np.ndarray:
-        """Return the trained models of all nodes, float32 [N, P].
+    def train_each(self, query: Train, nodes: np.ndarray | None = None) -> np.ndarray:
+        """Return the trained models of K nodes, float32 [K, P].
 
         Args:
             query: its models are of all nodes, [N, P].
+            nodes: the numbers of those to train, ascending; None for all.
         """
         rows = self._means.rows if query.params is self._means.array else list(query.params)
         mu, anchors = (0.0, rows) if query.proximal is None else (query.proximal[0], list(query.proximal[1]))
+        picked = [*range(len(rows))] if nodes is None else nodes.tolist()
         queries = [
-            Train(row, query.round, query.epochs, query.proximal and (mu, anchor), query.purpose, query.rule)
-            for row, anchor in zip(rows, anchors, strict=True)
+            Train(rows[k], query.round, query.epochs, query.proximal and (mu, anchors[k]), query.purpose, query.rule)
+            for k in picked
         ]
-        found = self._train([*range(len(queries))], queries)
+        found = self._train(picked, queries)
         return self._trained.array if found is self._trained.rows else np.array(found)
 
     def mean_each(
-        self, models: np.ndarray, rows: np.ndarray, weights: np.ndarray, starts: np.ndarray, alone: Sequence[int] = ()
+        self,
+        models: np.ndarray,
+        rows: np.ndarray,
+        weights: np.ndarray,
+        starts: np.ndarray,
+        *,
+        alone: Sequence[int] = (),
+        fresh: bool = False,
     ) -> np.ndarray:
-        """Return weighted means, float32 [N, P].
+        """Return weighted means, float32 [K, P].
 
         Args:
             models: float32 [M, P].
             rows, weights: row and weight of each model in a mean, one mean after another; [E].
-            starts: place of the first model of each mean, [N].
+            starts: place of the first model of each mean, [K].
             alone: means that single nodes would have asked for in a batch of one, which is summed in another order.
+            fresh: whether the models are copies of those of the last training.
         """
         counts = np.diff(starts, append=len(rows))
 
@@ -171,7 +181,7 @@ class BatchedLearner:
             part = slice(starts[k], starts[k] + counts[k])
             return weighted_mean(list(models[rows[part]]), weights[part].tolist())
 
-        if models is not self._trained.array and min(len(rows), len(models)) * models.shape[1] > LARGEST_MIX:
+        if not (fresh or models is self._trained.array) and min(len(rows), len(models)) * models.shape[1] > LARGEST_MIX:
             return np.array([single(k) for k in range(len(starts))])
         self._means_of(Rows(models, rows, weights, starts, counts, starts))
         for k in alone:
@@ -190,13 +200,20 @@ class BatchedLearner:
         found = self._losses(nodes, [Loss([rows[k] for k in ids.of(node).tolist()], split) for node in nodes])
         return np.concatenate(found) if found else np.empty(0)
 
-    def evaluate_each(self, models: Sequence[np.ndarray], splits: Sequence[Split]) -> list[dict[str, np.ma.MaskedArray]]:
-        """Return the figures of several models of each node, [N, P] each: [N] each, masked for nodes without samples."""
-        count = len(self._learners)
-        nodes = np.tile(np.arange(count), len(models))
+    def evaluate_each(
+        self, models: Sequence[np.ndarray], splits: Sequence[Split], nodes: np.ndarray
+    ) -> list[dict[str, np.ma.MaskedArray]]:
+        """Return the figures of several models of some nodes: [N] each, masked for others and for nodes without samples.
+
+        Args:
+            models: of all nodes, float32 [N, P] each.
+            nodes: the numbers of those whose models are evaluated, ascending.
+        """
+        owners = np.tile(nodes, len(models))
 
         def stack(rows: np.ndarray) -> Tensor:
-            which, k = divmod(rows, count)
+            which, k = divmod(rows, len(nodes))
+            k = nodes[k]
             first = int(which[0])
             if (which == first).all() and (np.diff(k) == 1).all():  # no copy
                 return self._on_device(models[first][k[0] : k[-1] + 1])
@@ -207,10 +224,13 @@ class BatchedLearner:
 
         found: list[dict[str, np.ma.MaskedArray]] = [{} for _ in models]
         for split in [split for split in splits if split in self._data]:
-            absent = self._data[split].counts == 0
-            for name, column in self._columns(stack, nodes, split, self._figures_of).items():
-                for each, values in zip(found, column.reshape(len(models), count), strict=True):
-                    each[f"{split}_{name}"] = np.ma.MaskedArray(values, absent)
+            absent = np.ones(len(self._learners), bool)
+            absent[nodes] = self._data[split].counts[nodes] == 0
+            for name, column in self._columns(stack, owners, split, self._figures_of).items():
+                for each, values in zip(found, column.reshape(len(models), len(nodes)), strict=True):
+                    whole = np.full(len(absent), np.nan)
+                    whole[nodes] = values
+                    each[f"{split}_{name}"] = np.ma.MaskedArray(whole, absent.copy())
         return found
 
     def _on_device(self, models: np.ndarray) -> Tensor:

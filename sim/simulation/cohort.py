@@ -9,9 +9,12 @@ policy's own procedures with a `Me` and `Peers` that hold the values of all node
 without an event loop.
 
 `why_not` decides in one place whether a run is a cohort. Nodes must be synchronous and take equal time, links must cost no
-time and lose nothing, messages must be modelled, and nobody attacks, stops early, clips, compresses or has private
-parameters. Then every node is in the same round at every moment, finds the model of every peer published, and waits for
-nobody; so the order of events is known without an event loop.
+time and lose nothing, messages must be modelled, and nobody attacks, clips, compresses or has private parameters. Then
+every node is in the same round at every moment, finds the model of every peer published, and waits for nobody; so the
+order of events is known without an event loop.
+
+Nodes that have stopped early keep their rows in all arrays, so that a policy sees nothing of it. But no learner computes
+these rows, they ask for no models, and what they have published last is what they still offer.
 
 What must hold: parameters, weights, edges, bytes, budgets, the trace and all results equal those of single nodes bit for
 bit. The same learner computes the same queries, in the same batches. Tests compare both for random scenarios.
@@ -25,7 +28,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from math import inf
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +87,6 @@ def why_not(plan: RunPlan, first: Policy, backend: ComputeBackend, links: Links)
         (scenario.compute.seconds > 0, "training takes no time"),  # nodes of one time may then be in different rounds
         (scenario.attack is None, "nodes attack"),
         (scenario.robust == "none" and not scenario.distrust, "nodes protect themselves"),
-        (scenario.patience == 0, "nodes may stop early"),
         (scenario.codec["name"] == "float32", "models are compressed"),
         (scenario.nodes > 1, "there is one node"),
         (isinstance(backend, BatchedLearner), "nodes are trained one by one"),
@@ -128,7 +130,17 @@ class Cohort:
         self.n_samples = self.me.n_samples
         self._pending: tuple[int, dict[Stage, Models]] | None = None
         self._waited = np.zeros(count, bool)  # nodes that have asked a query in this round which others have not
-        self._everyone = np.arange(count)
+        self.runs = np.ones(count, bool)  # nodes that have not stopped early
+        self.rows = np.arange(count)  # their numbers
+        self.ended = np.zeros(count, np.int64)  # the last round of each node that has ended
+        self._states: dict[int, dict[str, Any]] = {}  # of the policy for nodes that have stopped early
+        self._result: Figures = {}
+        self._trained: Models | None = None
+
+    @property
+    def all_run(self) -> bool:
+        """Whether no node has stopped early."""
+        return len(self.rows) == self.count
 
     def run(self) -> None:
         """Run all rounds.
@@ -143,17 +155,23 @@ class Cohort:
             self._waited[:] = False
             merge = _run(self.policy.round(cast(policy.Me, me), cast(policy.Peers, peers)))
             weights = self._take(merge)
+            ending = self.runs & (round == scenario.rounds)
             if scenario.evaluate_every and (round % scenario.evaluate_every == 0 or round == scenario.rounds):
                 self._evaluate({**{s: p for s, p in peers.published.items() if s != "prepared"}, "merged": me.params})
-            self.recorder.merged_by_all(round, peers, weights, self._waited.argsort(kind="stable"))
-        self._finish()
+                ending |= self.runs & self.best.exhausted(scenario.patience)
+            self.recorder.merged_by_all(round, peers, weights, self.rows[self._waited[self.rows].argsort(kind="stable")])
+            if ending.any():
+                self._end(ending)
+            if not len(self.rows):
+                break
+        self.recorder.closed_by_all(np.flatnonzero(self.ended < scenario.rounds), peers)
 
     def _take(self, merge: Any) -> WeightsOfEach | None:
         """Adopt the result of a round; return the weights, or None if each node keeps its own model alone."""
         params = merge.params
         if params.shape != self.me.params.shape or params.dtype != np.float32:
             raise ConfigurationError(f"the policy {type(self.policy).__name__} returned {params.dtype} {params.shape}")
-        self.me.params = params
+        self.me.params = params if self.all_run else np.where(self.runs[:, None], params, self.me.params)
         return merge.weights if isinstance(merge.weights, WeightsOfEach) else None
 
     # Queries
@@ -162,26 +180,44 @@ class Cohort:
         """Return the trained models; `query.params` and the anchors of a proximal term are of all nodes, [N, P]."""
         self._pass(query.passes * self._seconds)
         self._count(Train.name)
-        return self.learner.train_each(query)
+        if self.all_run:
+            return self.learner.train_each(query)
+        self._trained = self._among_all(self.learner.train_each(query, self.rows))
+        return self._trained
+
+    def _among_all(self, models: Models) -> Models:
+        """Return rows of the nodes that run as rows among those of all nodes."""
+        if self.all_run:
+            return models
+        found = self.me.params.copy()
+        found[self.rows] = models
+        return found
 
     async def mix(self, own: Models, published: Models, weights: WeightsOfEach) -> MergeOfEach:
         """Return the weighted means, each summed in the order of the numbers of the nodes."""
         self._count(Mean.name)
-        ids, count = weights.ids, self.count
-        keys = np.concatenate([ids.rows * count + ids.peers, self._everyone * (count + 1)])
+        ids, count, nodes = weights.ids, self.count, self.rows
+        trained, own = own is self._trained, self.peers.offered(own)
+        fresh = trained and own is published
+        keys = np.concatenate([ids.rows * count + ids.peers, nodes * (count + 1)])
         order = keys.argsort(kind="stable")
-        rows = np.concatenate([ids.peers, self._everyone if own is published else self._everyone + count])[order]
-        values = np.concatenate([weights.others, weights.own])[order]
+        rows = np.concatenate([ids.peers, nodes if own is published else nodes + count])[order]
+        values = np.concatenate([weights.others, weights.own[nodes]])[order]
         models = published if own is published else np.concatenate([published, own])
-        starts = ids.starts[:-1] + self._everyone
-        groups = ~self._waited, self._waited  # single nodes ask for their means in two batches then
+        if not self.all_run:  # how means are summed depends on the number of different models if they are large
+            used, rows = np.unique(rows, return_inverse=True)
+            models, fresh = models[used], fresh and bool(self.runs[used % count].all())
+        starts = ids.starts[nodes] + np.arange(len(nodes))
+        waited = self._waited[nodes]
+        groups = ~waited, waited  # single nodes ask for their means in two batches then
         alone = [int(group.argmax()) for group in groups if group.sum() == 1]
-        return MergeOfEach(self.learner.mean_each(models, rows, values, starts, alone), weights)
+        means = self.learner.mean_each(models, rows, values, starts, alone=alone, fresh=fresh)
+        return MergeOfEach(self._among_all(means), weights)
 
     def compare(self, own: Models, updates: UpdatesOfEach, measure: str) -> NDArray[np.float64]:
         """Return the similarity of each own model to those received, [E]; see p2pfl.algorithms.similarity."""
         self._count(CompareModels.name, int(np.count_nonzero(updates.ids.counts)))
-        return compare_each(own, updates.published, updates.ids, measure, self.me.initial)
+        return compare_each(self.peers.offered(own), updates.published, updates.ids, measure, self.me.initial)
 
     def losses(self, updates: UpdatesOfEach, split: Split) -> NDArray[np.float64]:
         """Return the mean loss of each model received on the receiver's data, [E]."""
@@ -200,11 +236,11 @@ class Cohort:
         self._measure()
 
     def _count(self, name: str, jobs: int | None = None) -> None:
-        """Count a batch of queries, as if nodes had asked one by one; by default each node has."""
+        """Count a batch of queries, as if nodes had asked one by one; by default each that runs has."""
         if jobs != 0:
             queue = self._batcher.queue(name)
             queue.batches += 1
-            queue.jobs += self.count if jobs is None else jobs
+            queue.jobs += len(self.rows) if jobs is None else jobs
 
     # Evaluation: as in p2pfl.node.evaluations, computed with the next trainings, and reported one evaluation later
 
@@ -218,35 +254,50 @@ class Cohort:
             return
         (round, stages), self._pending = self._pending, None
         figures: dict[Stage, Figures] = {stage: {} for stage in stages}
-        rows = self._everyone >= 0
-        self._evaluate_rows([(rows, models, figures[stage]) for stage, models in stages.items()])
-        self.best.see(round, stages, figures, rows)
+        self._evaluate_rows([(self.runs, models, figures[stage]) for stage, models in stages.items()])
+        self.best.see(round, stages, figures, self.runs)
         self.recorder.evaluated_by_all(round, figures)
 
-    def _finish(self) -> None:
-        """Evaluate the models of the last round, and those that were best on validation.
+    def _end(self, ending: NDArray[np.bool_]) -> None:
+        """Evaluate the last models of nodes that end after this round, and those that were best on validation.
 
-        Models that are evaluated on the same samples are one product, whose last bits depend on how many they are. So if
-        some nodes have waited in the last round for what others did not ask, the batches are those of single nodes: the
-        last models of the early nodes, their results with the last models of the late ones, and the results of these.
+        Models that are evaluated on the same samples are one product, whose last bits depend on how many they are. So the
+        batches are those of single nodes. A node that ends does not wait for the next training, but has the models of this
+        round evaluated at once, with those of all nodes that are as far. If some nodes have waited in this round for what
+        others did not ask, these are the early ones; the late ones come together with the results of the early ones.
         """
-        early, late = ~self._waited, self._waited.copy()
+        early, late = self.runs & ~self._waited, self.runs & self._waited
         if not (early.any() and late.any()):
-            early, late = late, ~np.zeros_like(late)
+            early, late = early & False, self.runs
+        nobody = early & False
         pending, self._pending = self._pending, None
         stages = {} if pending is None else pending[1]
         figures: dict[Stage, Figures] = {stage: {} for stage in stages}
-        result: Figures = {}
-        for done, coming in ((early & False, early), (early, late), (late, late & False)):
+        left = nobody
+        for done, newer in ((nobody, early), (early & ending, late), (late & ending, nobody)):
+            coming = left | newer
+            if not (done | (coming & ending)).any():
+                left = coming
+                continue
+            left = nobody
             asked = [(coming, models, figures[stage]) for stage, models in stages.items()] if coming.any() else []
             if done.any():
-                asked.append((done, self._results(), result))
+                asked.append((done, self._results(), self._result))
             self._evaluate_rows(asked)
             if stages and coming.any():
                 self.best.see(self.me.round, stages, figures, coming)
         if stages:
             self.recorder.evaluated_by_all(self.me.round, figures)
-        self.recorder.finished_by_all(self.plan.scenario.rounds, self.me.params, result)
+        self.recorder.finished_by_all(self.me.round, self.me.params, self._result, np.flatnonzero(ending))
+        self._stop(ending)
+
+    def _stop(self, ending: NDArray[np.bool_]) -> None:
+        """Leave nodes out from now on."""
+        self.ended[ending] = self.me.round
+        if self.me.round < self.plan.scenario.rounds and isinstance(self.policy, SupportsPreselection):
+            self._states |= {k: self._state_of(k) for k in np.flatnonzero(ending).tolist()}
+        self.runs &= ~ending
+        self.rows = np.flatnonzero(self.runs)
 
     def _results(self) -> Models:
         """Return the model of each node that counts as its result, as far as it is known."""
@@ -258,13 +309,16 @@ class Cohort:
         """Evaluate some rows of models in one batch, and add the figures to those of other rows."""
         if not asked:
             return
-        everyone = [rows.all() for rows, *_ in asked]
-        self._count(Evaluate.name, int(np.logical_or.reduce([rows for rows, *_ in asked]).sum()))
-        if all(everyone):
-            for (_, _, figures), found in zip(
-                asked, self.learner.evaluate_each([m for _, m, _ in asked], SPLITS), strict=True
-            ):
-                figures |= found
+        whose = np.logical_or.reduce([rows for rows, *_ in asked])
+        self._count(Evaluate.name, int(whose.sum()))
+        if all((rows == whose).all() for rows, *_ in asked):
+            evaluations = self.learner.evaluate_each([models for _, models, _ in asked], SPLITS, np.flatnonzero(whose))
+            for (_, _, figures), found in zip(asked, evaluations, strict=True):
+                for name, values in found.items():
+                    if name in figures:
+                        figures[name][whose] = values[whose]
+                    else:
+                        figures[name] = values
             return
         queries: dict[int, list[tuple[Models, Figures]]] = {}
         for rows, models, figures in asked:
@@ -291,7 +345,7 @@ class Cohort:
             policies,
             self._results(),
             self.best.judged,
-            counts | {"rounds": np.full(self.count, self.me.round)},
+            counts | {"rounds": self.ended},
             {kind: getattr(budget, kind) for kind in LIMITS},
         )
 
@@ -300,12 +354,15 @@ class Cohort:
         if isinstance(self.policy, SupportsPreselection):
             node.policy.restore(self._state_of(k))
         node.me.params = self.me.params[k]
-        node.me.round = self.me.round
+        node.me.round = int(self.ended[k])
         self.best.write_back(k, node)
+        node.early_stopping.stopped = node.me.round < self.plan.scenario.rounds
         self.peers.write_back(k, node)
 
     def _state_of(self, k: int) -> dict[str, Any]:
-        """Return the policy's state of node `k`."""
+        """Return the policy's state of node `k` at its end."""
+        if k in self._states:
+            return self._states[k]
         names = self.plan.names
         return {
             name: [names[j] for j in value.of(k).tolist()] if isinstance(value, IdsOfEach) else value
@@ -416,8 +473,9 @@ class _Peers:
 
     Attributes:
         ids: the neighbours of each node.
-        published: the models published in this round, by stage; [N, P].
-        models_in: models received in this round, [N].
+        published: the models published in this round, by stage; [N, P]. Those of nodes that have stopped early are their
+            last ones.
+        models_in: models received in this round, or in the last one of a node, [N].
         received, sent: bytes in all rounds so far, [N].
         edges: the models received in this round, and the bytes of each.
     """
@@ -431,10 +489,10 @@ class _Peers:
             counts, np.fromiter((place[id] for ids in around for id in ids), np.int64, counts.sum())
         )
         self.published: dict[Stage, Models] = {}
-        self._extras: ExtrasOfEach | None = None
+        self._offers: dict[Stage, _Offer] = {}  # the last ones, by stage
+        self._newest: tuple[Models, Models] | None = None  # what the policy published last, and what peers receive of it
         self._size = OVERHEAD + plan.encoder(0).whole
-        self._sizes = np.full(count, self._size)  # of each node's last model
-        self._extra = np.zeros(count, np.int64)  # bytes of its extras
+        self._extra = np.zeros(count, np.int64)  # bytes of each node's last extras
         self.models_in, self._bytes_in = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self.edges: list[tuple[IdsOfEach, Counts]] = []
         self.received, self.sent = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -443,8 +501,8 @@ class _Peers:
     def begin_round(self) -> None:
         self.published = {}
         self.edges = []
-        self.models_in = np.zeros_like(self.models_in)
-        self._bytes_in = np.zeros_like(self._bytes_in)
+        runs = self._cohort.runs
+        self.models_in, self._bytes_in = np.where(runs, 0, self.models_in), np.where(runs, 0, self._bytes_in)
 
     def public_info(self, id: str) -> Mapping[str, Any]:
         """Return the public facts of every node: `n_samples`, [N], and the number of its `group`, [N], if all have one."""
@@ -459,20 +517,34 @@ class _Peers:
 
     async def publish(self, params: Models, extras: ExtrasOfEach | None = None, stage: Stage = "trained") -> None:
         cohort = self._cohort
-        self.published[stage], self._extras = params, extras
+        cohort.recorder.published_by_all(cohort.me.round, stage, params, cohort.rows)
         self._extra = np.zeros(len(params), np.int64) if extras is None else _sizes_of(extras)
-        self._sizes = self._size + self._extra
-        cohort.recorder.published_by_all(cohort.me.round, stage, params)
+        offer = _Offer(params, extras, self._size + self._extra)
+        if not cohort.all_run:
+            if stage not in self._offers:
+                raise ConfigurationError(f"nodes that have stopped early have published no model at the stage {stage!r}")
+            offer = self._offers[stage].renewed(offer, cohort.runs)
+        self._offers[stage], self.published[stage] = offer, offer.params
+        self._newest = params, offer.params
+
+    def offered(self, params: Models) -> Models:
+        """Return what peers receive of these models if they were published last, else the same models.
+
+        They differ only in rows of nodes that have stopped early.
+        """
+        return self._newest[1] if self._newest is not None and params is self._newest[0] else params
 
     async def models(self, ids: IdsOfEach, stage: Stage = "trained") -> UpdatesOfEach:
         cohort, me = self._cohort, self._cohort.me
+        ids = self._asking(ids)
         self._reserve(ids)
-        sizes = self._sizes[ids.peers]
+        offer = self._offers[stage]
+        sizes = offer.sizes[ids.peers]
         asked, given = ids.counts, np.bincount(ids.peers, minlength=len(ids.counts))
         columns, totals = self._columns, ids.sums(sizes).astype(np.int64)
         columns["asked"] += asked
         columns["given"] += given
-        columns["bytes_given"] += given * self._sizes
+        columns["bytes_given"] += given * offer.sizes
         columns["bytes_taken"] += totals
         if me.round:
             self.models_in += asked
@@ -480,16 +552,20 @@ class _Peers:
             columns["round_models"] += asked
             columns["round_bytes"] += totals
             self.received += OVERHEAD * given + totals
-            self.sent += OVERHEAD * asked + given * self._sizes
+            self.sent += OVERHEAD * asked + given * offer.sizes
             self.edges.append((ids, sizes))
         else:
             columns["asked_early"] += asked
             columns["given_early"] += given
-            columns["bytes_given_early"] += given * self._sizes
+            columns["bytes_given_early"] += given * offer.sizes
             columns["bytes_taken_early"] += totals
         np.maximum(columns["most_held"], asked, out=columns["most_held"])
         cohort.recorder.received_by_all(me.round, ids)
-        return UpdatesOfEach(ids, self.published[stage], me.n_samples, self._extras, cohort.mix)
+        return UpdatesOfEach(ids, offer.params, me.n_samples, offer.extras, cohort.mix)
+
+    def _asking(self, ids: IdsOfEach) -> IdsOfEach:
+        """Return the ids without those of nodes that have stopped early."""
+        return ids if self._cohort.all_run else ids.where(self._cohort.runs[ids.rows])
 
     # Budgets: see p2pfl.budget
 
@@ -499,6 +575,7 @@ class _Peers:
 
     def within_budget(self, ids: IdsOfEach) -> IdsOfEach:
         budget = cast(BudgetOfEach, self._cohort.me.budget)
+        ids = self._asking(ids)
         if not budget.limited.any():
             return ids
         most = ids.counts.copy()
@@ -570,6 +647,35 @@ class _Peers:
         node.peers.published = {stage: params[k] for stage, params in self.published.items()}
 
 
+class _Offer(NamedTuple):
+    """What all nodes have published at one stage.
+
+    Attributes:
+        params: float32 [N, P].
+        sizes: bytes of each model with its extras, [N].
+    """
+
+    params: Models
+    extras: ExtrasOfEach | None
+    sizes: Counts
+
+    def renewed(self, other: _Offer, rows: NDArray[np.bool_]) -> _Offer:
+        """Return an offer with some rows of another one, bool [N]."""
+        params = np.where(rows[:, None], other.params, self.params)
+        return _Offer(params, _renewed(self.extras, other.extras, rows), np.where(rows, other.sizes, self.sizes))
+
+
+def _renewed(old: ExtrasOfEach | None, new: ExtrasOfEach | None, rows: NDArray[np.bool_]) -> ExtrasOfEach | None:
+    """Return extras with some rows of newer ones, bool [N]."""
+    if old is None or new is None:
+        return new
+    counts = np.where(rows, np.diff(new.starts), np.diff(old.starts))
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    begins = np.where(rows, new.starts[:-1] + old.starts[-1], old.starts[:-1])
+    entries = np.arange(starts[-1]) + np.repeat(begins - starts[:-1], counts)
+    return ExtrasOfEach(starts, {name: np.concatenate([old.arrays[name], new.arrays[name]])[entries] for name in new.arrays})
+
+
 _COLUMNS = (
     *("asked", "given", "bytes_given", "bytes_taken"),
     *("asked_early", "given_early", "bytes_given_early", "bytes_taken_early"),
@@ -604,7 +710,7 @@ class _BestModels:
         self.params: Models | None = None
         self._round = np.zeros(count, np.int64)
         self._improved = np.zeros(count, np.int64)
-        self._newest = 0
+        self._newest = np.zeros(count, np.int64)
         self._loss = np.full(count, inf)
         self._stage = np.zeros(count, np.int64)  # its place in STAGES
         self._least: dict[Stage, tuple[NDArray[np.float64], Counts]] = {}  # of the validation loss, and its round
@@ -617,7 +723,8 @@ class _BestModels:
         rows: NDArray[np.bool_],
     ) -> None:
         """Record the models of a round and their figures for some of the nodes."""
-        count, self._newest = len(self._loss), round
+        count = len(self._loss)
+        self._newest[rows] = round
         for stage, found in figures.items():
             if "validation_loss" in found:
                 loss = found["validation_loss"].filled(inf)
@@ -646,6 +753,10 @@ class _BestModels:
                 self.params[:] = models
             else:
                 self.params[chosen] = models[chosen]
+
+    def exhausted(self, patience: int) -> NDArray[np.bool_]:
+        """Return whether the patience of each node has run out, [N]."""
+        return (patience > 0) & (self._newest - self._improved >= patience)
 
     def _counted(self, figures: Mapping[Stage, Figures]) -> Counts:
         """Return the number of the stage that counts for each node; see p2pfl.node.evaluations.counted_stage."""
@@ -681,7 +792,7 @@ class _BestModels:
         found.by_stage = {
             stage: (float(least[k]), int(at[k])) for stage, (least, at) in self._least.items() if least[k] < inf
         }
-        found._newest, found._improved = self._newest, int(self._improved[k])  # noqa: SLF001
+        found._newest, found._improved = int(self._newest[k]), int(self._improved[k])  # noqa: SLF001
 
 
 def _run(procedure: Coroutine[Any, Any, T]) -> T:

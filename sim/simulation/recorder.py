@@ -157,11 +157,11 @@ class Recorder(Observer):
 
     # The same events of all nodes of a cohort, in the order of the nodes
 
-    def published_by_all(self, round: int, stage: Stage, params: np.ndarray) -> None:
-        """Record models, [N, P]; see `published`."""
-        now, trace = self._loop.now, self.trace
-        for name, row in zip(self._place, np.ascontiguousarray(params), strict=True):
-            trace.published(now, name, stage, round, row)
+    def published_by_all(self, round: int, stage: Stage, params: np.ndarray, nodes: np.ndarray) -> None:
+        """Record the models, [N, P], of some nodes; see `published`."""
+        now, trace, names, rows = self._loop.now, self.trace, list(self._place), np.ascontiguousarray(params)
+        for k in nodes.tolist():
+            trace.published(now, names[k], stage, round, rows[k])
 
     def received_by_all(self, round: int, ids: IdsOfEach) -> None:
         """Record the senders of models; see `received`. A node without any has not asked."""
@@ -178,14 +178,15 @@ class Recorder(Observer):
 
         Args:
             weights: of the merges; None if each node keeps its own model alone.
-            nodes: all nodes, in the order in which they end the round.
+            nodes: those that have not stopped early, in the order in which they end the round.
         """
         first, models = len(self._rounds), peers.models_in
         self._rounds.extend(
             **{"round": round, "virtual_time": self._loop.now, "node": nodes},
             **{"bytes_in": peers.received[nodes], "bytes_out": peers.sent[nodes], "models_in": models[nodes]},
         )
-        row = first + nodes.argsort()
+        row = np.zeros(len(models), np.int64)
+        row[nodes] = first + np.arange(len(nodes))
         for ids, sizes in peers.edges if weights is not None else ():
             assert weights is not None
             places = weights.ids.find(ids.rows, ids.peers)
@@ -196,7 +197,7 @@ class Recorder(Observer):
                 dst, src = ids.rows[used], ids.peers[used]
                 self._edges.extend(row=row[dst], round=round, src=src, dst=dst, weight=weight[used], bytes=sizes[used])
         self.most_models = max(self.most_models, int(models.max()))
-        self.rounds_done += len(models)
+        self.rounds_done += len(nodes)
         self.progress(self.rounds_done)
 
     def evaluated_by_all(self, round: int, stages: Mapping[Stage, Mapping[str, np.ma.MaskedArray]]) -> None:
@@ -215,10 +216,21 @@ class Recorder(Observer):
             **{"figure": np.broadcast_to(figures, there.shape)[there], "value": values[there]},
         )
 
-    def finished_by_all(self, round: int, params: np.ndarray, result: Mapping[str, np.ma.MaskedArray]) -> None:
-        """Record the results of all nodes; see `finished`."""
-        self.published_by_all(round, "finished", params)  # type: ignore[arg-type]
+    def finished_by_all(
+        self, round: int, params: np.ndarray, result: Mapping[str, np.ma.MaskedArray], nodes: np.ndarray
+    ) -> None:
+        """Record the end of some nodes; see `finished`.
+
+        Args:
+            result: the metrics of the results so far, [N] each.
+        """
+        self.published_by_all(round, "finished", params, nodes)  # type: ignore[arg-type]
         self.results = ResultsOfEach(self._place, result)
+
+    def closed_by_all(self, nodes: np.ndarray, peers: PeersOfEach) -> None:
+        """Record the bytes sent after the last rounds of some nodes; see `close`."""
+        for k in nodes.tolist():
+            self._sent_last[k] = int(peers.received[k]), int(peers.sent[k])
 
     def result(self, figure: str) -> np.ma.MaskedArray:
         """Return a metric of each node's result, float64 [N]: NaN, and masked, where a node has none."""

@@ -25,9 +25,9 @@ SMALL = {"nodes": 9, "rounds": 4, "task": {"name": "digits", "samples": 24}, "po
 HERE = __name__
 
 
-def uneven(part: Part, seed: int):
+def uneven(part: Part, seed: int, lr: float = 0.05):
     """Return the task digits with another number of training samples at each node."""
-    made: Any = make_task("digits", {"samples": 40, "batch_size": 8}, part, seed)
+    made: Any = make_task("digits", {"samples": 40, "batch_size": 8, "lr": lr}, part, seed)
     x, y = made.data["train"]
     kept = 40 - 5 * (part.index % 7)
     return dataclasses.replace(made, data={**made.data, "train": type(made.data["train"])(x[:kept], y[:kept])})
@@ -141,13 +141,24 @@ TASKS = [
     {"name": "digits", "labels": 3},
     {"name": "digits", "samples": 24, "shared": True},
     {"name": "concept-shift"},
+    {"name": f"{HERE}:uneven", "lr": 0.8},
 ]
 """Equal and unequal numbers of samples, test data of its own or common to all, images and regression."""
+
+RESTLESS, RING = {"name": f"{HERE}:uneven", "lr": 0.8}, {"name": "ring"}
+"""The validation losses do not fall in every round."""
 
 
 @pytest.mark.parametrize("policy", POLICIES_WITH_COHORTS, ids=lambda policy: "-".join(map(str, policy.values())))
 def test_cohort_equals_single_nodes(policy):
     check_equal({"policy": policy})
+
+
+@pytest.mark.parametrize("policy", POLICIES_WITH_COHORTS, ids=lambda policy: "-".join(map(str, policy.values())))
+def test_cohort_whose_nodes_stop_early_equals_single_nodes(policy):
+    changes = {"policy": policy, "patience": 1, "rounds": 9, "task": RESTLESS, "topology": RING}
+    assert len({node.round for node in simulation(**changes).run().nodes.values()}) > 1
+    check_equal(changes)
 
 
 @pytest.mark.slow
@@ -162,7 +173,8 @@ def test_cohort_equals_single_nodes_in_random_scenarios(data):
         "budget": draw(st.sampled_from(BUDGETS)),
         "task": task,
         "nodes": draw(st.integers(5, 14)),
-        "rounds": draw(st.integers(1, 5)),
+        "rounds": draw(st.integers(1, 7)),
+        "patience": draw(st.integers(0, 3)),
         "seeds": [draw(st.integers(0, 3))],
         "evaluate_every": draw(st.sampled_from([0, 1, 2])),
         "best_by": draw(st.sampled_from(["loss", "metric"])),
@@ -194,7 +206,6 @@ def test_all_policies_that_declare_cohorts_are_compared():
         ({"compute": {"seconds": 0.0}}, "training takes no time"),
         ({"attack": {"name": "sign-flip", "nodes": [1]}}, "nodes attack"),
         ({"robust": "clip-loss"}, "nodes protect themselves"),
-        ({"patience": 3}, "nodes may stop early"),
         ({"codec": {"name": "float16"}}, "models are compressed"),
         ({"nodes": 1}, "there is one node"),
         ({"trainer": "one-by-one"}, "nodes are trained one by one"),
