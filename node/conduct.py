@@ -53,7 +53,8 @@ REMEMBERED = 8  # models of each sender, and of this node, that are compared wit
 NEAR = 2  # reported models of rounds further from the own round are compared, but not kept
 REPORT_RATE, REPORT_BURST = 5.0, 20  # reports of one peer per second that are read
 KEPT = 6  # signed models of one sender and source: three rounds of two stages
-Key = tuple[tuple[int, int], int, str]
+KEPT_FRAGMENTS = 64  # the same of fragments
+Key = tuple[tuple[int, int], int, str, tuple[str, int, int] | None]
 
 
 class ConductState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,6 +165,19 @@ class Conduct:
             self.record_answer(update.sender)
             if update.stage == "trained" and not update.final:
                 self._compare(update)
+
+    def record_fragments(self, asked: Collection[str], senders: Collection[str]) -> None:
+        """Count the requests for fragments that brought none. Fragments are not compared with earlier ones.
+
+        Args:
+            asked: the peers that were asked.
+            senders: those that have sent a fragment.
+        """
+        for name in asked if self.enabled else ():
+            if name in senders:
+                self.record_answer(name)
+            else:
+                self.record_miss(name)
 
     def record_answer(self, name: str) -> None:
         """Record that a peer has sent a model, possibly late."""
@@ -316,7 +330,7 @@ class EquivocationWatch:
         if not newest:
             return True
         header = parse_header(newest, self._federation)
-        assert isinstance(header.body, m.ModelUpdate)
+        assert isinstance(header.body, m.ModelUpdate | m.FragmentUpdate)
         return (model.start, model.round) > ((header.incarnation, header.generation), header.body.round)
 
     def _is_member(self, key: bytes) -> bool:
@@ -376,32 +390,32 @@ class ReceiptBook:
     """Signed models of the last rounds, by sender.
 
     Fetched models and those that peers report are kept separately, so that reports cannot displace what this node has
-    fetched itself.
+    fetched itself; so are whole models and fragments.
     """
 
     def __init__(self) -> None:
-        self._fetched: dict[bytes, dict[Key, SignedModel]] = {}
-        self._reported: dict[bytes, dict[Key, SignedModel]] = {}
+        self._kept: dict[tuple[bytes, bool, bool], dict[Key, SignedModel]] = {}  # by sender, fetched, fragment
 
     def find(self, model: SignedModel) -> SignedModel | None:
         """Return the known model of the same sender, start, round and stage."""
-        for book in (self._fetched, self._reported):
-            found = book.get(model.sender, {}).get(_key(model))
+        key = _key(model)
+        for fetched in (True, False):
+            found = self._kept.get((model.sender, fetched, model.part is not None), {}).get(key)
             if found is not None:
                 return found
         return None
 
     def add(self, model: SignedModel, fetched: bool) -> None:
         """Keep a model in place of the oldest one of its sender. The signature of a reported one must be valid."""
-        kept = (self._fetched if fetched else self._reported).setdefault(model.sender, {})
+        kept = self._kept.setdefault((model.sender, fetched, model.part is not None), {})
         kept[_key(model)] = model
-        if len(kept) > KEPT:
+        if len(kept) > (KEPT if model.part is None else KEPT_FRAGMENTS):
             del kept[min(kept)]
 
     def latest(self, sender: bytes) -> SignedModel | None:
         """Return the newest known model of a sender: of its last start, and there of its last round."""
-        known = [*self._fetched.get(sender, {}).values(), *self._reported.get(sender, {}).values()]
-        return max(known, key=_key, default=None)
+        books = (self._kept.get((sender, fetched, part), {}) for fetched in (True, False) for part in (False, True))
+        return max((model for book in books for model in book.values()), key=lambda model: _key(model)[:3], default=None)
 
     def is_outdated(self, model: SignedModel) -> bool:
         """Return whether a later start of the sender is known."""
@@ -410,4 +424,4 @@ class ReceiptBook:
 
 
 def _key(model: SignedModel) -> Key:
-    return model.start, model.round, model.stage
+    return model.start, model.round, model.stage, model.part

@@ -38,10 +38,10 @@ from p2pfl.node.evaluations import Evaluations
 from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.exchange.model_encoding import Published
 from p2pfl.node.policy_api import Me, NodePeers
-from p2pfl.node.settings import Settings
+from p2pfl.node.settings import Settings, check_fragments
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters, detached, problem
-from p2pfl.policy import Budget, Coordinated, Merge, Policy, Stage, asks_scores, check_stage, memory_of
+from p2pfl.policy import Budget, Coordinated, Merge, Policy, Stage, asks_scores, check_stage, fetches_fragments, memory_of
 from p2pfl.queries import Evaluate, Split
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Task
@@ -107,6 +107,7 @@ class Node:
     ) -> None:
         settings.check()
         check_stage(policy)
+        check_fragments(settings, policy)
         self.name = name
         self.task = task
         self.policy = policy
@@ -144,6 +145,7 @@ class Node:
             names=names,
             refuse=lenient,
             asks_scores=asks_scores(policy),
+            fetches_fragments=fetches_fragments(policy),
             oldest=inf if settings.mode == "synchronous" else settings.max_staleness,
         )
         self.me.observers = self.peers.observers = observers

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from math import inf, isfinite
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -18,18 +18,21 @@ from msgspec.structs import replace
 from p2pfl import policy
 from p2pfl.budget import BudgetTracker
 from p2pfl.errors import ConfigurationError, DivergenceError
+from p2pfl.fragments import Fragments, WantedPart, by_sender, wanted_parts
 from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Layout, Parameters, PrivateParameters, detached
-from p2pfl.policy import Assignment, Budget, Extras, Stage, Submission, Update, relative_losses
+from p2pfl.policy import Assignment, Budget, Extras, Fragment, Stage, Submission, Update, relative_losses
+from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.payload import encode_extras
 from p2pfl.queries import Clip, Query, R, Train
-from p2pfl.random_streams import RandomStreams, common_order
+from p2pfl.random_streams import RandomStreams, common_order, federation_streams
 from p2pfl.robust.candidates import cap_samples
 from p2pfl.robust.clipping import AssignmentLimits, MedianClip, factor_of, move_towards, ratio_of
 from p2pfl.robust.registry import CLIPPING, NONE, Robust, make_rule, split_robust
 from p2pfl.robust.selection import ClipLoss
 
+U = TypeVar("U", Update, Fragment)
 DIVERGED_IN_A_ROW = 3  # failed trainings in a row after which the node ends
 
 
@@ -41,6 +44,9 @@ class Observer:
 
     def received(self, id: str, round: int, updates: Sequence[Update]) -> None:
         """Report the models that the node may use, of all that one request asked for."""
+
+    def received_fragments(self, id: str, round: int, fragments: Sequence[Fragment]) -> None:
+        """Report the parts of models that the node may use, of all that one request asked for."""
 
     def assigned(self, id: str, round: int, assignment: Assignment) -> None:
         """Report the coordinator's assignment that the node continues from."""
@@ -187,6 +193,7 @@ class NodePeers:
     Args:
         refuse: see p2pfl.budget.BudgetTracker.
         asks_scores: whether the policy may ask for losses.
+        fetches_fragments: whether the policy may fetch parts of models.
         oldest: maximum age in seconds of the models that the policy receives.
 
     Attributes:
@@ -207,17 +214,19 @@ class NodePeers:
         names: Sequence[str],
         refuse: bool = False,
         asks_scores: bool = False,
+        fetches_fragments: bool = False,
         oldest: float = inf,
     ) -> None:
         self._me = me
         self._exchange = exchange
         self._seed = seed
         self._asks_scores = asks_scores
+        self._fetches_fragments = fetches_fragments
         self._oldest = oldest
         self._names = tuple(names)
         self._neighbours: tuple[str, ...] = exchange.view.neighbours
         self.observers: Sequence[Observer] = ()
-        self.budget_tracker = BudgetTracker(me.budget, refuse)
+        self.budget_tracker = BudgetTracker(me.budget, refuse, me.layout.size)
         self._extras = 0  # bytes of the extras that were published last
         self._beyond: dict[str, int] = {}  # by peer: bytes by which its last model exceeded the expected size
         self._own: Parameters | None = None  # the model that was published last in this round
@@ -317,8 +326,45 @@ class NodePeers:
             observer.received(self._me.id, self._me.round, updates)
         return updates
 
-    def _cap_samples(self, updates: Sequence[Update]) -> list[Update]:
-        """Return the updates with capped numbers of samples."""
+    def common_rng(self, purpose: str) -> np.random.Generator:
+        return federation_streams(self._seed).generator(self._me.round, purpose)
+
+    async def fragments(
+        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments, stage: Stage = "trained"
+    ) -> list[Fragment]:
+        if not self._fetches_fragments:
+            raise ConfigurationError(
+                "a policy that calls `peers.fragments` must set `fetches_fragments = True`; otherwise no peer answers"
+            )
+        me, tracker, conduct = self._me, self.budget_tracker, self._exchange.conduct
+        admitted, places = tracker.reserve_fragments(self._wanted_parts(wanted, fragments))
+        asked = {id: [part.number for part in parts] for id, parts in by_sender(admitted).items()}
+        try:
+            received = await self._exchange.fetch_fragments(asked, me.round, fragments, stage)
+        finally:
+            tracker.release(places)
+        conduct.record_fragments(asked, {fragment.sender for fragment in received})
+        received = [fragment for fragment in received if fragment.age <= self._oldest]
+        if me.rule is not None:
+            self.senders.update(fragment.sender for fragment in received)
+        if me.robust != NONE and received:
+            received = self._cap_samples(received)
+        received = tracker.take_fragments(received)
+        for observer in self.observers:
+            observer.received_fragments(me.id, me.round, received)
+        return received
+
+    def fragments_within_budget(
+        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments
+    ) -> Mapping[str, Sequence[str]]:
+        chosen = self.budget_tracker.fragments_within_budget(self._me.rng, self._wanted_parts(wanted, fragments))
+        return {id: [part.name for part in parts] for id, parts in by_sender(chosen).items()}
+
+    def _wanted_parts(self, wanted: Mapping[str, Sequence[str]], fragments: Fragments) -> list[WantedPart]:
+        return wanted_parts(wanted, fragments, self._me.layout, self._seed, OVERHEAD)
+
+    def _cap_samples(self, updates: Sequence[U]) -> list[U]:
+        """Return the updates, or the fragments, with capped numbers of samples."""
         capped = cap_samples(self._me.n_samples, {u.sender: u.n_samples for u in updates})
         too_many = {u.sender for u in updates if u.n_samples != capped[u.sender]}
         self.capped.update(too_many)

@@ -10,8 +10,9 @@ import msgspec
 from p2pfl._util.binding import split_name
 from p2pfl.compression.codecs import make_codec
 from p2pfl.errors import ConfigurationError, about, must_be
-from p2pfl.policy import BestBy
-from p2pfl.robust.registry import NONE, Robust, coordinator_rule, make_rule
+from p2pfl.policy import BestBy, Policy, fetches_fragments
+from p2pfl.robust.coordinate_wise import CoordinateWise
+from p2pfl.robust.registry import NONE, Robust, coordinator_rule, make_rule, split_robust
 
 MOST_DISTRUST = 100  # the score of a member that has sent different models of one round
 DEFAULT_TASK, DEFAULT_POLICY = "digits", "dac"  # of nodes and of scenarios
@@ -104,3 +105,17 @@ def check_coordinated(settings: Settings) -> None:
     if settings.codec.get("name") != "float32":
         raise ConfigurationError(f'a coordinated policy needs codec.name = "float32", got {settings.codec.get("name")!r}')
     coordinator_rule(settings.robust)
+
+
+def check_fragments(settings: Settings, policy: Policy) -> None:
+    """Raise ConfigurationError if a policy fetches fragments, but the codec or the robust rule works on whole models."""
+    if not fetches_fragments(policy):
+        return
+    needs = f"the policy {type(policy).__name__} fetches fragments of models, which need"
+    if settings.codec.get("name") != "float32":
+        raise ConfigurationError(f'{needs} codec.name = "float32", got {settings.codec.get("name")!r}', "codec")
+    if settings.robust != NONE and not isinstance(make_rule(settings.robust), CoordinateWise):
+        name, _ = split_robust(settings.robust)
+        raise ConfigurationError(
+            f"{needs} a robust rule of single values, which are median and trimmed, or none; got {name!r}", "robust"
+        )

@@ -20,12 +20,14 @@ from p2pfl.errors import (
     RunError,
     needs_extra,
 )
+from p2pfl.fragments import Fragments
 from p2pfl.learner import Learner, answers
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policy import (
     Assignment,
     Budget,
     Coordinated,
+    Fragment,
     Me,
     Merge,
     Peers,
@@ -35,6 +37,7 @@ from p2pfl.policy import (
     Submission,
     Update,
     merge,
+    merge_fragments,
     samples,
 )
 from p2pfl.queries import Evaluate, Loss, Query, Train
@@ -42,7 +45,7 @@ from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part, StatefulLearner, Task, make_task
 
 if TYPE_CHECKING:
-    from p2pfl.algorithms.selection import uniform
+    from p2pfl.algorithms.selection import drawn_fragments, uniform
     from p2pfl.attacks.attack import Attack
     from p2pfl.compression.codecs import Codec
     from p2pfl.data.partition.partitioner import partition
@@ -87,6 +90,7 @@ _LAZY = {
     "TrackedRun": "p2pfl.tracking.tracker",
     "Tracker": "p2pfl.tracking.tracker",
     "classification": "p2pfl.learning.torch_task",
+    "drawn_fragments": "p2pfl.algorithms.selection",
     "load": "p2pfl.sim.api",
     "make_policy": "p2pfl.policies",
     "multi_objective": "p2pfl.learning.torch_task",
@@ -114,6 +118,8 @@ __all__ = [
     "DenseTask",
     "DivergenceError",
     "Evaluate",
+    "Fragment",
+    "Fragments",
     "Layout",
     "Learner",
     "Local",
@@ -146,10 +152,12 @@ __all__ = [
     "Update",
     "answers",
     "classification",
+    "drawn_fragments",
     "load",
     "make_policy",
     "make_task",
     "merge",
+    "merge_fragments",
     "multi_objective",
     "partition",
     "regression",

@@ -1,6 +1,8 @@
 """Charge received models to a node's budget: models and bytes of a round, and models held at the same time.
 
 - A model is charged when it arrives, with the bytes of its frame. Until then its place is reserved.
+- A fragment is charged with its frame's bytes, and with its values: in a round, fragments with v values together are
+  ceil(v / P) models. So a budget of one model admits fragments with as many values as a model has.
 - In the preparation each call of `Peers.models` is one step, with the limits of a round. It is counted separately.
 - A model counts as held as long as the policy keeps its array anywhere. This is only counted if there is a budget.
 - `Peers.remote_losses` sends a model and receives none: its bytes count as sent, and the budget does not limit it.
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from math import inf
 from weakref import ref
 
 import msgspec
@@ -20,7 +23,8 @@ from msgspec.structs import replace
 from p2pfl._util.printable import plural
 from p2pfl.algorithms.selection import fitting
 from p2pfl.errors import BudgetExceededError
-from p2pfl.policy import Budget, Update
+from p2pfl.fragments import WantedPart
+from p2pfl.policy import Budget, Fragment, Update
 
 
 class Reservation(msgspec.Struct, frozen=True, gc=False):
@@ -28,11 +32,13 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         ids: the peers whose models were requested.
-        bytes: the expected size of the models; 0 if bytes are not limited.
+        bytes: the expected size of the models, or fragments; 0 if bytes are not limited.
+        values: number of values of the requested fragments.
     """
 
     ids: Sequence[str]
     bytes: int
+    values: int = 0
 
 
 class BudgetTracker:
@@ -40,9 +46,10 @@ class BudgetTracker:
 
     Args:
         refuse: admit only the models that fit, instead of raising BudgetExceededError when a policy requests too much.
+        size: P, the number of values of a model, of which fragments are charged their share.
 
     Attributes:
-        models, bytes: received in this round so far (`bytes` only if there is a budget).
+        models, bytes: received in this round so far, with fragments as their share (`bytes` only if there is a budget).
         round_models, round_bytes: received in all rounds so far.
         preparing: whether no round has begun yet.
         preparation_models: models received in the preparation.
@@ -53,7 +60,7 @@ class BudgetTracker:
         refuses: whether it leaves out models that do not fit.
     """
 
-    def __init__(self, budget: Budget, refuse: bool = False) -> None:
+    def __init__(self, budget: Budget, refuse: bool = False, size: int = 1) -> None:
         self.budget = budget
         self.limited = budget != Budget()
         self.models = self.bytes = 0
@@ -67,10 +74,13 @@ class BudgetTracker:
         self.preparing = True
         self._places = self._place_bytes = 0  # reserved for requested models that have not arrived
         self._held: dict[int, ref[np.ndarray]] = {}
+        self._size = size
+        self._values = self._place_values = 0  # of fragments: received in this round, and requested
+        self._held_values: dict[int, int] = {}  # of the leases that are fragments
 
     def begin_round(self) -> None:
         self.preparing = False
-        self.models = self.bytes = 0
+        self.models = self.bytes = self._values = 0
 
     def reserve(self, ids: Sequence[str], size: Callable[[str], int]) -> Reservation:
         """Reserve places for models of `ids` that are about to be requested, as far as the budget admits them.
@@ -110,7 +120,7 @@ class BudgetTracker:
         if not self.limited:
             return ids
         places = [limit - used for limit, used in ((budget.models, self.models), (budget.held, self.held)) if limit]
-        most = max(0, min([len(ids), *(left - self._places for left in places)]))
+        most = max(0, min([len(ids), *(left - self._requested for left in places)]))
         sizes = [size(id) if budget.bytes else 0 for id in ids]
         left = budget.bytes - self.bytes - self._place_bytes if budget.bytes else 0
         if most == len(ids) and sum(sizes) <= left:
@@ -121,6 +131,7 @@ class BudgetTracker:
         """Release places: the models have arrived, or will not arrive."""
         if self.limited:
             self._places -= len(places.ids)
+            self._place_values -= places.values
             self._place_bytes -= places.bytes
 
     def take(self, updates: list[Update]) -> list[Update]:
@@ -153,6 +164,92 @@ class BudgetTracker:
                 self.refusal = f"a model of {update.size} bytes from {update.sender}, but only {left} bytes were left"
         return [update for update in updates if update.sender in kept]
 
+    # Fragments
+
+    def reserve_fragments(self, parts: Sequence[WantedPart]) -> tuple[Sequence[WantedPart], Reservation]:
+        """Reserve places for parts that are about to be requested; return those that the budget admits, the first ones.
+
+        Raises:
+            BudgetExceededError: see `reserve`.
+        """
+        if not self.limited:
+            return parts, Reservation((), 0)
+        values, size = self._left()
+        sums = zip(accumulate(part.values for part in parts), accumulate(part.bytes for part in parts), strict=True)
+        admitted = parts[: sum(v <= values and b <= size for v, b in sums)]
+        if len(admitted) < len(parts):
+            limits = ", ".join(f"{limit} {key}" for key, limit in msgspec.to_builtins(self.budget).items() if limit)
+            reason = (
+                f"{plural(len(parts), 'fragment')} with the values of {sum(part.values for part in parts) / self._size:.3g}"
+                f" models and {sum(part.bytes for part in parts)} bytes, but the budget ({limits}) has no room for all"
+            )
+            if not self.refuses:
+                raise BudgetExceededError(reason)
+            self.refused += len(parts) - len(admitted)
+            self.refusal = reason
+        places = Reservation((), sum(part.bytes for part in admitted), sum(part.values for part in admitted))
+        self._place_values += places.values
+        self._place_bytes += places.bytes
+        return admitted, places
+
+    def fragments_within_budget(
+        self, rng: Callable[[str], np.random.Generator], parts: Sequence[WantedPart]
+    ) -> Sequence[WantedPart]:
+        """Return a random selection of parts that fits into the rest of the budget, or all of them if they fit."""
+        values, size = self._left()
+        if sum(part.values for part in parts) <= values and sum(part.bytes for part in parts) <= size:
+            return parts
+        taken = set()
+        for place in rng("budget").permutation(len(parts)).tolist():
+            if parts[place].values <= values and parts[place].bytes <= size:
+                values, size = values - parts[place].values, size - parts[place].bytes
+                taken.add(place)
+        return [part for place, part in enumerate(parts) if place in taken]
+
+    def take_fragments(self, fragments: list[Fragment]) -> list[Fragment]:
+        """Charge fragments that have arrived; return them as `take` returns models."""
+        values = sum(len(fragment.values) for fragment in fragments)
+        if self.preparing:
+            self.preparation_models += self._models_of(values)
+        else:
+            more = self._models_of(self._values + values) - self._models_of(self._values)
+            self._values += values
+            self.models += more
+            self.round_models += more
+        if not self.limited:
+            return fragments
+        if not self.preparing:
+            size = sum(fragment.size for fragment in fragments)
+            self.bytes += size
+            self.round_bytes += size
+        leased = []
+        for fragment in fragments:
+            own = fragment.values.view()
+            lease = ref(own, self._release)
+            self._held[id(lease)], self._held_values[id(lease)] = lease, len(own)
+            leased.append(replace(fragment, values=own))
+        self.most_held = max(self.most_held, self.held)
+        return leased
+
+    def _left(self) -> tuple[float, float]:
+        """Return how many values and how many bytes of fragments the budget still admits; inf without a limit."""
+        budget, size = self.budget, self._size
+        whole = self.models - self._models_of(self._values)
+        used = size * (whole + self._places) + self._values + self._place_values
+        held = size * (len(self._held) - len(self._held_values) + self._places)
+        held += sum(self._held_values.values()) + self._place_values
+        limits = [limit * size - taken for limit, taken in ((budget.models, used), (budget.held, held)) if limit]
+        return min(limits, default=inf), budget.bytes - self.bytes - self._place_bytes if budget.bytes else inf
+
+    @property
+    def _requested(self) -> int:
+        """Number of models that are requested, with fragments as their share, rounded up."""
+        return self._places + self._models_of(self._values + self._place_values) - self._models_of(self._values)
+
+    def _models_of(self, values: int) -> int:
+        """Return as how many models fragments count that have some values together: v / P, rounded up."""
+        return -(-values // self._size)
+
     def admits(self, size: int) -> bool:
         """Return whether there is room for one more model of `size` bytes. If not, it counts as refused."""
         room, reason = self._room(1, [size] if self.budget.bytes else [])
@@ -175,12 +272,14 @@ class BudgetTracker:
 
     @property
     def held(self) -> int:
-        return len(self._held)
+        """Number of models that are held, with fragments as their share, rounded up."""
+        return len(self._held) - len(self._held_values) + self._models_of(sum(self._held_values.values()))
 
     def _room(self, count: int, sizes: Sequence[int]) -> tuple[int, str]:
         """Return how many of `count` models fit, in their order, and the limit that excludes the rest."""
         budget, span = self.budget, "preparation step" if self.preparing else "round"
-        models, used, held = self.models + self._places, self.bytes + self._place_bytes, self.held + self._places
+        models, held = self.models + self._requested, self.held + self._requested
+        used = self.bytes + self._place_bytes
         room, reason = count, ""
         if budget.models and models + room > budget.models:
             room = max(0, budget.models - models)
@@ -202,8 +301,9 @@ class BudgetTracker:
             lease = ref(params, release)
             held[id(lease)] = lease
             leased.append(replace(update, model=params))
-        self.most_held = max(self.most_held, len(held))
+        self.most_held = max(self.most_held, self.held)
         return leased
 
     def _release(self, lease: ref[np.ndarray]) -> None:
         del self._held[id(lease)]
+        self._held_values.pop(id(lease), None)

@@ -33,9 +33,10 @@ import numpy as np
 
 from p2pfl.cohort import MergeOfEach, UpdatesOfEach, WeightsOfEach, of_each
 from p2pfl.errors import none_of
+from p2pfl.fragments import Fragments, Places
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.prediction_mixing import PredictionMixer
-from p2pfl.queries import Combine, Loss, Mean, Query, R, Split, Train
+from p2pfl.queries import Combine, CombineParts, Loss, Mean, Query, R, Split, Train
 from p2pfl.robust.candidates import Combined, MergeRule
 from p2pfl.robust.clipping import ClippedModel, without_clipping
 from p2pfl.robust.selection import ClipLoss
@@ -86,6 +87,34 @@ class Update(msgspec.Struct, frozen=True, gc=False):
         """The model; float32, shape [P]."""
         model = self.model
         return model.values if isinstance(model, ClippedModel) else model
+
+
+class Fragment(msgspec.Struct, frozen=True, gc=False):
+    """A named part of a node's model as another node receives it. A value: never write into it.
+
+    Attributes:
+        sender: the id of the node that trained the model.
+        round: the round in which the model was published.
+        stage: the stage at which it was published.
+        name: the name of the part; see p2pfl.fragments.Fragments.names.
+        values: its values, float32 [p].
+        places: the places of these values in the model; a slice, or int [p].
+        n_samples: number of training samples of the sender.
+        final: whether the sender has stopped, so that its model no longer changes.
+        age: seconds since the model was published, measured by the sender.
+        size: bytes of the frame in which it arrived.
+    """
+
+    sender: str
+    round: int
+    stage: Stage
+    name: str
+    values: Parameters
+    places: Places
+    n_samples: int
+    final: bool = False
+    age: float = 0.0
+    size: int = 0
 
 
 class Merge(NamedTuple):
@@ -264,6 +293,30 @@ class Peers(Protocol):
         The bytes of a model are an estimate: with some codecs, models of recently heard peers take fewer.
         """
 
+    def common_rng(self, purpose: str) -> np.random.Generator:
+        """Return the generator of (federation seed, this round, purpose), whose draws are equal on all nodes."""
+
+    async def fragments(
+        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments, stage: Stage = "trained"
+    ) -> list[Fragment]:
+        """Fetch parts of this round's models, sorted by sender, then in the order of the parts.
+
+        Each part travels in a frame of its own. A part that does not arrive in time is left out, the others are used.
+
+        Args:
+            wanted: by id, the names of the parts; see `Fragments.names`.
+            fragments: how models are divided; the same on all nodes.
+
+        Raises:
+            BudgetExceededError: the policy requests more than the budget allows; p2pfl.budget defines the share of a part.
+            ConfigurationError: a name is unknown, or the policy does not declare `fetches_fragments`.
+        """
+
+    def fragments_within_budget(
+        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments
+    ) -> Mapping[str, Sequence[str]]:
+        """Return a random selection of `wanted` for which the budget has room now, or all of it if it fits."""
+
     async def remote_losses(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         """Return the mean loss of `params` on each peer's training data. A peer that does not answer is left out.
 
@@ -297,7 +350,8 @@ class Policy(Protocol):
         reported_stage: the model that counts: it drives early stopping, and its best round is the node's result. See
             ReportedStage.
 
-    A policy that calls `Peers.remote_losses` has `asks_scores = True`. Only then do nodes send each other losses.
+    A policy that calls `Peers.remote_losses` has `asks_scores = True`. Only then do nodes send each other losses. In the
+    same way, one that calls `Peers.fragments` has `fetches_fragments = True`.
 
     A policy whose nodes mix their predictions with their own samples or with other models also has `memory`
     (p2pfl.prediction_mixing). All reported figures are then those of the mixed predictions.
@@ -395,6 +449,11 @@ def asks_scores(policy: Policy) -> bool:
     return bool(getattr(policy, "asks_scores", False))
 
 
+def fetches_fragments(policy: Policy) -> bool:
+    """Return whether a policy fetches parts of models."""
+    return bool(getattr(policy, "fetches_fragments", False))
+
+
 def runs_as_cohort(policy: Policy) -> bool:
     """Return whether a policy's procedures also compute with the values of all nodes at once; see p2pfl.cohort."""
     return "cohort" in vars(type(policy)) and bool(getattr(policy, "cohort", False))
@@ -462,3 +521,40 @@ async def own_losses(me: Me, models: Sequence[Parameters]) -> list[float]:
     """Return the losses of models on the node's validation data; without such data, on its training data."""
     losses: list[float] = (await me.loss(models)).tolist()
     return losses if any(isfinite(loss) for loss in losses) else (await me.loss(models, split="train")).tolist()
+
+
+async def merge_fragments(
+    me: Me, own: Parameters, received: Sequence[Fragment], weights: Mapping[str, float] | None = None
+) -> Merge:
+    """Return for each value of a model the mean of the own one and of those in the received fragments that contain it.
+
+    Of several fragments of one sender and part the last counts. The reported weight of a node is its mean weight over all
+    values. A coordinate-wise robust rule of the node replaces the mean in each part.
+
+    Args:
+        own: the node's own model, shape [P].
+        received: parts of one division.
+        weights: by id, including the own id, in any proportion; by default all are equal.
+    """
+    given = {(fragment.name, fragment.sender): fragment for fragment in received}
+    parts: dict[str, dict[str, Fragment]] = {}
+    for name, sender in sorted(given):
+        parts.setdefault(name, {})[sender] = given[name, sender]
+    models, shares, places = [], [], []
+    for senders in parts.values():
+        ids = sorted({me.id, *senders})
+        at = next(iter(senders.values())).places
+        models.append([own[at] if id == me.id else senders[id].values for id in ids])
+        each = [1.0 if weights is None else float(weights[id]) for id in ids]
+        shares.append([weight / sum(each) for weight in each])
+        places.append((at, ids))
+    merged, total = own.copy(), {me.id: 0.0} | {sender: 0.0 for _, sender in given}
+    combined = await me.compute(CombineParts(models, shares, [ids.index(me.id) for _, ids in places], me.rule))
+    covered = 0
+    for (at, ids), part in zip(places, combined, strict=True):
+        merged[at] = part.params
+        covered += len(part.params)
+        for id, share in zip(ids, part.weights, strict=True):
+            total[id] += share * len(part.params) / len(own)
+    total[me.id] += (len(own) - covered) / len(own)
+    return Merge(merged, total)

@@ -192,6 +192,31 @@ class Combine(Query[Combined], frozen=True, gc=False):
         return combine(self.rule, self.models, self.weights, own=self.own, losses=self.losses)
 
 
+class CombineParts(Query[list[Combined]], frozen=True, gc=False):
+    """Return the merges of the parts of a model, each of the own part and of fragments of peers.
+
+    Attributes:
+        models: of each part, K vectors of shape [p], in an order that does not depend on their arrival.
+        weights: of each part, K weights with the sum 1.
+        own: of each part, the place of the own one.
+        rule: the robust rule, which must be coordinate-wise; None for weighted means.
+    """
+
+    name: ClassVar[str] = "combine-parts"
+    needs_data: ClassVar[bool] = False
+
+    models: Sequence[Sequence[Parameters]]
+    weights: Sequence[Sequence[float]]
+    own: Sequence[int]
+    rule: MergeRule | None = None
+
+    def answer(self, learner: Answering) -> list[Combined]:
+        parts = zip(self.models, self.weights, self.own, strict=True)
+        if self.rule is None:
+            return [Combined(weighted_mean(models, weights), weights) for models, weights, _ in parts]
+        return [combine(self.rule, models, weights, own=own) for models, weights, own in parts]
+
+
 class Clip(Query[Clipped], frozen=True, gc=False):
     """Return how received models are clipped to the median distance; see `p2pfl.robust.clipping.clip_models`.
 

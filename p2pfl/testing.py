@@ -9,10 +9,11 @@ import numpy as np
 
 from p2pfl.budget import BudgetTracker
 from p2pfl.errors import BudgetExceededError
+from p2pfl.fragments import Fragments, WantedPart, by_sender, wanted_parts
 from p2pfl.parameters import Layout, Parameters, PrivateParameters
-from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Me, Merge, Policy, Stage, Submission, Update
+from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Fragment, Me, Merge, Policy, Stage, Submission, Update
 from p2pfl.queries import Query, R
-from p2pfl.random_streams import RandomStreams, common_order
+from p2pfl.random_streams import RandomStreams, common_order, federation_streams
 from p2pfl.robust.candidates import MergeRule
 from p2pfl.task import Task
 
@@ -102,7 +103,7 @@ class InMemoryNode(Me):
         self.initial = self.params = task.layout.shared_of(initial)
         self.n_samples = task.n_samples
         self.budget = budget
-        self.budget_tracker = BudgetTracker(budget)
+        self.budget_tracker = BudgetTracker(budget, size=self.layout.size)
         self.published: dict[tuple[int, Stage], Update] = {}
         self.asked: dict[int, list[str]] = {}
         self._cast = cast
@@ -153,6 +154,34 @@ class InMemoryNode(Me):
 
     def within_budget(self, ids: Sequence[str]) -> Sequence[str]:
         return self.budget_tracker.within_budget(self.rng, ids, lambda _: 4 * self.layout.size)
+
+    def common_rng(self, purpose: str) -> np.random.Generator:
+        return federation_streams(self._streams.seed).generator(self.round, purpose)
+
+    async def fragments(
+        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments, stage: Stage = "trained"
+    ) -> list[Fragment]:
+        admitted, reserved = self.budget_tracker.reserve_fragments(self._wanted_parts(wanted, fragments))
+        places = fragments.places(self.layout, self._streams.seed)
+        received = []
+        for part in admitted:
+            while (self.round, stage) not in self._cast[part.sender].published:
+                await _YieldOnce()
+            model = self._cast[part.sender].published[self.round, stage]
+            at = places[part.number]
+            values, size = model.params[at], 4 * part.values
+            received.append(Fragment(part.sender, self.round, stage, part.name, values, at, model.n_samples, size=size))
+        self.budget_tracker.release(reserved)
+        return self.budget_tracker.take_fragments(received)
+
+    def fragments_within_budget(
+        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments
+    ) -> Mapping[str, Sequence[str]]:
+        chosen = self.budget_tracker.fragments_within_budget(self.rng, self._wanted_parts(wanted, fragments))
+        return {id: [part.name for part in parts] for id, parts in by_sender(chosen).items()}
+
+    def _wanted_parts(self, wanted: Mapping[str, Sequence[str]], fragments: Fragments) -> list[WantedPart]:
+        return wanted_parts(wanted, fragments, self.layout, self._streams.seed)
 
     async def remote_losses(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         asked = [(id, self._cast[id]) for id in sorted(ids)]

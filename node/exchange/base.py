@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
 
+from p2pfl.fragments import Fragments
 from p2pfl.node.conduct import Conduct
 from p2pfl.node.coordination.election_runner import Elected
 from p2pfl.node.exchange.model_encoding import ModelEncoder, Outbox, Published
@@ -20,7 +21,7 @@ from p2pfl.node.peering.peering_config import Member, PeeringConfig
 from p2pfl.node.peering.peers import PeerView, Traffic
 from p2pfl.node.settings import Settings
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Assignment, Extras, Stage, Submission, Update
+from p2pfl.policy import Assignment, Extras, Fragment, Stage, Submission, Update
 from p2pfl.robust.candidates import coarse
 from p2pfl.robust.registry import NONE, Robust
 
@@ -99,6 +100,15 @@ class Exchange(Protocol):
 
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
         """Return the models of (round, stage) from the peers `ids`, sorted by id."""
+
+    async def fetch_fragments(
+        self, wanted: Mapping[str, Sequence[int]], round: int, fragments: Fragments, stage: Stage
+    ) -> list[Fragment]:
+        """Return parts of the models of (round, stage), sorted by peer and then by part.
+
+        Args:
+            wanted: numbers of parts by peer, sorted; at least one of each peer.
+        """
 
     def expected_bytes(self, id: str, round: int) -> int:
         """Return the expected size in bytes of a peer's model of a round.
@@ -185,6 +195,7 @@ class ExchangeConfig:
             treats all nodes as honest and always waits for the full deadline of the settings.
         n_samples: number of the node's training samples.
         askers, observer, sparse: see NeighbourRoles.
+        fragments: whether the policy fetches parts of models.
     """
 
     peering: PeeringConfig
@@ -193,6 +204,7 @@ class ExchangeConfig:
     askers: Collection[str] | None = None
     observer: bool = False
     sparse: bool = False
+    fragments: bool = False
 
     @property
     def strict(self) -> bool:

@@ -57,6 +57,7 @@ from typing import Any
 from p2pfl._util.binding import split_name
 from p2pfl.compression.codecs import Differential, make_codec
 from p2pfl.errors import ConfigurationError
+from p2pfl.fragments import Fragments
 from p2pfl.node.conduct import Conduct, EquivocationWatch
 from p2pfl.node.coordination.election_runner import Elected, ElectionRunner
 from p2pfl.node.coordination.submissions import Coordination, CoordinationRoles, make_coordination_roles
@@ -71,7 +72,7 @@ from p2pfl.node.peering.peers import Peer
 from p2pfl.node.settings import Settings, detects
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Assignment, Extras, Stage, Submission, Update
+from p2pfl.policy import Assignment, Extras, Fragment, Stage, Submission, Update
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transport import Transport
@@ -150,7 +151,8 @@ class MessageExchange:
             equivocation=self.equivocation,
         )
         self._loss_client = LossClient(self.peering, self.requests)
-        self.models = ModelServer(self.peering, participants, self.outbox, encoder, self.conduct)
+        divide = partial(Fragments.places, layout=encoder.layout, seed=settings.seed) if config.fragments else None
+        self.models = ModelServer(self.peering, participants, self.outbox, encoder, self.conduct, divide=divide)
         self.losses = LossServer(
             self.peering,
             participants,
@@ -270,6 +272,11 @@ class MessageExchange:
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
         return await self._model_client.fetch(ids, round, stages)
 
+    async def fetch_fragments(
+        self, wanted: Mapping[str, Sequence[int]], round: int, fragments: Fragments, stage: Stage
+    ) -> list[Fragment]:
+        return await self._model_client.fetch_fragments(wanted, round, fragments, stage)
+
     def expected_bytes(self, id: str, round: int) -> int:
         return self.encoder.expected_bytes(id, round)
 
@@ -306,9 +313,9 @@ class MessageExchange:
     def handle(self, peer: Peer, opened: Opened) -> None:
         message, payload = opened.message, opened.payload
         match message:
-            case m.Get():
+            case m.Get() | m.GetFragments():
                 self.models.serve(peer, message)
-            case m.ModelUpdate():
+            case m.ModelUpdate() | m.FragmentUpdate():
                 self._model_client.take(peer, opened, message)
             case m.Score():
                 self.losses.serve(peer, message, payload)
@@ -386,6 +393,7 @@ def message_exchange(
     options: PeeringOptions = PeeringOptions(),  # noqa: B008 (it is frozen)
     coordination: Coordination | None = None,
     scores: bool = False,
+    fragments: bool = False,
 ) -> MessageExchange:
     """Return the exchange of a node that reaches its neighbours over `transport`.
 
@@ -398,6 +406,7 @@ def message_exchange(
         encoder: encoder of models, if it exists already.
         edges: pairs of nodes that may exchange models.
         scores: whether the policy asks for losses.
+        fragments: whether the policy fetches parts of models.
     """
     layout, election = task.layout.shared, None if coordination is None else coordination.election
     keys = {id: member.key for id, member in roles.members.items()}
@@ -408,7 +417,10 @@ def message_exchange(
         transport=transport,
         signer=FrameSigner(identity, federation, layout.fingerprint, incarnation, generation=generation),
         verifier=FrameVerifier(keys, identity.public, federation, payload_limit(layout.size, election is not None)),
-        agreed={**terms(layout, settings, initial, edges, None if election is None else election.timing), **agreed},
+        agreed={
+            **terms(layout, settings, initial, edges, None if election is None else election.timing, fragments=fragments),
+            **agreed,
+        },
         public_info=dict(task.public_info) | {"n_samples": task.n_samples},
         seed=settings.seed,
         asynchronous=settings.mode == "asynchronous",
@@ -422,6 +434,7 @@ def message_exchange(
         askers=roles.askers,
         observer=roles.observer,
         sparse=roles.sparse,
+        fragments=fragments,
     )
     loss = _loss(task, trainer) if scores else None
     return MessageExchange(config, encoder or encoder_of(task, settings), loss, coordination)

@@ -10,7 +10,7 @@ its length was limited before, by FrameVerifier.open.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -28,9 +28,11 @@ from p2pfl.compression.sparse_updates import (
     tag,
 )
 from p2pfl.errors import ConfigurationError, RunError
+from p2pfl.fragments import Fragments, Places, size_of
 from p2pfl.parameters import Layout, Parameters, detached, norm
 from p2pfl.policy import Extras, Stage, Update
 from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.payload import decode_extras, encode_extras
 
@@ -158,6 +160,21 @@ class ModelEncoder:
         limit.check_norm(size)
         return params, extras
 
+    def receive_fragment(self, payload: memoryview, places: Places, limit: NormLimit) -> Parameters:
+        """Return the values of a part of a model, float32 [p], after all checks of the content of an answer.
+
+        Raises:
+            ProtocolError: the payload is not p finite values, or their norm is not within `limit`.
+        """
+        if len(payload) != 4 * size_of(places):
+            raise ProtocolError("wrong length", f"{len(payload)} bytes for a fragment of {size_of(places)} values")
+        try:
+            values, size = decoded(np.frombuffer(payload, "<f4"))
+        except DecodeError as error:
+            raise ProtocolError(error.cause, str(error)) from error
+        limit.check_norm(size)
+        return values
+
     def keep(self, id: str, round: int, params: Parameters, known: bytes = WHOLE) -> None:
         """Keep a copy of a peer's model; `known` is its tag, if it has been computed already."""
         if self._copies is not None:
@@ -172,6 +189,45 @@ class ModelEncoder:
             return OVERHEAD + self.whole
         size = self._public.bound(max(1, round - self._copies.of(id).round))
         return OVERHEAD + (self.whole if size is None else min(self.whole, size))
+
+
+def read_division(message: m.GetFragments | m.FragmentUpdate, layout: Layout) -> Fragments:
+    """Return the division of models that a message names.
+
+    Raises:
+        ProtocolError: a model of this layout cannot be divided so.
+    """
+    try:
+        fragments = Fragments(message.division, 0 if message.division == "layers" else message.parts)
+        count = fragments.count(layout)
+    except ConfigurationError as error:
+        raise ProtocolError("malformed", str(error)) from error
+    if count != message.parts:
+        raise ProtocolError("malformed", f"{message.parts} parts by layers of a model with {count}")
+    return fragments
+
+
+def encode_values(values: Parameters) -> memoryview:
+    """Return the bytes of some values of a model, float32 [p], little-endian."""
+    return np.ascontiguousarray(values, "<f4").data.cast("B")
+
+
+def pack_parts(parts: Iterable[int]) -> bytes:
+    """Return the numbers of parts as bits, in as few bytes as possible."""
+    bits = sum(1 << part for part in parts)
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def read_parts(get: m.GetFragments) -> list[int]:
+    """Return the numbers of the wanted parts, sorted.
+
+    Raises:
+        ProtocolError: there is none, or one is beyond the number of parts.
+    """
+    bits = int.from_bytes(get.wanted, "little")
+    if not 0 < bits < 1 << get.parts:
+        raise ProtocolError("malformed", f"wanted parts beyond {get.parts}, or none")
+    return [part for part in range(get.parts) if bits >> part & 1]
 
 
 class NormLimit:

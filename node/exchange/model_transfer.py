@@ -13,17 +13,29 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from p2pfl.fragments import Fragments, Places
 from p2pfl.node.conduct import Conduct, EquivocationWatch
 from p2pfl.node.exchange.base import disclosed_loss, late_answer
-from p2pfl.node.exchange.model_encoding import WHOLE, Absence, ModelEncoder, NormLimit, Outbox, Published
+from p2pfl.node.exchange.model_encoding import (
+    WHOLE,
+    Absence,
+    ModelEncoder,
+    NormLimit,
+    Outbox,
+    Published,
+    encode_values,
+    pack_parts,
+    read_division,
+    read_parts,
+)
 from p2pfl.node.exchange.rounds import AdaptiveTimeout, Pacing, Participants, Probation
 from p2pfl.node.peering.peer_manager import PeerManager
-from p2pfl.node.peering.peers import Asked, Peer
+from p2pfl.node.peering.peers import Asked, AskedFragments, Peer, Request
 from p2pfl.node.settings import Settings
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Stage, Update
+from p2pfl.policy import Fragment, Stage, Update
 from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, Opened, Payload
@@ -67,6 +79,29 @@ class ModelClient:
         self._conduct = equivocation.conduct
         self._equivocation = equivocation
 
+    async def fetch_fragments(
+        self, wanted: Mapping[str, Sequence[int]], round: int, fragments: Fragments, stage: Stage
+    ) -> list[Fragment]:
+        """Return parts of the models of (round, stage), sorted by peer and then by part; those that came in time."""
+        parts, arrived = fragments.count(self._encoder.layout), dict[str, list[Fragment]]()
+
+        def request(number: int, numbers: Sequence[int]) -> m.GetFragments:
+            return m.GetFragments(number, round, stage, fragments.rule, parts, pack_parts(numbers))
+
+        def ask(peer: Peer, number: int) -> None:
+            numbers, received = wanted[peer.name], arrived.setdefault(peer.name, [])
+            peer.asked[number] = AskedFragments(round, stage, fragments, set(numbers), received)
+            self._peering.send(peer, request(number, numbers))
+
+        self._ask_in_background(list(wanted), lambda peer, number: request(number, [0]))
+        await self._requests.ask(list(wanted), round, ask)
+        order = {name: k for k, name in enumerate(fragments.names(self._encoder.layout))}
+        found = [each for id in sorted(arrived) for each in sorted(arrived[id], key=lambda each: order[each.name])]
+        if any(each.round == self._peering.round for each in found):
+            self._pacing.record_exchange()
+        self._equivocation.report(round)
+        return found
+
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
         """Return the models of (round, stage) from the peers `ids`, sorted by id."""
         copies = self._encoder.ask(sorted(ids))
@@ -77,25 +112,26 @@ class ModelClient:
             peer.asked[number] = Asked(round, stage, copy)
             self._peering.send(peer, m.Get(number, round, stage, WHOLE if copy is None else copy.tag))
 
-        self._ask_in_background(ids, round, stages)
+        self._ask_in_background(
+            ids, lambda peer, number: m.Get(number, round, stages if isinstance(stages, str) else "trained", WHOLE)
+        )
         updates: list[Update] = await self._requests.ask(ids, round, ask)
         if any(update.round == self._peering.round for update in updates):
             self._pacing.record_exchange()
         self._equivocation.report(round)
         return updates
 
-    def _ask_in_background(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> None:
+    def _ask_in_background(self, ids: Sequence[str], request: Callable[[Peer, int], Request]) -> None:
         """Request a model from the peers on probation without waiting for their answers."""
         peering = self._peering
         for peer in peering.introduced_peers():
             if self._probation.owes(peer.name) and peer.name in peering.view.neighbours and peer.name not in ids:
                 number = next(peering.numbers)
                 peer.note_overdue(number)
-                stage = stages if isinstance(stages, str) else "trained"
-                peering.tell(peer, m.Get(number, round, stage, WHOLE))
+                peering.tell(peer, request(peer, number))
 
-    def take(self, peer: Peer, opened: Opened, answer: m.ModelUpdate) -> None:
-        """Accept a model from a peer.
+    def take(self, peer: Peer, opened: Opened, answer: m.ModelUpdate | m.FragmentUpdate) -> None:
+        """Accept a model, or a part of one, from a peer.
 
         Raises:
             ProtocolError: the model is malformed, or it is not the requested one.
@@ -107,7 +143,11 @@ class ModelClient:
             return
         try:
             self._equivocation.take(opened)
-            update = self._update(peer, answer, opened.payload)
+            result: Update | Sequence[Fragment] | None
+            if isinstance(answer, m.FragmentUpdate):
+                result = self._take_fragment(peer, answer, opened.payload)
+            else:
+                result = self._update(peer, answer, opened.payload)
         except ProtocolError as error:
             peer.resolve(answer.request, None)
             if error.cause != "replay":  # a frame that was still in transit at a restart
@@ -116,13 +156,33 @@ class ModelClient:
         peer.published = asyncio.get_running_loop().time() - answer.age
         if answer.final:
             peer.stopped = True
-        peer.resolve(answer.request, update)
+        if result is not None:
+            peer.resolve(answer.request, result)
+
+    def _take_fragment(self, peer: Peer, answer: m.FragmentUpdate, payload: memoryview) -> Sequence[Fragment] | None:
+        """Add a part of a model to those that have arrived; return all of them if it was the last one of its request."""
+        asked = peer.asked.get(answer.request)
+        if not isinstance(asked, AskedFragments):
+            raise ProtocolError("not asked for", "a fragment instead of a model or a loss")
+        layout = self._encoder.layout
+        if read_division(answer, layout) != asked.fragments or answer.part not in asked.missing:
+            raise ProtocolError("not asked for", f"part {answer.part} of {answer.parts} ({answer.division})")
+        self._check(peer, asked, answer)
+        places = asked.fragments.places(layout, self._settings.seed)[answer.part]
+        values = self._encoder.receive_fragment(payload, places, self._limit)
+        fragment = Fragment(
+            *(peer.name, answer.round, answer.stage, asked.fragments.names(layout)[answer.part], values, places),
+            *(answer.n_samples, answer.final, answer.age, OVERHEAD + len(payload)),
+        )
+        asked.missing.remove(answer.part)
+        asked.arrived.append(fragment)
+        return None if asked.missing else asked.arrived
 
     def _update(self, peer: Peer, answer: m.ModelUpdate, payload: memoryview) -> Update:
         """Return the model in an answer, and keep a copy of it for later differences."""
         asked = peer.asked.get(answer.request)
-        if asked is None:
-            raise ProtocolError("not asked for", "a model instead of a loss")
+        if not isinstance(asked, Asked):
+            raise ProtocolError("not asked for", "a model instead of a loss or a fragment")
         self._check(peer, asked, answer)
         params, extras = self._encoder.receive(payload, answer.base, asked.known, self._limit)
         self._encoder.keep(peer.name, answer.round, params)
@@ -138,7 +198,7 @@ class ModelClient:
             OVERHEAD + len(payload),
         )
 
-    def _check(self, peer: Peer, asked: Asked, answer: m.ModelUpdate) -> None:
+    def _check(self, peer: Peer, asked: Asked | AskedFragments, answer: m.ModelUpdate | m.FragmentUpdate) -> None:
         """Refuse a model other than the requested one, or a number of samples other than the announced one."""
         newest = answer.final or (self._settings.mode == "asynchronous" and asked.stage != "prepared")
         if answer.stage != asked.stage or (answer.round != asked.round and not newest):
@@ -151,8 +211,20 @@ class ModelClient:
             )
 
 
+class _Parts(NamedTuple):
+    """Encoded parts of a published model, by number."""
+
+    model: Published
+    fragments: Fragments
+    payloads: dict[int, Payload]
+
+
 class ModelServer:
     """Answers to requests for this node's models. A model is encoded once for all peers that know the same earlier one.
+
+    Args:
+        divide: returns the places of the parts of a model; None if the policy does not fetch fragments. Then no request
+            for one is answered.
 
     Attributes:
         payloads: models and their encoded forms, by round, stage, and the tag of the model from which it is a difference.
@@ -165,8 +237,12 @@ class ModelServer:
         outbox: Outbox,
         encoder: ModelEncoder,
         conduct: Conduct,
+        *,
+        divide: Callable[[Fragments], Sequence[Places]] | None = None,
     ) -> None:
         self._conduct = conduct
+        self.divide = divide
+        self._parts: dict[tuple[int, Stage], _Parts] = {}
         self.payloads: dict[tuple[int, Stage, bytes], tuple[Published, Payload]] = {}
         self._peering = peering
         self._participants = participants
@@ -184,12 +260,19 @@ class ModelServer:
             payload = await loop.run_in_executor(None, self._encode, model, WHOLE) if large else self._encode(model, WHOLE)
             self._keep(model, WHOLE, payload)
 
-    def serve(self, peer: Peer, get: m.Get) -> None:
+    def serve(self, peer: Peer, get: Request) -> None:
         """Answer a request now, or as soon as its model is published.
 
         Raises:
+            ProtocolError: a request for fragments is malformed, or the policy fetches none.
             TransportError: the peer is no longer connected.
         """
+        if isinstance(get, m.GetFragments):
+            if self.divide is None:
+                self._refuse(peer, get, "not allowed")
+                raise ProtocolError("not allowed", f"a request of {peer.name} for fragments")
+            read_division(get, self._encoder.layout)
+            read_parts(get)
         if not self._participants.may_ask(peer):
             self._refuse(peer, get, "not allowed")
             return
@@ -197,7 +280,7 @@ class ModelServer:
         if found != "wait":
             self._answer(peer, get, found)
             return
-        peer.waiting[get.round, get.stage] = get
+        peer.waiting[get.round, get.stage, isinstance(get, m.GetFragments)] = get
         if len(peer.waiting) > WAITING_REQUESTS:  # the newest request replaces the oldest one
             del peer.waiting[min(peer.waiting, key=lambda key: peer.waiting[key].request)]
 
@@ -205,7 +288,7 @@ class ModelServer:
         """Answer the requests that waited for the newly published model."""
         for peer in self._peering.introduced_peers():
             for key in list(peer.waiting):
-                found = self._outbox.find(*key)
+                found = self._outbox.find(*key[:2])
                 if found != "wait" and (get := peer.waiting.pop(key, None)) is not None:  # a lost link clears the rest
                     self._try_answer(peer, get, found)
 
@@ -215,13 +298,13 @@ class ModelServer:
             (get, key), peer.queued = peer.queued, None
             self._try_answer(peer, get, self._outbox.models.get(key, "gone"))
 
-    def _try_answer(self, peer: Peer, get: m.Get, found: Published | Absence) -> None:
+    def _try_answer(self, peer: Peer, get: Request, found: Published | Absence) -> None:
         try:
             self._answer(peer, get, found)
         except TransportError:
             self._peering.rejected["link lost"] += 1
 
-    def _answer(self, peer: Peer, get: m.Get, found: Published | Absence) -> None:
+    def _answer(self, peer: Peer, get: Request, found: Published | Absence) -> None:
         """Send a model. If the peer has not read the previous ones, queue it in place of an older queued model."""
         if not isinstance(found, Published):
             self._refuse(peer, get, found)
@@ -232,14 +315,18 @@ class ModelServer:
             if superseded is not None:
                 self._refuse(peer, superseded[0], "busy")
             return
-        base = self._encoder.base(found, get.known)
-        payload = self._payload(found, base)
         sent = self._outbox.as_sent(update, found.age(asyncio.get_running_loop().time()))
-        answer = m.ModelUpdate(get.request, sent.round, sent.stage, sent.n_samples, sent.final, sent.age, base)
-        self._peering.send(peer, answer, payload)
+        about = get.request, sent.round, sent.stage, sent.n_samples, sent.final, sent.age
+        if isinstance(get, m.GetFragments):
+            for part in read_parts(get):
+                payload = self.encode_part(found, read_division(get, self._encoder.layout), part)
+                self._peering.send(peer, m.FragmentUpdate(*about, get.division, get.parts, part), payload)
+        else:
+            base = self._encoder.base(found, get.known)
+            self._peering.send(peer, m.ModelUpdate(*about, base), self._payload(found, base))
         self._conduct.record_gift(peer.name)
 
-    def _refuse(self, peer: Peer, get: m.Get, reason: Refusal) -> None:
+    def _refuse(self, peer: Peer, get: Request, reason: Refusal) -> None:
         self._peering.send(peer, m.NotAvailable(get.request, self._peering.round, reason))
 
     def _payload(self, model: Published, base: bytes) -> Payload:
@@ -251,6 +338,19 @@ class ModelServer:
         if encoded is not None and encoded[0] is model:
             return encoded[1]
         return self._keep(model, base, self._encode(model, base))
+
+    def encode_part(self, model: Published, fragments: Fragments, part: int) -> Payload:
+        """Return the payload of a part of a model for all peers. It is encoded only once, for one division at a time."""
+        key = model.update.round, model.update.stage
+        kept = self._parts.get(key)
+        if kept is None or kept.model is not model or kept.fragments != fragments:
+            models = self._outbox.models
+            self._parts = {key: kept for key, kept in self._parts.items() if models.get(key) is kept.model}
+            kept = self._parts[key] = _Parts(model, fragments, {})
+        if part not in kept.payloads:
+            assert self.divide is not None
+            kept.payloads[part] = Payload.of(encode_values(model.update.params[self.divide(fragments)[part]]))
+        return kept.payloads[part]
 
     def _encode(self, model: Published, base: bytes) -> Payload:
         return Payload.of(self._encoder.encode(model, base), encode_extras(model.update.extras))

@@ -240,12 +240,19 @@ def neighbours(edges: Edges, name: str, members: Collection[str]) -> set[str]:
 
 
 def terms(
-    layout: Layout, settings: Settings, initial: str, edges: Edges = "all", timing: Timing | None = None
+    layout: Layout,
+    settings: Settings,
+    initial: str,
+    edges: Edges = "all",
+    timing: Timing | None = None,
+    *,
+    fragments: bool = False,
 ) -> dict[str, str]:
     """Return the settings, as text, that both ends of a link must share: decisions, times, inputs and failures.
 
     Args:
         timing: timing of the elections, if the policy is coordinated.
+        fragments: whether the policy fetches parts of models. A node that does not know their messages then differs.
 
     The list follows tables 6.2 and 6.3 of Hartmann, Multi-objective learning in federation (University of Luxembourg,
     2026): the information that a protocol of federated learning should publish before models are exchanged.
@@ -254,6 +261,7 @@ def terms(
     waits = f"waits {settings.deadline:g} s at most" + (", fewer where peers are quick" if settings.adaptive else "")
     topology = "everyone with everyone" if edges == "all" else f"{len(edges)} edges ({_hash(repr(sorted(edges)))})"
     coordinated = {} if timing is None else _coordination_settings(timing)
+    collected = "models or fragments fetched from peers" if fragments else "fetched from peers"
     return {
         "system topology": f"no server; {topology}",
         "coordinator": "none",
@@ -267,7 +275,7 @@ def terms(
         "local aggregation behaviour": "waits for models of its round" if synchronous else "takes the newest models",
         "joint aggregation behaviour": "none; every node aggregates for itself",
         "integration of a received model": "as the policy says, in place of the local model",
-        "model collection": "fetched from peers, as many as the policy asks for and the node's own budget lets in",
+        "model collection": f"{collected}, as many as the policy asks for and the node's own budget lets in",
         "failure handling": f"{waits}, goes on without a silent peer until it is heard",
         "robust aggregation": describe_robust(settings.robust),
         "early stopping": f"after {settings.patience} rounds" if settings.patience else "never",

@@ -21,7 +21,7 @@ from p2pfl.node.federation.agreement import AGREED, Agreement
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
 from p2pfl.node.folder.config import NodeConfig
-from p2pfl.node.settings import check_coordinated
+from p2pfl.node.settings import check_coordinated, check_fragments
 from p2pfl.policies import make_policy
 from p2pfl.policy import Coordinated, Policy
 from p2pfl.protocols.membership.log import Membership
@@ -90,6 +90,7 @@ def policy_of(setup: LoadedNode) -> Policy:
         policy = make_policy(*split_name("policy", own.policy))
         if isinstance(policy, Coordinated):
             check_coordinated(own)
+        check_fragments(own, policy)
     return policy
 
 

@@ -16,9 +16,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from p2pfl._util.printable import printable
 from p2pfl.compression.sparse_updates import PeerCopy
+from p2pfl.fragments import Fragments
 from p2pfl.node.peering.failure_detector import FailureDetector
 from p2pfl.node.peering.peering_config import Member, PeeringConfig
-from p2pfl.policy import Stage
+from p2pfl.policy import Fragment, Stage
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.transport import Link, Timer
 from p2pfl.protocols.wire import messages as m
@@ -36,6 +37,8 @@ Way = Literal["sent", "received"]
 _KIND_OF: Mapping[type[m.Message], str] = {
     m.Get: "get",
     m.ModelUpdate: "update",
+    m.GetFragments: "get",
+    m.FragmentUpdate: "update",
     m.Score: "score",
     m.Scored: "scored",
     m.Submit: "submit",
@@ -49,6 +52,25 @@ class Asked(NamedTuple):
     round: int
     stage: Stage
     known: PeerCopy | None
+
+
+class AskedFragments(NamedTuple):
+    """Requested parts of a model.
+
+    Attributes:
+        missing: numbers of the parts that have not arrived.
+        arrived: those that have.
+    """
+
+    round: int
+    stage: Stage
+    fragments: Fragments
+    missing: set[int]
+    arrived: list[Fragment]
+
+
+Request = m.Get | m.GetFragments
+"""Request for a model, or for parts of one."""
 
 
 class Peer:
@@ -74,7 +96,7 @@ class Peer:
         overdue: the newest requests for whose answers this node does not wait, or never did.
         unanswered: number of probes since its last message.
         checking: number of the ping whose answer will contain its current round; 0 if there is none.
-        waiting: its requests for models that are not published yet.
+        waiting: its requests for models that are not published yet, by round, stage, and whether they are for parts.
         queued: the model to send when it has read the previous ones.
         scoring: losses that are being computed for it.
         scored: the newest rounds for which it has received a loss.
@@ -103,12 +125,12 @@ class Peer:
         self.revoked = False
         self.dial_problem = ""
         self.requests: dict[int, Future[Any]] = {}
-        self.asked: dict[int, Asked] = {}
+        self.asked: dict[int, Asked | AskedFragments] = {}
         self.overdue: set[int] = set()
         self.unanswered = 0
         self.checking = 0
-        self.waiting: dict[tuple[int, Stage], m.Get] = {}
-        self.queued: tuple[m.Get, tuple[int, Stage]] | None = None
+        self.waiting: dict[tuple[int, Stage, bool], Request] = {}
+        self.queued: tuple[Request, tuple[int, Stage]] | None = None
         self.scoring = 0
         self.scored: set[int] = set()
         self.published: float | None = None
@@ -485,7 +507,7 @@ class Traffic:
     def count_message(self, way: Way, message: m.Message, size: int) -> None:
         """Count the frame of a message; `size` is the bytes of its whole envelope."""
         holds_model = isinstance(message, m.ModelUpdate | m.Submit) or (isinstance(message, m.Assigned) and message.given)
-        early = isinstance(message, m.Get | m.ModelUpdate) and not message.round
+        early = isinstance(message, m.Get | m.ModelUpdate | m.GetFragments | m.FragmentUpdate) and not message.round
         self.count(way, _KIND_OF.get(type(message), "control"), size, models=int(holds_model), preparation=early)
 
     @property

@@ -32,7 +32,7 @@ from p2pfl.node.node import Node
 from p2pfl.node.peering.peering_config import Discovery, Guard, PeeringOptions
 from p2pfl.node.status.observer import StatusObserver, TrackingObserver
 from p2pfl.node.trainer import ThreadTrainer
-from p2pfl.policy import Coordinated, asks_scores
+from p2pfl.policy import Coordinated, asks_scores, fetches_fragments
 from p2pfl.protocols.election import Electorate
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transport import Transport
@@ -246,6 +246,7 @@ class Assembly:
             "settings": self._config,
             "initial": agreement.digest(self._task.layout.shared_of(self._initial)),
             "scores": asks_scores(self._policy),
+            "fragments": fetches_fragments(self._policy),
         }
 
 

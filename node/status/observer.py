@@ -34,7 +34,7 @@ from p2pfl.node.peering.peers import NEW, is_only_behind
 from p2pfl.node.status import reader, snapshot
 from p2pfl.node.status.reader import RUNNING, StatusFile, encode, read_earlier
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Assignment, Merge, Stage, Update
+from p2pfl.policy import Assignment, Fragment, Merge, Stage, Update
 from p2pfl.protocols.addresses import split_address
 from p2pfl.task import does_not_count
 from p2pfl.tracking.tracker import RunLog, TrackedRun, Tracking, plain_settings
@@ -166,6 +166,18 @@ class StatusObserver(Observer):
                 round=update.round,
                 stage=update.stage,
                 bytes=update.size,
+            )
+
+    def received_fragments(self, id: str, round: int, fragments: Sequence[Fragment]) -> None:
+        for each in fragments:
+            self._log.debug(
+                f"received fragment {each.name} of the {each.stage} model of {each.sender}, round {each.round},"
+                f" {byte_size(each.size)}",
+                kind="received",
+                peer=each.sender,
+                round=each.round,
+                stage=each.stage,
+                bytes=each.size,
             )
 
     def assigned(self, id: str, round: int, assignment: Assignment) -> None:

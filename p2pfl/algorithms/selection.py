@@ -6,7 +6,8 @@ Weights are by peer, own included, with the sum 1; `weighted_mean` computes the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,34 @@ def uniform(rng: np.random.Generator, ids: Sequence[str], m: int) -> list[str]:
         pick = int(u * (last + 1))
         picks[last if pick in picks else pick] = None
     return [ids[k] for k in sorted(picks)]
+
+
+def drawn_fragments(
+    rng: Callable[[str], np.random.Generator], me: str, ids: Sequence[str], names: Sequence[str], receivers: int
+) -> dict[str, list[str]]:
+    """Return which fragments of which nodes a node receives if each node sends each of its fragments to some others.
+
+    The nodes stand in a ring, in the order of their names. For each fragment, distances from 1 to n - 1 are drawn, the
+    same for all nodes: each node sends its fragment to the nodes at these distances after it. So the receivers of a node
+    are drawn uniformly from the others, without replacement, each node receives as many fragments as it sends, and every
+    node knows what it receives without a message and without looking at the other nodes.
+
+    Args:
+        rng: generators by purpose, common to all nodes in this round.
+        ids: the other nodes, sorted. Nodes that know different ones fetch other fragments, which does no harm.
+        names: names of the fragments.
+        receivers: J, to how many nodes a node sends each fragment; at most all others.
+
+    Returns:
+        Names of fragments by id, both in order.
+    """
+    place, others = bisect_left(ids, me), len(ids)
+    wanted: dict[str, list[str]] = {}
+    for name in names:
+        for distance in map(int, uniform(rng(f"fragment {name}"), range(1, others + 1), receivers)):  # type: ignore[arg-type]
+            sender = (place - distance) % (others + 1)  # in the ring, where this node is at `place`
+            wanted.setdefault(ids[sender - (sender > place)], []).append(name)
+    return {id: wanted[id] for id in sorted(wanted)}
 
 
 def _present_of_each(ids: IdsOfEach | Sequence[str], there: IdsOfEach) -> IdsOfEach:

@@ -13,8 +13,23 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
+from p2pfl.fragments import Fragments
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.policy import Assignment, Coordinated, Extras, Me, Merge, Peers, Policy, Stage, Submission, Update, asks_scores
+from p2pfl.policy import (
+    Assignment,
+    Coordinated,
+    Extras,
+    Fragment,
+    Me,
+    Merge,
+    Peers,
+    Policy,
+    Stage,
+    Submission,
+    Update,
+    asks_scores,
+    fetches_fragments,
+)
 from p2pfl.prediction_mixing import PredictionMixer
 
 LARGEST = 1000.0  # times the norm of an honest model
@@ -178,6 +193,19 @@ class AttackerPeers(Peers):
     def within_budget(self, ids: Sequence[str]) -> Sequence[str]:
         return self._peers.within_budget(ids)
 
+    def common_rng(self, purpose: str) -> np.random.Generator:
+        return self._peers.common_rng(purpose)
+
+    async def fragments(
+        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments, stage: Stage = "trained"
+    ) -> list[Fragment]:
+        return await self._peers.fragments(wanted, fragments, stage)
+
+    def fragments_within_budget(
+        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments
+    ) -> Mapping[str, Sequence[str]]:
+        return self._peers.fragments_within_budget(wanted, fragments)
+
     async def remote_losses(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         return await self._peers.remote_losses(ids, params)
 
@@ -228,6 +256,7 @@ class Attacker(Policy):
         self.policy = policy
         self.reported_stage = policy.reported_stage
         self.asks_scores = asks_scores(policy)
+        self.fetches_fragments = fetches_fragments(policy)
         self._attack = attack
         self._view = view
 

@@ -11,7 +11,7 @@ Repeated frames are refused without a clock, by the sender's incarnation and a w
 The signature of a frame covers the hash of its payload, so the header of a model's frame and its signature (320 bytes)
 show what the sender has published (`SignedModel`). Two such headers are a proof of equivocation if they are of one sender,
 incarnation, generation, round and stage, but of different models. Everyone who knows the member's key can verify a proof,
-without a network.
+without a network. The same holds for the parts of a model, each of which has a frame of its own: the header names the part.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from msgspec import Meta
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity, Verifier, verify
 from p2pfl.protocols.transport import NO_SESSION
-from p2pfl.protocols.wire.messages import Message, ModelUpdate, Receipts, Stage, UInt32, UInt63, WithPayload
+from p2pfl.protocols.wire.messages import FragmentUpdate, Message, ModelUpdate, Receipts, Stage, UInt32, UInt63, WithPayload
 
 VERSION = 6
 HEADER_SIZE = 256
@@ -78,8 +78,8 @@ class Opened(NamedTuple):
         sender: name of its sender.
         payload: a view of the frame.
         incarnation: the sender's incarnation.
-        model: what the header and the signature show of a whole model; None for another message, for a difference of
-            models, whose bytes depend on the recipient, and for a message that did not come in a frame.
+        model: what the header and the signature show of a whole model or a fragment; None for another message, for a
+            difference of models, whose bytes depend on the recipient, and for a message that did not come in a frame.
     """
 
     sender: str
@@ -193,7 +193,8 @@ class FrameSigner:
         incarnation = max((header.incarnation for header in headers if self._is_foreign(header)), default=None)
         if incarnation is None:
             return None
-        return Foreign(incarnation, max((h.body.round for h in headers if isinstance(h.body, ModelUpdate)), default=0))
+        published = (h.body.round for h in headers if isinstance(h.body, ModelUpdate | FragmentUpdate))
+        return Foreign(incarnation, max(published, default=0))
 
     def _is_foreign(self, header: Header) -> bool:
         if header.incarnation == self._incarnation:
@@ -297,7 +298,7 @@ class FrameVerifier:
         # Only after verification: a forger must not use up the sequence numbers of an honest peer.
         if window.commit(header.incarnation, header.sequence):
             self._newest[header.sender] = bytes(view[:OVERHEAD])
-            if isinstance(header.body, ModelUpdate):
+            if isinstance(header.body, ModelUpdate | FragmentUpdate):
                 self.note_model(header.sender, view[:OVERHEAD])
         model = signed_model(header, view[:OVERHEAD])
         return Opened(self._names[header.sender], header.body, payload, header.incarnation, model)
@@ -392,13 +393,14 @@ class ReplayWindow:
 
 
 class SignedModel(NamedTuple):
-    """Header of a model's frame that its sender has signed.
+    """Header of the frame of a model, or of a part of one, that its sender has signed.
 
     Attributes:
         sender: public key.
         start: the sender's incarnation and generation.
         content: hash of the payload, and number of samples.
         envelope: the header and the signature.
+        part: division, number of parts, and part; None for a whole model.
     """
 
     sender: bytes
@@ -407,14 +409,16 @@ class SignedModel(NamedTuple):
     stage: Stage
     content: tuple[bytes, int]
     envelope: bytes
+    part: tuple[str, int, int] | None = None
 
     def contradicts(self, other: SignedModel) -> bool:
-        """Return whether both are of one round of one sender, but of different models."""
-        one_round = (self.sender, self.start, self.round, self.stage) == (
+        """Return whether both are of one round and part of one sender, but of different models."""
+        one_round = (self.sender, self.start, self.round, self.stage, self.part) == (
             other.sender,
             other.start,
             other.round,
             other.stage,
+            other.part,
         )
         return one_round and self.content != other.content
 
@@ -428,23 +432,28 @@ class SignedModel(NamedTuple):
 
 
 def signed_model(header: Header, envelope: bytes | memoryview) -> SignedModel | None:
-    """Return the model that a header describes, with the header and its signature; None if it is not of a whole model."""
+    """Return the model that a header describes, with the header and its signature.
+
+    Returns:
+        None if it is neither of a whole model nor of a fragment.
+    """
     body = header.body
-    if not isinstance(body, ModelUpdate) or body.base:
+    if not isinstance(body, ModelUpdate | FragmentUpdate) or (isinstance(body, ModelUpdate) and body.base):
         return None
     start, content = (header.incarnation, header.generation), (header.digest, body.n_samples)
-    return SignedModel(header.sender, start, body.round, body.stage, content, bytes(envelope))
+    part = (body.division, body.parts, body.part) if isinstance(body, FragmentUpdate) else None
+    return SignedModel(header.sender, start, body.round, body.stage, content, bytes(envelope), part)
 
 
 def parse_signed_model(envelope: bytes | memoryview, federation: bytes) -> SignedModel:
     """Return the model that a header and its signature describe. The signature is not verified.
 
     Raises:
-        ProtocolError: it is no header of this federation, or the frame does not carry a whole model. (The bytes of a
-            difference depend on the recipient.)
+        ProtocolError: it is no header of this federation, or the frame carries neither a whole model nor a fragment. (The
+            bytes of a difference depend on the recipient.)
     """
     if (model := signed_model(parse_header(envelope, federation), envelope)) is None:
-        raise ProtocolError("malformed", "a header that is not of a whole model")
+        raise ProtocolError("malformed", "a header that is neither of a whole model nor of a fragment")
     return model
 
 

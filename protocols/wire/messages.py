@@ -22,6 +22,8 @@ Text = Annotated[str, Meta(max_length=256)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Tag = Annotated[bytes, Meta(max_length=8)]
+Division = Literal["contiguous", "strided", "random", "layers"]
+Parts = Annotated[int, Meta(ge=1, le=128)]
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -66,6 +68,35 @@ class NotAvailable(_Message, frozen=True, tag="not_available"):
     request: UInt32
     round: UInt32
     reason: Literal["gone", "not allowed", "busy", "nothing yet"]
+
+
+class GetFragments(_Message, frozen=True, tag="get_fragments"):
+    """Request for parts of the model of (round, stage).
+
+    It is answered by a `FragmentUpdate` for each part, or by `NotAvailable`, with the same number. Bit k of `wanted` is
+    that of part k, the lowest bit of the first byte that of part 0.
+    """
+
+    request: UInt32
+    round: UInt32
+    stage: Stage
+    division: Division
+    parts: Parts
+    wanted: Annotated[bytes, Meta(min_length=1, max_length=16)]
+
+
+class FragmentUpdate(_Message, frozen=True, tag="fragment_update"):
+    """Part of a model, with its values in the payload: part `part` of a division into `parts`."""
+
+    request: UInt32
+    round: UInt32
+    stage: Stage
+    n_samples: UInt32
+    final: bool
+    age: Seconds
+    division: Division
+    parts: Parts
+    part: Annotated[int, Meta(ge=0, le=127)]
 
 
 class Score(_Message, frozen=True, tag="score"):
@@ -208,11 +239,11 @@ class Assigned(_Message, frozen=True, tag="assigned"):
 
 
 ElectionMessage = Vote | Voted | Leading | Following
-Learning = Get | ModelUpdate | Score | Scored | Submit | Assigned
+Learning = Get | ModelUpdate | GetFragments | FragmentUpdate | Score | Scored | Submit | Assigned
 Presence = Hello | Welcome | NotAvailable | RoundReached | Ping | Pong | PingRequest | IndirectAck | Entries | Bye | Conflict
 Report = Receipts | Equivocation
 Message = Presence | Report | Learning | ElectionMessage
-WithPayload = Hello | Welcome | ModelUpdate | Score | Entries | Submit | Assigned | Conflict | Report
+WithPayload = Hello | Welcome | ModelUpdate | FragmentUpdate | Score | Entries | Submit | Assigned | Conflict | Report
 
 Scalar = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Finite | bool | Text
 

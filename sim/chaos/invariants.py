@@ -28,7 +28,7 @@ import numpy as np
 from p2pfl.node.checkpoint import Checkpoint
 from p2pfl.node.coordination.election_runner import Elected
 from p2pfl.node.node import Node, Observer
-from p2pfl.policy import Assignment, Budget, Merge, Update
+from p2pfl.policy import Assignment, Budget, Fragment, Merge, Update
 from p2pfl.protocols.election import Term
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.wire import messages as m
@@ -260,14 +260,21 @@ class ProcessWatch(Observer):
         self._note("has finished all rounds")
 
     def received(self, id: str, round: int, updates: Sequence[Update]) -> None:
-        self._models += len(updates)
-        self._bytes += sum(update.size for update in updates)
-        for limit, used, what in ((self._budget.models, self._models, "models"), (self._budget.bytes, self._bytes, "bytes")):
-            if limit and used > limit:
-                self._fail("budget exceeded", f"received {used} {what} in round {round}; its budget is {limit}")
+        self._charge(round, len(updates), updates)
         for update in updates:
             if not np.isfinite(update.params).all():
                 self._fail("not finite", f"takes a model of {update.sender} that is not finite, of round {update.round}")
+
+    def received_fragments(self, id: str, round: int, fragments: Sequence[Fragment]) -> None:
+        self._charge(round, 0, fragments)
+
+    def _charge(self, round: int, models: int, received: Sequence[Update | Fragment]) -> None:
+        """Compare what the node has received in a round with its budget. Fragments count by their bytes only."""
+        self._models += models
+        self._bytes += sum(each.size for each in received)
+        for limit, used, what in ((self._budget.models, self._models, "models"), (self._budget.bytes, self._bytes, "bytes")):
+            if limit and used > limit:
+                self._fail("budget exceeded", f"received {used} {what} in round {round}; its budget is {limit}")
 
     def assigned(self, id: str, round: int, assignment: Assignment) -> None:
         self._assigned.add(round)

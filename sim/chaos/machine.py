@@ -48,7 +48,7 @@ from p2pfl.node.peering.peering_config import Guard, PeeringOptions
 from p2pfl.node.runtime.assembly import PROBING, member_exchange
 from p2pfl.node.runtime.run import renumber
 from p2pfl.node.settings import Settings
-from p2pfl.policy import Coordinated, asks_scores
+from p2pfl.policy import Coordinated, asks_scores, fetches_fragments
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import Membership
@@ -269,6 +269,7 @@ class Process:
             settings=config,
             initial=agreement.digest(task.layout.shared_of(plan.run.initial)),
             scores=asks_scores(policy),
+            fragments=fetches_fragments(policy),
         )
         self._members = MembershipSync(
             ready, identity.public, neighbourhood, exchange.peering, exchange.election, file=self.file, log=log

@@ -31,12 +31,13 @@ from msgspec.structs import replace
 
 from p2pfl.compression.sparse_updates import PeerCopy
 from p2pfl.errors import ConfigurationError
+from p2pfl.fragments import Fragments
 from p2pfl.node.exchange.base import Detached, ExchangeHost, late_answer, late_round
 from p2pfl.node.exchange.model_encoding import Missing, Published, Publisher
 from p2pfl.node.exchange.rounds import PACING_SHARE, SILENT_AFTER, Pacing, common_round, is_awaited
 from p2pfl.node.peering.peers import Traffic
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Assignment, Extras, PolicyStep, Stage, Submission, Update
+from p2pfl.policy import Assignment, Extras, Fragment, PolicyStep, Stage, Submission, Update
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.simulation.modelled_coordinator import ModelledCoordination
 from p2pfl.sim.simulation.modelled_network import Gather, ModelledConfig, ModelledNetwork, ModelledPeer, Waiting, yield_once
@@ -244,6 +245,29 @@ class ModelledExchange:
             self._pacing.record_exchange()
         return updates
 
+    async def fetch_fragments(
+        self, wanted: Mapping[str, Sequence[int]], round: int, fragments: Fragments, stage: Stage
+    ) -> list[Fragment]:
+        network = self.network
+        ids = sorted(self._reachable(list(wanted)))
+        if not ids:
+            return []
+        self._traffic.count("sent", "get", OVERHEAD * len(ids), preparation=not round)
+        fetch = FragmentFetch(self.peer, ids, round, stage, (wanted, fragments))
+        if not fetch.future.done():
+            network.open(fetch)
+            await fetch.future
+        found = [each for each, arrives in fetch.parts if arrives <= network.loop.now]
+        fetch.parts = []
+        if self.peer.receipts is not None:
+            self.peer.receipts.report(round)
+        if fetch.left:
+            self._miss([id for id in ids if id not in fetch.items], late_answer(round))
+        if found:
+            self._pacing.record_exchange()
+        order = {name: k for k, name in enumerate(fragments.names(self.encoder.layout))}
+        return sorted(found, key=lambda each: (each.sender, order[each.name]))
+
     def _reachable(self, ids: Sequence[str]) -> Sequence[str]:
         """Return the ids of neighbours: a policy may request any node, but others do not answer."""
         if ids is self.view.ids:
@@ -426,6 +450,62 @@ class Fetch(Gather):
         self.add(peer.name, None, arrives)
         if arrives is not None and not asker.network.steady:
             self.loop.call_at(arrives, asker.heard, peer, peer.round)
+
+
+class FragmentFetch(Fetch):
+    """Fetch of parts of models: one request to each peer, and one frame from it for each part.
+
+    Args:
+        wanted: numbers of parts by peer, and how models are divided.
+
+    Attributes:
+        parts: those that have been sent and are not lost, with the time at which each arrives.
+    """
+
+    __slots__ = ("_fragments", "_wanted", "parts")
+
+    def __init__(
+        self,
+        asker: ModelledPeer,
+        ids: Sequence[str],
+        round: int,
+        stage: Stage,
+        wanted: tuple[Mapping[str, Sequence[int]], Fragments],
+    ) -> None:
+        self._wanted, self._fragments = wanted
+        self.parts: list[tuple[Fragment, float]] = []
+        super().__init__(asker, ids, round, stage, {})
+
+    def take(self, peer: ModelledPeer, found: Published | Missing, asked: float) -> None:
+        asker = self.asker
+        if not isinstance(found, Published) or asker.name in peer.view.left_out:
+            self._refuse(peer, max(asked, self.loop.now))
+            return
+        when = asked if asked > found.time else found.time
+        model = peer.as_sent(found.update, found.age(when), asker)
+        layout, fragments = peer.encoder.layout, self._fragments
+        names, places = fragments.names(layout), fragments.places(layout, asker.network.settings.seed)
+        last: float | None = when
+        for number in self._wanted[peer.name]:
+            values = model.params[places[number]]
+            size = OVERHEAD + 4 * len(values)
+            arrives = when if self.links.instant else self.links.arrival(peer.name, asker.name, size, when)
+            peer.traffic.count("sent", "update", size, preparation=not self.round)
+            last = None if last is None or arrives is None else max(last, arrives)
+            if arrives is None:
+                continue
+            asker.traffic.count("received", "update", size, preparation=not self.round)
+            fragment = Fragment(
+                *(peer.name, model.round, model.stage, names[number], values, places[number]),
+                *(model.n_samples, model.final, model.age, size),
+            )
+            if asker.receipts is not None:
+                asker.receipts.take_fragment(peer, fragment, (fragments.rule, len(names), number))
+            if not self.future.done() and arrives <= self.expires:
+                self.parts.append((fragment, arrives))
+            else:  # too late to be used, but it shows that the peer is alive
+                self.loop.call_at(arrives, asker.heard, peer, peer.round if asker.network.steady else 0)
+        self.add(peer.name, None, last)
 
 
 def fetch_at_once(

@@ -33,7 +33,7 @@ from p2pfl.node.peering.dialler import FIRST_PAUSE, LONGEST_PAUSE, jitter
 from p2pfl.node.peering.peers import PeerView, Traffic
 from p2pfl.node.settings import Settings
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Stage, Update
+from p2pfl.policy import Fragment, Stage, Update
 from p2pfl.protocols.wire.envelope import OVERHEAD, SignedModel
 from p2pfl.protocols.wire.messages import Receipts
 from p2pfl.random_streams import RandomStreams
@@ -177,9 +177,18 @@ class ModelledReceipts:
 
     def take(self, sender: ModelledPeer, update: Update) -> None:
         """Note a model that a peer has sent."""
-        content = tag(update.params) + b"".join(array.tobytes() for array in update.extras.values()), update.n_samples
-        start = 1, sender.generation
-        model = SignedModel(sender.name.encode(), start, update.round, update.stage, content, sender.name.encode())
+        shown = tag(update.params) + b"".join(array.tobytes() for array in update.extras.values())
+        self._note(sender, update, shown, None)
+
+    def take_fragment(self, sender: ModelledPeer, fragment: Fragment, part: tuple[str, int, int]) -> None:
+        """Note a part of a model that a peer has sent."""
+        self._note(sender, fragment, tag(fragment.values), part)
+
+    def _note(
+        self, sender: ModelledPeer, update: Update | Fragment, shown: bytes, part: tuple[str, int, int] | None
+    ) -> None:
+        start, name, content = (1, sender.generation), sender.name.encode(), (shown, update.n_samples)
+        model = SignedModel(name, start, update.round, update.stage, content, name, part)
         self.compare(model)
         self._book.add(model, fetched=True)
         self._fresh.append(model)
@@ -369,12 +378,15 @@ class ModelledPeer:
 
     def as_received(self, update: Update, age: float, asker: ModelledPeer) -> Update:
         """Return a model of this node as `asker` receives it, `age` seconds after its publication."""
-        update = self.outbox.as_sent(update, age)
-        if self.forge is not None:
-            update = self.forge(asker.name, update)
+        update = self.as_sent(update, age, asker)
         if asker.receipts is not None:
             asker.receipts.take(self, update)
         return update
+
+    def as_sent(self, update: Update, age: float, asker: ModelledPeer) -> Update:
+        """Return the model of which `asker` receives parts, `age` seconds after its publication."""
+        update = self.outbox.as_sent(update, age)
+        return update if self.forge is None else self.forge(asker.name, update)
 
     @property
     def score_size(self) -> int:

@@ -16,6 +16,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import check_schedule
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.node.exchange.model_encoding import ModelEncoder
+from p2pfl.node.settings import check_fragments
 from p2pfl.parameters import Parameters
 from p2pfl.policies import make_policy
 from p2pfl.policy import Policy
@@ -113,6 +114,7 @@ class RunPlan:
         """
         found = make_policy(*split_name("policy", self.scenario.policy_of(self.tasks[node].public_info.get("group"))))
         refuse(self.scenario, found)
+        check_fragments(self.scenario, found)
         return found
 
 

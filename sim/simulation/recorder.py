@@ -8,6 +8,7 @@ similarity of their members' models (see p2pfl.policies.clusters).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from operator import itemgetter
@@ -22,7 +23,17 @@ from p2pfl.node.coordination.election_runner import Elected
 from p2pfl.node.node import Node, Observer
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.clusters import read
-from p2pfl.policy import Assignment, Coordinated, Merge, PolicyStep, Stage, Submission, SupportsSimilarities, Update
+from p2pfl.policy import (
+    Assignment,
+    Coordinated,
+    Fragment,
+    Merge,
+    PolicyStep,
+    Stage,
+    Submission,
+    SupportsSimilarities,
+    Update,
+)
 from p2pfl.sim.columns import Columns, Table
 from p2pfl.sim.simulation.clock import VirtualLoop
 
@@ -109,6 +120,16 @@ class Recorder(Observer):
             self._got[id] = self._got[id][0] + got[0], self._got[id][1] + got[1]
         else:
             self._got[id] = got
+
+    def received_fragments(self, id: str, round: int, fragments: Sequence[Fragment]) -> None:
+        """Record the parts of models. Those of one sender make one edge, with the bytes of all."""
+        self.trace.received(self._loop.now, id, round, ",".join(f"{each.sender}:{each.name}" for each in fragments))
+        sizes = Counter[str]()
+        for each in fragments:
+            sizes[each.sender] += each.size
+        if round:
+            senders, known = self._got.get(id, _NOTHING)
+            self._got[id] = senders + list(sizes), known + list(sizes.values())
 
     def assigned(self, id: str, round: int, assignment: Assignment) -> None:
         """Record the models in an assignment: they arrive mixed into one, so each is recorded without bytes."""

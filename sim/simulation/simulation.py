@@ -72,7 +72,7 @@ from p2pfl.node.exchange.message_exchange import MessageExchange, federation_id,
 from p2pfl.node.node import Node
 from p2pfl.node.peering.peering_config import Member
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Coordinated, Policy, PolicyStep, Update, asks_scores
+from p2pfl.policy import Coordinated, Policy, PolicyStep, Update, asks_scores, fetches_fragments
 from p2pfl.protocols.election import Electorate
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transports.in_process import InProcessNetwork
@@ -444,6 +444,7 @@ def message_exchanges(parts: Parts) -> MakeExchange:
     keys = {name: Identity.from_seed(RandomStreams(scenario.seed, name).digest(0, "key of a simulation")) for name in names}
     requesters = plan.topology.requesters(names)
     scores = any(asks_scores(parts.policies[k]) for k in range(len(names)))
+    fragments = any(fetches_fragments(parts.policies[k]) for k in range(len(names)))
 
     def make(k: int) -> Exchange:
         name, sources, step = names[k], plan.topology.neighbours[k], parts.steps[k]
@@ -469,6 +470,7 @@ def message_exchanges(parts: Parts) -> MakeExchange:
             encoder=plan.encoder(k),
             coordination=coordination,
             scores=scores,
+            fragments=fragments,
         )
 
     return make

@@ -36,6 +36,7 @@ FIELDS = {
     "terms": "bytes",
     "model": "bytes",
     "update": "payload",
+    "fragment": "payload",
     "submission": "bytes",
     "assignment": "bytes",
     "submit": "payload",

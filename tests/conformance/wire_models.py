@@ -233,4 +233,65 @@ def check_update(given):
     return {"values": values}
 
 
-CHECKS = {"encode": check_encode, "model": check_model, "update": check_update}
+# Fragments
+
+
+def divided(given):
+    """Return the places of each part's values."""
+    sizes, parts = [prod(shape) for shape in given["tensors"]], given["parts"]
+    size = sum(sizes)
+    if given["division"] == "layers":
+        expect(parts == len(sizes), "malformed")
+        ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
+        return [list(range(end - count, end)) for end, count in zip(ends, sizes, strict=True)]
+    expect(parts <= size, "malformed")
+    if given["division"] == "strided":
+        return [list(range(part, size, parts)) for part in range(parts)]
+    order = list(range(size))
+    if given["division"] == "random":
+        stream = blake3(b"p2pfl fragments 1\0" + str(given["seed"]).encode()).digest(length=8 * size)
+        order.sort(key=lambda place: int.from_bytes(stream[8 * place : 8 * place + 8], "little"))
+    return [sorted(order[part * size // parts : (part + 1) * size // parts]) for part in range(parts)]
+
+
+def wanted_of(message):
+    """Return the numbers of the wanted parts."""
+    data = bytes.fromhex(message["wanted"])
+    numbers = [k for k in range(8 * len(data)) if data[k // 8] >> k % 8 & 1]
+    expect(numbers and numbers[-1] < message["parts"], "malformed")
+    return numbers
+
+
+def check_division(given):
+    return {"places": divided(given)}
+
+
+def check_wanted(given):
+    divided(given)
+    return {"wanted": wanted_of(given)}
+
+
+def check_fragment(given):
+    asked, said = given["asked"], given["message"]
+    expect(asked["kind"] == "get_fragments", "not asked for")
+    places = divided(given | {"division": said["division"], "parts": said["parts"]})
+    same = (said["division"], said["parts"]) == (asked["division"], asked["parts"])
+    expect(same and said["part"] in wanted_of(asked), "not asked for")
+    newest = said["final"] or (given["asynchronous"] and said["stage"] != "prepared")
+    expect(said["stage"] == asked["stage"] and (newest or said["round"] == asked["round"]), "not asked for")
+    expect(said["n_samples"] == given["public_info"].get("n_samples"), "differs")
+    payload = bytes.fromhex(given["payload"])
+    expect(len(payload) == 4 * len(places[said["part"]]), "wrong length")
+    values = floats(payload)
+    expect(sqrt(sum(v * v for v in values)) <= 1000 * (1 + given["norm"]), "too large")
+    return {"values": values}
+
+
+CHECKS = {
+    "encode": check_encode,
+    "model": check_model,
+    "update": check_update,
+    "division": check_division,
+    "wanted": check_wanted,
+    "fragment": check_fragment,
+}

@@ -15,14 +15,14 @@ from p2pfl.compression.codecs import CODECS, make_codec
 from p2pfl.compression.sparse_updates import PeerCopy, tag
 from p2pfl.node.exchange.base import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange
-from p2pfl.node.exchange.model_encoding import ModelEncoder
+from p2pfl.node.exchange.model_encoding import ModelEncoder, read_division, read_parts
 from p2pfl.node.federation import invitations, membership_file
 from p2pfl.node.federation import membership_file as admission_key
 from p2pfl.node.federation.agreement import describe, read, terms
 from p2pfl.node.federation.invitations import InvitationService, TokenRedeemer
 from p2pfl.node.peering.control_messages import difference
 from p2pfl.node.peering.peering_config import Member, PeeringConfig
-from p2pfl.node.peering.peers import Asked
+from p2pfl.node.peering.peers import Asked, AskedFragments
 from p2pfl.node.settings import Settings
 from p2pfl.parameters import Layout
 from p2pfl.protocols import discovery, key_files
@@ -126,7 +126,8 @@ def check_agreed(given):
     layout = Layout(tuple((name, tuple(shape)) for name, shape in given["tensors"]), given["trained"])
     settings = Settings(**{key: getattr(agreement, key) for key in Settings.__struct_fields__ if hasattr(agreement, key)})
     timing = TIMING if given.get("coordinated") else None
-    agreed = terms(layout, settings, agreement.model.initial, agreement.edges, timing)
+    fragments = given.get("fragments", False)
+    agreed = terms(layout, settings, agreement.model.initial, agreement.edges, timing, fragments=fragments)
     return {"agreed": agreed | describe("task", agreement.task) | describe("policy", agreement.policy)}
 
 
@@ -454,6 +455,44 @@ async def _update(given):
     asked, said = given["asked"], given["message"]
     encoder, initial = encoder_of(given, asked["known"])
     copy = None if asked["known"] is None else PeerCopy(tag(initial), initial, 0)
+    wants = Asked(asked["round"], asked["stage"], copy) if asked["kind"] == "get" else None
+    message = messages.ModelUpdate(**{name: unhex(value) if name == "base" else value for name, value in said.items()})
+    return {"values": (await _answered(given, encoder, wants, message)).params.tolist()}
+
+
+def check_division(given):
+    layout, message = layout_of(given), messages.GetFragments(1, 1, "trained", given["division"], given["parts"], b"\1")
+    size = range(layout.size)
+    places = read_division(message, layout).places(layout, given["seed"])
+    return {"places": [list(size[at]) if isinstance(at, slice) else at.tolist() for at in places]}
+
+
+def check_wanted(given):
+    get = messages.GetFragments(1, 1, "trained", given["division"], given["parts"], unhex(given["wanted"]))
+    read_division(get, layout_of(given))
+    return {"wanted": read_parts(get)}
+
+
+def check_fragment(given):
+    """Pass a fragment to an exchange that has asked for some."""
+    return asyncio.run(_fragment(given))
+
+
+async def _fragment(given):
+    asked, said = given["asked"], given["message"]
+    encoder, _ = encoder_of(given | {"codec": "float32"}, None)
+    wants = Asked(asked["round"], asked["stage"], None) if asked["kind"] == "get" else None
+    if asked["kind"] == "get_fragments":
+        fields = {name: unhex(value) if name == "wanted" else value for name, value in asked.items() if name != "kind"}
+        get = messages.GetFragments(**fields)
+        missing = {said["part"]} & set(read_parts(get))  # the others are there already
+        wants = AskedFragments(get.round, get.stage, read_division(get, encoder.layout), missing, [])
+    (fragment,) = await _answered(given, encoder, wants, messages.FragmentUpdate(**said))
+    return {"values": fragment.values.tolist()}
+
+
+async def _answered(given, encoder, wants, message):
+    """Return what an exchange makes of an answer to what it has asked for."""
     alice, bob = KEYS["alice"], KEYS["bob"]
     config = ExchangeConfig(
         peering=PeeringConfig(
@@ -467,23 +506,23 @@ async def _update(given):
             public_info={},
             asynchronous=given["asynchronous"],
         ),
-        settings=Settings(mode="asynchronous" if given["asynchronous"] else "synchronous"),
+        settings=Settings(mode="asynchronous" if given["asynchronous"] else "synchronous", seed=given.get("seed", 0)),
         n_samples=1,
     )
     exchange = MessageExchange(config, encoder)
     exchange.limit.own = given["norm"]
     peer = exchange.peers["alice"]
     peer.public_info = given["public_info"]
-    answer = peer.requests[asked["request"]] = asyncio.get_running_loop().create_future()
-    if asked["kind"] == "get":
-        peer.asked[asked["request"]] = Asked(asked["round"], asked["stage"], copy)
-    message = messages.ModelUpdate(**{name: unhex(value) if name == "base" else value for name, value in said.items()})
+    number = given["asked"]["request"]
+    answer = peer.requests[number] = asyncio.get_running_loop().create_future()
+    if wants is not None:
+        peer.asked[number] = wants
     try:
         exchange.handle(peer, Opened("alice", message, memoryview(unhex(given["payload"])), 1))
     except ProtocolError:
         assert answer.result() is None  # the request has ended
         raise
-    return {"values": answer.result().params.tolist()}
+    return answer.result()
 
 
 def names():

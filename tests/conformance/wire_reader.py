@@ -138,6 +138,8 @@ def check_agreed(given):
     }
     if given.get("coordinated"):
         agreed |= COORDINATED
+    if given.get("fragments"):
+        agreed["model collection"] = f"models or fragments {agreed['model collection']}"
     for table in ("task", "policy"):
         for key, value in file[table].items():
             words = repr(value)
@@ -652,6 +654,7 @@ def check_txt(given):
 # The envelope
 
 STAGE = one_of("prepared", "trained", "merged")
+DIVISION = one_of("contiguous", "strided", "random", "layers")
 MESSAGES = {
     "hello": structure({}),
     "welcome": structure({}),
@@ -667,6 +670,22 @@ MESSAGES = {
             "base": blob(8, 0),
         },
         {"base": b""},
+    ),
+    "get_fragments": structure(
+        {"request": U32, "round": U32, "stage": STAGE, "division": DIVISION, "parts": integer(1, 128), "wanted": blob(16, 1)}
+    ),
+    "fragment_update": structure(
+        {
+            "request": U32,
+            "round": U32,
+            "stage": STAGE,
+            "n_samples": U32,
+            "final": boolean,
+            "age": number(0, finite=True),
+            "division": DIVISION,
+            "parts": integer(1, 128),
+            "part": integer(0, 127),
+        }
     ),
     "not_available": structure(
         {"request": U32, "round": U32, "reason": one_of("gone", "not allowed", "busy", "nothing yet")}
@@ -689,6 +708,7 @@ WITH_PAYLOAD = (
     "hello",
     "welcome",
     "model_update",
+    "fragment_update",
     "score",
     "entries",
     "submit",
@@ -765,7 +785,7 @@ def check_conflict(given):
         same = header["incarnation"] == given["incarnation"] and header["session"].hex() not in given["sessions"]
         if header["incarnation"] > given["incarnation"] or same:
             incarnation = max(incarnation or 0, header["incarnation"])
-        if header["message"]["kind"] == "model_update":
+        if header["message"]["kind"] in ("model_update", "fragment_update"):
             round = max(round, header["message"]["round"])
     return {"conflict": incarnation is not None} | (
         {} if incarnation is None else {"incarnation": incarnation, "round": round}
@@ -784,16 +804,17 @@ def expect_signed(header, envelope):
 
 
 def signed_model(envelope, federation):
-    """Return the header of a model, whose signature is not checked yet."""
+    """Return the header of a model, or of a fragment, whose signature is not checked yet."""
     header = envelope_header(envelope, federation)
     message = header["message"]
-    expect(message["kind"] == "model_update" and not message["base"], "malformed")
+    expect(message["kind"] == "fragment_update" or (message["kind"] == "model_update" and not message["base"]), "malformed")
     return header
 
 
 def same_round(header):
     message = header["message"]
-    return header["sender"], header["incarnation"], header["generation"], message["round"], message["stage"]
+    part = [message.get(field) for field in ("division", "parts", "part")]
+    return header["sender"], header["incarnation"], header["generation"], message["round"], message["stage"], part
 
 
 def check_equivocation(given):

@@ -53,6 +53,7 @@ from tests.conformance.wire_making import (
     LAYOUT,
     LOG,
     MALLORY,
+    SHAPES,
     SUCCESSOR,
     TENSORS,
     Vectors,
@@ -1098,6 +1099,102 @@ def envelope_vectors() -> Vectors:
     return v
 
 
+def fragment_vectors() -> Vectors:
+    v = Vectors("Parts of models: how models are divided, the messages that ask for parts and carry them, and proofs.")
+    base = {"federation": ID.hex(), "me": BOB.public.hex(), "members": [key.public.hex() for key in (ALICE, BOB, CAROL)]}
+    base |= {"limit": 70_000, "session": SESSION.hex(), "link": ALICE.public.hex(), "before": []}
+    values = Payload.of(np.arange(4, dtype="<f4").tobytes())
+    for name, body, payload in [
+        ("a request for parts 0 and 2", ["get_fragments", 1, 3, "trained", "strided", 3, b"\5"], EMPTY),
+        ("the longest request", ["get_fragments", MOST, MOST, "prepared", "contiguous", 128, b"\xff" * 16], EMPTY),
+        ("a part", ["fragment_update", 1, 3, "trained", 50, False, 0.25, "random", 2, 1], values),
+        ("the longest part", ["fragment_update", MOST, MOST, "prepared", MOST, True, 1e300, "contiguous", 128, 127], values),
+    ]:
+        v.good(name, "frame", **base, frame=raw_frame(body, payload).hex())
+    for name, why, body in [
+        ("no parts", "0", ["get_fragments", 1, 3, "trained", "strided", 0, b"\1"]),
+        ("too many parts", "129", ["get_fragments", 1, 3, "trained", "strided", 129, b"\1"]),
+        ("an unknown division", "halves", ["get_fragments", 1, 3, "trained", "halves", 2, b"\1"]),
+        ("nothing wanted", "no byte", ["get_fragments", 1, 3, "trained", "strided", 3, b""]),
+        ("too much wanted", "17 bytes", ["get_fragments", 1, 3, "trained", "strided", 128, bytes(17)]),
+        ("a part beyond all", "128", ["fragment_update", 1, 3, "trained", 50, False, 0.0, "strided", 128, 128]),
+        ("a part without a number", "a field less", ["fragment_update", 1, 3, "trained", 50, False, 0.0, "strided", 3]),
+        ("a part with a base", "a field more", ["fragment_update", 1, 3, "trained", 50, False, 0.0, "strided", 3, 1, b""]),
+    ]:
+        v.bad(name, "frame", "malformed", why, **base, frame=raw_frame(body).hex())
+    request = raw_frame(["get_fragments", 1, 3, "trained", "strided", 3, b"\1"], values).hex()
+    v.bad("a request with a payload", "frame", "wrong length", "it has none", **base, frame=request)
+
+    def model(content=b"1", division="random", parts=16, part=3, n_samples=50):
+        """Return the header and the signature of a part of a model of alice."""
+        body = ["fragment_update", 1, 9, "trained", n_samples, False, 0.5, division, parts, part]
+        return raw_frame(body, Payload.of(content))[:320]
+
+    whole = raw_frame(["model_update", 1, 9, "trained", 50, False, 0.5, b""], Payload.of(b"2"))[:320]
+    both = {"federation": ID.hex()}
+    v.good("two contents of one part", "equivocation", **both, proof=(model() + model(b"2")).hex())
+    v.good("two numbers of samples with one part", "equivocation", **both, proof=(model() + model(n_samples=51)).hex())
+    for name, why, second in [
+        ("parts 3 and 4", "no contradiction", model(b"2", part=4)),
+        ("parts of two divisions", "other values", model(b"2", division="strided")),
+        ("parts of 16 and of 17", "other values", model(b"2", parts=17)),
+        ("a part and a whole model", "other values", whole),
+    ]:
+        v.bad(name, "equivocation", "malformed", why, **both, proof=(model() + second).hex())
+    v.good("a part and a whole model", "receipts", **both, payload=(model() + whole).hex())
+    evidence = raw_frame(["fragment_update", 1, 9, "trained", 50, False, 0.5, "random", 16, 3], Payload.of(b"1"))[:320]
+    node = {"key": ALICE.public.hex(), "incarnation": 1, "sessions": []}
+    v.good("a part of a later start", "conflict", **both, **node, evidence=evidence.hex())
+    division_vectors(v)
+    agreed = {"text": federation().data.decode(), "trained": 8, "tensors": TENSORS}
+    v.good("a policy that fetches fragments", "agreed", **agreed, fragments=True)
+    return v
+
+
+def division_vectors(v):
+    """Divisions, and the acceptance of parts."""
+    base = {"tensors": SHAPES, "seed": 7}
+    for division, parts in (("contiguous", 3), ("strided", 3), ("random", 3), ("random", 8), ("layers", 2)):
+        v.good(f"{division} {parts}", "division", **base, division=division, parts=parts)
+    v.good("another seed", "division", tensors=SHAPES, seed=8, division="random", parts=3)
+    v.bad("more parts than values", "division", "malformed", "9 of 8 values", **base, division="random", parts=9)
+    v.bad("other layers", "division", "malformed", "3, but 2 tensors", **base, division="layers", parts=3)
+    strided = base | {"division": "strided", "parts": 3}
+    v.good("parts 0 and 2", "wanted", **strided, wanted="05")
+    v.good("part 1 and a byte of zeros", "wanted", **strided, wanted="0200")
+    v.bad("part 3 of 3", "wanted", "malformed", "parts 0 to 2", **strided, wanted="09")
+    v.bad("no part", "wanted", "malformed", "a byte of zeros", **strided, wanted="00")
+
+    asked = {"kind": "get_fragments", "request": 7, "round": 3, "stage": "trained"}
+    asked |= {"division": "strided", "parts": 3, "wanted": "05"}
+    message = {"request": 7, "round": 3, "stage": "trained", "n_samples": 50, "final": False, "age": 0.5}
+    message |= {"division": "strided", "parts": 3, "part": 2}
+    payload = np.array([1.0, -2.0], "<f4").tobytes()
+    given = base | {"asynchronous": False, "asked": asked, "public_info": {"n_samples": 50}, "norm": 1.0}
+    given |= {"message": message, "payload": payload.hex()}
+
+    def bad(name, cause, why, **changes):
+        v.bad(name, "fragment", cause, why, **given | changes)
+
+    v.good("what was asked for", "fragment", **given)
+    newest = given | {"message": message | {"round": 5}, "asynchronous": True}
+    v.good("a part of the newest model, asynchronous", "fragment", **newest)
+    bad("another part", "not asked for", "0 and 2 are wanted", message=message | {"part": 1})
+    bad("a part of another division", "not asked for", "random", message=message | {"division": "random"})
+    bad("a part of fewer", "not asked for", "2 and 3", message=message | {"parts": 2, "part": 0})
+    bad("a part of more than all values", "malformed", "9 of 8 values", message=message | {"parts": 9})
+    bad("a part of another round", "not asked for", "2 and 3", message=message | {"round": 2})
+    bad("a part of another stage", "not asked for", "merged", message=message | {"stage": "merged"})
+    get = {"kind": "get", "request": 7, "round": 3, "stage": "trained"}
+    bad("a part where a model was asked for", "not asked for", "get", asked=get)
+    bad("a part where a loss was asked for", "not asked for", "score", asked=get | {"kind": "score"})
+    bad("a part with other samples", "differs", "51 and 50", message=message | {"n_samples": 51})
+    bad("a short part", "wrong length", "4 of 8 bytes", payload=payload[:4].hex())
+    bad("a long part", "wrong length", "12 of 8 bytes", payload=(payload + bytes(4)).hex())
+    bad("a part with a value that is not finite", "not finite", "NaN", payload=np.array([1, np.nan], "<f4").tobytes().hex())
+    bad("a part with too large a norm", "too large", "3000", payload=np.array([3000, 0], "<f4").tobytes().hex())
+
+
 def conflict_vectors(v, frame):
     base = {"federation": ID.hex(), "key": ALICE.public.hex(), "incarnation": 2, "sessions": [SESSION.hex()]}
 
@@ -1285,6 +1382,7 @@ MAKERS: dict[str, Callable[[], Vectors]] = {
     "envelope": envelope_vectors,
     "payload": payload_vectors,
     "coordination": coordination_vectors,
+    "fragments": fragment_vectors,
 }
 
 

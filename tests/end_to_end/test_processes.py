@@ -33,6 +33,7 @@ RUNS = {  # the task, the policy, and other settings
         'name = "random"\nneighbours = 3',
         'codec = { name = "top-k", share = 0.1 }\n',
     ),
+    "mosaic, fragments": ('name = "digits"\nlabels = 4\nsamples = 30', 'name = "mosaic"\nreceivers = 2', ""),
     "random, private heads": ('name = "digits"\nlabels = 4\nsamples = 30\nprivate = "head"', 'name = "random"', ""),
 }
 
@@ -42,7 +43,8 @@ RUNS = {  # the task, the policy, and other settings
 def test_processes_match_simulator_bit_for_bit(tmp_path, options):
     """Five processes and a simulation with the same seed give identical models and identical traffic."""
     task, policy, codec = RUNS[options]
-    settings = f'rounds = 6\nseed = 3\ndeadline = 60.0\nrobust = "median-clip"\n{codec}'
+    robust = "median" if "fragments" in options else "median-clip"
+    settings = f'rounds = 6\nseed = 3\ndeadline = 60.0\nrobust = "{robust}"\n{codec}'
     with processes(tmp_path, NAMES, f"{settings}[task]\n{task}\n[policy]\n{policy}\n") as federation:
         federation.start()
         federation.wait()
@@ -58,7 +60,7 @@ def test_processes_match_simulator_bit_for_bit(tmp_path, options):
         assert statuses[name]["rejected"] == {}
         node = simulated.nodes[name]
         assert checkpoints[name].params == node.me.whole.tobytes()
-        if "top-k" not in options and "dac" not in options:  # there the traffic consists of whole models
+        if not {"top-k", "dac", "fragments"} & {*options.split(", ")}:  # there the traffic consists of whole models
             received = statuses[name]["traffic"]["received"]
             assert received["update"] == received["models"] * (OVERHEAD + 4 * node.me.params.size) > 0
         assert checkpoints[name].early_stopping["best"] == node.early_stopping.best.tobytes()

@@ -42,6 +42,8 @@ EVERY_MESSAGE = [
     m.Welcome(),
     m.Get(BIG, BIG, "prepared"),
     m.ModelUpdate(BIG, BIG, "prepared", BIG, True, 1e300),
+    m.GetFragments(BIG, BIG, "prepared", "contiguous", 128, bytes(16)),
+    m.FragmentUpdate(BIG, BIG, "prepared", BIG, True, 1e300, "contiguous", 128, 127),
     m.NotAvailable(BIG, BIG, "nothing yet"),
     m.Score(BIG, BIG),
     m.Scored(BIG, -1e300),

@@ -15,7 +15,7 @@ from p2pfl.node.node import Node
 from p2pfl.node.peering.peering_config import Member, PeeringOptions
 from p2pfl.node.settings import Settings
 from p2pfl.policies.random import Random
-from p2pfl.policy import Coordinated, asks_scores
+from p2pfl.policy import Coordinated, asks_scores, fetches_fragments
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.log import Member as MemberEntry
 from p2pfl.protocols.transports.in_process import InProcessNetwork
@@ -71,6 +71,8 @@ class Watch:
     def published(self, id, round, stage, params): ...
 
     def received(self, id, round, updates): ...
+
+    def received_fragments(self, id, round, fragments): ...
 
     def assigned(self, id, round, assignment): ...
 
@@ -203,6 +205,7 @@ class Federation:
             options=PeeringOptions(period=self.period, on_fault=self.on_fault),
             coordination=Coordination(self.election(name), policy.step) if self.coordinated else None,
             scores=asks_scores(policy),
+            fragments=fetches_fragments(policy),
         )
 
     def make(self, name, task=None, agreed=None, exchange=None, observer=None, resume_after=0):

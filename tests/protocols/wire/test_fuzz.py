@@ -96,6 +96,8 @@ MESSAGES = [
     (m.Get(1, 2, "merged", tag(START)), envelope.EMPTY),
     (m.ModelUpdate(1, 1, "trained", 50, False, 0.5), MODEL),
     (m.ModelUpdate(1, 1, "trained", 50, False, 0.5, tag(START)), ENTRIES),
+    (m.GetFragments(1, 1, "trained", "random", 16, b"\x05\x80"), envelope.EMPTY),
+    (m.FragmentUpdate(1, 1, "trained", 50, False, 0.5, "layers", 2, 1), MODEL),
     (m.NotAvailable(1, 1, "busy"), envelope.EMPTY),
     (m.Score(1, 1), MODEL),
     (m.Scored(1, 0.5), envelope.EMPTY),

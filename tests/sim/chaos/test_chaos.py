@@ -68,7 +68,7 @@ def serve_again(monkeypatch):
 
     def serve_and_keep(self, peer, get):
         serve(self, peer, get)
-        peer.waiting[get.round, get.stage] = get
+        peer.waiting[get.round, get.stage, False] = get
 
     monkeypatch.setattr(ModelServer, "serve", serve_and_keep)
 
