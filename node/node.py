@@ -86,6 +86,7 @@ class Node:
             gives values that are not finite, instead of raising BudgetExceededError or DivergenceError.
         initial: the whole common initial model, if it exists already.
         resume_after: the newest round whose model of this node peers hold; it continues after that round.
+        allowance: bytes received in rounds after which the node ends its rounds; 0 is no limit.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Node:
         lenient: bool = False,
         initial: Parameters | None = None,
         resume_after: int = 0,
+        allowance: int = 0,
     ) -> None:
         settings.check()
         check_stage(policy)
@@ -117,6 +119,7 @@ class Node:
         self.early_stopping = EarlyStopping(settings.patience, settings.best_by)
         self._store, self._observers = store, observers
         self._resume_after = min(resume_after, settings.rounds)
+        self._allowance = allowance
         self._stopping = self._prepared = False
         self._ended = False  # whether the checkpoint is from the end of all rounds so far
         self._evaluations = Evaluations(
@@ -158,8 +161,13 @@ class Node:
 
     @property
     def done(self) -> bool:
-        """Return whether the node has finished, because all rounds are done or it has stopped early."""
-        return self.me.round >= self.settings.rounds or self.early_stopping.stop
+        """Return whether the node has finished: all rounds are done, it has stopped early, or it has used its allowance."""
+        return self.me.round >= self.settings.rounds or self.early_stopping.stop or self.spent
+
+    @property
+    def spent(self) -> bool:
+        """Return whether the node has received all bytes of its allowance."""
+        return 0 < self._allowance <= self.exchange.traffic.received_in_rounds
 
     @property
     def disk(self) -> str:
@@ -229,6 +237,15 @@ class Node:
             await self._save()
             await self._finish()
             await self._save()
+
+    async def conclude(self) -> None:
+        """End with the rounds so far, after `run` was cancelled: the simulation has reached its end."""
+        self.peers.published = {}  # of a round that has not ended
+        every = self.settings.evaluate_every
+        if every and self.me.round % every:
+            await self._evaluate()
+        _end_rounds(self)
+        await self._finish()
 
     async def _prepare(self) -> None:
         await self._save()

@@ -41,7 +41,7 @@ from p2pfl.sim.results.tables import (
 )
 from p2pfl.sim.scenario.claims import MEAN, figure_of, figures_in, has_figure
 from p2pfl.sim.scenario.questions import base_of, counterpart, label, of_problem, surroundings
-from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
+from p2pfl.sim.scenario.scenario import End, Scenario, ScenarioFile
 from p2pfl.sim.scenario.topology import GRAPH
 from p2pfl.sim.simulation.simulation import Run
 from p2pfl.task import group_of
@@ -543,8 +543,8 @@ def asked(file: ScenarioFile) -> dict[str, Any]:
 
 
 def _measures(file: ScenarioFile, results: Sequence[Result]) -> dict[str, float]:
-    """Return the measures at which the rows of a scenario are compared: only if some run does not end by rounds in step."""
-    apart = any(run.mode == "asynchronous" for run in file.runs)
+    """Return the measures at which the rows of a scenario are compared: only if some run does not go by rounds."""
+    apart = any(run.mode == "asynchronous" or run.end != End() for run in file.runs)
     if not apart or len(file.rows()) < 2 or any(run.pool is not None for run in file.runs):
         return {}
     return summary_metrics.equal_measures([(result.rounds, result.summary) for result in results])

@@ -115,6 +115,25 @@ class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slowdown: float | Range = 1.0
 
 
+class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a run ends before all of its rounds; 0 means no limit.
+
+    Attributes:
+        seconds: virtual seconds after which the run ends. What a node has not finished by then is dropped: its last model
+            is that of the last round that it had ended.
+        bytes: bytes that a node receives in rounds, as `bytes_in` counts them; a node that has received so many ends with
+            this round, and continues to serve its last model.
+    """
+
+    seconds: float = 0.0
+    bytes: int = 0
+
+    def check(self) -> None:
+        """Raise ConfigurationError for an invalid value."""
+        check_number("end.seconds", self.seconds)
+        check_number("end.bytes", self.bytes)
+
+
 class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Runs whose solutions form one front, and one row of the table.
 
@@ -204,6 +223,7 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         topology: the graph of the nodes that may communicate: a table with a `name`, and options, or a `file` or
             the name of a shipped graph, which set `nodes`; by default `complete`.
         policy_by_group: changes to the policy's options for the nodes of a group, by the group that their task assigns.
+        end: virtual seconds, or bytes of a node, after which the run ends before all of its `rounds`.
         budget: limits on what each node may receive; a policy that requests more ends the run.
         attack: the attack of some nodes: a table with a `name`, the `share` of the nodes that attack (0.2 by default) or
             their numbers in `nodes`, and options of the attack; without it all nodes are honest.
@@ -229,6 +249,7 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     topology: dict[str, Any]
     network: Network = Network()
     compute: Compute = Compute()
+    end: End = End()
     budget: Budgets = Budgets()
     attack: dict[str, Any] | None = None
     mean_model: bool = False
@@ -270,6 +291,7 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise must_be("late_rounds", "0 or more", self.late_rounds)
         check_number("compute.seconds", self.compute.seconds)
         check_range("compute.slowdown", self.compute.slowdown)
+        self.end.check()
         if self.search is not None:
             self.search.check()
         found = self.attack_plan()
@@ -431,6 +453,8 @@ class ScenarioFile(FileKeys, frozen=True, kw_only=True):
             del table["varied"]
         if not run.network.links:
             del table["network"]["links"]
+        if run.end == End():
+            del table["end"]
         return {key: value for key, value in table.items() if value is not None}
 
     def only(self, *texts: str) -> ScenarioFile:

@@ -87,6 +87,7 @@ def why_not(plan: RunPlan, first: Policy, backend: ComputeBackend, links: Links)
         (scenario.compute.seconds > 0, "training takes no time"),  # nodes of one time may then be in different rounds
         (scenario.attack is None, "nodes attack"),
         (scenario.robust == "none" and not scenario.distrust, "nodes protect themselves"),
+        (not (scenario.end.seconds or scenario.end.bytes), "the run may end within a round"),
         (scenario.codec["name"] == "float32", "models are compressed"),
         (scenario.nodes > 1, "there is one node"),
         (isinstance(backend, BatchedLearner), "nodes are trained one by one"),

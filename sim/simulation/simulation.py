@@ -80,7 +80,7 @@ from p2pfl.queries import Loss
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.formatting import some
 from p2pfl.sim.scenario.network import Links, draw
-from p2pfl.sim.scenario.scenario import AttackPlan, Scenario
+from p2pfl.sim.scenario.scenario import AttackPlan, End, Scenario
 from p2pfl.sim.simulation import clock
 from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher, ComputeBackend
 from p2pfl.sim.simulation.clock import DeadlockError, VirtualLoop, virtual_loop
@@ -215,6 +215,7 @@ class Simulation:
             if isinstance(self.backend, ShardedBackend):
                 self.backend.close()
         wall = time.perf_counter() - begun
+        self._note_early_nodes()
         if self._cohort is None:
             self.recorder.close(self.nodes)
         return Run(
@@ -229,7 +230,7 @@ class Simulation:
             recorder=self.recorder,
             computed=f"node by node: {self.singly}" if self.singly else "all nodes at once",
             batches={kind: (queue.batches, queue.jobs) for kind, queue in self.batcher.queues.items()},
-            virtual_s=self.loop.time(),
+            virtual_s=min(self.loop.time(), self._ends),
             wall_s=wall,
             expired=sum(node.exchange.expired for node in self.nodes.values()) if self.singly else 0,
             notes=self.notes,
@@ -292,11 +293,24 @@ class Simulation:
                 nobody.set()
             await (nobody.wait() if self.links.loses else exchange.others_done())
 
+        running: list[asyncio.Task[None]] = []
+
+        def cut() -> None:
+            """End the run: drop what nodes have not finished."""
+            for task in running:
+                task.cancel()
+
         try:
             async with TaskGroup() as tasks:
                 for name, node in self.nodes.items():
                     waits = partial(linger, node.exchange) if isinstance(node.exchange, MessageExchange) else None
-                    tasks.create_task(node.run(waits), name=name)
+                    running.append(tasks.create_task(node.run(waits), name=name))
+                if self._ends < inf:  # after all that happens at this time, up to the rounding of sums of seconds
+                    self.loop.call_at(self._ends * (1 + 1e-9), cut)
+            async with TaskGroup() as tasks:
+                for node, task in zip(self.nodes.values(), running, strict=True):
+                    if task.cancelled() and not node.done:
+                        tasks.create_task(node.conclude())
         except ExceptionGroup as group:
             raise first_error(group) from None
 
@@ -323,6 +337,7 @@ class Simulation:
             budget=scenario.budget.of(scenario.seed, name, scenario.nodes),
             initial=plan.initial if plan.tasks[k].layout == plan.tasks[0].layout else None,  # private parts may differ
             lenient=scenario.attack is not None,  # as on machines: one harmful model does not end the run
+            allowance=scenario.end.bytes,
         )
         if scenario.attack is not None:
             node.me.most_diverged = inf
@@ -353,6 +368,28 @@ class Simulation:
         backend = ShardedBackend(scenario, learners, plan.names, samples, most=most, shards=shards)
         self.processes = backend.processes
         return backend
+
+    @property
+    def _ends(self) -> float:
+        """Virtual seconds after which the run ends; inf is no limit."""
+        return self.plan.scenario.end.seconds or inf
+
+    def _note_early_nodes(self) -> None:
+        """Add a note if nodes have done all of their rounds before the run reached the end that its scenario asks for."""
+        scenario = self.plan.scenario
+        if scenario.end == End():
+            return
+        table, ended = self.recorder.rounds_table(), np.zeros(scenario.nodes)
+        np.maximum.at(ended, table["node"], table["virtual_time"])
+        early = sum(
+            node.round >= scenario.rounds and not node.spent and last < self._ends * (1 - 1e-9)
+            for node, last in zip(self.nodes.values(), ended.tolist(), strict=True)
+        )
+        if early:
+            self.notes.append(
+                f"{early} of {plural(len(self.nodes), 'node')} ended all {scenario.rounds} rounds before the `end`; more"
+                " `rounds` let them go on"
+            )
 
     def _note_small_budgets(self) -> None:
         """Add a note for budgets that are too small for any model.
