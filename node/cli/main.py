@@ -15,7 +15,6 @@ from typing import Any
 from p2pfl._util import console
 from p2pfl._util.event_log import print_events
 from p2pfl._util.printable import printable, to_json
-from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.options import add_folder, add_listen, add_policy, default_folder, listen_of
 from p2pfl.policies import POLICIES
@@ -45,7 +44,7 @@ def parser() -> console.Parser:
         description="Run a node that learns with its peers, without a server.",
         epilog=console.format_examples("p2pfl-node demo --rounds 3", "p2pfl-node init alice", "p2pfl-node run alice"),
     )
-    console.add_version(parser, f"p2pfl {__version__}")
+    console.add_version(parser)
     commands = parser.add_subparsers()
 
     init.add_commands(commands)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from p2pfl._util.binding import bind, split_name
-from p2pfl._util.commit import describe_version
-from p2pfl._version import __version__
+from p2pfl._version import describe_version
 from p2pfl.compression.codecs import make_codec
 from p2pfl.errors import ConfigurationError, UnknownKeyError, must_be, name_source
 from p2pfl.node.folder.config import NodeConfig, check_name
@@ -103,7 +102,7 @@ def reading_keys_of(name: str, own: Collection[str] = ()) -> Iterator[None]:
         if error.keys[0] in own:
             raise
         raise ConfigurationError(
-            f"the federation {name} sets {error.keys[0]}, which p2pfl {describe_version(__version__)} does not know: a newer"
+            f"the federation {name} sets {error.keys[0]}, which p2pfl {describe_version()} does not know: a newer"
             " version, or a newer module of your own, has created it; upgrade this node to the version of the other members",
             *error.keys,
         ) from error

@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from p2pfl._util.commit import describe_version
 from p2pfl._util.printable import printable, to_json
+from p2pfl._version import describe_version
 from p2pfl.errors import ConfigurationError, MissingRequirementError, RunError
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
@@ -44,12 +44,11 @@ class Help(argparse.HelpFormatter):
 class _Version(argparse.Action):
     """Option that prints the version and ends the command; git is asked for the commit only then."""
 
-    def __init__(self, option_strings: list[str], dest: str, version: str, help: str) -> None:
+    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
-        self._version = version
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(describe_version(self._version))
+        print(f"p2pfl {describe_version()}")
         parser.exit()
 
 
@@ -115,11 +114,9 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(WRONG_USAGE)
 
 
-def add_version(parser: Parser, version: str) -> None:
+def add_version(parser: Parser) -> None:
     """Add the option --version."""
-    parser.add_argument(
-        "--version", action=_Version, version=version, help="print the version, and in a clone the commit, and exit"
-    )
+    parser.add_argument("--version", action=_Version, help="print the version, and in a clone the commit, and exit")
 
 
 def add_command(commands: Any, name: str, summary: str, *examples: str) -> argparse.ArgumentParser:

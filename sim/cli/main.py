@@ -14,7 +14,6 @@ from typing import Any
 
 from p2pfl._util import console
 from p2pfl._util.printable import printable
-from p2pfl._version import __version__
 from p2pfl.errors import needs_extra
 from p2pfl.sim.cli import chaos, data, new, reproduce, scenario_list
 from p2pfl.sim.cli.options import add_choice, add_results, add_run_options
@@ -61,7 +60,7 @@ def parser() -> console.Parser:
             "p2pfl-sim report runs/gossip --open",
         ),
     )
-    console.add_version(parser, f"p2pfl {__version__}")
+    console.add_version(parser)
     commands = parser.add_subparsers(dest="command")
     scenario_list.add_commands(commands)
     new.add_commands(commands, _main)

@@ -18,7 +18,7 @@ import pytest
 
 import p2pfl
 from p2pfl._util.atomic_files import lock_folder
-from p2pfl._util.commit import describe_version
+from p2pfl._version import __version__, describe_version
 from p2pfl.errors import BudgetExceededError, ConfigurationError, DivergenceError, RunError
 from p2pfl.node.cli import main as node_cli
 from p2pfl.node.folder.config import CONFIG, KEY, STATUS, NodeConfig, Track
@@ -84,19 +84,19 @@ def test_version_of_clone_names_its_commit_and_changes(tmp_path):
         )  # fmt: skip
         return done.stdout.strip()
 
-    assert describe_version("1.0", tmp_path) == "1.0"
+    assert describe_version(tmp_path) == __version__
     git("init", "-q")
-    assert describe_version("1.0", tmp_path) == "1.0"  # no commit yet
+    assert describe_version(tmp_path) == __version__  # no commit yet
     (tmp_path / "a.py").write_text("1")
     git("add", ".")
     git("commit", "-qm", "a")
     git("tag", "v1")
     commit = git("rev-parse", "--short=8", "HEAD")
-    assert describe_version("1.0", tmp_path) == f"1.0 ({commit})"
+    assert describe_version(tmp_path) == f"{__version__} ({commit})"
     (tmp_path / "a.py").write_text("2")
-    assert describe_version("1.0", tmp_path) == f"1.0 ({commit}+changes)"
+    assert describe_version(tmp_path) == f"{__version__} ({commit}+changes)"
     (tmp_path / "inside").mkdir()
-    assert describe_version("1.0", tmp_path / "inside") == "1.0"  # the clone of another project has it
+    assert describe_version(tmp_path / "inside") == __version__  # the clone of another project has it
 
 
 # p2pfl-sim
