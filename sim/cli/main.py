@@ -16,7 +16,7 @@ from p2pfl._util import console
 from p2pfl._util.printable import printable
 from p2pfl.errors import needs_extra
 from p2pfl.sim.cli import chaos, data, new, reproduce, scenario_list
-from p2pfl.sim.cli.options import add_choice, add_results, add_run_options
+from p2pfl.sim.cli.options import add_choice, add_results, add_run_options, before_runs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -273,21 +273,27 @@ def _topology(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from p2pfl.sim.cli.run import run_scenario
+    with before_runs(options):  # the imports already take seconds
+        from p2pfl.sim.cli.run import prepare_run
 
-    return run_scenario(options)
+        compute = prepare_run(options)
+    return compute()
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    from p2pfl.sim.cli.run import run_sweep
+    with before_runs(options):
+        from p2pfl.sim.cli.run import prepare_sweep
 
-    return run_sweep(options)
+        compute = prepare_sweep(options)
+    return compute()
 
 
 def _pareto(options: argparse.Namespace) -> int:
-    from p2pfl.sim.cli.pareto import pareto_command
+    with before_runs(options):
+        from p2pfl.sim.cli.pareto import prepare_pareto
 
-    return pareto_command(options)
+        compute = prepare_pareto(options)
+    return compute()
 
 
 def _report(options: argparse.Namespace) -> int:

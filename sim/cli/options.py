@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from p2pfl._util.console import add_changes, add_output
@@ -231,6 +234,23 @@ def folder_of(options: argparse.Namespace, scenario: str) -> Path:
     out = options.out or Path("runs") / f"{scenario}-{datetime.now():%Y%m%d-%H%M%S}"
     refuse_to_overwrite(out)
     return Path(out)
+
+
+@contextmanager
+def before_runs(options: argparse.Namespace) -> Iterator[None]:
+    """Explain what is kept if the preparation is interrupted: the imports, the reading of data, and the checks.
+
+    Later interruptions are explained by p2pfl.sim.execution.resume.explain_resume.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        text = "nothing has begun, and nothing is kept; the same command starts again"
+        if options.resume is not None:
+            again = f"p2pfl-sim {options.command} --resume {quote(str(options.resume))}{' --trust' * options.trust}"
+            text = f"what was finished before is kept; continue with: {again}"
+        print(text, file=sys.stderr)
+        raise
 
 
 def interrupt_on_sigterm() -> None:

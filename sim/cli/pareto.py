@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +27,8 @@ from p2pfl.sim.simulation.workers import prepare_process
 COLUMNS = (("hypervolume", "hypervolume"), ("sparsity", "sparsity"), ("igd", "IGD"), ("cardinality", "solutions"))
 
 
-def pareto_command(options: argparse.Namespace) -> int:
-    """Do all unfinished searches of a scenario, and print the results."""
-    from p2pfl.sim.report.write import try_write_report
-
+def prepare_pareto(options: argparse.Namespace) -> Callable[[], int]:
+    """Read and check a scenario; return the function that does its unfinished searches, and returns the exit code."""
     file = scenario_of(options)
     interrupt_on_sigterm()
     check_workers(options)
@@ -37,6 +37,15 @@ def pareto_command(options: argparse.Namespace) -> int:
     inputs = RunInputs(file, out)
     searches = begin(file, processes_of("process", options.workers), not options.ignore_memory)
     inputs.settle()
+    return partial(_carry_out, options, file, out, inputs, searches)
+
+
+def _carry_out(
+    options: argparse.Namespace, file: ScenarioFile, out: Path, inputs: RunInputs, searches: Sequence[FrontSearch]
+) -> int:
+    """Do all unfinished searches, and print the results."""
+    from p2pfl.sim.report.write import try_write_report
+
     candidates = Candidates(out, file, inputs, different_bits=options.allow_different_bits)
     with explain_resume(candidates, sum(search.total for search in searches), "pareto", "candidates"):
         total = sum(search.total * search.scenario.nodes * search.scenario.rounds for search in searches)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -77,14 +78,14 @@ class CommandResults:
     divergence: DivergenceError | None
 
 
-def run_scenario(options: argparse.Namespace) -> int:
-    """Run a scenario."""
+def prepare_run(options: argparse.Namespace) -> Callable[[], int]:
+    """Read and check a scenario; return the function that computes its runs, and returns the exit code."""
     file = scenario_of(options)
     if options.record is not None:
         form_of(file)  # raises the error of other scenarios before anything runs
     if options.skip_recorded:
         file = _without_recorded(options, file)
-    return _carry_out(options, _with_search_note(file), book=options.record)
+    return _prepare(options, _with_search_note(file), book=options.record)
 
 
 def _without_recorded(options: argparse.Namespace, file: ScenarioFile) -> ScenarioFile:
@@ -98,16 +99,16 @@ def _without_recorded(options: argparse.Namespace, file: ScenarioFile) -> Scenar
     return left
 
 
-def run_sweep(options: argparse.Namespace) -> int:
-    """Run a scenario with every combination of the values of some keys."""
+def prepare_sweep(options: argparse.Namespace) -> Callable[[], int]:
+    """Prepare a scenario with every combination of the values of some keys, like `prepare_run`."""
     axes = parse(options.vary)
     file = scenario_of(options)
     if options.resume is None:
         _check_axes(axes, options.changes)
         file = file.with_given([(axis.key, value) for axis in axes for value in axis.values])
-        prepare_process(file.path)  # as in _carry_out
+        prepare_process(file.path)  # as in _check
         file = sweep(file, axes)
-    return _carry_out(options, _with_search_note(file), forecasts=True)
+    return _prepare(options, _with_search_note(file), forecasts=True)
 
 
 def _check_axes(axes: Sequence[Axis], changes: Sequence[str]) -> None:
@@ -133,8 +134,10 @@ def _with_search_note(file: ScenarioFile) -> ScenarioFile:
     return replace(file, notes=(*file.notes, note))
 
 
-def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool = False, book: Path | None = None) -> int:
-    """Do all unfinished runs of a scenario, and print the results.
+def _prepare(
+    options: argparse.Namespace, file: ScenarioFile, forecasts: bool = False, book: Path | None = None
+) -> Callable[[], int]:
+    """Check a scenario; return the function that does all unfinished runs and prints the results.
 
     Args:
         forecasts: print a forecast of time and memory first; with --dry-run print only the forecast.
@@ -146,11 +149,16 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
     out = folder_of(options, file.name)
     if getattr(options, "dry_run", False) and not options.json:
         _print_rows(file)
-    with _before_runs(options):
-        inputs, forecasts = _prepare(options, file, out, forecasts)
-        if forecasts and options.dry_run:
-            _print_forecast(options, file)
-            return 0
+    inputs, forecasts = _check(options, file, out, forecasts)
+    if forecasts and options.dry_run:
+        _print_forecast(options, file)
+        return lambda: 0
+    return partial(_carry_out, options, file, out, inputs, forecasts=forecasts, book=book)
+
+
+def _carry_out(
+    options: argparse.Namespace, file: ScenarioFile, out: Path, inputs: RunInputs, *, forecasts: bool, book: Path | None
+) -> int:
     parts = Parts(out, file, inputs, different_bits=options.allow_different_bits)
     outcome = _compute(options, file, parts, forecasts=forecasts, book=book)
     _print_outcome(options, outcome)
@@ -161,7 +169,7 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
     return 0
 
 
-def _prepare(options: argparse.Namespace, file: ScenarioFile, out: Path, forecasts: bool) -> tuple[RunInputs, bool]:
+def _check(options: argparse.Namespace, file: ScenarioFile, out: Path, forecasts: bool) -> tuple[RunInputs, bool]:
     """Check the runs and print the notes on them; return their inputs, and whether a forecast can be made."""
     _say(options, f"preparing: reading the inputs of {count(len(file.runs), 'run')}")
     prepare_process(file.path)
@@ -184,17 +192,6 @@ def _say(options: argparse.Namespace, text: str) -> None:
     told = options.command == "sweep" and not options.dry_run  # which prints its rows first
     if not (options.json or options.quiet) and (told or sys.stderr.isatty()):
         print(text, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _before_runs(options: argparse.Namespace) -> Iterator[None]:
-    """Explain what is kept if the preparation is interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = "the runs that were finished before are kept" if options.resume else "no run has begun, and nothing is kept"
-        print(f"{kept}; the same command starts again", file=sys.stderr)
-        raise
 
 
 def _print_rows(file: ScenarioFile) -> None:

@@ -223,6 +223,33 @@ def test_interrupted_run_without_finished_part_leaves_nothing(capsys):
     assert list(Path("there").iterdir()) == []
 
 
+class Interrupting:
+    """Importer that stands for Ctrl-C while the command imports its modules."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "p2pfl.sim.cli.run":
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("when", ["imports", "own module"])
+def test_interruption_before_the_runs_says_what_is_kept(capsys, monkeypatch, when):
+    stopped(capsys)
+    if when == "imports":
+        monkeypatch.delitem(sys.modules, "p2pfl.sim.cli.run")
+        monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    else:
+        monkeypatch.delitem(sys.modules, "stopping")
+        Path("stopping.py").write_text("raise KeyboardInterrupt")
+    code, out, err = sim(capsys, "study.toml", "--out", "there")
+    nothing = "nothing has begun, and nothing is kept; the same command starts again\ninterrupted\n"
+    assert (code, out, err) == (130, "", nothing)
+    assert not Path("there").exists()
+    code, out, err = sim(capsys, "--resume", "here", "--trust")
+    kept = "what was finished before is kept; continue with: p2pfl-sim run --resume here --trust\ninterrupted\n"
+    assert (code, out, err) == (130, "", kept)
+    assert Path("here", PARTS, "1").exists()
+
+
 def long_run(*options):
     return subprocess.Popen(
         [forked.executable(), "-m", "p2pfl.sim", "run", *options],
