@@ -84,7 +84,7 @@ class PrafflProblem(Task):
         data: samples by split; `train` is required.
         groups: number of groups.
         training: training settings.
-        data_facts: what the readers of the data understood; see p2pfl.task.Task.
+        data_facts, row_encoding: what the readers of the data understood, and how they encode it; see p2pfl.task.Task.
     """
 
     data: Mapping[Split, GroupedSamples]
@@ -92,6 +92,7 @@ class PrafflProblem(Task):
     training: Training = field(default_factory=Training)
     public_info: Mapping[str, Any] = field(default_factory=dict)
     data_facts: Sequence[DataFacts] = ()
+    row_encoding: Mapping[str, Any] = field(default_factory=dict)
     metric: str = field(default="hypervolume", init=False)
     higher_is_better: bool = field(default=True, init=False)
     extra_metrics: tuple[str, ...] = field(default=ALSO, init=False)

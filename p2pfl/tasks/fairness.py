@@ -164,6 +164,7 @@ def fairness(
         against=against,
         output=output,
         data_facts=pool.facts,
+        row_encoding=pool.row_encoding(0.0 if output == "logit" else 0.5),
         data_notes=lacking_notes(measure, attributes, samples["test"].y) if "test" in samples else (),
     )
 
@@ -235,10 +236,16 @@ class Pool:
         self.counts = tuple(len(attribute.groups) for attribute in attributes)
         self.trained = np.sort(np.concatenate([share.train for share in shares]))
         self._shares = shares
-        self._encode = data.encoder(self.trained)
+        self._encode, self._row_encoding = data.encoder(self.trained)
         self._targets = np.column_stack([data.labels, *(attribute.numbers for attribute in attributes)])
         self._common: Samples | None = None
         self.features = self._encode(self.trained[:1]).shape[1]
+
+    def row_encoding(self, threshold: float) -> Mapping[str, Any]:
+        """Return how rows become features, and the output of a model above which it answers with the second label."""
+        if not self._row_encoding:
+            return {}
+        return {**self._row_encoding, "target": {**self._row_encoding["target"], "threshold": threshold}}
 
     def of(self, index: np.ndarray) -> Samples:
         """Return rows as tensors: features [n, d], and label and groups [n, 1 + A], float32."""

@@ -125,11 +125,12 @@ def praffl(
             optimizer=made,
             batch_size=batch_size,
             data_facts=pool.facts,
+            row_encoding=pool.row_encoding(0.0),
         )
     scalarise = SmoothTchebycheff(gamma, divide=True)
     training = Training(communicated, personal, preferences, scalarise, made, batch_size, measured)
     own = {split: GroupedSamples(x, y[:, 0].contiguous(), y[:, 1].long()) for split, (x, y) in samples.items()}
-    return PrafflTask(own, pool.counts[0], training, data_facts=pool.facts)
+    return PrafflTask(own, pool.counts[0], training, data_facts=pool.facts, row_encoding=pool.row_encoding(0.0))
 
 
 def _network(features: int) -> nn.Module:

@@ -134,7 +134,7 @@ def table(
         "data_facts": (file.facts,),
         "data_notes": notes,
         "data_label": own.label(file, part),
-        "row_encoding": _row_encoding(file, used, {"labels": [*labels] or [*range(found["classes"])]}),
+        "row_encoding": _row_encoding(file, used, delimiter, {"labels": [*labels] or [*range(found["classes"])]}),
         "held_out": held_out,
     }
     if model is not None:
@@ -220,7 +220,7 @@ def regression(
         data_facts=(file.facts,),
         data_notes=notes,
         data_label=own.label(file, part),
-        row_encoding=_row_encoding(file, used, {"centre": centre, "scale": scale}),
+        row_encoding=_row_encoding(file, used, delimiter, {"centre": centre, "scale": scale}),
         held_out=held_out,
     )
 
@@ -332,13 +332,16 @@ class _Own(NamedTuple):
         return {split: (x.astype(np.float32), y) for split, (x, y) in found.items()}, used
 
 
-def _row_encoding(file: Labelled, used: Mapping[str, np.ndarray], target: Mapping[str, Any]) -> dict[str, Any]:
+def _row_encoding(
+    file: Labelled, used: Mapping[str, np.ndarray], delimiter: str, target: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return how rows become inputs, in the form that `p2pfl-node export` writes as JSON.
 
     `inputs` lists the inputs of the model in their order: the `column`, its `category` if the input is 1 for this text and 0
     otherwise, the value `fill` of a missing number, and `mean` and `scale`, for (value - mean) / scale. Samples without
     names have their `shape` instead, and lists `fill`, `mean` and `scale`. `target` has the column, and the label of each
-    output, or the centre and the scale of labels that are numbers.
+    output, or the centre and the scale of labels that are numbers. A model with one output and two labels also has the
+    `threshold` above which its answer is the second one. `missing` lists texts that stand for a gap, besides the known ones.
     """
     lists = {key: values.tolist() for key, values in used.items()}
     if not file.inputs:
@@ -347,7 +350,7 @@ def _row_encoding(file: Labelled, used: Mapping[str, np.ndarray], target: Mappin
     for k, (column, category) in enumerate(file.inputs):
         steps = {key: values[k] for key, values in lists.items() if not (category and key == "fill")}
         inputs.append({"column": column, **({"category": category} if category else {}), **steps})
-    return {"inputs": inputs, "target": {"column": file.target, **target}}
+    return {"inputs": inputs, "delimiter": delimiter, "target": {"column": file.target, **target}}
 
 
 def _owners(file: Labelled) -> list[str]:

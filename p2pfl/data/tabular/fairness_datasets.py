@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,6 @@ from p2pfl.data_facts import ColumnFacts, DataFacts
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.random_streams import RandomStreams
 
-Encode = Callable[[np.ndarray], np.ndarray]
-"""Function from indices of rows to their features, float32 [n, d]."""
 SYNTHETIC, SYNTHETIC_ROWS = "synthetic", 5000
 MOST_ROWS = 2**24  # of SYNTHETIC
 LABEL = "label"
@@ -28,6 +26,18 @@ MEANS = np.array([[-2.0, -2.0], [2.0, 2.0]])
 COVARIANCES = np.array([[[10.0, 1.0], [1.0, 3.0]], [[5.0, 1.0], [1.0, 5.0]]])
 POSITIVE = 0.6  # fraction of positive labels
 TURN = np.pi / 4  # rotation of a point before its attribute is drawn
+
+
+class Fitted(NamedTuple):
+    """An encoder that was fitted on training rows.
+
+    Attributes:
+        encode: function from indices of rows to their features, float32 [n, d].
+        row_encoding: how it encodes a row, in the form of p2pfl.tasks.table; empty for data that are in no file.
+    """
+
+    encode: Callable[[np.ndarray], np.ndarray]
+    row_encoding: Mapping[str, Any]
 
 
 class Attribute(NamedTuple):
@@ -46,7 +56,7 @@ class FairSet:
         labels: 0 or 1, int64 [n].
         test: indices of the official test part; None if there is none.
         attribute: function that returns a sensitive attribute by its name.
-        encoder: function that fits an encoder on the rows with these indices, and returns it.
+        encoder: function that fits an encoder on the rows with these indices.
         sensitive: the sensitive attributes that the data set declares.
         facts: function that returns what was understood of each file, for these sensitive attributes.
     """
@@ -54,7 +64,7 @@ class FairSet:
     labels: np.ndarray
     test: np.ndarray | None
     attribute: Callable[[str], Attribute]
-    encoder: Callable[[np.ndarray], Encode]
+    encoder: Callable[[np.ndarray], Fitted]
     sensitive: tuple[str, ...]
     facts: Callable[[Sequence[str]], tuple[DataFacts, ...]] = lambda sensitive: ()
 
@@ -105,9 +115,13 @@ def load(name: str, root: str, seed: int, rows: int = 0, columns: Mapping[str, t
         (found,) = groups_of(of, [whole], table.schema.groups)
         return Attribute(of, found.names, found.numbers)
 
-    def encoder(train: np.ndarray) -> Encode:
-        known = tables.Encoder(whole.take(train))
-        return lambda index: known.transform(whole.take(index))
+    def encoder(train: np.ndarray) -> Fitted:
+        known, schema = tables.Encoder(whole.take(train)), table.schema
+        (label,) = schema.columns_of("label")
+        gaps = {"missing": [*schema.missing]} if schema.missing else {}
+        target = {"column": label, "labels": [schema.negative[0], schema.positive[0]]}
+        row_encoding = {"inputs": known.inputs(), "delimiter": schema.delimiter, **gaps, "target": target}
+        return Fitted(lambda index: known.transform(whole.take(index)), row_encoding)
 
     def facts(sensitive: Sequence[str]) -> tuple[DataFacts, ...]:
         groups = table.schema.groups
@@ -139,7 +153,7 @@ def _draw_synthetic(seed: int, rows: int) -> FairSet:
             raise unknown("sensitive attribute", name, ["z"])
         return Attribute("z", ("0", "1"), z)
 
-    return FairSet(y, None, attribute, lambda train: lambda index: x[index], ("z",))
+    return FairSet(y, None, attribute, lambda train: Fitted(lambda index: x[index], {}), ("z",))
 
 
 class Synthetic(NamedTuple):

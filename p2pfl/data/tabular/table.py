@@ -462,6 +462,15 @@ class Encoder:
         self._categories = {name: np.unique(values) for name, values in train.categories.items()}
         self.names = [*self._numbers, *(f"{name}={value}" for name, known in self._categories.items() for value in known)]
 
+    def inputs(self) -> list[dict[str, Any]]:
+        """Return how each feature is made of its column; for the form see p2pfl.tasks.table."""
+        numeric: list[dict[str, Any]] = [
+            {"column": name, "fill": mean, "mean": mean, "scale": deviation}
+            for name, (mean, deviation) in self._numbers.items()
+        ]
+        known = [(name, value) for name, values in self._categories.items() for value in values.tolist()]
+        return numeric + [{"column": name, "category": value} for name, value in known]
+
     def transform(self, rows: Rows) -> np.ndarray:
         """Return the features of rows, float32 [n, len(names)].
 
