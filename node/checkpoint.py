@@ -200,14 +200,18 @@ class FileStore:
         Raises:
             ConfigurationError: all checkpoints are damaged, and remain unchanged; or one cannot be read.
         """
-        checkpoint = self._load()
+        checkpoint = self._load(set_aside=True)
         self.round = 0 if checkpoint is None else checkpoint.round
         if checkpoint is None:
             return None
         self._saves = checkpoint.saves
         return msgspec.structs.replace(checkpoint, saves=0)
 
-    def _load(self) -> Checkpoint | None:
+    def peek(self) -> Checkpoint | None:
+        """Return what `load` would, and leave all files as they are."""
+        return self._load(set_aside=False)
+
+    def _load(self, *, set_aside: bool) -> Checkpoint | None:
         bad = [] if self._disk.exists(self.path) else [(self.path, "missing")]
         for path in filter(self._disk.exists, self._generations):
             try:
@@ -221,7 +225,7 @@ class FileStore:
             if path == self.path and (before := self._before()) is not None and before.saves > found.saves:
                 bad.append((path, f"older than {self._generations[1].name}"))
                 found = before
-            self._set_aside(bad, found.round)
+            self._report(bad, found.round, set_aside)
             return found
         if damaged := [str(path) for path, what in bad if what == "damaged"]:
             raise ConfigurationError(f"no checkpoint is intact: {', '.join(damaged)}; move them away to start from round 0")
@@ -234,11 +238,11 @@ class FileStore:
         except (OSError, P2pflError):
             return None
 
-    def _set_aside(self, bad: Sequence[tuple[Path, str]], round: int) -> None:
-        """Rename and report the checkpoints that are newer by name than the one that is used."""
+    def _report(self, bad: Sequence[tuple[Path, str]], round: int, set_aside: bool) -> None:
+        """Report, and by choice rename, the checkpoints that are newer by name than the one that is used."""
         for path, what in bad:
             aside, done = path.with_name(f"{path.name}.damaged"), ""
-            if what != "missing":
+            if what != "missing" and set_aside:
                 try:
                     self._disk.rename(path, aside)
                 except OSError as error:

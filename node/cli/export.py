@@ -133,16 +133,50 @@ def _answer(
     return save({name: tensor.numpy() for name, tensor in module.state_dict().items()}, metadata)
 
 
-def newest(folder: Path) -> Checkpoint:
+def newest(folder: Path, *, repair: bool = True) -> Checkpoint:
     """Return a node's newest intact checkpoint.
+
+    Args:
+        repair: whether to set a damaged newer one aside; see p2pfl.node.checkpoint.FileStore.load.
 
     Raises:
         ConfigurationError: there is none.
     """
-    checkpoint = FileStore(folder / folders.CHECKPOINT).load()
+    store = FileStore(folder / folders.CHECKPOINT)
+    checkpoint = store.load() if repair else store.peek()
     if checkpoint is None:
         raise ConfigurationError(f"{folder} has no checkpoint: the node has not finished a round yet")
     return checkpoint
+
+
+class Best(NamedTuple):
+    """The best model in a checkpoint: its parameters [P], its round, and its stage, "" if it was not evaluated."""
+
+    params: Parameters
+    round: int
+    stage: str
+
+
+def best_model(checkpoint: Checkpoint, layout: Layout, initial: Callable[[], Parameters] | None = None) -> Best:
+    """Return the best model on validation data, or the last one before the first evaluation.
+
+    Args:
+        initial: returns the initial model, for a checkpoint of an earlier version; see
+            p2pfl.parameters.Layout.with_local.
+
+    Raises:
+        ConfigurationError: the checkpoint does not fit the layout.
+    """
+    if checkpoint.layout != layout.fingerprint:
+        raise ConfigurationError(
+            f"the task was changed since the checkpoint of {checkpoint.name} was written: the checkpoint has the layout"
+            f" {checkpoint.layout.hex()}, the task has {layout.fingerprint.hex()}; restore the task's options in node.toml"
+        )
+    stopping = checkpoint.early_stopping
+    best = stopping["best"]  # none before the first evaluation
+    params, round = (best, stopping["round"]) if best else (checkpoint.params, checkpoint.round)
+    vector = unpack(params) if initial is None else layout.with_local(unpack(params), initial)
+    return Best(vector, int(round), stopping.get("stage", ""))  # a checkpoint of an earlier version lacks the stage
 
 
 def write(
@@ -164,23 +198,14 @@ def write(
     Args:
         more: further metadata, such as the `row_encoding` of the task as JSON; see p2pfl.task.Task.row_encoding.
         encode: makes the content from parameters and metadata; by default, the layout's tensors.
-        initial: returns the initial model, for a checkpoint of an earlier version; see
-            p2pfl.parameters.Layout.with_local.
+        initial: see `best_model`.
 
     Raises:
         ConfigurationError: see `export`.
     """
     from safetensors.numpy import save
 
-    if checkpoint.layout != layout.fingerprint:
-        raise ConfigurationError(
-            f"the task was changed since the checkpoint of {checkpoint.name} was written: the checkpoint has the layout"
-            f" {checkpoint.layout.hex()}, the task has {layout.fingerprint.hex()}; restore the task's options in node.toml"
-        )
-    stopping = checkpoint.early_stopping
-    best = stopping["best"]  # none before the first evaluation
-    params, round = (best, stopping["round"]) if best else (checkpoint.params, checkpoint.round)
-    stage = stopping.get("stage", "")  # a checkpoint of an earlier version lacks it
+    vector, round, stage = best_model(checkpoint, layout, initial)
     about = {
         "name": checkpoint.name,
         "round": str(round),
@@ -189,14 +214,24 @@ def write(
         "fingerprint": layout.fingerprint.hex(),
         **more,
     }
+    check_target(target, force)
+    content = save(layout.unflatten(vector), about) if encode is None else encode(vector, about)
+    write_target(target, content)
+    by_stage = checkpoint.early_stopping.get("by_stage", {})
+    return Exported(round, stage, {key: (loss, at) for key, (loss, at) in by_stage.items()})
+
+
+def check_target(target: Path, force: bool) -> None:
+    """Raise ConfigurationError if a file to write is a folder, or exists and may not be overwritten."""
     if target.is_dir():
         raise ConfigurationError(f"{target} is a folder; name a file")
     if target.exists() and not force:
         raise ConfigurationError(f"{target} exists; use --force to overwrite it")
-    vector = unpack(params) if initial is None else layout.with_local(unpack(params), initial)
-    content = save(layout.unflatten(vector), about) if encode is None else encode(vector, about)
+
+
+def write_target(target: Path, content: bytes) -> None:
+    """Write a file as a whole; raise ConfigurationError if that fails."""
     try:
         replace_file(target, [content])
     except OSError as error:
         raise ConfigurationError(f"cannot write {target}: {reason(error)}") from error
-    return Exported(int(round), stage, {key: (loss, at) for key, (loss, at) in stopping.get("by_stage", {}).items()})

@@ -54,6 +54,7 @@ def parser() -> console.Parser:
     _add_status(commands)
     _add_doctor(commands)
     _add_export(commands)
+    _add_predict(commands)
     _add_demo(commands)
     node_list.add_commands(commands)
     console.add_completion(commands, parser, {"POLICY": lambda: POLICIES, "TASK": lambda: TASKS})
@@ -148,13 +149,7 @@ def _add_export(commands: Any) -> None:
     )
     add_folder(parser)
     parser.add_argument("target", type=Path, metavar="TARGET", help="file to write, such as model.safetensors")
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "--preference",
-        metavar="WEIGHTS",
-        help="weights of the objectives, such as 0.3,0.7, that select the model to export; only for tasks with a model for"
-        " each preference, such as praffl (default: all parameters)",
-    )
+    _add_preference(parser, "the model to export", " (default: all parameters)")
     output = console.add_output(parser)
     output.add_argument(
         "--format",
@@ -164,6 +159,32 @@ def _add_export(commands: Any) -> None:
     )
     output.add_argument("--force", action="store_true", help="overwrite TARGET if it exists")
     parser.set_defaults(do=_export)
+
+
+def _add_preference(parser: argparse.ArgumentParser, what: str, default: str = "") -> None:
+    parser.add_argument_group("model").add_argument(
+        "--preference",
+        metavar="WEIGHTS",
+        help=f"weights of the objectives, such as 0.3,0.7, that select {what}; only for tasks with a model for each"
+        f" preference, such as praffl{default}",
+    )
+
+
+def _add_predict(commands: Any) -> None:
+    parser = console.add_command(
+        commands,
+        "predict",
+        "apply a node's best model to the rows of a CSV file",
+        "p2pfl-node predict alice new.csv >predictions.csv",
+        "p2pfl-node predict alice new.csv --out predictions.csv --force",
+    )
+    add_folder(parser)
+    parser.add_argument("rows", type=Path, metavar="FILE", help="CSV file with the columns of the node's data")
+    _add_preference(parser, "the model to apply")
+    output = console.add_output(parser)
+    output.add_argument("--out", type=Path, metavar="FILE", help="CSV file to write (default: standard output)")
+    output.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+    parser.set_defaults(do=_predict)
 
 
 def _add_demo(commands: Any) -> None:
@@ -266,13 +287,33 @@ def _doctor(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from p2pfl.node.cli.export import export
 
-    try:
-        preference = [float(weight) for weight in options.preference.split(",")] if options.preference is not None else []
-    except ValueError as error:
-        raise ConfigurationError(f"--preference must be numbers such as 0.3,0.7, got {options.preference!r}") from error
-    model = export(options.folder, options.target, options.force, options.format, preference)
+    model = export(options.folder, options.target, options.force, options.format, _preference_of(options))
     answer = {"file": str(options.target), **model._asdict()}
     console.print_answer(options, f"wrote {model.describe()} to {options.target}", answer)
+    return 0
+
+
+def _preference_of(options: argparse.Namespace) -> list[float]:
+    try:
+        return [float(weight) for weight in options.preference.split(",")] if options.preference is not None else []
+    except ValueError as error:
+        raise ConfigurationError(f"--preference must be numbers such as 0.3,0.7, got {options.preference!r}") from error
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from p2pfl.node.cli.export import check_target, write_target
+    from p2pfl.node.cli.predict import predict
+
+    if options.out is not None:
+        check_target(options.out, options.force)
+    found = predict(options.folder, options.rows, _preference_of(options))
+    for note in found.notes:
+        print(f"note: {printable(note)}", file=sys.stderr)
+    if options.out is not None:
+        write_target(options.out, found.csv().encode())
+    if options.json or options.out is None:
+        answer = {"predictions": found.rows(), "notes": found.notes}
+        console.print_answer(options, found.csv().removesuffix("\n"), answer)
     return 0
 
 
