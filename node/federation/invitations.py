@@ -24,6 +24,7 @@ from p2pfl._util.atomic_files import PRIVATE_FOLDER, DamagedFileError, explain, 
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.failpoints import failpoint
 from p2pfl._util.machine import boot_clock
+from p2pfl._version import describe_version
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import membership_changes, membership_file
 from p2pfl.node.federation.membership_changes import INVITATIONS, check_name_is_free, open_log_for_additions
@@ -236,6 +237,8 @@ class InvitationService:
         membership: the node's membership log. It gets an entry once that is on disk, and its callbacks pass the entry
             on.
         booted: returns the seconds since the machine was started.
+        must_look: whether to admit only a newcomer that has asked for the federation's file before, as this version does
+            to find out whether it can read it. The wire protocol leaves that to the inviter.
     """
 
     def __init__(
@@ -244,12 +247,15 @@ class InvitationService:
         membership: Membership,
         *,
         booted: Clock = boot_clock,
+        must_look: bool = False,
     ) -> None:
         self._redeemer = redeemer
         self._membership = membership
         self._booted = booted
         self._working = 0
         self._refusals = TokenBucket(RECOVERY, REFUSALS)
+        self._must_look = must_look
+        self._looked: dict[bytes, bytes] = {}  # the newcomer that has read the federation's file, by the secret of its token
 
     async def answer(self, key: bytes, frame: bytes, host: str) -> JoinReply:
         """Return the answer to a newcomer that has proven `key` and asks to join.
@@ -285,13 +291,23 @@ class InvitationService:
         """Make a newcomer a member; return whether it was one already and had lost the answer."""
         if await self._is_member(key, join):
             return True
+        if self._must_look and self._looked.get(join.secret) != key:
+            await self._with_log(partial(self._redeemer.check, key=key, join=join))  # the other causes come first
+            here = await asyncio.to_thread(describe_version)
+            raise ProtocolError(
+                "earlier version",
+                f"this node has p2pfl {here}; the newcomer has an earlier version, which does not check whether it can read"
+                " the federation; upgrade the newcomer, and repeat join with the same token",
+            )
         await self._with_log(partial(self._redeemer.redeem, key=key, join=join))
+        self._looked.pop(join.secret, None)
         return False
 
     async def _check(self, key: bytes, look: invitation.Look) -> None:
         """Check that a newcomer would be admitted, and leave it a stranger."""
         if not await self._is_member(key, look):
             await self._with_log(partial(self._redeemer.check, key=key, join=look))
+            self._looked[look.secret] = key
 
     async def _is_member(self, key: bytes, join: invitation.Join | invitation.Look) -> bool:
         """Return whether a newcomer is a member already, and had lost the answer; no file is written."""
@@ -340,7 +356,7 @@ def open_service(
         return None, str(error)
     report_damaged_notes(folder, log)
     membership.invites = True
-    return InvitationService(TokenRedeemer(folder, passphrase), membership), ""
+    return InvitationService(TokenRedeemer(folder, passphrase), membership, must_look=True), ""
 
 
 class TokenRedeemer:
@@ -390,7 +406,7 @@ class TokenRedeemer:
             return False
         return check_token(note, key, name, log, late)
 
-    def check(self, log: Membership, key: bytes, join: invitation.Look) -> None:
+    def check(self, log: Membership, key: bytes, join: invitation.Join | invitation.Look) -> None:
         """Check that a newcomer would be admitted; its token remains unused.
 
         Raises:

@@ -17,6 +17,7 @@ import pytest
 
 from p2pfl._util.atomic_files import lock_folder
 from p2pfl._util.disk import exclusive
+from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
 from p2pfl.node.federation import agreement, invitations, join, loading, membership_changes, membership_file
@@ -47,6 +48,7 @@ from p2pfl.protocols.membership.invitation import (
     Joined,
     JoinRefused,
     Look,
+    Offered,
     decode_answer,
     decode_join,
     encode_join,
@@ -122,11 +124,11 @@ class Clock:
 class Inviter:
     """The part of alice's running node that answers newcomers with a token."""
 
-    def __init__(self, home, clock=None, file=None):
+    def __init__(self, home, clock=None, file=None, must_look=False):
         self.clock = clock or Clock()
         self.log = load_federation(home.alice)
         redeemer = TokenRedeemer(home.alice, file=file, now=lambda: self.clock.now, booted=lambda: self.clock.booted)
-        self.service = InvitationService(redeemer, self.log, booted=lambda: self.clock.booted)
+        self.service = InvitationService(redeemer, self.log, booted=lambda: self.clock.booted, must_look=must_look)
         self.causes = []
         self.refusals = []
 
@@ -860,6 +862,31 @@ def test_inviter_marks_a_token_as_expired_when_a_newcomer_looks(home):
     assert isinstance(inviter.ask(BOB, token.secret), JoinRefused)
     assert inviter.causes[-1] == "invitation expired"
     assert [*home.log().members] == ["alice"]
+
+
+def test_newcomer_that_has_not_read_the_federation_is_refused_with_versions_and_remedy(home):
+    inviter, token = Inviter(home, must_look=True), home.token()
+    refused = inviter.ask(BOB, token.secret)  # as an earlier version does, which knows no look
+    assert refused.reason.startswith(f"earlier version: this node has p2pfl {__version__}")
+    assert refused.reason.endswith("upgrade the newcomer, and repeat join with the same token")
+    assert [*home.log().members] == ["alice"]
+    assert isinstance(inviter.send(BOB, encode_join(Look(token.secret, "bob"))), Offered)
+    assert inviter.ask(CAROL, token.secret).reason.startswith("earlier version")  # another newcomer has looked
+    for _ in range(2):  # the second time it has lost the answer
+        assert isinstance(inviter.ask(BOB, token.secret), Joined)
+    assert [*home.log().members] == ["alice", "bob"]
+
+
+def test_newcomer_that_the_federation_does_not_fit_does_not_ask_to_join(tmp_path):
+    inviting = Inviting(tmp_path)
+    config.create(tmp_path / "eve" / "bob", "bob", "127.0.0.1:0", task="digits")
+
+    def work(token):
+        with pytest.raises(ConfigurationError, match=r"task\.name is 'digits' in this node's"):
+            joining.join(tmp_path / "eve" / "bob", token)
+        return inviting.members()
+
+    assert inviting.serve(work) == ["alice", "carol"]
 
 
 # Answers that a newcomer accepts

@@ -18,7 +18,7 @@ from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
 from p2pfl.protocols import key_files
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.membership.invitation import Join, Joined, decode_answer, encode_join
+from p2pfl.protocols.membership.invitation import Join, Joined, Look, decode_answer, encode_join
 from tests.support.logs import log_to
 from tests.support.processes import processes
 
@@ -200,6 +200,9 @@ def serve(home, **changes):
 
 
 async def answer(service, key, frame):
+    """Return the answer to a newcomer that looks first, like one of this version."""
+    join = msgspec.msgpack.decode(frame, type=Join)
+    await service.answer(key, encode_join(Look(join.secret, join.name)), "10.0.0.1")
     reply = await service.answer(key, frame, "10.0.0.1")
     assert reply.cause == ""
     return decode_answer(reply.frame)
