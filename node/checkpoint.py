@@ -23,6 +23,7 @@ from p2pfl._util.atomic_files import DamagedFileError, DiskErrorReporter, explai
 from p2pfl._util.disk import SYSTEM, Disk
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.failpoints import failpoint
+from p2pfl.budget import TrainingState
 from p2pfl.errors import ConfigurationError, P2pflError
 from p2pfl.node.conduct import ConductState
 from p2pfl.node.exchange.model_encoding import Published
@@ -88,6 +89,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         conduct: the penalties of peers, and proofs of them.
         task: facts of the task, which name what has changed if the checkpoint does not fit.
         saves: number of checkpoints of this folder up to this one; 0 in memory, and in files of earlier versions.
+        trainings: what the node has trained so far, which its budget limits.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     conduct: ConductState = ConductState()
     task: TaskFacts = TaskFacts()
     saves: int = 0
+    trainings: TrainingState = TrainingState()
 
 
 def pack_model(model: Published, now: float) -> Model:

@@ -44,7 +44,7 @@ from p2pfl.parameters import Parameters, detached, problem
 from p2pfl.policy import Budget, Coordinated, Merge, Policy, Stage, asks_scores, check_stage, fetches_fragments, memory_of
 from p2pfl.queries import Evaluate, Split
 from p2pfl.random_streams import RandomStreams
-from p2pfl.task import Task
+from p2pfl.task import Task, batch_size_of
 
 SPLITS: tuple[Split, ...] = ("validation", "test")
 
@@ -140,6 +140,7 @@ class Node:
             rounds=settings.rounds,
             robust=settings.robust,
             lenient=lenient,
+            batch_size=batch_size_of(task),
         )
         self.peers = NodePeers(
             self.me,
@@ -152,6 +153,7 @@ class Node:
             oldest=inf if settings.mode == "synchronous" else settings.max_staleness,
         )
         self.me.observers = self.peers.observers = observers
+        self.me.pauses = settings.mode == "asynchronous"
         self._saved: Checkpoint | None = None
 
     @property
@@ -362,7 +364,11 @@ class Node:
         models = [*outbox.models.values(), *([] if coming is None else [coming])]
         packed = [pack_model(model, loop.time()) for model in models]
         steps = [(each.tag, each.changed) for each in self.exchange.encoder.state()]
-        checkpoint = msgspec.structs.replace(self._saved, outbox=packed, final=outbox.final, steps=steps)
+        # the trainings of an unfinished round count although a restart repeats it
+        trainings = self.me.training.state()
+        checkpoint = msgspec.structs.replace(
+            self._saved, outbox=packed, final=outbox.final, steps=steps, trainings=trainings
+        )
         await loop.run_in_executor(None, self._store.save, checkpoint)
         if coming is not None:
             failpoint("published")
@@ -394,6 +400,7 @@ class Node:
         self.trainer.restore(unpack_arrays(checkpoint.learner))
         self.policy.restore(msgspec.msgpack.decode(checkpoint.policy_state))
         self.peers.restore(checkpoint.peers)
+        self.me.training.restore(checkpoint.trainings)
         self.exchange.conduct.restore(checkpoint.conduct)
         _restore_evaluations(self._evaluations, checkpoint)
         outbox, now = self.exchange.outbox, asyncio.get_running_loop().time()

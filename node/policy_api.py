@@ -6,6 +6,7 @@ budget, clips peers' models, and limits how far the coordinator's assignments mo
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from math import inf, isfinite
@@ -16,7 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from p2pfl import policy
-from p2pfl.budget import BudgetTracker
+from p2pfl.budget import BudgetTracker, TrainingTracker
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.fragments import Fragments, WantedPart, by_sender, wanted_parts
 from p2pfl.node.exchange.base import Exchange
@@ -69,10 +70,17 @@ class Me(policy.Me):
         layout: layout of all values.
         lenient: whether to continue with the previous model if training diverges, instead of raising DivergenceError. A
             node that is not lenient is simulated.
+        batch_size: samples of a training step; 0 if the task has no batches.
+
+    Attributes:
+        training: the tracker of its trainings, and of their budget.
+        pauses: whether a refused training lasts as long as a mean one: nobody paces an asynchronous node, which would
+            begin one round after another.
     """
 
     __slots__ = (
         "_has_private_part",
+        "batch_size",
         "budget",
         "diverged",
         "id",
@@ -83,6 +91,7 @@ class Me(policy.Me):
         "n_samples",
         "observers",
         "params",
+        "pauses",
         "private_parameters",
         "robust",
         "round",
@@ -90,6 +99,7 @@ class Me(policy.Me):
         "rule",
         "streams",
         "trainer",
+        "training",
     )
 
     def __init__(
@@ -105,6 +115,7 @@ class Me(policy.Me):
         rounds: int,
         robust: Robust = "none",
         lenient: bool = False,
+        batch_size: int = 0,
     ) -> None:
         self.id = id
         self.observers: Sequence[Observer] = ()
@@ -119,6 +130,9 @@ class Me(policy.Me):
         self.layout = layout.shared
         self.n_samples = n_samples
         self.budget = budget
+        self.batch_size = batch_size
+        self.training = TrainingTracker(budget, trainer.used, trainer.joules)
+        self.pauses = False
         self.round = 0
         self.rounds = rounds
         self.robust, _ = split_robust(robust)
@@ -127,10 +141,23 @@ class Me(policy.Me):
     def rng(self, purpose: str) -> np.random.Generator:
         return self.streams.generator(self.round, purpose)
 
+    @property
+    def trainings(self) -> int:
+        """The number of its trainings so far."""
+        return self.training.trainings
+
+    @property
+    def trainings_left(self) -> float:
+        return self.training.left(self.n_samples)
+
     def compute(self, query: Query[R]) -> Awaitable[R]:
-        if self.lenient and isinstance(query, Train):
-            return cast("Awaitable[R]", self._train_leniently(query))
-        return self._ask(query)
+        if not isinstance(query, Train):
+            return self._ask(query)
+        samples = query.samples(self.n_samples, self.batch_size)
+        if not self.training.admits(samples):
+            return cast("Awaitable[R]", _untrained(query.params, self.training.mean_seconds if self.pauses else 0.0))
+        self.training.charge(samples)
+        return cast("Awaitable[R]", self._train_leniently(query) if self.lenient else self._ask(query))
 
     def _ask(self, query: Query[R]) -> Awaitable[R]:
         """Return the trainer's answer to a query, which is completed with the private part if there is one."""
@@ -165,6 +192,12 @@ class Me(policy.Me):
     def restore(self, whole: Parameters) -> None:
         """Continue from all values, [P]."""
         self.params = self.private_parameters.keep(whole)
+
+
+async def _untrained(params: Parameters, seconds: float) -> Parameters:
+    if seconds:
+        await asyncio.sleep(seconds)
+    return params
 
 
 class PeersState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,6 @@
-"""Charge received models to a node's budget: models and bytes of a round, and models held at the same time.
+"""Charge received models and trainings to a node's budget.
+
+Received models: models and bytes of a round, and models held at the same time.
 
 - A model is charged when it arrives, with the bytes of its frame. Until then its place is reserved.
 - A fragment is charged with its frame's bytes, and with its values: in a round, fragments with v values together are
@@ -6,6 +8,9 @@
 - In the preparation each call of `Peers.models` is one step, with the limits of a round. It is counted separately.
 - A model counts as held as long as the policy keeps its array anywhere. This is only counted if there is a budget.
 - `Peers.remote_losses` sends a model and receives none: its bytes count as sent, and the budget does not limit it.
+
+Trainings: their number and their joules in the whole run, the preparation and all rounds. A node trains only if what is
+left admits one more training. When a training is refused, the node goes on with its round: it serves, fetches and merges.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from math import inf
+from math import floor, inf
 from weakref import ref
 
 import msgspec
@@ -25,6 +30,8 @@ from p2pfl.algorithms.selection import fitting
 from p2pfl.errors import BudgetExceededError
 from p2pfl.fragments import WantedPart
 from p2pfl.policy import Budget, Fragment, Update
+
+ROUNDING = 1e-12  # share of a sum of joules that its rounding may be off
 
 
 class Reservation(msgspec.Struct, frozen=True, gc=False):
@@ -39,6 +46,104 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
     ids: Sequence[str]
     bytes: int
     values: int = 0
+
+
+class Effort(msgspec.Struct, frozen=True, gc=False):
+    """Cost of trainings.
+
+    Attributes:
+        seconds: seconds of computing.
+        joules: energy; None if nothing measures it.
+    """
+
+    seconds: float = 0.0
+    joules: float | None = None
+
+
+class TrainingState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a node has trained so far, for its checkpoint.
+
+    Attributes:
+        trainings, samples: numbers of trainings, and of samples in them, repeated ones included.
+        seconds, joules: see `Effort`.
+    """
+
+    trainings: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    joules: float | None = None
+
+
+class TrainingTracker:
+    """Tracker of one node's trainings, and of the part of its budget that they use.
+
+    Args:
+        used: returns what the trainings of this process have cost.
+        expected: returns the joules that a training on a number of samples will use; None if unknown.
+
+    Attributes:
+        trainings, samples: numbers of trainings, and of samples in them, repeated ones included.
+        refused: number of trainings that the budget has refused.
+        refusal: reason of the last one; "" if the budget has refused none.
+    """
+
+    def __init__(
+        self, budget: Budget, used: Callable[[], Effort] = Effort, expected: Callable[[int], float | None] = lambda _: None
+    ) -> None:
+        self.budget = budget
+        self.trainings = self.samples = 0
+        self.refused = 0
+        self.refusal = ""
+        self._used, self._expected = used, expected
+        self._before = Effort()  # of earlier processes of the node
+
+    @property
+    def effort(self) -> Effort:
+        """Cost of all trainings."""
+        now, before = self._used(), self._before
+        joules = now.joules if before.joules is None else before.joules + (now.joules or 0.0)
+        return Effort(before.seconds + now.seconds, joules)
+
+    def admits(self, samples: int) -> bool:
+        """Return whether the budget has room for a training on a number of samples. If not, it counts as refused."""
+        if not (self.budget.trainings or self.budget.joules) or self.left(samples) >= 1:
+            return True
+        self.refused += 1
+        used = f"{self.trainings} of {self.budget.trainings} trainings"
+        if not (self.budget.trainings and self.trainings >= self.budget.trainings):
+            used = f"{self.effort.joules or 0.0:.6g} of {self.budget.joules:.6g} joules, too few are left for a training"
+        self.refusal = f"the budget of trainings is used up: {used}"
+        return False
+
+    def left(self, samples: int) -> float:
+        """Return how many trainings on a number of samples the budget still admits; inf without a limit."""
+        left = float(self.budget.trainings - self.trainings) if self.budget.trainings else inf
+        if self.budget.joules:
+            used, each = self.effort.joules or 0.0, self._expected(samples)
+            if used >= self.budget.joules:
+                return 0.0
+            if each:
+                # the tolerance admits the last of n trainings whose rounded sum is the budget
+                left = min(left, floor((self.budget.joules - used) / each * (1 + ROUNDING)))
+        return left
+
+    @property
+    def mean_seconds(self) -> float:
+        """Mean seconds of a training; 1 before the first one."""
+        return self.effort.seconds / self.trainings if self.trainings else 1.0
+
+    def charge(self, samples: int) -> None:
+        """Count a training."""
+        self.trainings += 1
+        self.samples += samples
+
+    def state(self) -> TrainingState:
+        effort = self.effort
+        return TrainingState(self.trainings, self.samples, effort.seconds, effort.joules)
+
+    def restore(self, state: TrainingState) -> None:
+        self.trainings, self.samples = state.trainings, state.samples
+        self._before = Effort(state.seconds, state.joules)
 
 
 class BudgetTracker:
@@ -62,7 +167,7 @@ class BudgetTracker:
 
     def __init__(self, budget: Budget, refuse: bool = False, size: int = 1) -> None:
         self.budget = budget
-        self.limited = budget != Budget()
+        self.limited = budget.receiving
         self.models = self.bytes = 0
         self.round_models = self.round_bytes = 0
         self.preparation_models = 0

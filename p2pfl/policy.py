@@ -25,7 +25,7 @@ A complete policy:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args, runtime_checkable
 
 import msgspec
@@ -165,21 +165,30 @@ class Assignment(msgspec.Struct, frozen=True, gc=False):
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of what a node may receive; 0 means no limit. p2pfl.budget defines how they are charged.
+    """Limits of what a node may receive, and of its trainings; 0 means no limit. p2pfl.budget defines how they are charged.
 
     Attributes:
         models: models received in one round, or in one step of the preparation.
         held: received models held at the same time.
         bytes: bytes of models received in one round, or in one step of the preparation.
+        trainings: trainings in the whole run, the sum over its rounds.
+        joules: joules that the trainings of the whole run use.
     """
 
     models: int = 0
     held: int = 0
     bytes: int = 0
+    trainings: int = 0
+    joules: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.models, self.held, self.bytes) < 0:
-            raise ValueError("a budget cannot be negative; 0 means no limit")
+        if not all(0 <= limit < inf for limit in (self.models, self.held, self.bytes, self.trainings, self.joules)):
+            raise ValueError("a budget cannot be negative or infinite; 0 means no limit")
+
+    @property
+    def receiving(self) -> bool:
+        """Whether it limits what the node receives."""
+        return bool(self.models or self.held or self.bytes)
 
     @property
     def at_once(self) -> int:
@@ -203,7 +212,7 @@ class Me(Protocol):
             p2pfl.parameters.Layout), a policy never sees it: P is then the number of shared values, here and below.
         initial: the common initial model of all nodes; shape [P].
         n_samples: number of training samples.
-        budget: the limits of what the node may receive.
+        budget: the limits of what the node may receive, and of its trainings.
         layout: the names and shapes of a model's tensors.
         robust: the name of the robust rule; see p2pfl.robust.registry.
         rule: the robust rule of `merge`; None if the weights of the policy decide alone.
@@ -221,6 +230,10 @@ class Me(Protocol):
     layout: Layout
     robust: str
     rule: MergeRule | None
+
+    @property
+    def trainings_left(self) -> float:
+        """Trainings of one epoch that the budget still allows; inf without a limit, and while their joules are not known."""
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Return the generator of (federation seed, this node, this round, purpose)."""
@@ -244,6 +257,9 @@ class Me(Protocol):
         rule: Rule | None = None,
     ) -> Awaitable[Parameters]:
         """Train from `params` (default: the node's own) on the node's training data.
+
+        A node whose budget of trainings or of joules is used up does not train: the result is the model from which it
+        would have started.
 
         Args:
             epochs: passes over the training data.

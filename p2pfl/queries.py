@@ -19,7 +19,7 @@ one method in each learner that gives it (see p2pfl.learner):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,6 +36,8 @@ R = TypeVar("R")
 
 Split = Literal["train", "validation", "test"]
 """Part of a node's data."""
+
+PLAIN = Rule()  # the step along the gradient, which a training without a rule makes
 
 
 class Query(msgspec.Struct, Generic[R], frozen=True, gc=False):
@@ -143,6 +145,10 @@ class Train(Query[Parameters], frozen=True, gc=False):
     @property
     def passes(self) -> int:
         return self.epochs
+
+    def samples(self, n_samples: Any, batch_size: int = 0) -> Any:
+        """Return how many samples the training takes, repeated ones included; see `p2pfl.update_rules.Rule.samples`."""
+        return (PLAIN if self.rule is None else self.rule).samples(self.epochs, n_samples, batch_size)
 
     def complete(self, private: PrivateParameters) -> Self:
         return replace(

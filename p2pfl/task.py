@@ -20,6 +20,7 @@ from p2pfl.errors import ConfigurationError, needs_extra
 from p2pfl.learner import Learner
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.pareto_metrics import Solutions, to_maximisation
+from p2pfl.queries import Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task_specs import FACTORIES
 
@@ -347,6 +348,16 @@ def does_not_count(task: Task, figures: Mapping[str, float]) -> bool:
     if not goals or any(f"test_{name}" not in figures for name in goals):
         return figures.get("test_dead", 0.0) > 0
     return bool(excluded_solutions(task, to_maximisation([figures], goals)))
+
+
+def batch_size_of(task: Task) -> int:
+    """Return the samples of a training step; 0 if the task has no batches."""
+    return int(getattr(task, "batch_size", 0))
+
+
+def samples_of(task: Task, query: Train) -> int:
+    """Return the number of samples that a training of the task's node takes, repeated ones included."""
+    return int(query.samples(task.n_samples, batch_size_of(task)))
 
 
 def group_of(task: Task) -> Any:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Collection, Coroutine, Generator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from p2pfl.budget import BudgetTracker
+from p2pfl.budget import BudgetTracker, TrainingTracker
 from p2pfl.errors import BudgetExceededError
 from p2pfl.fragments import Fragments, WantedPart, by_sender, wanted_parts
 from p2pfl.parameters import Layout, Parameters, PrivateParameters
 from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Fragment, Me, Merge, Policy, Stage, Submission, Update
-from p2pfl.queries import Query, R
+from p2pfl.queries import Query, R, Train
 from p2pfl.random_streams import RandomStreams, common_order, federation_streams
 from p2pfl.robust.candidates import MergeRule
 from p2pfl.task import Task
@@ -75,7 +75,8 @@ class InMemoryNode(Me):
     Attributes:
         published: the updates that it has published, by (round, stage).
         asked: the ids whose models it has requested, by round.
-        budget_tracker: the tracker of its budget.
+        budget_tracker: the tracker of its budget of what it receives.
+        training: the tracker of its trainings.
         task: its data and model.
         learner: its computations.
         coordinator: the common coordinator.
@@ -104,6 +105,7 @@ class InMemoryNode(Me):
         self.n_samples = task.n_samples
         self.budget = budget
         self.budget_tracker = BudgetTracker(budget, size=self.layout.size)
+        self.training = TrainingTracker(budget)
         self.published: dict[tuple[int, Stage], Update] = {}
         self.asked: dict[int, list[str]] = {}
         self._cast = cast
@@ -117,7 +119,16 @@ class InMemoryNode(Me):
     def rng(self, purpose: str) -> np.random.Generator:
         return self._streams.generator(self.round, purpose)
 
+    @property
+    def trainings_left(self) -> float:
+        return self.training.left(self.n_samples)
+
     def compute(self, query: Query[R]) -> Awaitable[R]:
+        if isinstance(query, Train):
+            samples = query.samples(self.n_samples)
+            if not self.training.admits(samples):
+                return cast("Awaitable[R]", _at_once(query.params))
+            self.training.charge(samples)
         return _at_once(
             query.restrict(self.learner.compute(query.complete(self.private_parameters)), self.private_parameters)
         )

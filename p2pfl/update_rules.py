@@ -28,6 +28,15 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
         """Return the rule with its models completed from [S] to [P] by `whole`."""
         return self
 
+    def samples(self, epochs: int, n_samples: Any, batch_size: int) -> Any:
+        """Return how many samples a training with this rule takes, repeated ones included.
+
+        Args:
+            n_samples: training samples of a node, or of each of several nodes, int64 [N].
+            batch_size: samples of a step; 0 if the task has no batches.
+        """
+        return epochs * n_samples
+
 
 class Lookahead(Rule, frozen=True, gc=False):
     """Step along the gradient at the model that one step of plain gradient descent would give.
@@ -88,6 +97,9 @@ class Descent(Rule, frozen=True, gc=False):
     def batch_key(self) -> Any:
         return Descent, self.lr
 
+    def samples(self, epochs: int, n_samples: Any, batch_size: int) -> Any:
+        return n_samples
+
 
 class Steps(Rule, frozen=True, gc=False):
     """Make at most this number of steps, instead of all epochs: on the first batches of a random order of the samples.
@@ -103,6 +115,10 @@ class Steps(Rule, frozen=True, gc=False):
     @property
     def batch_key(self) -> Any:
         return Steps, self.steps
+
+    def samples(self, epochs: int, n_samples: Any, batch_size: int) -> Any:
+        least = np.minimum(self.steps * batch_size, n_samples) if batch_size else n_samples
+        return int(least) if isinstance(n_samples, int) else least
 
 
 class TrainSubset(Rule, frozen=True, gc=False):

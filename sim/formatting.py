@@ -19,7 +19,8 @@ R2 = (
     "r2: mean over the nodes of their own r2, which a few test rows of a node determine badly; r2 pooled: over the test rows"
     " of all nodes together"
 )
-LIMITS = ("budget.models", "budget.held", "budget.bytes", "network.bandwidth")  # keys for which 0 means no limit
+BUDGETS = tuple(f"budget.{kind}" for kind in ("models", "held", "bytes", "trainings", "joules"))
+LIMITS = (*BUDGETS, "network.bandwidth")  # keys for which 0 means no limit
 MOST_DECIMALS = 6
 ROUNDING = 1e-9  # share of the greatest value below which a spread is that of the arithmetic
 TINY = 1e-4  # share of the greatest spread of a column below which a spread does not count

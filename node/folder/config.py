@@ -102,10 +102,12 @@ name = "float32"           # float32, float16, bfloat16, int8, top-k, or sparse
 
 # The rest is not shared.
 
-[budget]                   # limits of what this node receives; 0: no limit
+[budget]                   # limits of what this node receives, and of its trainings; 0: no limit
 models = 0                 # models in a round
 held = 0                   # received models in memory at once
 bytes = 0                  # bytes of models in a round
+trainings = 0              # trainings in all rounds together; the node then only serves and merges
+joules = 0                 # joules of these trainings, where the machine counts them
 
 [track]                    # trackers that receive the figures of each round
 tools = []                 # "tensorboard", "mlflow", "wandb", "trackio"
@@ -161,7 +163,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         task: the learning problem: a table with a `name`, and the options of that task; by default `digits`.
         policy: the rule by which this node chooses peers and averages: a table with a `name`, and the options of that
             policy; by default `dac`.
-        budget: limits of what this node may receive; models beyond them are dropped.
+        budget: limits of what this node may receive, and of its trainings; what is beyond them is left out.
         track: trackers that receive the figures of this node.
         addresses: known addresses of members, by name. The node also finds others; `join` saves that of the inviting node.
     """

@@ -41,7 +41,7 @@ class Facts(msgspec.Struct, frozen=True):
         federation: the name of its federation; "" for none.
         entries: the number of entries of the membership log.
         admission: the public key of the admission key in the folder; b"" for none.
-        limits: values of node.toml that limit what the node receives, by dotted key.
+        limits: values of node.toml that limit what the node receives and trains, by dotted key.
     """
 
     starts: int = 0
@@ -49,7 +49,7 @@ class Facts(msgspec.Struct, frozen=True):
     federation: str = ""
     entries: int = 0
     admission: bytes = b""
-    limits: dict[str, int] = {}
+    limits: dict[str, int | float] = {}
 
 
 def read_facts(folder: Path, disk: Disk = SYSTEM, log: EventLogger | None = None) -> Facts:
@@ -91,7 +91,7 @@ def update_facts(folder: Path, disk: Disk = SYSTEM, **changes: Any) -> None:
         write_sealed(folder / FACTS, _MAGIC, msgspec.msgpack.encode(after), disk=disk)
 
 
-def describe_limits(before: Mapping[str, int], now: Mapping[str, int]) -> str:
+def describe_limits(before: Mapping[str, float], now: Mapping[str, float]) -> str:
     """Return how the limits of a node differ from those of its last start; "" if they do not."""
     return ", ".join(f"{key} is {now[key]} instead of {value}" for key, value in before.items() if now.get(key) != value)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from secrets import randbits
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transport import Transport
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.random_streams import RandomStreams
-from p2pfl.task import Task
+from p2pfl.task import Task, samples_of
 from p2pfl.tracking.tracker import Tracking, factories
 
 TRACK = "track"  # folder of the trackers' files
@@ -104,7 +105,8 @@ class Assembly:
         self._policy = loading.policy_of(ready)
         self._coordinated = isinstance(self._policy, Coordinated)
         with name_source(ready.source(("device", *loading.TASK_KEYS))):
-            self._trainer = ThreadTrainer(self._task.learner(RandomStreams(config.seed, config.name), config.device))
+            learner = self._task.learner(RandomStreams(config.seed, config.name), config.device)
+        self._trainer = ThreadTrainer(learner, samples=partial(samples_of, self._task))
         close.callback(self._trainer.close)
         self._tracking_observer = self._open_trackers(close)
 

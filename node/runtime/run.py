@@ -128,7 +128,8 @@ def compare_with_facts(ready: LoadedNode, log: EventLogger) -> None:
             f" with this one, remove {folder / FACTS}"
         )
     admission = membership.admission if membership is not None and may_admit(folder) else b""
-    limits = {f"budget.{key}": value for key, value in asdict(ready.config.budget).items()}
+    budget = asdict(ready.config.budget)
+    limits = {f"budget.{key}": int(limit) if limit == int(limit) else limit for key, limit in budget.items()}
     limits["distrust"] = ready.config.distrust
     now = replace(
         before,

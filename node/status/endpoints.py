@@ -96,6 +96,7 @@ def _metrics(state: Mapping[str, Any]) -> Iterator[Metric]:
     yield from _of_peers(state.get("peers", ()))
     yield from _of_last_round(state.get("history", ()))
     yield from _of_budget(state)
+    yield from _of_cost(state.get("cost", {}))
     yield from _scores(state)
 
 
@@ -194,10 +195,30 @@ def _of_budget(state: Mapping[str, Any]) -> Iterator[Metric]:
     budget = state.get("budget", {})
     limits = [((what,), row["limit"]) for what, row in budget.items()]
     used = [((what,), row["used"]) for what, row in budget.items()]
-    yield _gauge("p2pfl_budget_limit", "Limits of what the node may receive in a round, or hold at once.", ("what",), limits)
-    yield _gauge("p2pfl_budget_used", "Use of these limits in this round.", ("what",), used)
+    about = (
+        "Limits of what the node may receive in a round, or hold at once, and of trainings and their joules in all rounds."
+    )
+    yield _gauge("p2pfl_budget_limit", about, ("what",), limits)
+    yield _gauge(
+        "p2pfl_budget_used", "Use of these limits: in this round; of trainings and joules, so far.", ("what",), used
+    )
     refused = [((), state.get("refused_by_budget", 0))]
     yield _counter("p2pfl_budget_refused", "Models that were left out because of the budget.", (), refused)
+    refused = [((), state.get("refused_trainings", 0))]
+    about = "Trainings that were left out because the budget was used up, since the node started."
+    yield _counter("p2pfl_trainings_refused", about, (), refused)
+
+
+def _of_cost(cost: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield what trainings have cost; joules only where the machine counts them."""
+    for name, key, about in (
+        ("p2pfl_trainings", "trainings", "Trainings in all rounds so far."),
+        ("p2pfl_training_samples", "samples", "Samples in these trainings, repeated ones included."),
+        ("p2pfl_training_seconds", "train_s", "Seconds of these trainings."),
+        ("p2pfl_training_joules", "joules", "Joules that the machine used during these trainings."),
+    ):
+        if cost.get(key) is not None:
+            yield _counter(name, about, (), [((), cost[key])])
 
 
 def _scores(state: Mapping[str, Any]) -> Iterator[Metric]:

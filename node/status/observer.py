@@ -77,6 +77,7 @@ class StatusObserver(Observer):
         self._start_lines = 0
         self._logged = 0  # the newest round with a line in the log
         self._refused = 0
+        self._used_up = False  # whether the end of the budget of trainings is logged
         self._assignments: Counter[str] = Counter()  # refused ones that are logged, by coordinator
         self._discarded: Counter[str] = Counter()
         self._missing: Mapping[str, str] = {}
@@ -222,6 +223,11 @@ class StatusObserver(Observer):
                 left_out=count,
             )
         self._refused = tracker.refused
+        training = node.me.training
+        if training.refused and not self._used_up:
+            text = f"budget: {training.refusal}; the node goes on without training"
+            self._log.info(text, kind="training-budget", round=node.round, trainings=training.trainings)
+        self._used_up = bool(training.refused)
 
     def _log_assignments(self, node: Node) -> None:
         """Log that the node has refused this round's assignment."""
@@ -302,7 +308,8 @@ class StatusObserver(Observer):
         """Update the entries that change between rounds."""
         if (node := self._node) is not None:
             self.state |= {"disk": node.disk or self._file.problem, "stored": node.stored}
-            self.state |= snapshot.budget_state(node.peers.budget_tracker)
+            self.state |= snapshot.budget_state(node.peers.budget_tracker, node.me.training)
+            self.state |= snapshot.cost_state(node)
             self.state |= snapshot.suspicious_state(self._exchange, node.peers, self._discarded)
         self.state |= {"updated": self._wall(), **snapshot.exchange_state(self._exchange), "faults": dict(self._faults)}
         if self.state["state"] in ("waiting", "running"):

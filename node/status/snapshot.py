@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from p2pfl._version import __version__
-from p2pfl.budget import BudgetTracker
+from p2pfl.budget import BudgetTracker, TrainingTracker
 from p2pfl.node.evaluations import counted_stage
 from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.exchange.rounds import Waiting
@@ -126,12 +126,33 @@ def remote_of(peer: Peer) -> str:
     return link.remote if link.dialled else link.remote.rpartition(":")[0] or link.remote
 
 
-def budget_state(tracker: BudgetTracker) -> dict[str, Any]:
-    """Return the limits that are set, and their use in the current or the last round."""
-    used = {"models": tracker.models, "held": tracker.held, "bytes": tracker.bytes}
+def budget_state(tracker: BudgetTracker, training: TrainingTracker) -> dict[str, Any]:
+    """Return the limits that are set, and their use in the current or the last round; of trainings, in the whole run."""
+    used: dict[str, float] = {"models": tracker.models, "held": tracker.held, "bytes": tracker.bytes}
+    used |= {"trainings": training.trainings, "joules": training.effort.joules or 0.0}
     limits = {what: getattr(tracker.budget, what) for what in used}
     budget = {what: {"limit": limit, "used": used[what]} for what, limit in limits.items() if limit}
-    return {"budget": budget, "refused_by_budget": tracker.refused}
+    return {"budget": budget, "refused_by_budget": tracker.refused, "refused_trainings": training.refused}
+
+
+def cost_state(node: Node) -> dict[str, Any]:
+    """Return what the node's trainings have cost in all rounds so far, and what measures their energy, or why nothing does.
+
+    Joules are null without a counter; see p2pfl.node.energy.
+    """
+    training, meter = node.me.training, getattr(node.trainer, "meter", None)
+    effort = training.effort
+    cost: dict[str, Any] = {
+        "trainings": training.trainings,
+        "samples": training.samples,
+        "train_s": round(effort.seconds, 3),
+        "joules": None if effort.joules is None else round(effort.joules, 3),
+        "energy_from": "",
+        "no_energy": "",
+    }
+    if meter is not None:
+        cost |= {"energy_from": meter.source, "no_energy": meter.problem}
+    return {"cost": cost}
 
 
 def suspicious_state(exchange: MessageExchange, peers: NodePeers, discarded: Mapping[str, int]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ Row = tuple[str, str]  # a label and its text
 
 def describe(state: Mapping[str, Any]) -> list[str]:
     """Return a node's status as lines: its state, facts with labels, and a table of its peers."""
-    parts = (_age, _problems, _earlier, _federation, _election, _figures, _traffic, _counts)
+    parts = (_age, _problems, _earlier, _federation, _election, _figures, _traffic, _cost, _counts)
     rows = [row for part in parts for row in part(state)]
     width = max((len(label) for label, _ in rows), default=0)
     lines = [f"{state.get('name') or 'this node'}: {headline(state)}"]
@@ -146,10 +146,27 @@ def _traffic(state: Mapping[str, Any]) -> Iterator[Row]:
         yield direction, f"{models}, {learning} of models and requests, {control} of control messages"
 
 
+def _cost(state: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield what the trainings have cost, with the reason if nothing counts their energy."""
+    cost = state.get("cost", {})
+    if not cost.get("trainings"):
+        return
+    energy = f"{cost['joules']:,.0f} J of the machine ({cost['energy_from']})" if cost["joules"] is not None else ""
+    parts = [plural(cost["trainings"], "training"), f"{cost['samples']:,} samples", f"{cost['train_s']:,.1f} s", energy]
+    yield "trained", ", ".join(filter(None, parts))
+    if cost["joules"] is None and cost["no_energy"]:
+        yield "energy", f"not known: {cost['no_energy']}"
+    for what, unit in (("trainings", "trainings"), ("joules", "J")):
+        if row := state.get("budget", {}).get(what):
+            yield "budget", f"{row['used']:,.6g} of {row['limit']:,.6g} {unit} used"
+
+
 def _counts(state: Mapping[str, Any]) -> Iterator[Row]:
     """Yield counts of refused models and messages, of suspicious peers, and of faults."""
     if state.get("refused_by_budget"):
         yield "budget", f"{plural(state['refused_by_budget'], 'model')} left out"
+    if state.get("refused_trainings"):
+        yield "budget", f"used up: {plural(state['refused_trainings'], 'training')} left out"
     if state.get("distrust"):
         out = [peer["name"] for peer in state.get("peers", []) if peer["state"] == "left out"]
         yield "distrust", f"a peer with a score of {state['distrust']} is left out; now: {', '.join(out) or 'none'}"

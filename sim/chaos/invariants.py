@@ -207,6 +207,7 @@ class ProcessWatch(Observer):
         self._note = note
         self._memory = invariants.memories[name]
         self._models = self._bytes = 0
+        self._trainings = 0  # of this process, and in the checkpoint with which it has started
         self.merges: list[Merged] = []
         self._assigned: set[int] = set()
 
@@ -223,6 +224,7 @@ class ProcessWatch(Observer):
             last = "nothing" if memory.acknowledged is None else f"round {memory.acknowledged.round}"
             self._fail("round lost", f"starts with {found}, but the last acknowledged state was {last}")
         memory.acknowledged, memory.attempted, memory.replaced = checkpoint, [], False
+        self._trainings = 0 if checkpoint is None else checkpoint.trainings.trainings
 
     def saving(self, checkpoint: Checkpoint) -> None:
         self._memory.attempted.append(checkpoint)
@@ -234,6 +236,12 @@ class ProcessWatch(Observer):
 
     def fault(self, part: str, error: Exception) -> None:
         self._fail("error", f"in {part}: {type(error).__name__}: {error}")
+
+    def trained(self) -> None:
+        """Count a training that the node has begun."""
+        self._trainings += 1
+        if self._budget.trainings and self._trainings > self._budget.trainings:
+            self._fail("budget exceeded", f"begins training {self._trainings}; its budget is {self._budget.trainings}")
 
     def restored(self, node: Node) -> None:
         self._note(f"continues after round {node.round}")

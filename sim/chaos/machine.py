@@ -31,6 +31,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from p2pfl._util.event_log import EventLogger
+from p2pfl.budget import Effort
 from p2pfl.errors import ConfigurationError, first_error
 from p2pfl.learner import Learner
 from p2pfl.node.checkpoint import Checkpoint, FileStore
@@ -60,7 +61,6 @@ from p2pfl.sim.chaos.network import FaultyNetwork, Host
 from p2pfl.sim.chaos.schedule import Fault, Kind
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.plan import RunPlan, names, plan
-from p2pfl.sim.simulation.simulation import slowdowns
 
 FOLDER = Path("node")  # of every node, on its own disk
 RESTART = 1.0  # seconds after which a process that has failed is started again
@@ -122,7 +122,7 @@ def chaos_plan(scenario: Scenario) -> ChaosPlan:
     for name, key in zip(run.names, keys, strict=True):
         if name not in newcomers:
             membership.append(admission, "add", name, key.public)
-    paces = [scenario.compute.seconds * slowdown for slowdown in slowdowns(run)]
+    paces = [speed.pass_s for speed in run.speeds]
     return ChaosPlan(scenario, run, configs, keys, admission, membership, newcomers, paces)
 
 
@@ -164,11 +164,14 @@ class SlowTrainer:
 
     Args:
         seconds: returns the virtual seconds that a pass over the training data takes now.
+        begun: called when a training begins.
     """
 
-    def __init__(self, learner: Learner, seconds: Callable[[], float]) -> None:
+    def __init__(self, learner: Learner, seconds: Callable[[], float], begun: Callable[[], None]) -> None:
         self._learner = learner
         self._seconds = seconds
+        self._begun = begun
+        self._used = 0.0
 
     def submit(self, query: Query[R]) -> Future[R]:
         loop = asyncio.get_running_loop()
@@ -178,8 +181,18 @@ class SlowTrainer:
             if not future.done():  # the process may have been killed
                 future.set_result(self._learner.compute(query))
 
-        loop.call_later(query.passes * self._seconds(), answer)
+        seconds = query.passes * self._seconds()
+        if query.passes:
+            self._begun()
+        self._used += seconds
+        loop.call_later(seconds, answer)
         return future
+
+    def used(self) -> Effort:
+        return Effort(self._used)
+
+    def joules(self, samples: int) -> None:
+        """Return nothing: a simulated machine has no device."""
 
     def learner_state(self) -> Mapping[str, np.ndarray]:
         return {}
@@ -238,7 +251,7 @@ class Process:
         self.file = membership_file.MembershipFile(FOLDER, disk=mount)
         task, policy = plan.run.tasks[number], plan.run.policy(number)
         learner = task.learner(RandomStreams(config.seed, config.name), config.device)
-        trainer = SlowTrainer(learner, lambda: plan.paces[number] * machine.slowdown)
+        trainer = SlowTrainer(learner, lambda: plan.paces[number] * machine.slowdown, watch.trained)
         guard = Guard(membership, machine.loop.time)
         neighbourhood = Neighbourhood(ready, (), isinstance(policy, Coordinated))
         coordination = None

@@ -500,15 +500,17 @@ def _limits_in_words(budget: Mapping[str, Any], nodes: int) -> str:
         ("models", "model", "a round"),
         ("held", "model", "held at once"),
         ("bytes", "byte", "a round"),
+        ("trainings", "training", "in the run"),
+        ("joules", "joule", "in the run"),
     ):
         limit = budget.get(kind, 0)
-        if isinstance(limit, float):
+        if isinstance(limit, float) and kind == "models":
             share = "a tenth" if isclose(limit, 0.1) else f"{100 * limit:.4g} %"
             words.append(f"{share} of the nodes ({count(max(1, round(limit * nodes)), noun)} {unit})")
         elif isinstance(limit, Sequence):
             words.append(f"{limit[0]:,} to {count(limit[1], noun)} {unit}")
         elif limit:
-            words.append(f"{count(limit, noun)} {unit}")
+            words.append(f"{limit:,g} {noun}s {unit}" if isinstance(limit, float) else f"{count(limit, noun)} {unit}")
     return " and ".join(words)
 
 

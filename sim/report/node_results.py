@@ -23,7 +23,10 @@ from p2pfl.sim.results.learning_curves import grid, mean
 MOST_MARKS = 40_000  # of all runs of a distribution
 LEAST_MARKS = 200  # of a run
 MOST_GROUPS = 8  # a figure with more bars would be less readable than the table
-LIMITS = {"models": "models in a round", "held": "models held at once", "bytes": "bytes in a round"}
+LIMITS = {
+    **{"models": "models in a round", "held": "models held at once", "bytes": "bytes in a round"},
+    **{"trainings": "trainings in the run", "joules": "joules of trainings in the run"},
+}
 
 
 def results_section(series: Sequence[Series]) -> Section:

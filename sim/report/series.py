@@ -38,6 +38,8 @@ WORDS = {
     "budget.models": "budget (models a round)",
     "budget.held": "budget (models held)",
     "budget.bytes": "budget (bytes a round)",
+    "budget.trainings": "budget (trainings of a run)",
+    "budget.joules": "budget (joules of a run)",
 }
 MOST_HUES, TINTS, MOST_DASHES = 8, 7, 4  # of the drawings; see p2pfl/_util/assets/style.css
 

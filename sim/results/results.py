@@ -25,7 +25,7 @@ from p2pfl.queries import Split
 from p2pfl.sim import formatting
 from p2pfl.sim.columns import Table
 from p2pfl.sim.formatting import STAGES, count, number, setting, size
-from p2pfl.sim.results import learning_curves, objectives, summary_metrics
+from p2pfl.sim.results import costs, learning_curves, objectives, summary_metrics
 from p2pfl.sim.results.learning_curves import draw_curves, total_sent
 from p2pfl.sim.results.objectives import on_front
 from p2pfl.sim.results.tables import (
@@ -318,7 +318,7 @@ def result_of(run: Run, models: bool = False) -> Result:
     Args:
         models: whether the result holds the models of the nodes.
     """
-    rounds, edges, scenario = run.recorder.rounds_table(), run.recorder.edges_table(), run.scenario
+    rounds, edges, scenario = costs.with_joules(run, run.recorder.rounds_table()), run.recorder.edges_table(), run.scenario
     task, groups = run.tasks[0], [group_of(task) for task in run.tasks]
     metric = task.metric
     summary: dict[str, Any] = {
@@ -337,6 +337,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         "test": _test(run, metric, groups) | _last_round(rounds, _reported_stage(run, rounds, metric), metric),
         "test_by_snapshot": summary_metrics.by_snapshot(rounds, metric, scenario.best_by, task.higher_is_better),
         "traffic": summary_metrics.traffic(run),
+        "cost": costs.of_run(run, rounds),
         "collaboration": summary_metrics.collaboration(edges, rounds, groups),
         "time": {
             "wall_s": round(run.wall_s, 4),
@@ -602,6 +603,8 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
     }
     if compared:
         row["bytes"] = float(np.mean([total_sent(run["traffic"]) for run in mine]))
+    if cost := costs.over_seeds(mine):
+        row["cost"] = cost
     shares = [run.get("collaboration", {}).get("weight_within_group") for run in mine]
     if all(share is not None for share in shares):
         row["weight_within_group"] = float(np.mean(shares))

@@ -19,7 +19,7 @@ from p2pfl.policy import BestBy, SupportsPreselection
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.formatting import number
 from p2pfl.sim.results.learning_curves import AXES, Columns, Timeline, mean
-from p2pfl.sim.simulation.final_state import FinalState
+from p2pfl.sim.simulation.final_state import LIMITS, FinalState
 from p2pfl.sim.simulation.simulation import Run
 from p2pfl.task import group_of
 
@@ -100,7 +100,7 @@ def _most_held(run: Run) -> int:
     Without a budget this is not counted. The most models received in one round, or in one step of the preparation, then
     take its place.
     """
-    limited = np.any([*run.state.limits.values()], axis=0)
+    limited = np.any([run.state.limits[kind] for kind in LIMITS], axis=0)
     received = max(run.recorder.most_models, run.recorder.most_prepared)
     return 1 + int(np.where(limited, run.state.counts["most_held"], received).max())
 
@@ -108,18 +108,21 @@ def _most_held(run: Run) -> int:
 def _budget(state: FinalState) -> dict[str, Any]:
     """Return for each kind of limit the least and the greatest limit of a node, and the average share that was used.
 
-    For models and bytes, it is the share received in a round; for models held, the share of the greatest number.
+    For models and bytes, it is the share received in a round; for models held, the share of the greatest number; for
+    trainings and joules, the share of the whole run.
     """
     figures: dict[str, Any] = {}
     rounds = np.maximum(state.counts["rounds"], 1)
     used = {name: state.counts[f"round_{name}"] / rounds for name in ("models", "bytes")} | {
-        "held": state.counts["most_held"]
+        "held": state.counts["most_held"],
+        "trainings": state.trained["trainings"],
+        "joules": state.trained["joules"],
     }
     for kind, limits in state.limits.items():
         limited = limits > 0
         if limited.any():
             shares, given = used[kind][limited] / limits[limited], limits[limited]
-            figures[kind] = {"least": int(given.min()), "greatest": int(given.max()), "used": float(np.mean(shares))}
+            figures[kind] = {"least": given.min().item(), "greatest": given.max().item(), "used": float(np.mean(shares))}
     return figures
 
 

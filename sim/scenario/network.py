@@ -30,6 +30,7 @@ from p2pfl.topologies.geography import FIBRE, Point, great_circle, spread
 Range = tuple[float, float]
 Limit = int | tuple[int, int]
 LOSS = "at least 0 and below 1"
+LIMITED = ("models", "held", "bytes", "trainings")  # keys of a budget whose limits are whole numbers
 
 
 class LinkRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -419,22 +420,27 @@ class Links:
 
 
 class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits on what each node may receive (see p2pfl.policy.Budget); 0 means no limit.
+    """Limits on what each node may receive, and on its trainings (see p2pfl.policy.Budget); 0 means no limit.
 
     Attributes:
         models: received in one round: a number for all nodes, a pair [low, high] from which each node's is drawn, both
             ends included, or a share of all nodes, above 0 and below 1: rounded, and at least one.
         held: received models held at once: a number for all nodes, or such a pair.
         bytes: of models received in one round: a number for all nodes, or such a pair.
+        trainings: in the whole run, the sum over all rounds and the preparation: a number for all nodes, or such a pair.
+        joules: of these trainings: a number for all nodes, or a pair [low, high] of them.
     """
 
     models: Limit | float = 0
     held: Limit = 0
     bytes: Limit = 0
+    trainings: Limit = 0
+    joules: float | Range = 0.0
 
     def check(self) -> None:
         """Raise ConfigurationError for an invalid value."""
-        for key in self.__struct_fields__:
+        check_range("budget.joules", self.joules)
+        for key in LIMITED:
             limit, name = getattr(self, key), f"budget.{key}"
             if isinstance(limit, float):
                 if not 0 < limit < 1:
@@ -447,13 +453,13 @@ class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def of(self, seed: int, name: str, nodes: int) -> Budget:
         """Return the budget of one node; `nodes` is the number of all nodes."""
-        limits = {key: _limit_of(getattr(self, key), seed, name, f"budget {key}", nodes) for key in self.__struct_fields__}
-        return Budget(**limits)
+        limits = {key: _limit_of(getattr(self, key), seed, name, f"budget {key}", nodes) for key in LIMITED}
+        return Budget(**limits, joules=draw(self.joules, seed, name, "budget joules"))
 
     def of_each(self, seed: int, names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-        """Return the limits of all nodes by key, int64 [N] each."""
+        """Return the limits of all nodes on what they receive, by key, int64 [N] each."""
         found = {}
-        for key in self.__struct_fields__:
+        for key in ("models", "held", "bytes"):
             limit, count = getattr(self, key), len(names)
             drawn = names if isinstance(limit, Sequence) else names[:1]  # a number is the same for all
             each = np.array([_limit_of(limit, seed, name, f"budget {key}", count) for name in drawn], np.int64)

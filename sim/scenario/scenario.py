@@ -82,6 +82,8 @@ from p2pfl.node.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
 from p2pfl.random_streams import federation_streams
 from p2pfl.sim.formatting import setting, some
 from p2pfl.sim.scenario.claims import MEAN, Claim, among, check_claims
+from p2pfl.sim.scenario.devices import SHIPPED as SHIPPED_DEVICES
+from p2pfl.sim.scenario.devices import Device, NodeFacts, Speed, assign, check_devices
 from p2pfl.sim.scenario.names import KINDS, given_names, module_folders, with_tables
 from p2pfl.sim.scenario.network import Budgets, Network, Range, check_number, check_range
 from p2pfl.sim.scenario.questions import Answer, base_of, check_answers
@@ -104,15 +106,56 @@ Table = dict[str, Any]
 
 
 class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Speed of the nodes.
+    """Speed of the nodes, and the energy that they use.
 
     Attributes:
-        seconds: virtual seconds that one epoch of training takes.
+        seconds: virtual seconds that one epoch of training takes on a node without a device.
         slowdown: factor by which a node is slower; a pair [low, high] draws one value for each node.
+        device: class of the nodes' devices, from which the seconds and joules of their trainings follow: one name, a list
+            from which node k has the k-th (from the start again), or a table of shares of the nodes. See
+            p2pfl.sim.scenario.devices.
+        by_group: name of the device by the group of a node's task, in place of `device`.
+        devices: own devices by name, such as { my-board = { watts = 4.0, samples = 120 } }.
+        radio: joules for each byte that a node sends or receives in its rounds.
     """
 
     seconds: float = 1.0
     slowdown: float | Range = 1.0
+    device: str | tuple[str, ...] | dict[str, float] = ""
+    by_group: dict[str, str] = msgspec.field(default_factory=dict)
+    devices: dict[str, Device] = msgspec.field(default_factory=dict)
+    radio: float = 0.0
+
+    @property
+    def measured(self) -> bool:
+        """Whether nodes have devices, so that their trainings have joules."""
+        return bool(self.device or self.by_group)
+
+    def check(self) -> None:
+        """Raise ConfigurationError for an invalid value."""
+        check_number("compute.seconds", self.seconds)
+        check_range("compute.slowdown", self.slowdown)
+        check_number("compute.radio", self.radio)
+        check_devices(self.device, self.by_group, self.devices)
+
+    def speeds(self, nodes: Sequence[NodeFacts], slowdowns: Sequence[float], seed: int) -> list[Speed]:
+        """Return the speed of each node.
+
+        Args:
+            slowdowns: factor of each node; see `slowdown`.
+        """
+        found = []
+        for (group, values, n_samples, batch_size), name, slowdown in zip(
+            nodes, assign(self.device, len(nodes), seed), slowdowns, strict=True
+        ):
+            name = self.by_group.get(str(group), name)
+            device = self.devices.get(name, SHIPPED_DEVICES.get(name))
+            if device is None:
+                found.append(Speed(self.seconds * slowdown))
+                continue
+            each = (values / device.values if device.values else 1.0) / device.samples * slowdown
+            found.append(Speed(n_samples * each, each, device.watts, device.idle, name, n_samples, batch_size))
+        return found
 
 
 class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -224,7 +267,8 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
             the name of a shipped graph, which set `nodes`; by default `complete`.
         policy_by_group: changes to the policy's options for the nodes of a group, by the group that their task assigns.
         end: virtual seconds, or bytes of a node, after which the run ends before all of its `rounds`.
-        budget: limits on what each node may receive; a policy that requests more ends the run.
+        budget: limits on what each node may receive, and on its trainings; a policy that requests more models ends the
+            run, and a node whose trainings are used up goes on without them.
         attack: the attack of some nodes: a table with a `name`, the `share` of the nodes that attack (0.2 by default) or
             their numbers in `nodes`, and options of the attack; without it all nodes are honest.
         mean_model: whether to evaluate the mean of the honest nodes' models as well, and the mean of each group's models.
@@ -289,9 +333,14 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise must_be("paper", "a finite number", self.paper)
         if self.late_rounds < 0:
             raise must_be("late_rounds", "0 or more", self.late_rounds)
-        check_number("compute.seconds", self.compute.seconds)
-        check_range("compute.slowdown", self.compute.slowdown)
         self.end.check()
+        self.compute.check()
+        if self.budget.joules and not self.compute.measured:
+            raise ConfigurationError(
+                'budget.joules needs devices whose joules are known, such as compute.device = "raspberry-pi-4"',
+                "budget.joules",
+                "compute.device",
+            )
         if self.search is not None:
             self.search.check()
         found = self.attack_plan()
@@ -455,6 +504,12 @@ class ScenarioFile(FileKeys, frozen=True, kw_only=True):
             del table["network"]["links"]
         if run.end == End():
             del table["end"]
+        for key in ("device", "by_group", "devices", "radio"):
+            if not getattr(run.compute, key):
+                del table["compute"][key]
+        for key in ("trainings", "joules"):
+            if not getattr(run.budget, key):
+                del table["budget"][key]
         return {key: value for key, value in table.items() if value is not None}
 
     def only(self, *texts: str) -> ScenarioFile:

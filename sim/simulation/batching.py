@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from p2pfl.budget import Effort
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Query, R, Train
+from p2pfl.sim.scenario.devices import Speed
 from p2pfl.sim.simulation.clock import VirtualLoop
 
 # the order of queues that are due at the same time; others follow
@@ -147,16 +149,31 @@ class BatchedTrainer:
 
     Args:
         node: number of the node.
-        seconds: virtual seconds that this node needs for a pass over its training data.
+        speed: of the node; a number is the virtual seconds of a pass over its training data.
     """
 
-    def __init__(self, batcher: Batcher, node: int, seconds: float) -> None:
+    def __init__(self, batcher: Batcher, node: int, speed: Speed | float) -> None:
         self._batcher = batcher
         self._node = node
-        self.seconds = seconds
+        self.speed = speed if isinstance(speed, Speed) else Speed(speed)
+        self._seconds = 0.0  # of its trainings so far
 
     def submit(self, query: Query[R]) -> Future[R]:
-        return self._batcher.ask(NodeQuery(self._node, query), query.passes * self.seconds)
+        if not query.passes:
+            return self._batcher.ask(NodeQuery(self._node, query))
+        seconds = self.speed.seconds(query)
+        self._seconds += seconds
+        return self._batcher.ask(NodeQuery(self._node, query), seconds)
+
+    def trained_in(self, seconds: float) -> None:
+        """Count seconds of trainings that were computed elsewhere."""
+        self._seconds += seconds
+
+    def used(self) -> Effort:
+        return Effort(self._seconds, self._seconds * self.speed.watts if self.speed.device else None)
+
+    def joules(self, samples: int) -> float | None:
+        return samples * self.speed.sample_s * self.speed.watts if self.speed.device else None
 
     def learner_state(self) -> Mapping[str, np.ndarray]:
         """Return nothing: the learner of a simulated node survives its crash unchanged."""

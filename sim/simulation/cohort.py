@@ -57,13 +57,14 @@ from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.payload import encode_extras
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Query, R, Split, Train
 from p2pfl.random_streams import StreamsOfEach
+from p2pfl.sim.scenario.devices import Speed
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.simulation.batching import Batcher, ComputeBackend
 from p2pfl.sim.simulation.clock import VirtualLoop
-from p2pfl.sim.simulation.final_state import LIMITS, FinalState
+from p2pfl.sim.simulation.final_state import LIMITS, FinalState, trained
 from p2pfl.sim.simulation.plan import RunPlan
-from p2pfl.sim.simulation.recorder import Recorder
-from p2pfl.task import group_of
+from p2pfl.sim.simulation.recorder import Recorder, Trained
+from p2pfl.task import batch_size_of, group_of
 
 T = TypeVar("T")
 STAGES = get_args(Stage)
@@ -84,6 +85,8 @@ def why_not(plan: RunPlan, first: Policy, backend: ComputeBackend, links: Links)
         (scenario.mode == "synchronous", "nodes are asynchronous"),
         (links.instant, "links take time"),
         (not isinstance(scenario.compute.slowdown, Sequence), "nodes differ in speed"),
+        (len({(speed.pass_s, speed.sample_s, speed.device) for speed in plan.speeds}) == 1, "nodes differ in speed"),
+        (not (scenario.budget.trainings or scenario.budget.joules), "trainings are limited"),
         (scenario.compute.seconds > 0, "training takes no time"),  # nodes of one time may then be in different rounds
         (scenario.attack is None, "nodes attack"),
         (scenario.robust == "none" and not scenario.distrust, "nodes protect themselves"),
@@ -107,7 +110,7 @@ class Cohort:
 
     Args:
         first: the first node, whose policy runs for all; it has not begun.
-        seconds: virtual seconds that a node needs for a pass over its training data.
+        speed: of each node.
     """
 
     def __init__(
@@ -119,17 +122,19 @@ class Cohort:
         batcher: Batcher,
         recorder: Recorder,
         loop: VirtualLoop,
-        seconds: float,
+        speed: Speed,
     ) -> None:
         self.plan, self.policy, self.count = plan, first.policy, plan.scenario.nodes
         self.learner, self.recorder = learner, recorder
-        self._batcher, self._loop, self._seconds = batcher, loop, seconds
+        self._batcher, self._loop, self._speed = batcher, loop, speed
         count = self.count
         self.best = _BestModels(self, plan.scenario.best_by)
         self.me = _Me(self, first)
         self.peers = _Peers(self)
         self.n_samples = self.me.n_samples
         self._pending: tuple[int, dict[Stage, Models]] | None = None
+        self.trained = Trained(np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count))
+        self._batch_size = batch_size_of(plan.tasks[0])
         self._waited = np.zeros(count, bool)  # nodes that have asked a query in this round which others have not
         self.runs = np.ones(count, bool)  # nodes that have not stopped early
         self.rows = np.arange(count)  # their numbers
@@ -160,7 +165,8 @@ class Cohort:
             if scenario.evaluate_every and (round % scenario.evaluate_every == 0 or round == scenario.rounds):
                 self._evaluate({**{s: p for s, p in peers.published.items() if s != "prepared"}, "merged": me.params})
                 ending |= self.runs & self.best.exhausted(scenario.patience)
-            self.recorder.merged_by_all(round, peers, weights, self.rows[self._waited[self.rows].argsort(kind="stable")])
+            order = self.rows[self._waited[self.rows].argsort(kind="stable")]
+            self.recorder.merged_by_all(round, peers, weights, order, self.trained)
             if ending.any():
                 self._end(ending)
             if not len(self.rows):
@@ -179,7 +185,9 @@ class Cohort:
 
     def train(self, query: Train) -> Models:
         """Return the trained models; `query.params` and the anchors of a proximal term are of all nodes, [N, P]."""
-        self._pass(query.passes * self._seconds)
+        seconds = self._speed.seconds(query)
+        self.trained = self.trained.after(self.runs, query.samples(self.n_samples, self._batch_size), seconds)
+        self._pass(seconds)
         self._count(Train.name)
         if self.all_run:
             return self.learner.train_each(query)
@@ -348,6 +356,7 @@ class Cohort:
             self.best.judged,
             counts | {"rounds": self.ended},
             {kind: getattr(budget, kind) for kind in LIMITS},
+            trained(*self.trained, self.trained.seconds * self._speed.watts),
         )
 
     def write_back(self, k: int, node: Node) -> None:
@@ -356,6 +365,7 @@ class Cohort:
             node.policy.restore(self._state_of(k))
         node.me.params = self.me.params[k]
         node.me.round = int(self.ended[k])
+        node.me.training.restore(self.trained.of(k))
         self.best.write_back(k, node)
         node.early_stopping.stopped = node.me.round < self.plan.scenario.rounds
         self.peers.write_back(k, node)
@@ -436,6 +446,10 @@ class _Me(policy.Me):
         if not isinstance(query, Train):
             raise ConfigurationError(f"{type(query).__name__} has no form for cohorts")
         return cast(Awaitable[R], _done(self._cohort.train(query)))
+
+    @property
+    def trainings_left(self) -> float:
+        return inf  # nodes with a budget of trainings are no cohort
 
     def compare(self, own: Models, updates: UpdatesOfEach, measure: str) -> NDArray[np.float64]:
         """Return the similarity of each own model to those received, [E]."""

@@ -13,7 +13,7 @@ from p2pfl.node.node import Node
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Policy
 
-LIMITS = ("models", "held", "bytes")
+LIMITS = ("models", "held", "bytes")  # of what a node receives
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,27 @@ class FinalState:
             - sent: bytes in rounds; control: bytes of other kinds; prepared_bytes: bytes sent in the preparation.
             - received, prepared: models in all, and in the preparation.
             - rounds: rounds done; round_models, round_bytes, most_held: see p2pfl.budget.BudgetTracker.
-        limits: budget of each node by kind, int64 [N]; 0 means no limit.
+        limits: budget of each node by kind, [N]; 0 means no limit.
+        trained: see `trained`.
     """
 
     policies: Sequence[Policy]
     models: Sequence[Parameters] | np.ndarray
     judged: bool
     counts: Mapping[str, Counts]
-    limits: Mapping[str, Counts]
+    limits: Mapping[str, np.ndarray]
+    trained: Mapping[str, np.ndarray]
+
+
+def trained(
+    trainings: np.ndarray, samples: np.ndarray, train_s: np.ndarray, joules: np.ndarray, refused: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """Return what the trainings of each node have cost, [N] each: trainings, samples, train_s, joules, refused.
+
+    Joules are 0 without devices; refused are the trainings that the budget has refused, by default none.
+    """
+    none = np.zeros_like(trainings) if refused is None else refused
+    return {"trainings": trainings, "samples": samples, "train_s": train_s, "joules": joules, "refused": none}
 
 
 def state_of(nodes: Sequence[Node]) -> FinalState:
@@ -56,5 +69,19 @@ def state_of(nodes: Sequence[Node]) -> FinalState:
         [node.result for node in nodes],
         any(node.early_stopping.loss != inf for node in nodes),
         {name: np.array(column, np.int64) for name, column in counts.items()},
-        {kind: np.array([getattr(node.me.budget, kind) for node in nodes], np.int64) for kind in LIMITS},
+        {kind: np.array([getattr(node.me.budget, kind) for node in nodes], np.int64) for kind in (*LIMITS, "trainings")}
+        | {"joules": np.array([node.me.budget.joules for node in nodes])},
+        trained(*_trained(nodes)),
     )
+
+
+def _trained(nodes: Sequence[Node]) -> list[np.ndarray]:
+    each = [node.me.training for node in nodes]
+    efforts = [of.effort for of in each]
+    return [
+        np.array([of.trainings for of in each], np.int64),
+        np.array([of.samples for of in each], np.int64),
+        np.array([effort.seconds for effort in efforts]),
+        np.array([effort.joules or 0.0 for effort in efforts]),
+        np.array([of.refused for of in each], np.int64),
+    ]

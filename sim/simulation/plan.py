@@ -21,12 +21,13 @@ from p2pfl.parameters import Parameters
 from p2pfl.policies import make_policy
 from p2pfl.policy import Policy
 from p2pfl.sim.formatting import count
-from p2pfl.sim.scenario.network import Links, LinkValues, Nodes, link_values
+from p2pfl.sim.scenario.devices import NodeFacts, Speed
+from p2pfl.sim.scenario.network import Links, LinkValues, Nodes, draw, link_values
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.scenario.topology import COMPLETE, locate_nodes, measure, placement_graph, topology
 from p2pfl.sim.simulation.modelled_coordinator import election_notes, refuse
 from p2pfl.sim.simulation.sharding import task_of
-from p2pfl.task import POINT, Part, Task, make_task
+from p2pfl.task import POINT, Part, Task, batch_size_of, group_of, make_task
 from p2pfl.task_specs import TASKS
 from p2pfl.topologies import complete_properties, labels, neighbours
 from p2pfl.topologies.geography import Point
@@ -80,6 +81,7 @@ class RunPlan:
         initial: the model that all nodes start from.
         positions: coordinates by name, if latency depends on them.
         link_values: values of single links and nodes of the network.
+        speeds: speed and power of each node.
         notes: notes for the user.
     """
 
@@ -91,6 +93,7 @@ class RunPlan:
     codec: Codec
     positions: dict[str, Point | None]
     link_values: LinkValues
+    speeds: Sequence[Speed]
     notes: tuple[str, ...]
 
     def links(self, seed: int) -> Links:
@@ -146,7 +149,42 @@ def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters 
     values = link_values(scenario.network, around.graph, Nodes(known_as, around.labels), around.neighbours)
     notes += values.notes
     notes += election_notes(scenario, known_as, encoder, Links(scenario.network, scenario.seed, positions, values))
-    return RunPlan(scenario, known_as, around, tasks, start, codec, positions, values, (*around.notes, *scarcity, *notes))
+    notes = [*around.notes, *scarcity, *notes]
+    return RunPlan(
+        scenario,
+        known_as,
+        around,
+        tasks,
+        start,
+        codec,
+        positions,
+        values,
+        speeds_of(scenario, known_as, tasks),
+        tuple(notes),
+    )
+
+
+def speeds_of(scenario: Scenario, known_as: Sequence[str], tasks: Sequence[Task]) -> list[Speed]:
+    """Return the speed and the power of each node."""
+    compute, seed = scenario.compute, scenario.seed
+    if not (compute.measured or isinstance(compute.slowdown, Sequence)):
+        return [Speed(compute.seconds * compute.slowdown)] * len(tasks)
+    slowdowns = [draw(compute.slowdown, seed, name, "slowdown") for name in known_as]
+    nodes = [NodeFacts(group_of(task), task.layout.size, task.n_samples, batch_size_of(task)) for task in tasks]
+    groups = {str(node.group) for node in nodes if node.group is not None}
+    for group in compute.by_group:
+        if group not in groups:
+            known = ", ".join(sorted(groups)) or "none"
+            raise ConfigurationError(
+                f"compute.by_group: unknown group {group!r}; the groups are: {known}", "compute.by_group"
+            )
+    found = compute.speeds(nodes, slowdowns, seed)
+    if compute.measured and (without := [node.group for node, speed in zip(nodes, found, strict=True) if not speed.device]):
+        raise ConfigurationError(
+            f"compute.by_group names no device for the group {without[0]!r}; add it, or set compute.device for the others",
+            "compute.by_group",
+        )
+    return found
 
 
 def names(count: int) -> tuple[str, ...]:

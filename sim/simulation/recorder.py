@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
 
 from p2pfl.attacks.attack import HonestView
+from p2pfl.budget import TrainingState
 from p2pfl.cohort import IdsOfEach, WeightsOfEach
 from p2pfl.node.coordination.election_runner import Elected
 from p2pfl.node.node import Node, Observer
@@ -61,6 +62,21 @@ class PeersOfEach(Protocol):
     edges: list[tuple[IdsOfEach, np.ndarray]]
 
 
+class Trained(NamedTuple):
+    """Trainings of the nodes of a cohort so far: their number, the samples in them, and their seconds; [N] each."""
+
+    trainings: np.ndarray
+    samples: np.ndarray
+    seconds: np.ndarray
+
+    def after(self, nodes: np.ndarray, samples: np.ndarray, seconds: float) -> Trained:
+        """Return them after one more training of some nodes, bool [N], on numbers of samples, [N]."""
+        return Trained(self.trainings + nodes, self.samples + nodes * samples, self.seconds + nodes * seconds)
+
+    def of(self, node: int) -> TrainingState:
+        return TrainingState(int(self.trainings[node]), int(self.samples[node]), float(self.seconds[node]))
+
+
 class Recorder(Observer):
     """Observer of all nodes of a run.
 
@@ -87,6 +103,7 @@ class Recorder(Observer):
         self._rounds = Columns(
             **{"round": np.int64, "virtual_time": np.float64, "node": np.int64},
             **{"bytes_in": np.int64, "bytes_out": np.int64, "models_in": np.int64},
+            **{"trainings": np.int64, "samples": np.int64, "train_s": np.float64},
         )
         self._repeated: list[tuple[int, int, int]] = []  # (K, node, round): of the first K rows, a node's from a round on
         self._sent_last: dict[int, tuple[int, int]] = {}  # by node: the bytes after its last round
@@ -149,7 +166,13 @@ class Recorder(Observer):
         models = node.peers.models_in
         round, place = node.me.round, self._place[name]
         row, weights = len(self._rounds), merge.weights
-        self._rounds.append((round, self._loop.now, place, traffic.received_in_rounds, traffic.sent_in_rounds, models))
+        trained = node.me.training
+        self._rounds.append(
+            (
+                *(round, self._loop.now, place, traffic.received_in_rounds, traffic.sent_in_rounds, models),
+                *(trained.trainings, trained.samples, trained.effort.seconds),
+            )
+        )
         for src, size in zip(*self._got.pop(name, _NOTHING), strict=True):
             if (weight := weights.get(src, 0.0)) > 0:
                 self._edges.append((row, round, self._place[src], place, weight, size))
@@ -194,17 +217,21 @@ class Recorder(Observer):
         if not round:
             self.most_prepared = max(self.most_prepared, int(ids.counts.max()))
 
-    def merged_by_all(self, round: int, peers: PeersOfEach, weights: WeightsOfEach | None, nodes: np.ndarray) -> None:
+    def merged_by_all(
+        self, round: int, peers: PeersOfEach, weights: WeightsOfEach | None, nodes: np.ndarray, trained: Trained
+    ) -> None:
         """Record the end of a round; see `merged`.
 
         Args:
             weights: of the merges; None if each node keeps its own model alone.
             nodes: those that have not stopped early, in the order in which they end the round.
+            trained: the trainings of all nodes.
         """
         first, models = len(self._rounds), peers.models_in
         self._rounds.extend(
             **{"round": round, "virtual_time": self._loop.now, "node": nodes},
             **{"bytes_in": peers.received[nodes], "bytes_out": peers.sent[nodes], "models_in": models[nodes]},
+            **{"trainings": trained.trainings[nodes], "samples": trained.samples[nodes], "train_s": trained.seconds[nodes]},
         )
         row = np.zeros(len(models), np.int64)
         row[nodes] = first + np.arange(len(nodes))
@@ -310,16 +337,19 @@ class Recorder(Observer):
     def rounds_table(self) -> Table:
         """Return one row for each round of each node; a metric that was not computed is NaN.
 
-        Columns: round, virtual_time, node (its number), bytes_in, bytes_out, models_in, and <stage>_<split>_<metric>.
+        Columns: round, virtual_time, node (its number), bytes_in, bytes_out, models_in, trainings, samples (of the
+        trainings, repeated ones included), train_s (their virtual seconds), and <stage>_<split>_<metric>. Trainings of the
+        preparation are in the first round.
         """
         table = self._rounds.table()
         self._count_last(table)
         table = _rows_of(table, self._valid_rows(table))
         order = np.argsort(table["node"], kind="stable")  # each node's rows together, in their order
         begins = np.diff(table["node"][order], prepend=-1) != 0
-        for name in ("bytes_in", "bytes_out"):  # recorded as sums since the start
+        for name in ("bytes_in", "bytes_out", "trainings", "samples", "train_s"):  # recorded as sums since the start
             sums, table[name] = table[name][order], np.empty_like(table[name])
             table[name][order] = np.where(begins, sums, np.diff(sums, prepend=0))
+        table["train_s"] = np.round(table["train_s"], 9)  # a difference of sums is off in its last digits
         return table | self._metrics_table(table)
 
     def waits(self) -> dict[str, int]:

@@ -79,7 +79,8 @@ from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.queries import Loss
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.formatting import some
-from p2pfl.sim.scenario.network import Links, draw
+from p2pfl.sim.scenario.devices import Speed
+from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.scenario.scenario import AttackPlan, End, Scenario
 from p2pfl.sim.simulation import clock
 from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher, ComputeBackend
@@ -114,6 +115,7 @@ class Run:
         computed: whether all nodes were computed at once, or why not.
         batches: by kind, the number of batches of jobs, and the number of jobs.
         notes: notes for the user about the computation.
+        speeds: speed and power of each node.
     """
 
     scenario: Scenario
@@ -131,6 +133,7 @@ class Run:
     wall_s: float
     expired: int
     notes: list[str] = field(default_factory=list)
+    speeds: Sequence[Speed] = ()
 
 
 def run(
@@ -233,8 +236,17 @@ class Simulation:
             virtual_s=min(self.loop.time(), self._ends),
             wall_s=wall,
             expired=sum(node.exchange.expired for node in self.nodes.values()) if self.singly else 0,
-            notes=self.notes,
+            notes=[*self.notes, *self._notes_on_trainings()],
+            speeds=self.plan.speeds,
         )
+
+    def _notes_on_trainings(self) -> list[str]:
+        """Return a note if budgets of trainings or of joules were used up."""
+        refused = [node for node in self.nodes.values() if node.me.training.refused] if self.singly else []
+        if not refused:
+            return []
+        few = f"{len(refused)} of {plural(len(self.nodes), 'node')}"
+        return [f"{few} had used up the budget of trainings before the end: they went on without training"]
 
     def _single_nodes(self, order: Sequence[int] | None) -> dict[str, Node]:
         """Return all nodes, each with its own task of asyncio."""
@@ -267,7 +279,7 @@ class Simulation:
         return node
 
     def _trainer(self, k: int) -> BatchedTrainer:
-        return BatchedTrainer(self.batcher, k, self.plan.scenario.compute.seconds * slowdown(self.plan, k))
+        return BatchedTrainer(self.batcher, k, self.plan.speeds[k])
 
     def _as_cohort(self) -> Cohort:
         """Return the nodes as a cohort."""
@@ -279,7 +291,7 @@ class Simulation:
             batcher=self.batcher,
             recorder=self.recorder,
             loop=self.loop,
-            seconds=self._trainer(0).seconds,
+            speed=self.plan.speeds[0],
         )
 
     async def _main(self) -> None:
@@ -407,16 +419,6 @@ def make_learners(plan: RunPlan) -> list[Learner]:
     """Return the learner of each node."""
     seed, device = plan.scenario.seed, plan.scenario.device
     return [task.learner(RandomStreams(seed, name), device) for name, task in zip(plan.names, plan.tasks, strict=True)]
-
-
-def slowdowns(plan: RunPlan) -> list[float]:
-    """Return each node's slowdown factor in training."""
-    return [slowdown(plan, k) for k in range(len(plan.names))]
-
-
-def slowdown(plan: RunPlan, node: int) -> float:
-    """Return a node's slowdown factor in training."""
-    return draw(plan.scenario.compute.slowdown, plan.scenario.seed, plan.names[node], "slowdown")
 
 
 class Parts(NamedTuple):

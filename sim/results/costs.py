@@ -1,0 +1,85 @@
+"""Cost of a run for its devices: trainings, samples, seconds of computing, and joules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from p2pfl.sim.columns import Table
+from p2pfl.sim.scenario.devices import Speed
+from p2pfl.sim.simulation.simulation import Run
+
+COSTS = ("trainings", "samples", "train_s", "joules")  # columns of the rounds, in the order of tables
+
+
+def with_joules(run: Run, rounds: Table) -> Table:
+    """Return the table of rounds with the column `joules`, if the nodes have devices: see `parts`."""
+    if not _measured(run.speeds):
+        return rounds
+    joules = sum(parts(rounds, run.speeds, run.scenario.compute.radio).values())
+    table: Table = {}
+    for name, column in rounds.items():
+        table[name] = column
+        if name == "train_s":
+            table["joules"] = np.asarray(joules)
+    return table
+
+
+def parts(rounds: Table, speeds: Sequence[Speed], radio: float) -> dict[str, np.ndarray]:
+    """Return for each row of the rounds the joules of trainings, of the time without training, and of the radio.
+
+    A round of a node lasts from the end of its last one to its own end.
+
+    Args:
+        radio: joules of a byte.
+    """
+    node, order = rounds["node"], np.argsort(rounds["node"], kind="stable")
+    ends, begins = rounds["virtual_time"][order], np.diff(node[order], prepend=-1) != 0
+    lasts = np.empty(len(node))
+    lasts[order] = np.where(begins, ends, np.diff(ends, prepend=0.0))
+    watts, idle = (np.array([getattr(speed, name) for speed in speeds])[node] for name in ("watts", "idle"))
+    return {
+        "training": watts * rounds["train_s"],
+        "idle": idle * np.maximum(lasts - rounds["train_s"], 0.0),
+        "radio": radio * (rounds["bytes_in"] + rounds["bytes_out"]),
+    }
+
+
+def of_run(run: Run, rounds: Table) -> dict[str, Any]:
+    """Return the key `cost` of a run in summary.json: by kind the `total` over all nodes, and the `mean` of a node.
+
+    With devices, it has `joules` and their parts, see `parts`, and the number of nodes of each device, `devices`.
+    """
+    count = len(run.tasks)
+
+    def of(total: float) -> dict[str, float]:
+        return {"total": total, "mean": total / count}
+
+    found: dict[str, Any] = {name: of(run.state.trained[name].sum().item()) for name in ("trainings", "samples", "train_s")}
+    if run.state.trained["refused"].any():
+        found["refused"] = of(run.state.trained["refused"].sum().item())
+    if _measured(run.speeds):
+        of_parts = {
+            name: float(values.sum()) for name, values in parts(rounds, run.speeds, run.scenario.compute.radio).items()
+        }
+        found["joules"] = of(sum(of_parts.values()))
+        found["joules_by"] = of_parts
+        names = sorted({speed.device for speed in run.speeds})
+        found["devices"] = {name: sum(speed.device == name for speed in run.speeds) for name in names}
+    return found
+
+
+def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the totals of a row of the table: means over its runs, of entries of `runs` in summary.json.
+
+    Folders of versions without this key have none.
+    """
+    costs = [run.get("cost", {}) for run in runs]
+    kinds = [kind for kind in COSTS if costs and all(kind in cost for cost in costs)]
+    return {kind: float(np.mean([cost[kind]["total"] for cost in costs])) for kind in kinds}
+
+
+def _measured(speeds: Sequence[Speed]) -> bool:
+    return any(speed.device for speed in speeds)
