@@ -57,7 +57,13 @@ def print_table(summary: Mapping[str, Any]) -> None:
     stages = [stage for stage in STAGES if any(stage in row.get("stages", {}) for row in rows)]
     sent = any("bytes" in row for row in rows)
     reference = next((row["against"]["name"] for row in rows if "against" in row), "")
-    headings = [*stages, *(["MB sent"] if sent else []), *([f"vs {reference}"] if reference else [])]
+    costs = any("joules" in row.get("cost", {}) for row in rows)
+    headings = [
+        *stages,
+        *(["MB sent"] if sent else []),
+        *(["trainings", "joules"] if costs else []),
+        *([f"vs {reference}"] if reference else []),
+    ]
     # None if the reference sends nothing
     times = any(row["against"]["times_bytes"] is not None for row in rows if "against" in row)
     headings += ["x bytes"] if times else []
@@ -86,6 +92,8 @@ def print_table(summary: Mapping[str, Any]) -> None:
         deviation = [of_metric(row["std"])] if seeds > 1 else []
         compared = [of_metric(row["stages"].get(stage)) for stage in stages]
         compared += [f"{row['bytes'] / 1e6:.2f}"] if sent else []
+        cost = row.get("cost", {})
+        compared += [f"{cost.get('trainings', 0):,.0f}", f"{cost.get('joules', 0):,.4g}"] if costs else []
         of_groups = [of_metric(row["per_group"][group]) if group in row.get("per_group", {}) else "" for group in groups]
         if reference:
             compared += _against(row["against"], places)[: 1 + times]
