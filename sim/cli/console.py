@@ -40,8 +40,9 @@ def print_table(summary: Mapping[str, Any]) -> None:
     """Print the table of a summary.
 
     It has the bytes sent where codecs or runs are compared, the cost of reaching the target, and the metric at equal time,
-    bytes and trainings where asynchronous runs are compared. It also has the means
-    of the nodes' groups or, without groups, the front of several objectives; the clusters; and a paper's figures.
+    bytes and trainings where asynchronous runs are compared. With devices it has trainings and joules of all nodes.
+    It also has the means of the nodes' groups or, without groups, the front of several objectives; the clusters; and a
+    paper's figures.
     """
     from rich.table import Table
 
@@ -55,9 +56,8 @@ def print_table(summary: Mapping[str, Any]) -> None:
     measures = [name for name in MEASURES if any(name in row.get("objectives", {}) for row in rows)]
     groups = [] if measures else list(dict.fromkeys(group for row in rows for group in row.get("per_group", {})))
     stages = [stage for stage in STAGES if any(stage in row.get("stages", {}) for row in rows)]
-    sent = any("bytes" in row for row in rows)
+    sent, costs = any("bytes" in row for row in rows), any("joules" in row.get("cost", {}) for row in rows)
     reference = next((row["against"]["name"] for row in rows if "against" in row), "")
-    costs = any("joules" in row.get("cost", {}) for row in rows)
     headings = [
         *stages,
         *(["MB sent"] if sent else []),
@@ -91,9 +91,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
     for k, (row, run) in enumerate(zip(rows, names, strict=True)):
         deviation = [of_metric(row["std"])] if seeds > 1 else []
         compared = [of_metric(row["stages"].get(stage)) for stage in stages]
-        compared += [f"{row['bytes'] / 1e6:.2f}"] if sent else []
-        cost = row.get("cost", {})
-        compared += [f"{cost.get('trainings', 0):,.0f}", f"{cost.get('joules', 0):,.4g}"] if costs else []
+        compared += [*([f"{row['bytes'] / 1e6:.2f}"] if sent else []), *(_costs(row) if costs else [])]
         of_groups = [of_metric(row["per_group"][group]) if group in row.get("per_group", {}) else "" for group in groups]
         if reference:
             compared += _against(row["against"], places)[: 1 + times]
@@ -110,6 +108,12 @@ def print_table(summary: Mapping[str, Any]) -> None:
     print_whole(table)
     for line in _meanings(summary, stages, [*measures, *also], front):
         print(line)
+
+
+def _costs(row: Mapping[str, Any]) -> list[str]:
+    """Return the trainings of all nodes and their joules, mean over the seeds."""
+    cost = row.get("cost", {})
+    return [f"{cost.get('trainings', 0):,.0f}", number(cost.get("joules"))]
 
 
 def _varied(row: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
