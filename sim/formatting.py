@@ -110,6 +110,11 @@ def setting(key: str, value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
+def spread_meaning(heading: str) -> str:
+    """Return what the column of this heading shows: the spreads of differences from a row."""
+    return f"{heading}: standard deviation over the seeds of this difference; a difference within it is not decided"
+
+
 def target_meaning(metric: str, target: str, asynchronous: bool = False) -> str:
     """Return how the costs until a target differ from the metric of the table.
 
@@ -139,10 +144,14 @@ EQUAL = (
 )
 
 
-def some(words: Iterable[str], most: int = 3) -> str:
-    """List words; if there are more than `most`, end with the number of the others."""
+def some(words: Iterable[str], most: int = 3, sign: str = ", ") -> str:
+    """List words; if there are more than `most`, end with the number of the others.
+
+    Args:
+        sign: what separates the words; "; " for names of runs, which have commas.
+    """
     listed = list(words)
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+    return sign.join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

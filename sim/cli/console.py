@@ -20,6 +20,7 @@ from p2pfl.sim.formatting import (
     number,
     of_paper,
     setting,
+    spread_meaning,
     target_meaning,
 )
 from p2pfl.sim.report.attacks import FIGURES, MEAN, NO_ATTACK, AttackStudy, attack_rows, attack_studies, title
@@ -57,16 +58,8 @@ def print_table(summary: Mapping[str, Any]) -> None:
     groups = [] if measures else list(dict.fromkeys(group for row in rows for group in row.get("per_group", {})))
     stages = [stage for stage in STAGES if any(stage in row.get("stages", {}) for row in rows)]
     sent, costs = any("bytes" in row for row in rows), any("joules" in row.get("cost", {}) for row in rows)
-    reference = next((row["against"]["name"] for row in rows if "against" in row), "")
-    headings = [
-        *stages,
-        *(["MB sent"] if sent else []),
-        *(["trainings", "joules"] if costs else []),
-        *([f"vs {reference}"] if reference else []),
-    ]
-    # None if the reference sends nothing
-    times = any(row["against"]["times_bytes"] is not None for row in rows if "against" in row)
-    headings += ["x bytes"] if times else []
+    versus = _against(rows)
+    headings = [*stages, *(["MB sent"] if sent else []), *(["trainings", "joules"] if costs else []), *versus]
     headings += [f"rounds to {number(summary['target'])}", "virtual s", "MB"] if "target" in summary else []
     headings += (equal := measures_at(summary.get("equal", {}))).values()
     front = any(row.get("front") for row in rows)
@@ -90,23 +83,22 @@ def print_table(summary: Mapping[str, Any]) -> None:
     of_measures = {name: _measures(rows, name) for name in measures}
     for k, (row, run) in enumerate(zip(rows, names, strict=True)):
         deviation = [of_metric(row["std"])] if seeds > 1 else []
-        compared = [of_metric(row["stages"].get(stage)) for stage in stages]
-        compared += [*([f"{row['bytes'] / 1e6:.2f}"] if sent else []), *(_costs(row) if costs else [])]
+        cells = [of_metric(row["stages"].get(stage)) for stage in stages]
+        cells += [*([f"{row['bytes'] / 1e6:.2f}"] if sent else []), *(_costs(row) if costs else [])]
         of_groups = [of_metric(row["per_group"][group]) if group in row.get("per_group", {}) else "" for group in groups]
-        if reference:
-            compared += _against(row["against"], places)[: 1 + times]
+        cells += [own[k] for own in versus.values()]
         if "target" in summary:
-            compared += _format_target(row["reached"], row["seeds"])
-        compared += [*(of_metric(row["equal"][axis]) for axis in equal), *(of_also[name][k] for name in also)]
-        compared += of_groups + [of_measures[name][k] for name in measures]
-        compared += _clusters(row.get("clusters"), row["seeds"]) if clustered else []
-        more = [*compared, *([papers_of[k]] if papers else []), *(["*" * row["front"]] if front else [])]
+            cells += _format_target(row["reached"], row["seeds"])
+        cells += [*(of_metric(row["equal"][axis]) for axis in equal), *(of_also[name][k] for name in also)]
+        cells += of_groups + [of_measures[name][k] for name in measures]
+        cells += _clusters(row.get("clusters"), row["seeds"]) if clustered else []
+        more = [*cells, *([papers_of[k]] if papers else []), *(["*" * row["front"]] if front else [])]
         table.add_row(*([run] if first else []), *_varied(row, varied), of_metric(row["mean"]), *deviation, *more)
     of = "nodes, runs" if any("pool" in row for row in rows) else "nodes"
     model = "" if stages else _model_of({run.get("selected_by", "") for run in summary["runs"]})
     print(f"{summary['scenario']}: test {metric}, mean over {of} and {seeds} seed{'s' * (seeds > 1)}{model}")
     print_whole(table)
-    for line in _meanings(summary, stages, [*measures, *also], front):
+    for line in _meanings(summary, stages, [*measures, *also], front, [head for head in versus if head.startswith("+-")]):
         print(line)
 
 
@@ -128,7 +120,9 @@ def _model_of(selected_by: Collection[str]) -> str:
     return f", each node's model of its {round}" if by else ""
 
 
-def _meanings(summary: Mapping[str, Any], stages: Sequence[str], measures: Sequence[str], front: bool) -> Iterator[str]:
+def _meanings(
+    summary: Mapping[str, Any], stages: Sequence[str], measures: Sequence[str], front: bool, spreads: Sequence[str]
+) -> Iterator[str]:
     """Yield a line for each column of the table that needs an explanation."""
     metric, rows = summary["runs"][0]["metric"], summary["table"]
     if stages:
@@ -141,6 +135,7 @@ def _meanings(summary: Mapping[str, Any], stages: Sequence[str], measures: Seque
         yield text
         if len(stages) > 1:
             yield STAGES_APART
+    yield from map(spread_meaning, spreads)
     if "constant" in measures:
         yield "constant: hypervolume of the model that gives all samples the more frequent answer"
     if "r2" in measures:
@@ -222,9 +217,18 @@ def _name(row: Mapping[str, Any]) -> str:
     return str(row["name"]) if key is None else str(row["name"]).partition(f"{key}=")[0].removesuffix(", ")
 
 
-def _against(compared: Mapping[str, Any], places: int) -> list[str]:
-    times = compared["times_bytes"]
-    return [difference(compared["difference"], places), "" if times is None else f"{times:.2f}"]
+def _against(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the columns of the comparison with a row, by their headings; none without one."""
+    if "against" not in rows[0]:
+        return {}
+    each = [row["against"] for row in rows]
+    deviations = [one.get("std") for one in each]  # which summaries of older versions lack
+    places = decimals((row["mean"] for row in rows), deviations)
+    spreads = [number(deviation, places) for deviation in deviations]
+    found = {f"vs {each[0]['name']}": [difference(one["difference"], places) for one in each]}
+    found |= {f"+- vs {each[0]['name']}": spreads} if any(spreads) else {}
+    times = ["" if one["times_bytes"] is None else f"{one['times_bytes']:.2f}" for one in each]
+    return found | ({"x bytes": times} if any(times) else {})  # none if the reference sends nothing
 
 
 def _format_target(costs: Mapping[str, Any] | None, seeds: int) -> list[str]:

@@ -310,10 +310,11 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class Against(msgspec.Struct, frozen=True):
-    """Comparison of a row with another: the difference in the metric, and the ratio of the bytes sent."""
+    """Comparison of a row with another: the difference in the metric, its spread over the seeds, and the ratio of bytes."""
 
     name: str
     difference: float | None = None
+    std: float | None = None
     times_bytes: float | None = None
 
 

@@ -24,14 +24,14 @@ from p2pfl.sim.formatting import LIMITS, decimals, setting
 from p2pfl.sim.report.folder import MORE, Columns, Entry, Folder, Objectives, Summary
 from p2pfl.sim.results.learning_curves import Timeline
 from p2pfl.sim.scenario.names import NAMED
-from p2pfl.sim.scenario.questions import base_of, label, of_problem
+from p2pfl.sim.scenario.questions import base_of, label, problem_of
 from p2pfl.sim.scenario.scenario import LABELS
 
 T = TypeVar("T")
 MOST_RUNS = 16  # runs shown in all figures at first
 MOST_MOMENTS = 200  # in the curves of an asynchronous run
-PROBLEM = ("task", "attack", "nodes", "network", "compute")  # keys of a run that determine its learning problem
-REFERENCES = ("local", "oracle")  # policies that other policies are compared with, and that are never the best
+ALONE = "local"  # policy of nodes that learn alone
+REFERENCES = (ALONE, "oracle")  # policies that other policies are compared with, and that are never the best
 Figure = dict[str, Any]  # data of a figure: id, kind, title, note, and the keys of its kind (see assets/report.js)
 Section = dict[str, Any]  # id, title, text (sentences), figures
 WORDS = {
@@ -96,29 +96,22 @@ class Run:
 
     @property
     def problem(self) -> str:
-        """Return the learning problem: data, task, attack, nodes, network and speed, without the settings of training.
-
-        Results for different problems are not comparable.
-        """
+        """Return the learning problem; see p2pfl.sim.scenario.questions.problem_of."""
         return json.dumps(self.given(), sort_keys=True, default=str)
 
     def given(self) -> dict[str, Any]:
-        """Return the settings of the learning problem; the topology is a choice, as the policy is."""
-        found = {key: self.settings[key] for key in PROBLEM if key in self.settings}
-        varied = {key: value for key, value in self.shown.varied.items() if of_problem(key)}
-        found |= {key: value for key, value in varied.items() if key.partition(".")[0] not in found}
-        found.setdefault("attack", "none")
-        if isinstance(network := found.get("network"), Mapping):
-            found["network"] = {"links": "none", **network}
-        for name in ("task", "attack"):
-            if isinstance(table := found.get(name), Mapping):
-                found[name] = {key: value for key, value in table.items() if of_problem(f"{name}.{key}")}
-        return found
+        """Return the settings of the learning problem."""
+        return problem_of(self.settings, self.shown.varied)
 
     @property
     def reference(self) -> bool:
         """Return whether the policy is one that others are compared with, such as local learning."""
         return _name(self.settings.get("policy")) in REFERENCES
+
+    @property
+    def alone(self) -> bool:
+        """Return whether each node learns alone."""
+        return _name(self.settings.get("policy")) == ALONE
 
     @property
     def seeds(self) -> list[int]:

@@ -7,7 +7,7 @@ escaped, which is readable without JavaScript.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from html import escape
 from math import isclose
@@ -25,6 +25,7 @@ from p2pfl.sim.formatting import (
     as_printed,
     bullets,
     column,
+    decimals,
     difference,
     inline,
     measures_at,
@@ -32,6 +33,7 @@ from p2pfl.sim.formatting import (
     of_paper,
     size,
     some,
+    spread_meaning,
     table,
     target_meaning,
     terms,
@@ -52,6 +54,7 @@ from p2pfl.sim.report.series import (
     MOST_RUNS,
     Section,
     Series,
+    by_key,
     factors,
     folder_names,
     gather,
@@ -268,7 +271,7 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
         )
     if any(map(_differ, means, last)):
         found[LAST_ROUND] = of_metric(last)
-    found |= _against(own, [places[one.metric] for one in series])
+    found |= _against(own, series, means)
     for name in dict.fromkeys(name for row in own for name in row.extra_metrics if name != "worst_tenth"):
         found[name.replace("_", " ")] = column(row.extra_metrics.get(name) for row in own)
     if any(row.weight_within_group is not None for row in own):
@@ -324,10 +327,12 @@ def _differ(first: float | None, second: float | None) -> bool:
     return first is not None and second is not None and not isclose(first, second, rel_tol=1e-6, abs_tol=1e-9)
 
 
-def _meaning(series: Sequence[Series], heads: Container[str]) -> str:
+def _meaning(series: Sequence[Series], heads: Collection[str]) -> str:
     words = f"Test metric: of {reported_model(series)}; mean over the nodes, then over the seeds."
     if "± over seeds" in heads:
         words += " ± over seeds: standard deviation of these means."
+    for head in (head for head in heads if head.startswith("± vs ")):
+        words += f" {spread_meaning(head)}."
     if LAST_ROUND in heads:
         words += " Last round: the same mean for each node's model of the last round, where the learning curves end."
     if OWN_GROUP in heads:
@@ -348,15 +353,20 @@ def _meaning(series: Sequence[Series], heads: Container[str]) -> str:
     return words + (f" * {PARETO_OPTIMAL}" if "front" in heads else "")
 
 
-def _against(rows: Sequence[Row], places: Sequence[int]) -> dict[str, list[str]]:
+def _against(rows: Sequence[Row], series: Sequence[Series], means: Sequence[float | None]) -> dict[str, list[str]]:
     """Return the columns of the comparison with a row; none without one."""
     reference = next((row.against.name for row in rows if row.against is not None), None)
     if reference is None:
         return {}
-    compared = [row.against or Against(reference) for row in rows]
-    found = {f"vs {reference}": [difference(each.difference, of) for each, of in zip(compared, places, strict=True)]}
-    times = [each.times_bytes for each in compared]
-    return found | ({"bytes ratio": column(times)} if any(each is not None for each in times) else {})
+    each = [row.against or Against(reference) for row in rows]
+    of_metric = by_key(zip(series, means, each, strict=True), lambda row: row[0].metric)
+    places = {m: decimals((mean for _, mean, _ in own), (one.std for *_, one in own)) for m, own in of_metric.items()}
+    here = [places[one.metric] for one in series]
+    found = {f"vs {reference}": [difference(one.difference, of) for one, of in zip(each, here, strict=True)]}
+    spreads = [number(one.std, of) for one, of in zip(each, here, strict=True)]
+    found |= {f"± vs {reference}": spreads} if any(spreads) else {}
+    times = [one.times_bytes for one in each]
+    return found | ({"bytes ratio": column(times)} if any(one is not None for one in times) else {})
 
 
 def _format_target(row: Row, seeds: int) -> list[str]:

@@ -40,7 +40,7 @@ from p2pfl.sim.results.tables import (
     write_parquet,
 )
 from p2pfl.sim.scenario.claims import MEAN, figure_of, figures_in, has_figure
-from p2pfl.sim.scenario.questions import base_of, counterpart, label, of_problem, surroundings
+from p2pfl.sim.scenario.questions import base_of, counterpart, label, problem_of, surroundings
 from p2pfl.sim.scenario.scenario import End, Scenario, ScenarioFile
 from p2pfl.sim.scenario.topology import GRAPH
 from p2pfl.sim.simulation.simulation import Run
@@ -494,11 +494,11 @@ def summarise(file: ScenarioFile, results: Sequence[Result], measures: Mapping[s
         if file.varied:
             row["varied"] = varied[scenario.name]
     if file.varied:
-        _mark_front(file, table, runs[0]["higher_is_better"])
+        _mark_front(table, file, runs)
     measures = _measures(file, results) if measures is None else measures
     _compare_at(table, measures, results)
     if file.against:
-        _compare(table, file.against)
+        _compare(table, file.against, runs)
     if file.claims or file.printed or file.answers:
         _add_seeds(table, file, results, measures)
     warnings = [*objectives.collapses(table), *objectives.died(runs), *summary_metrics.waits(runs)]
@@ -591,10 +591,7 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
     """
     mine = [run for run in runs if run.get("pool", run["name"]) == name]
     tests = [run["test"] for run in mine]
-    means = [
-        float(np.mean([run["test"]["mean"] for run in mine if run["seed"] == seed]))
-        for seed in dict.fromkeys(run["seed"] for run in mine)
-    ]
+    means = list(_by_seed(mine).values())
     row: dict[str, Any] = {
         "name": name,
         "mean": float(np.mean(means)),
@@ -630,6 +627,14 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
     return row
 
 
+def _by_seed(runs: Runs) -> dict[int, float]:
+    """Return the mean of the test metric over the runs of each seed; a pool has several."""
+    found: dict[int, list[float]] = {}
+    for run in runs:
+        found.setdefault(run["seed"], []).append(run["test"]["mean"])
+    return {seed: float(np.mean(means)) for seed, means in found.items()}
+
+
 def _with_worst_tenth(row: dict[str, Any], runs: Runs) -> dict[str, Any]:
     """Return a row of a table with attackers: the mean over the seeds of the worst tenth of the honest nodes is added."""
     worst = [run["test"]["worst_decile"] for run in runs if run.get("pool", run["name"]) == row["name"]]
@@ -662,21 +667,21 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _mark_front(file: ScenarioFile, table: Sequence[dict[str, Any]], higher_is_better: bool) -> None:
+def _mark_front(table: Sequence[dict[str, Any]], file: ScenarioFile, runs: Runs) -> None:
     """Mark the rows of a sweep that are Pareto-optimal in mean and bytes, among those of the same learning problem.
 
-    Runs of different tasks have no common front.
+    A row whose problem no other row has is not marked, because it is compared with none.
     """
-    if any(run.task != file.runs[0].task for run in file.runs):
-        return
-    problems: dict[str, list[dict[str, Any]]] = {}
-    for row in table:
-        given = {key: value for key, value in row["varied"].items() if of_problem(key)}
-        problems.setdefault(to_json(given), []).append(row)
-    for rows in problems.values():
+    settings = {each["name"]: each for each in file.to_toml()["run"]}
+    measured = {run["name"]: (run["metric"], run["higher_is_better"]) for run in runs}
+    problems: dict[Any, list[dict[str, Any]]] = {}
+    for row, scenarios in zip(table, file.rows().values(), strict=True):
+        each = {to_json(problem_of(settings[one.name], one.varied)) for one in scenarios}
+        problems.setdefault((measured[scenarios[0].name], *sorted(each)), []).append(row)
+    for ((_, higher_is_better), *_), rows in problems.items():
         front = on_front([row["bytes"] for row in rows], [row["mean"] for row in rows], higher_is_better)
         for row, chosen in zip(rows, front, strict=True):
-            row["front"] = chosen
+            row["front"] = chosen and len(rows) > 1
 
 
 def _per_group(tests: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -705,20 +710,26 @@ def _notes_on_silent(table: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _compare(table: Sequence[dict[str, Any]], against: str) -> None:
-    """Add to each row the difference of its metric from the reference, and the ratio of the bytes sent.
+def _compare(table: Sequence[dict[str, Any]], against: str, runs: Runs) -> None:
+    """Add to each row the difference of its metric from the reference, its spread, and the ratio of the bytes sent.
 
-    In a sweep, the reference of a row has the same values of the keys that both vary; if there is not exactly one such
-    row, the row has no difference.
+    The spread is the standard deviation over the seeds of the differences with each; the reference itself, and a single
+    seed, have none. In a sweep, the reference of a row has the same values of the keys that both vary; if there is not
+    exactly one such row, the row has no difference.
     """
+    means = {row["name"]: _by_seed([run for run in runs if run.get("pool", run["name"]) == row["name"]]) for row in table}
     rows = {row["name"]: row.get("varied", {}) for row in table}
     for row in table:
         other = counterpart(against, rows, row.get("varied", {}))
         reference = next((each for each in table if each["name"] == other), None)
-        row["against"] = {"name": against, "difference": None, "times_bytes": None}
+        row["against"] = {"name": against, "difference": None, "std": None, "times_bytes": None}
         if reference is not None:
             times = row["bytes"] / reference["bytes"] if reference["bytes"] else None
             row["against"] |= {"difference": row["mean"] - reference["mean"], "times_bytes": times}
+            own, theirs = means[row["name"]], means[reference["name"]]
+            margins = [mean - theirs[seed] for seed, mean in own.items() if seed in theirs]
+            if reference is not row and len(margins) > 1:
+                row["against"]["std"] = float(np.std(margins, ddof=1))
 
 
 def write(path: Path, file: ScenarioFile, results: Sequence[Result], summary: Mapping[str, Any]) -> None:

@@ -231,6 +231,27 @@ def of_problem(key: str) -> bool:
     return first in PROBLEM and rest.partition(".")[0] not in chosen
 
 
+def problem_of(settings: Mapping[str, Any], varied: Varied) -> dict[str, Any]:
+    """Return the settings of a run's learning problem; results for different problems are not comparable.
+
+    They are data, task, attack, nodes, network and speed, without the settings of training. The topology is a choice, as
+    the policy is.
+
+    Args:
+        settings: the table of the run in a resolved scenario; {} if unknown.
+        varied: its varied values, for tables that `settings` lacks.
+    """
+    found = {key: settings[key] for key in PROBLEM if key in settings}
+    found |= {key: value for key, value in varied.items() if of_problem(key) and key.partition(".")[0] not in found}
+    found.setdefault("attack", "none")
+    if isinstance(network := found.get("network"), Mapping):
+        found["network"] = {"links": "none", **network}
+    for name in ("task", "attack"):
+        if isinstance(table := found.get(name), Mapping):
+            found[name] = {key: value for key, value in table.items() if of_problem(f"{name}.{key}")}
+    return found
+
+
 def surroundings(varied: Varied) -> str:
     """Return the varied values of the learning problem outside the task, such as "loss=0.1"; "" without any.
 

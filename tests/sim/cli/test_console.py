@@ -51,6 +51,19 @@ def test_table_of_one_seed_has_no_spread_over_seeds(capsys, monkeypatch):
     assert cells[:3] == ["a", "0.967", "2493.23"]
 
 
+def test_difference_from_a_row_has_its_spread(capsys, monkeypatch):
+    against = {"name": "alone", "times_bytes": None}
+    rows = [
+        row("alone", against=against | {"difference": 0.0, "std": None}),
+        row("dac", mean=0.99, against=against | {"difference": 0.0229, "std": 0.00061}),
+    ]
+    lines = printed(capsys, monkeypatch, rows)
+    assert [line.split()[4:7] for line in lines[4:6]] == [["+0.0000", "34.7", "116.7"], ["+0.0229", "0.0006", "34.7"]]
+    assert lines[-1] == (
+        "+- vs alone: standard deviation over the seeds of this difference; a difference within it is not decided"
+    )
+
+
 def test_long_names_of_runs_are_wrapped(capsys, monkeypatch):
     name = "a policy with a very long name/and more of it"
     lines = printed(capsys, monkeypatch, [row(name)])

@@ -6,9 +6,8 @@ import pytest
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.report.answers import question_of
 from p2pfl.sim.report.folder import Summary
-from p2pfl.sim.report.series import PROBLEM
 from p2pfl.sim.results.results import asked
-from p2pfl.sim.scenario.questions import Answer, check_answers, matches, missing_rows, pairs_of
+from p2pfl.sim.scenario.questions import PROBLEM, Answer, check_answers, matches, missing_rows, pairs_of
 from p2pfl.sim.scenario.scenario import load, shipped_scenarios
 
 # Scenarios whose question compares numbers of nodes: attackers are nodes, and so is each member of a federation.

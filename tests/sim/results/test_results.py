@@ -21,6 +21,7 @@ from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.results import learning_curves, results, summary_metrics, tables
 from p2pfl.sim.scenario.scenario import load, resolve
+from p2pfl.sim.scenario.sweep import parse, sweep
 from p2pfl.sim.simulation.recorder import Trace
 from p2pfl.sim.simulation.simulation import run
 from p2pfl.task import make_task
@@ -215,11 +216,42 @@ def test_table_compares_metric_and_bytes_with_reference():
     ]
     rows = results.summarise(file, given)["table"]
     assert [row["against"] for row in rows] == [
-        {"name": "b", "difference": 0.25, "times_bytes": 0.25},
-        {"name": "b", "difference": 0.0, "times_bytes": 1.0},
+        {"name": "b", "difference": 0.25, "std": None, "times_bytes": 0.25},
+        {"name": "b", "difference": 0.0, "std": None, "times_bytes": 1.0},
     ]
     given[1].summary["traffic"]["bytes"] = 0
     assert results.summarise(file, given)["table"][0]["against"]["times_bytes"] is None
+
+
+def test_difference_from_reference_has_the_spread_of_its_seeds():
+    file = resolve({"against": "b", "seeds": [0, 1], "run": [{"name": "a"}, {"name": "b"}]}, [], "study", ".")
+    traffic = {"bytes": 0, "preparation": {"bytes": 0}}
+    given = [
+        results.Result({"name": name, "seed": seed, "test": {"mean": mean, "per_group": {}}, "traffic": traffic}, {}, {}, [])
+        for name, means in (("a", (0.5, 0.9)), ("b", (0.4, 0.7)))
+        for seed, mean in enumerate(means)
+    ]
+    first, second = (row["against"] for row in results.summarise(file, given)["table"])
+    assert (first["difference"], first["std"]) == pytest.approx((0.15, 0.1 / math.sqrt(2)))  # 0.1 and 0.2
+    assert second["std"] is None  # the reference itself
+
+
+def test_front_of_a_sweep_is_of_the_same_learning_problem():
+    few, many = {"name": "few", "nodes": 4}, {"name": "many", "nodes": 5}
+    file = sweep(resolve({"run": [few, many]}, [], "study", "."), parse(["task.lr=0.1,0.2"]))
+
+    def fronts(file, means):
+        given = []
+        for each, mean in zip(file.runs, means, strict=True):
+            summary = {"name": each.name, "seed": 0, "metric": "accuracy", "higher_is_better": True}
+            summary |= {"traffic": {"bytes": 10 * each.nodes, "preparation": {"bytes": 0}}}
+            given.append(results.Result(summary | {"test": {"mean": mean, "per_group": {}}}, {}, {}, []))
+        return [row["front"] for row in results.summarise(file, given)["table"]]
+
+    assert [run.name.partition(",")[0] for run in file.runs] == ["few", "few", "many", "many"]
+    assert fronts(file, [0.5, 0.6, 0.4, 0.3]) == [False, True, True, False]
+    alone = sweep(resolve({"run": [few]}, [], "study", "."), parse(["nodes=4,5"]))
+    assert fronts(alone, [0.5, 0.6]) == [False, False]  # each is compared with no other
 
 
 def test_groups_may_differ_between_seeds_and_in_type():
