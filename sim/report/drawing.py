@@ -123,7 +123,10 @@ def _points(axes: Axes, figure: Figure, runs: Mapping[str, str], label: str) -> 
 
 
 def _bars(axes: Axes, figure: Figure, runs: Mapping[str, str], label: str) -> None:
-    values = {run: figure["runs"][run] for run in runs if figure["runs"].get(run) is not None}
-    axes.barh([runs[run] for run in values], list(values.values()))
+    values = {run: figure["runs"][run] for run in runs if run in figure["runs"]}
+    axes.barh([runs[run] for run in values], [0 if value is None else value for value in values.values()])
+    for k, run in enumerate(values):
+        if values[run] is None:
+            axes.text(0, k, f" {figure.get('missing', {}).get(run, 'no value')}", va="center")
     axes.invert_yaxis()
     axes.set(xlabel=_unit(figure["x_label"], figure.get("unit", "")))

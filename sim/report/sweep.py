@@ -99,13 +99,13 @@ class _Quantity(NamedTuple):
     title: str
     unit: str
     value: Callable[[Entry], float | None]
-    missing: str = "no value"
+    of_target: bool = False  # whether only runs that reached the target have it
     higher: bool = False  # whether more is better
 
 
 TO_TARGET = (
-    _Quantity("target-time", "Virtual time to the target", "s", lambda entry: entry.cost("virtual_s"), "never"),
-    _Quantity("target-bytes", "Bytes to the target", "B", lambda entry: entry.cost("bytes"), "never"),
+    _Quantity("target-time", "Virtual time to the target", "s", lambda entry: entry.cost("virtual_s"), True),
+    _Quantity("target-bytes", "Bytes to the target", "B", lambda entry: entry.cost("bytes"), True),
 )
 TIME = _Quantity("time", "Virtual time", "s", lambda entry: entry.time.virtual_s)
 SENT = _Quantity("bytes", "Bytes sent", "B", lambda entry: entry.sent)
@@ -137,6 +137,8 @@ def _heatmap(quantity: _Quantity, by: tuple[Factor, Factor], series: Sequence[Se
         values = [np.nan if (each := quantity.value(entry)) is None else each for entry in one.entries]
         cell = {"row": rows.level[one.name], "column": columns.level[one.name], "value": float(np.mean(values))}
         cells[one.name] = cell | ({"dev": float(np.std(values, ddof=1))} if len(values) > 1 else {})
+        if quantity.of_target and (words := _partly(one)):
+            cells[one.name]["missing"] = words.removesuffix(" seeds")  # a cell is narrow
     means = [cell["value"] for cell in cells.values() if np.isfinite(cell["value"])]
     if not means or (len(set(means)) == 1 and len(means) == len(cells)):
         return None
@@ -154,12 +156,12 @@ def _heatmap(quantity: _Quantity, by: tuple[Factor, Factor], series: Sequence[Se
     note = f"Mean over {over}."
     if any(cell["best"] for cell in cells.values()):
         note += f" The best value{' of each learning problem' * several} has a frame."
-    never = quantity.missing == "never" and len(means) < len(cells)
+    partly = quantity.of_target and len(means) < len(cells)
     return {
         "id": f"grid-{quantity.id}",
         "kind": "heatmap",
         "title": quantity.title,
-        "note": note + " Never: some seed did not reach the target." * never,
+        "note": note + " No number: not all seeds reached the target." * partly,
         "rows": list(rows.texts),
         "columns": list(columns.texts),
         "y_label": rows.title,
@@ -168,7 +170,7 @@ def _heatmap(quantity: _Quantity, by: tuple[Factor, Factor], series: Sequence[Se
         "unit": quantity.unit,
         **({"decimals": places_of(series)[series[0].metric]} if of_metric else {}),
         "log": len(means) > 1 and min(means) > 0 and max(means) >= DECADE * min(means),
-        "missing": quantity.missing,
+        "missing": "no value",
         "cells": cells,
         "unfiltered": True,
     }
@@ -179,8 +181,7 @@ def target_section(series: Sequence[Series]) -> Section | None:
     aimed = [one for one in series if any(entry.reached is not msgspec.UNSET for entry in one.entries)]
     if not aimed:
         return None
-    reached = any(isinstance(entry.reached, Reached) for one in aimed for entry in one.entries)
-    figures = [_bars(*cost, aimed) for cost in COSTS] if reached else []
+    figures = [_bars(*cost, aimed) for cost in COSTS] if any(not _partly(one) for one in aimed) else []
     text = []
     goals = by_key(aimed, lambda one: (one.metric, one.folder.summary.target, one.shown.higher_is_better))
     for (metric, target, higher), alike in goals.items():
@@ -192,14 +193,28 @@ def target_section(series: Sequence[Series]) -> Section | None:
 
 
 def _bars(key: str, title: str, label: str, unit: str, series: Sequence[Series]) -> Figure:
+    """Return bars of the cost of runs that reached the target with every seed.
+
+    The mean over only the seeds that reached it would make a run that seldom does look cheap: such a run has no bar.
+    """
+    partly = {one.name: words for one in series if (words := _partly(one))}
+    note = "Total of all nodes, including the preparation. " * (key == "bytes") + "Mean over the seeds."
     return {
         "id": f"target-{key.replace('_', '-')}",
         "kind": "bars",
         "title": f"{title} until the target was reached",
-        "note": "Total of all nodes, including the preparation. " * (key == "bytes")
-        + "Mean over the seeds that reached it.",
+        "note": note + " No bar: not all seeds reached it." * bool(partly),
         "x_label": label,
         "unit": unit,
-        "runs": {one.name: one.mean(entry.cost(key) for entry in one.entries) for one in series},
-        "missing": "never",
+        "runs": {
+            one.name: None if one.name in partly else one.mean(entry.cost(key) for entry in one.entries) for one in series
+        },
+        "missing": partly,
     }
+
+
+def _partly(one: Series) -> str:
+    """Return how many seeds reached the target, such as "by 1 of 4 seeds" or "never"; "" if all did."""
+    reached = sum(isinstance(entry.reached, Reached) for entry in one.entries)
+    every = len(one.entries)
+    return "" if reached == every else f"by {reached} of {every} seeds" if reached else "never"

@@ -673,14 +673,14 @@ function placed(points, steps, box, width) {
   return labels;
 }
 
-/** Bars: {name, label, unit?, log?, decimals?, bars: [{name, colour, value: number | null, parts?: {name: number}, limit?}], missing?}.
+/** Bars: {name, label, unit?, log?, decimals?, bars: [{name, colour, value: number | null, missing?, parts?: {name: number}, limit?}]}.
 
     A bar of parts is as long as their sum, and one below zero goes to the left. On a logarithmic axis there is a dot instead,
-    because there a length means nothing, and none at zero. `missing` is said where a value is null. */
-const bars = kind(({ name, label, unit, log, bars: all, missing = "–", decimals }, width, state) => {
+    because there a length means nothing, and none at zero. `missing` is said where its value is null. */
+const bars = kind(({ name, label, unit, log, bars: all, decimals }, width, state) => {
   const sum = (bar) => (bar.parts ? Object.values(bar.parts).reduce((a, b) => a + (b ?? 0), 0) : bar.value);
   const values = all.map(sum), span = extent([values, all.map((bar) => bar.limit)], log) ?? [0, 0];
-  const said = values.map((v) => (v == null || Number.isNaN(v) ? missing : format(v, unit, 3, decimals)));
+  const said = values.map((v, i) => (v == null || Number.isNaN(v) ? all[i].missing ?? "–" : format(v, unit, 3, decimals)));
   const wanted = Math.max(...all.map((bar) => widthOf(bar.name))) + 12;
   const above = wanted > width * 0.34, tall = above ? 38 : 26;
   const left = above ? 0 : wanted, right = width - Math.max(...said.map((s) => widthOf(s))) - 10;
@@ -889,8 +889,8 @@ const matrix = kind(({ name, n, panels, most, least = 0, labels, groups, x, y, u
   const [below, above] = ["ramp below", "ramp above"].map((side) => el("i", { class: side }));
   return [box, el("div", { class: "legend" }, el("span", {}, format(-most, unit, 3), below, "0", above, format(most, unit, 3)))];
 });
-/** Heat map: {name, rows: [label], columns: [label], cells: [{row, column, value, dev?, best?, bold?, run, colour}], label, unit?,
-    log?, x: {label}, y: {label}, missing}.
+/** Heat map: {name, rows: [label], columns: [label], cells: [{row, column, value, dev?, missing?, best?, bold?, run, colour}], label,
+    unit?, log?, x: {label}, y: {label}, missing}.
 
     A cell has its value in it; those without a value say what is missing, the best has a frame, and some are bold. Labels of
     columns that are too long for their column stand upright. */
@@ -918,7 +918,7 @@ const heatmap = kind(({ name, rows, columns, cells, label, unit, log, x, y, miss
   for (const cell of cells) {
     const there = Number.isFinite(cell.value ?? NaN), paint = there ? coloured(0.06 + 0.94 * part(cell.value)) : null;
     root.append(svg("path", { class: there ? "cell" : "cell none", fill: paint, d: area(cell, 1) }));
-    const said = there ? figure(cell.value, less) : missing, fits = widthOf(said) <= side - 4 ? said : "";
+    const said = there ? figure(cell.value, less) : cell.missing ?? missing, fits = widthOf(said) <= side - 4 ? said : "";
     if (fits) root.append(text(gutter + (cell.column + 0.5) * side, top + (cell.row + 0.5) * tall + 4, fits, { "text-anchor": "middle", class: there ? `${readable(paint)}${cell.bold ? " bold" : ""}` : "" }));
     if (there && cell.best) frames.push(svg("path", { class: "lit best", d: area(cell, 1) }), svg("path", { class: "inner", d: area(cell, 3) }));
   }
@@ -937,7 +937,7 @@ const heatmap = kind(({ name, rows, columns, cells, label, unit, log, x, y, miss
       const cell = cells[order[i]], there = Number.isFinite(cell.value ?? NaN);
       lit.replaceChildren(svg("path", { class: "lit", d: area(cell, 0) }));
       const said = [{ name: y.label, value: rows[cell.row] }, { name: x.label, value: columns[cell.column] },
-        { name: label, value: there ? format(cell.value, unit, 4, decimals) : missing, range: there && cell.dev != null ? `± ${format(cell.dev, unit, 2, decimals)}` : null }];
+        { name: label, value: there ? format(cell.value, unit, 4, decimals) : cell.missing ?? missing, range: there && cell.dev != null ? `± ${format(cell.dev, unit, 2, decimals)}` : null }];
       return { x: gutter + (cell.column + 1) * side, y: top + (cell.row + 0.5) * tall, clear: top + cell.row * tall, title: cell.run, rows: said };
     },
     clear: () => lit.replaceChildren(),

@@ -171,8 +171,8 @@ const KINDS = {
     holds: (fig) => fig.runs,
     logs: { "log x": logBars },
     data: (fig, { names, log }) => ({
-      label: fig.x_label, unit: fig.unit, decimals: fig.decimals, missing: fig.missing, log: log["log x"],
-      bars: names.map((name) => ({ name: short(name), colour: colours.get(name), limit: fig.limit?.[name], ...amount(fig.runs[name]) })),
+      label: fig.x_label, unit: fig.unit, decimals: fig.decimals, log: log["log x"],
+      bars: names.map((name) => ({ name: short(name), colour: colours.get(name), limit: fig.limit?.[name], missing: fig.missing?.[name], ...amount(fig.runs[name]) })),
     }),
     csv: (fig) => {
       const rows = [["run", "part", withUnit(fig.x_label, fig.unit), "limit"]];

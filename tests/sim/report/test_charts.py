@@ -32,7 +32,8 @@ def payload(names=("first run", "second run")):
     ]
     scatter = {"kind": "scatter", "id": "cost", "title": "Cost", "note": "", "x_label": "bytes sent", "x_unit": "B"}
     scatter |= {"x_log": False, "y_label": "accuracy", "points": points}
-    bars = {"kind": "bars", "id": "sent", "title": "Sent", "note": "", "x_label": "bytes", "unit": "B", "missing": "never"}
+    bars = {"kind": "bars", "id": "sent", "title": "Sent", "note": "", "x_label": "bytes", "unit": "B"}
+    bars |= {"missing": {second: "by 1 of 4 seeds"}}
     bars |= {"runs": {first: {"parts": {"rounds": 1500.0, "preparation": 500.0}}, second: None}, "limit": {first: 3000}}
     strips = {
         first: {"values": np.array([0.1, 0.2, 0.3, 0.4]), "worst": np.array([True, False, False, False]), "mean": 0.25},
@@ -430,10 +431,12 @@ def test_heat_map_has_views_bold_values_and_upright_labels(opened):
 
 def test_heat_map_names_missing_values(opened):
     figure = payload()["sections"][0]["figures"][-1]
+    figure["cells"]["first run"] |= {"value": None, "missing": "by 1 of 4"}
     figure["cells"]["second run"]["value"] = None
-    page, _ = opened(single(figure))
-    assert page.locator("#grid .cell.none").count() == 1
-    assert "never" in page.locator("#grid svg[role=img]").text_content()
+    figure["cells"]["third"] = {"row": 0, "column": 1, "value": 3e6}
+    page, _ = opened(single(figure) | {"runs": ["first run", "second run", "third"]})
+    assert page.locator("#grid .cell.none").count() == 2
+    assert all(word in page.locator("#grid svg[role=img]").text_content() for word in ("never", "by 1 of 4"))
 
 
 def test_value_without_limit_is_at_the_right(opened):

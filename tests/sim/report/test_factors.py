@@ -100,7 +100,7 @@ def test_heat_maps_show_metric_and_costs(tmp_path):
     }
     assert [run for run, cell in heat["cells"].items() if cell["best"]] == ["complete, budget.models=1"]
     assert found["grid-bytes"]["log"]
-    assert found["grid-target-time"]["missing"] == "never"
+    assert found["grid-target-time"]["cells"]["ring, budget.models=4"]["missing"] == "never"
     assert found["grid-target-time"]["cells"]["ring, budget.models=4"]["value"] is None
     assert found["grid-target-bytes"]["cells"]["ring, budget.models=0"]["value"] == 20
     assert "grid-time" not in found
