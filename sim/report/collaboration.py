@@ -18,10 +18,10 @@ import networkx as nx
 import numpy as np
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.sim.formatting import some
+from p2pfl.sim.formatting import count, setting, some
 from p2pfl.sim.report.figures import clipped, lines
 from p2pfl.sim.report.folder import Columns, Entry
-from p2pfl.sim.report.series import Figure, Section, Series, by_key, shown_seeds
+from p2pfl.sim.report.series import Figure, Section, Series, by_key, flat, shown_seeds
 from p2pfl.sim.scenario.network import Network
 from p2pfl.sim.scenario.topology import placement_graph, topology
 from p2pfl.topologies import neighbours, places
@@ -32,6 +32,7 @@ MOST_FRAMES = 5
 MOST_CELLS = 2_000_000  # of all matrices over time together: one byte each, before compression
 MOST_FIGURES = 6
 MOST_DRAWINGS = 12
+MOST_LISTED = 8  # runs with the same topology
 MOST_EDGES = 4000  # edges drawn of a topology
 MOST_LINKS, MOST_EACH = 400, 5  # links drawn of a run, and of a node
 MOST_COMPLETE = 12  # nodes of a complete graph with drawn edges
@@ -69,7 +70,7 @@ def collaboration_section(series: Sequence[Series]) -> Section:
     figures: list[Figure] = []
     for number, runs in enumerate(alike[:MOST_FIGURES]):
         suffix = f"-{number}" if number else ""
-        more = f": {some(one.name for one in runs)}" if len(alike) > 1 else ""
+        more = f": {some((one.words for one in runs), sign='; ')}" if len(alike) > 1 else ""
         figures += matrices(suffix, more, runs, links)
     figures += drawings(series, links)
     shares = lines(
@@ -115,9 +116,9 @@ def order_nodes(entry: Entry, most: int = MOST_BINS, labelled: bool = True, grou
     while sum(rows) > max(n, most) or (n > most and sum(rows) > most):
         rows[rows.index(max(rows))] -= 1
     place, start = np.zeros(n, int), 0
-    for group, count in zip(members, rows, strict=True):
-        place[group] = start + np.arange(len(group)) * count // len(group)
-        start += count
+    for group, height in zip(members, rows, strict=True):
+        place[group] = start + np.arange(len(group)) * height // len(group)
+        start += height
     called = entry.labels if labelled and len(entry.labels) == n else [str(k) for k in range(n)]
     sizes = np.bincount(place, minlength=start)
     first = np.full(start, n)
@@ -128,8 +129,8 @@ def order_nodes(entry: Entry, most: int = MOST_BINS, labelled: bool = True, grou
 
 def windows(rounds: int, most: int = MOST_FRAMES) -> list[tuple[int, int]]:
     """Return the first and the last round of at most `most` parts of a run, equal in length within one round."""
-    count = max(1, min(rounds, most))
-    ends = [rounds * (k + 1) // count for k in range(count)]
+    parts = max(1, min(rounds, most))
+    ends = [rounds * (k + 1) // parts for k in range(parts)]
     return [(start + 1, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
@@ -183,7 +184,7 @@ def matrices(suffix: str, more: str, series: Sequence[Series], links: dict[str, 
         figure |= {"labels": order.labels, "x_label": "learned from", "y_label": "node", "frames": runs}
         figure["unit"] = "%"
         if order.groups:
-            figure["groups"] = [{"label": label, "count": count} for label, count in order.groups]
+            figure["groups"] = [{"label": label, "count": size} for label, size in order.groups]
         figures.append(figure)
     return figures
 
@@ -231,9 +232,29 @@ def drawings(series: Sequence[Series], links: dict[str, Columns]) -> list[Figure
     linked = [one for one in series if len(links[one.name]["round"])]
     alike = list(by_key(linked or series, _topology).values())
     figures = []
+    names = _names([runs[0] for runs in alike])
     for number, runs in enumerate(alike[:MOST_DRAWINGS]):
-        figures.append(_drawing(f"topology{f'-{number}' if number else ''}", runs, links, len(alike) > 1))
+        figure = _drawing(f"topology{f'-{number}' if number else ''}", names[number], runs, links)
+        if len(alike) > 1:
+            figure["note"] = f"Of {some((one.words for one in runs), MOST_LISTED, '; ')}. {figure['note']}".rstrip()
+        figures.append(figure)
     return figures
+
+
+def _names(series: Sequence[Series]) -> list[str]:
+    """Return the name of each topology, with the options in which equal names differ, such as "k-regular (degree=4)"."""
+    tables = [flat({"topology": one.settings.get("topology")}) for one in series]
+    names = [one.shown.topology or "without a name" for one in series]
+    found = []
+    for name, own in zip(names, tables, strict=True):
+        others = [table for table, other in zip(tables, names, strict=True) if other == name]
+        options = [
+            f"{key.rpartition('.')[2]}={setting(key, value)}"
+            for key, value in own.items()
+            if any(other.get(key) != value for other in others)
+        ]
+        found.append(f"{name} ({', '.join(options)})" if options else name)
+    return found
 
 
 def _topology(series: Series) -> tuple[Any, ...]:
@@ -242,7 +263,7 @@ def _topology(series: Series) -> tuple[Any, ...]:
     return json.dumps(table, sort_keys=True, default=str), entry.topology, entry.nodes, entry.seed, tuple(entry.labels)
 
 
-def _drawing(id: str, series: Sequence[Series], links: dict[str, Columns], several: bool) -> Figure:
+def _drawing(id: str, name: str, series: Sequence[Series], links: dict[str, Columns]) -> Figure:
     entry = series[0].shown
     note = []
     complete = entry.topology == "complete" and entry.nodes > MOST_COMPLETE
@@ -268,25 +289,16 @@ def _drawing(id: str, series: Sequence[Series], links: dict[str, Columns], sever
     nodes: dict[str, Any] = {"x": x, "y": y, "label": names}
     if len(entry.groups) == entry.nodes and len(set(entry.groups)) > 1:
         nodes["group"] = [str(group) for group in entry.groups]
-    title = f"Topology: {entry.topology or 'without a name'}, {entry.nodes} node{'s' * (entry.nodes > 1)}"
-    if several:
-        title = f"Topology of {some(dict.fromkeys(map(_label, series)))}"
     return {
         "id": id,
         "kind": "network",
-        "title": title,
+        "title": f"Topology: {name}, {count(entry.nodes, 'node')}",
         "note": " ".join(note),
         "nodes": nodes,
         "edges": edges.tolist(),
         "value_label": f"test {entry.metric}",
         "runs": {one.name: {"value": one.shown.node_values, "links": strongest[one.name]} for one in series},
     }
-
-
-def _label(series: Series) -> str:
-    """Return the name of a run without the varied keys that do not affect its topology."""
-    others = [key for key in series.shown.varied if key.partition(".")[0] not in ("topology", "nodes")]
-    return series.words_without(others) or series.shown.topology
 
 
 def _graph(series: Series, edges: bool) -> nx.Graph | None:

@@ -347,6 +347,22 @@ def test_topology_of_many_nodes_is_not_drawn(tmp_path):
     assert "The topologies of more than 2,000 nodes are not drawn: a." in texts(text)["collaboration"]
 
 
+def test_topology_figures_name_the_topology_and_list_its_runs(tmp_path):
+    tables = {f"small, {k}": {"name": "small-world", "degree": k} for k in (2, 4)} | {"dac, all": {"name": "complete"}}
+    runs = [{"name": name, "topology": table} for name, table in tables.items()]
+    made = [
+        (entry(name, 0, 6, 1, topology=table["name"]), rounds_of(6, 1), edges_of((1, 0, 1)))
+        for name, table in tables.items()
+    ]
+    found = figures(report([leave(tmp_path / "run", made, {"run": runs})]))
+    assert [found[f"topology{k}"]["title"] for k in ("", "-1", "-2")] == [
+        "Topology: small-world (degree=2), 6 nodes",
+        "Topology: small-world (degree=4), 6 nodes",
+        "Topology: complete, 6 nodes",
+    ]
+    assert found["topology-2"]["note"].startswith("Of dac, all. Links: ")
+
+
 def test_topology_figure_uses_geographic_positions(tmp_path):
     graph = nx.Graph()
     for k, (latitude, longitude) in enumerate([(50.0, 0.0), (50.0, 10.0), (60.0, 5.0)]):
@@ -471,9 +487,9 @@ def test_target_figures_show_rounds_time_and_bytes(tmp_path):
         ]
     )
     found = figures(text)
-    assert found["target-round"]["runs"] == {"a": 4.0, "b": 3.0, "c": None}
+    assert found["target-round"]["runs"] == {"a": 4.0, "b": None, "c": None}
     assert found["target-virtual-s"]["runs"]["a"] == 4.0
-    assert (found["target-bytes"]["runs"]["b"], found["target-bytes"]["missing"]) == (700, "never")
+    assert found["target-bytes"]["missing"] == {"b": "by 1 of 2 seeds", "c": "never"}
     assert texts(text)["target"] == [
         "The target is a mean test accuracy of 0.8 or more, of each node's model of the round.",
         "Runs that never reach a mean test accuracy of 0.800: c.",
