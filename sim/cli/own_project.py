@@ -167,7 +167,8 @@ def _scenario(folder: Path, proposal: Proposal, module: UserModule | None) -> st
     slow = module is not None or "model" in proposal.task
     head: dict[str, Any] = {
         "name": folder.name,
-        "description": f"Does learning together help on {proposal.data.name}, and does one model fit all nodes?",
+        "description": f"Local learning, {proposal.policy} and one model for all nodes, on {proposal.data.name}.",
+        "question": "Does learning together help, and does one model fit all nodes?",
         "nodes": proposal.nodes,
         "rounds": ROUNDS_OF_IMAGES if slow else ROUNDS,
         "seeds": [0] if slow or proposal.rows >= MANY_ROWS else [0, 1, 2],
@@ -179,6 +180,7 @@ def _scenario(folder: Path, proposal: Proposal, module: UserModule | None) -> st
         "seeds": f"one seed shows no spread: {MORE}" if len(head["seeds"]) == 1 else SPREAD,
         "against": "the table compares all runs with this one",
     }
+    better = "above" if proposal.classes else "below"  # of accuracy, and of the mean squared error
     each = proposal.rows / proposal.nodes
     batch_size = next((size for size in (16, 32, 64, 128) if each < 64 * size), 256)
     task = proposal.task if module is None else {"name": "task:make_task"}
@@ -200,6 +202,18 @@ def _scenario(folder: Path, proposal: Proposal, module: UserModule | None) -> st
             "",
             "[task]",
             *options_text(given, reasons),
+            "",
+            "# does learning together help? the sentences below the table answer it with its margin and spread",
+            "[[answer]]",
+            f'run = "{proposal.policy}"',
+            'against = "alone"',
+            f'yes = "{better}"',
+            "",
+            "# does one model fit all nodes?",
+            "[[answer]]",
+            'run = "fedavg"',
+            f'against = ["alone", "{proposal.policy}"]',
+            f'yes = "{better}"',
             "",
             "# each node learns alone: the others must beat this",
             "[[run]]",

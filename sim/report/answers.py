@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from p2pfl.sim.formatting import count, decimals, difference, number, size, some
-from p2pfl.sim.report.findings import best
+from p2pfl.sim.report.findings import best, parentheses
 from p2pfl.sim.report.folder import Row, Summary
 from p2pfl.sim.scenario.claims import MEAN
 from p2pfl.sim.scenario.questions import NAME, Answer, Pair, missing_rows, pairs_of
@@ -111,9 +111,7 @@ def question_of(summary: Summary) -> Question:
             lacking += _missing(pairs, known, rows, words)
     seeds = max((row.seeds for row in rows.values()), default=0)
     if compared and seeds > 1:
-        said.append(
-            f"In parentheses: margin ± standard deviation over {count(seeds, 'seed')}; a margin within it is not decided."
-        )
+        said.append(parentheses(seeds))
     elif compared:
         said.append("Missing: a spread. These runs have a single seed, so no margin is decided; `--seeds 0:3` runs three.")
     lacking += [f"Missing: {summary.unanswered}"] if summary.unanswered else []

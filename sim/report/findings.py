@@ -7,8 +7,8 @@ What does a change do, such as a budget, or a second folder of the same scenario
 runs, and its spread is the standard deviation of these differences; a single seed has no spread. Rankings that are not
 decided are collected at the end. In a sweep, runs are also ranked within each combination of the varied values that they
 share, and compared with the run `against` of the same values. Varied keys of the learning problem, such as network.loss,
-always separate runs. The other sentences list runs: those that miss the target, robust rules within limits,
-and clusterings. `p2pfl.sim.report.answers` answers the scenario's own question, before all of these.
+always separate runs. The other sentences list runs: those that are better than learning alone, those that miss the target,
+robust rules within limits, and clusterings. `p2pfl.sim.report.answers` answers the scenario's own question before them.
 
 Every figure comes from summary.json.
 """
@@ -45,7 +45,7 @@ from p2pfl.sim.report.series import Run, Series, by_key, folder_names, gather, p
 from p2pfl.sim.scenario.questions import common_keys, counterpart, matches, of_problem, values
 from p2pfl.sim.scenario.sweep import MODELS
 
-MOST_PROBLEMS = 4  # learning problems of the runs; with more, the table shows the best runs better
+MOST_PROBLEMS = 4  # learning problems of the runs; with more, a sentence for each would hide the others
 MOST_SIGNS = 60  # of the words for a problem
 MOST_LEVELS = 6  # rankings within values of the varied keys; more are counted
 MOST_PAIRS = 7  # sentences on pairs of runs; more pairs are summarised
@@ -61,6 +61,7 @@ Ranked = tuple[str, Mapping[int, float]]  # a run, or a rule, in words, and its 
 def findings_of_runs(runs: Sequence[Run], summary: Summary) -> list[str]:
     """Return all sentences on the runs of one folder, for its report and for a terminal."""
     ranked, found = most_accurate(runs, summary.references)
+    found += _unranked(runs, [*ranked, *found], summary)
     more, said = _of_one_folder(runs, summary)
     return [*decided([*ranked, *more]), *found, *said, *undecided([*ranked, *more])]
 
@@ -76,6 +77,7 @@ def findings_of_folders(folders: Sequence[Folder], series: Sequence[Series]) -> 
     for folder, name in zip(folders, names, strict=True):
         runs = runs_of(folder.summary, folder.runs)
         own, said = _of_one_folder(runs, folder.summary)
+        said = [*_unranked(runs, [*ranked, *named], folder.summary), *said]
         found += [f"{name}: {sentence}" for sentence in (*decided(own), *said, *undecided(own))]
     return [*found, *undecided(ranked)]
 
@@ -99,8 +101,9 @@ def _of_one_folder(runs: Sequence[Run], summary: Summary) -> tuple[list[Best], l
         ranked = _cheapest(runs, summary)
         missed = unreached(runs, summary.target)
     robust, rules = _robust(runs)
-    compared = [*_problems_varied(runs), *_orders(runs, summary), *_instead(runs, summary), *_budgets(runs)]
-    return [*ranked, *robust], [*missed, *compared, *rules, *_clusters(runs)]
+    changed = [*_orders(runs, summary), *_instead(runs, summary), *_budgets(runs)]
+    said = [*_together(runs, summary), *missed, *_problems_varied(runs, summary), *changed]
+    return [*ranked, *robust], [*said, *rules, *_clusters(runs)]
 
 
 def problems(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -233,6 +236,18 @@ def most_accurate(runs: Sequence[Run], references: Sequence[str] = ()) -> tuple[
     else:
         named += _counted([mine for _, mine in levels])
     return [each for each in found if each is not None], named
+
+
+def _unranked(runs: Sequence[Run], ranked: Sequence[Best | str], summary: Summary) -> list[str]:
+    """Return why no run is ranked: the runs have too many problems, and neither the values of a sweep nor an answer do."""
+    separate = problems(runs)
+    several = any(len(_candidates(alike, summary.references)[0]) > 1 for alike in separate.values())
+    if len(separate) <= MOST_PROBLEMS or not several or ranked or summary.answers:
+        return []
+    return [
+        f"The rows are not ranked, because they have {len(separate)} learning problems, more than {MOST_PROBLEMS};"
+        " run those of one problem with `--only TEXT`, or write an [[answer]] that ranks them."
+    ]
 
 
 def _question(run: Run) -> str:
@@ -403,7 +418,63 @@ def _sooner(each: Comparison) -> str:
     )
 
 
-def _problems_varied(runs: Sequence[Run]) -> list[str]:
+def _together(runs: Sequence[Run], summary: Summary) -> list[str]:
+    """Return for each problem which runs are better than learning alone, and which are not; none where it is said already.
+
+    An answer says it, or a sentence on rows in place of local learning.
+    """
+    answered = [pattern for answer in summary.answers for pattern in answer.others]
+    separate = problems(runs)
+    said = []
+    for words, alike in separate.items() if len(separate) <= MOST_PROBLEMS else ():
+        alone = [run for run in alike if run.alone and not any(matches(p, run.row, run.shown.varied) for p in answered)]
+        pairs = []
+        for run in _candidates(alike, summary.references)[0]:
+            varied = run.shown.varied
+            near = [one for one in alone if all(varied.get(key, own) == own for key, own in one.shown.varied.items())]
+            found = [pair for one in near if (pair := compared(run.words, one, run)) is not None]
+            pairs += [min(found, key=lambda pair: pair.gain)] if found else []  # with the best row that learns alone
+        instead = any(run.base == _reference(summary) for run in alone) and _instead(alike, summary)
+        if pairs and not instead:
+            said.append(_better(pairs, f", {words}" if words else ""))
+    return said
+
+
+def _better(pairs: Sequence[Comparison], among: str) -> str:
+    """Return which second runs of pairs are better than learning alone, the first run of each."""
+    means = [_mean(values) for each in pairs for values in (each.before, each.after)]
+    places = decimals(means, (each.spread for each in pairs))
+    names = {each.first.words: number(_mean(each.before), places) for each in pairs}
+    alone = f"learning alone ({', '.join(*names.items())})" if len(names) == 1 else "learning alone"
+    sides: dict[str, list[str]] = {side: [] for side in ("Better", "Not decided", "Ahead", "Equal", "Behind", "Worse")}
+    for each in sorted(pairs, key=lambda each: -each.gain):
+        spread = "" if each.spread is None else f" ± {number(each.spread, places)}"
+        words = f"{each.label} {number(_mean(each.after), places)} ({difference(each.mean, places)}{spread})"
+        if not each.differences.any():
+            side = "Equal"
+        elif each.spread is None:
+            side = "Ahead" if each.gain > 0 else "Behind"
+        else:
+            side = ("Better" if each.gain > 0 else "Worse") if each.decided else "Not decided"
+        sides[side].append(words)
+    if better := sides.pop("Better"):
+        head = f"Better than {alone}{among}: {_list(better)}"
+    elif sides["Not decided"]:
+        head = f"Not decided whether any row is better than {alone}{among}: {_list(sides.pop('Not decided'))}"
+    elif sides["Ahead"] or sides["Behind"]:
+        head = f"Not decided whether any row is better than {alone}{among}, because {ONE_SEED}"
+    else:
+        head = f"No row is better than {alone}{among}"
+    parts = [head, *(f"{side}: {_list(listed)}" for side, listed in sides.items() if listed)]
+    seeds = max(len(each.seeds) for each in pairs)
+    return f"{'. '.join(parts)}.{f' {parentheses(seeds)}' if seeds > 1 else ''}"
+
+
+def parentheses(seeds: int) -> str:
+    return f"In parentheses: margin ± standard deviation over {count(seeds, 'seed')}; a margin within it is not decided."
+
+
+def _problems_varied(runs: Sequence[Run], summary: Summary) -> list[str]:
     """Return which varied keys change the learning problem, and the network or the speed of named rows."""
     values = by_key([(key, value) for run in runs for key, value in run.shown.varied.items()], lambda pair: pair[0])
     keys = [key for key, pairs in values.items() if of_problem(key) and any(pair != pairs[0] for pair in pairs)]
@@ -415,7 +486,10 @@ def _problems_varied(runs: Sequence[Run]) -> list[str]:
     if not keys:
         return []
     verb = "changes" if len(keys) == 1 else "change"
-    return [f"{', '.join(keys)} {verb} the learning problem: rows with different values are not compared with each other."]
+    said = f"{', '.join(keys)} {verb} the learning problem, so rows with different values are not ranked with each other"
+    against = _reference(summary)
+    across = any(run.row == against for run in runs)  # one row is the reference of all, whatever their problem
+    return [f"{said}{f'; the column vs {against} shows differences only' if across else ''}."]
 
 
 def _orders(runs: Sequence[Run], summary: Summary) -> list[str]:
@@ -446,9 +520,14 @@ def _value(written: str) -> float:
     return float(written.replace(",", ""))
 
 
+def _reference(summary: Summary) -> str:
+    """Return the name of the row that the table compares with; "" without one."""
+    return next((row.against.name for row in summary.table if row.against is not None), "")
+
+
 def _instead(runs: Sequence[Run], summary: Summary) -> list[str]:
     """Return the effect of each row of a sweep in place of the row `against`, from the pairs with the same values."""
-    against = next((row.against.name for row in summary.table if row.against is not None), "")
+    against = _reference(summary)
     rows = {run.row: run.shown.varied for run in runs}
     if not against or against in rows or not any(rows.values()):
         return []  # the table compares all rows with one, and without a sweep the scenario asks its own question

@@ -37,6 +37,10 @@ def test_scenario_has_the_proposal_with_reasons(folder, capsys):
     (task,) = {json.dumps(run.task, sort_keys=True) for run in file.runs}
     assert json.loads(task)["partition"] == {"name": "column", "column": "site"}
     assert file.runs[0].nodes == 3
+    assert [(each.run, each.against, each.yes) for each in file.answers] == [
+        ("dac", "alone", "above"),
+        ("fedavg", ["alone", "dac"], "above"),
+    ]
     assert "# 3 nodes by site: the column says where a row comes from" in (folder / "own_study/scenario.toml").read_text()
 
 

@@ -171,16 +171,78 @@ def test_named_rows_with_different_loss_are_different_problems():
     first, second, why = said(runs, tables)
     assert "links none: ring (0.900); the margin of 0.100 over torus (0.800) exceeds" in first
     assert "ring, lossy (0.700); the margin of 0.100 over torus, lossy (0.600) exceeds" in second
-    assert why == "network changes the learning problem: rows with different values are not compared with each other."
+    assert why == "network changes the learning problem, so rows with different values are not ranked with each other."
 
 
 def test_references_are_named_and_never_the_best():
     tables = [{"name": name, "policy": {"name": name}} for name in ("oracle", "local", "dac", "dpfl")]
     tables.append({"name": "central", "policy": {"name": "fedavg"}})
     runs = [run(table["name"], 0.9 - 0.1 * k, seed) for k, table in enumerate(tables) for seed in (0, 1)]
-    best, references = said(runs, tables, references=["cen{tral}"])
+    best, references, _ = said(runs, tables, references=["cen{tral}"])
     assert best.startswith("Most accurate: dac (0.700); the margin of 0.100 over dpfl (0.600) ")
     assert references == "References, which are not ranked: oracle (0.900); local (0.800); central (0.500)."
+
+
+def learned(*means, higher_is_better=True):
+    """Return the runs and tables of local learning and of other rows; each has the means of its seeds."""
+    tables = [{"name": f"row {k}", "policy": {"name": "fedavg" if k else "local"}} for k in range(len(means))]
+    runs = [
+        run(table["name"], mean, seed, metric="mse", higher_is_better=higher_is_better)
+        for table, each in zip(tables, means, strict=True)
+        for seed, mean in enumerate(each)
+    ]
+    return runs, tables
+
+
+def test_rows_are_compared_with_the_best_row_that_learns_alone():
+    runs, tables = learned((3.0, 3.1), (2.0, 2.2), (1.0, 1.1), higher_is_better=False)
+    tables[2]["policy"] = {"name": "local"}
+    found = said(runs, tables)
+    assert any("No row is better than learning alone (row 2, 1.05). Worse: row 1 2.10 (+1.05 " in each for each in found)
+
+
+SPREADS = " In parentheses: margin ± standard deviation over 2 seeds; a margin within it is not decided."
+
+
+def test_sentence_says_which_rows_are_better_than_learning_alone():
+    found = said(*learned((0.5, 0.6), (0.7, 0.8), (0.5, 0.7), (0.3, 0.4), (0.8, 1.0)))
+    assert (
+        "Better than learning alone (row 0, 0.550): row 4 0.900 (+0.350 ± 0.071); row 1 0.750 (+0.200 ± 0.000). Not decided:"
+        f" row 2 0.600 (+0.050 ± 0.071). Worse: row 3 0.350 (-0.200 ± 0.000).{SPREADS}" in found
+    )
+    asked = [{"run": "row {row}", "against": "row 0"}]  # an answer says the same
+    assert not any("learning alone" in each for each in said(*learned((0.5, 0.6), (0.7, 0.8)), answers=asked))
+
+
+def test_sentence_says_that_no_row_is_better_than_learning_alone():
+    found = said(*learned((0.1, 0.2), (0.3, 0.5), higher_is_better=False))
+    assert f"No row is better than learning alone (row 0, 0.150). Worse: row 1 0.400 (+0.250 ± 0.071).{SPREADS}" in found
+    found = said(*learned((0.1, 0.1), (0.1, 0.2)))
+    assert any(each.startswith("Not decided whether any row is better than learning alone (row 0, ") for each in found)
+    found = said(*learned((0.1,), (0.3,)))
+    assert (
+        "Not decided whether any row is better than learning alone (row 0, 0.100), because a single seed has no spread."
+        " Ahead: row 1 0.300 (+0.200)." in found
+    )
+    found = said(*learned((0.3,), (0.1,)))
+    assert any(each.endswith(", because a single seed has no spread. Behind: row 1 0.100 (-0.200).") for each in found)
+
+
+def test_rows_of_too_many_problems_say_why_they_are_not_ranked():
+    tables = [{"name": f"{name}{nodes}", "nodes": nodes} for nodes in range(3, 8) for name in "ab"]
+    runs = [run(table["name"], 0.9) for table in tables]
+    (why,) = said(runs, tables)
+    assert why.startswith("The rows are not ranked, because they have 5 learning problems, more than 4; run those of one")
+    assert not any("not ranked" in each for each in said(runs[:8], tables))
+
+
+def test_column_across_problems_is_named_as_differences_only():
+    tables = [{"name": name, "network": {"loss": loss}} for name, loss in (("no loss", 0.0), ("lossy", 0.1))]
+    table = [{"name": each["name"], "against": {"name": "no loss"}} for each in tables]
+    assert said([run("no loss", 0.9), run("lossy", 0.8)], tables, table=table) == [
+        "network changes the learning problem, so rows with different values are not ranked with each other; the column vs"
+        " no loss shows differences only."
+    ]
 
 
 def test_metric_of_which_less_is_better_is_named():
@@ -445,7 +507,8 @@ def test_sweep_never_compares_different_problems():
     assert found[1].startswith(
         "Most accurate, network.loss 0.2: random, loss=0.2 (0.710); the margin of 0.155 over dac, loss=0.2"
     )
-    assert "network.loss changes the learning problem: rows with different values are not compared with each other." in found
+    why = "network.loss changes the learning problem, so rows with different values are not ranked with each other."
+    assert why in found
 
 
 def test_sweep_compares_rows_with_the_reference_of_the_same_values():
