@@ -302,14 +302,15 @@ def test_describe_shows_federation_without_secrets(home):
 
 
 @pytest.mark.slow
-def test_load_federation_detects_every_flipped_bit(home):
+def test_load_federation_detects_a_flipped_bit_of_each_byte(home):
+    """The tests of the protocol flip every bit of both contents, in memory."""
     (home.alice / COPY).unlink()
     for name in (FEDERATION, MEMBERSHIP):
         path = home.alice / name
         whole = path.read_bytes()
-        for position in range(8 * len(whole)):
+        for position in range(len(whole)):
             changed = bytearray(whole)
-            changed[position // 8] ^= 1 << position % 8
+            changed[position] ^= 1 << position % 8
             path.write_bytes(changed)
             with pytest.raises(ConfigurationError, match=name):
                 load_federation(home.alice)
