@@ -45,6 +45,7 @@ from p2pfl.policy import Budget, Coordinated, Merge, Policy, Stage, asks_scores,
 from p2pfl.queries import Evaluate, Split
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Task, batch_size_of
+from p2pfl.topologies.schedules import NamedSchedule
 
 SPLITS: tuple[Split, ...] = ("validation", "test")
 
@@ -87,6 +88,7 @@ class Node:
         initial: the whole common initial model, if it exists already.
         resume_after: the newest round whose model of this node peers hold; it continues after that round.
         allowance: bytes received in rounds after which the node ends its rounds; 0 is no limit.
+        rounds: the graph of each round; None if the topology is the same in all rounds.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Node:
         initial: Parameters | None = None,
         resume_after: int = 0,
         allowance: int = 0,
+        rounds: NamedSchedule | None = None,
     ) -> None:
         settings.check()
         check_stage(policy)
@@ -151,6 +154,7 @@ class Node:
             asks_scores=asks_scores(policy),
             fetches_fragments=fetches_fragments(policy),
             oldest=inf if settings.mode == "synchronous" else settings.max_staleness,
+            rounds=rounds,
         )
         self.me.observers = self.peers.observers = observers
         self.me.pauses = settings.mode == "asynchronous"

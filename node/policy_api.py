@@ -32,6 +32,7 @@ from p2pfl.robust.candidates import cap_samples
 from p2pfl.robust.clipping import AssignmentLimits, MedianClip, factor_of, move_towards, ratio_of
 from p2pfl.robust.registry import CLIPPING, NONE, Robust, make_rule, split_robust
 from p2pfl.robust.selection import ClipLoss
+from p2pfl.topologies.schedules import NamedSchedule
 
 U = TypeVar("U", Update, Fragment)
 DIVERGED_IN_A_ROW = 3  # failed trainings in a row after which the node ends
@@ -228,6 +229,7 @@ class NodePeers:
         asks_scores: whether the policy may ask for losses.
         fetches_fragments: whether the policy may fetch parts of models.
         oldest: maximum age in seconds of the models that the policy receives.
+        rounds: the graph of each round; None if the topology is the same in all rounds.
 
     Attributes:
         budget_tracker: the received models and bytes, and their budget.
@@ -249,8 +251,10 @@ class NodePeers:
         asks_scores: bool = False,
         fetches_fragments: bool = False,
         oldest: float = inf,
+        rounds: NamedSchedule | None = None,
     ) -> None:
         self._me = me
+        self._rounds = rounds
         self._exchange = exchange
         self._seed = seed
         self._asks_scores = asks_scores
@@ -311,7 +315,13 @@ class NodePeers:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        return self._exchange.view.ids
+        if self._rounds is None or not self._me.round:
+            return self._exchange.view.ids
+        return self._exchange.view.among(self._rounds.row(self._me.id, self._me.round))
+
+    @property
+    def weights(self) -> Mapping[str, float] | None:
+        return None if self._rounds is None else self._rounds.row(self._me.id, self._me.round)
 
     def public_info(self, id: str) -> Mapping[str, Any]:
         return self._exchange.public_info(id)

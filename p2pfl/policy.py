@@ -32,7 +32,7 @@ import msgspec
 import numpy as np
 
 from p2pfl.cohort import MergeOfEach, UpdatesOfEach, WeightsOfEach, of_each
-from p2pfl.errors import none_of
+from p2pfl.errors import ConfigurationError, none_of
 from p2pfl.fragments import Fragments, Places
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.prediction_mixing import PredictionMixer
@@ -285,7 +285,18 @@ class Peers(Protocol):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Ids of the peers to fetch from, sorted: the topology allows them, and none is suspected to have failed."""
+        """Ids of the peers to fetch from, sorted: the topology allows them, and none is suspected to have failed.
+
+        If the topology has a graph for each round, these are the peers of the current round. In the preparation they are
+        those of all rounds.
+        """
+
+    @property
+    def weights(self) -> Mapping[str, float] | None:
+        """Weights of the models of this round's neighbours, by id; the own model has the rest of 1.
+
+        They belong to a topology with a graph for each round (p2pfl.topologies.schedules); None for any other one.
+        """
 
     def public_info(self, id: str) -> Mapping[str, Any]:
         """Return a peer's public facts (`n_samples`, and `group` if the task has groups)."""
@@ -468,6 +479,31 @@ def asks_scores(policy: Policy) -> bool:
 def fetches_fragments(policy: Policy) -> bool:
     """Return whether a policy fetches parts of models."""
     return bool(getattr(policy, "fetches_fragments", False))
+
+
+def check_topology(policy: Policy, changes: bool) -> None:
+    """Raise ConfigurationError if a policy cannot run with a topology.
+
+    A policy that selects its peers once for all rounds has `selects_once = True`, or implements SupportsPreselection. One
+    that takes its weights from the topology has `needs_weights = True`.
+
+    Args:
+        changes: whether the topology has a graph for each round, with weights.
+    """
+    name = type(policy).__name__
+    if changes and (isinstance(policy, SupportsPreselection) or getattr(policy, "selects_once", False)):
+        raise ConfigurationError(
+            f"the policy {name} selects its peers once, before round 1, and needs a topology that never changes",
+            "policy",
+            "topology",
+        )
+    if not changes and getattr(policy, "needs_weights", False):
+        raise ConfigurationError(
+            f'the policy {name} with weights = "graph" needs a topology with weights: one with a graph for each round,'
+            " such as base-k",
+            "policy",
+            "topology",
+        )
 
 
 def runs_as_cohort(policy: Policy) -> bool:

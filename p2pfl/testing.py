@@ -139,6 +139,10 @@ class InMemoryNode(Me):
     def ids(self) -> tuple[str, ...]:
         return tuple(id for id in sorted(self._cast) if id != self.id)
 
+    @property
+    def weights(self) -> Mapping[str, float] | None:
+        return None
+
     def public_info(self, id: str) -> Mapping[str, Any]:
         task = self._cast[id].task
         return {**task.public_info, "n_samples": task.n_samples}

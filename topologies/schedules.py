@@ -98,7 +98,8 @@ class RoundGraph:
     @cached_property
     def own(self) -> Floats:
         """Weight of each node's own model; float64 [n]."""
-        return 1 - np.bincount(self.rows, self.weights, len(self.starts) - 1)
+        sums: Floats = np.bincount(self.rows, self.weights, len(self.starts) - 1)  # type: ignore[assignment]
+        return 1 - sums
 
     @property
     def degree(self) -> int:
@@ -509,7 +510,7 @@ def _base(n: int, k: int) -> list[list[Edges]]:
     smooth = prod(prime for prime in _primes(n) if prime <= k + 1)
     rest = n // smooth
     copies = [
-        [Edges(*(_copies(end, smooth, rest) for end in (each.to, each.source)), each.weight) for each in edges]
+        [Edges(_copies(each.to, smooth, rest), _copies(each.source, smooth, rest), each.weight) for each in edges]
         for edges in _simple_base(rest, k)
     ]
     columns = np.arange(n).reshape(smooth, rest)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future, Task, TaskGroup
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from itertools import count
@@ -210,6 +211,11 @@ class PeerView:
         self.suspected: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
         self.on_change: list[Callable[[], None]] = []
+
+    def among(self, ids: Iterable[str]) -> tuple[str, ...]:
+        """Return those of `ids` that are peers and not suspected, in their order."""
+        known = self.ids
+        return tuple(id for id in ids if (at := bisect_left(known, id)) < len(known) and known[at] == id)
 
     def add(self, id: str) -> None:
         """Add a peer."""

@@ -210,10 +210,11 @@ class SimilaritiesOfEach:
         places = ids_in(self._ids, similarities.ids)
         self._values[places], self._met[places] = similarities.others, True
 
-    def borrow(self, updates: UpdatesOfEach, measure: str, most: bool) -> None:
+    def borrow(self, present: IdsOfEach, updates: UpdatesOfEach, measure: str, most: bool) -> None:
         """Store similarities that the senders of models have measured, to peers that a node has not measured itself.
 
         Args:
+            present: the peers of this round.
             most: of several senders that have measured a peer, the most similar one counts; otherwise the least similar.
         """
         ids, extras = updates.ids, updates.extras
@@ -227,8 +228,9 @@ class SimilaritiesOfEach:
         entries = np.arange(ends[-1] if len(ends) else 0) + np.repeat(extras.starts[lenders] - (ends - counts), counts)
         peers = extras.arrays["peers"][entries].astype(np.int64)
         values = extras.arrays["similarities"][entries].astype(np.float64)
-        places = self._ids.find(np.repeat(nodes, counts), peers)
-        usable = places >= 0
+        borrowers = np.repeat(nodes, counts)
+        places = self._ids.find(borrowers, peers)
+        usable = (places if present is self._ids else present.find(borrowers, peers)) >= 0
         usable[usable] = ~self._met[places[usable]]
         lowest, highest = RANGES[measure]
         self._values[places[usable]] = np.minimum(np.maximum(values[usable], lowest), highest)  # NumPy keeps the last

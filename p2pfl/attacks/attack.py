@@ -177,6 +177,10 @@ class AttackerPeers(Peers):
     def ids(self) -> tuple[str, ...]:
         return self._peers.ids
 
+    @property
+    def weights(self) -> Mapping[str, float] | None:
+        return self._peers.weights
+
     def public_info(self, id: str) -> Mapping[str, Any]:
         return self._peers.public_info(id)
 

@@ -31,7 +31,7 @@ async def _measure_of_each(policy: Dac, me: Any, peers: Peers, own: Any, updates
 def _estimate_of_each(policy: Dac, ids: IdsOfEach, updates: UpdatesOfEach, robust: str) -> None:
     known: Any = policy.known
     if policy.two_hop != "none":
-        known.borrow(updates, policy.similarity, policy.two_hop == "most")
+        known.borrow(ids, updates, policy.similarity, policy.two_hop == "most")
 
 
 def _scores_of_each(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
@@ -28,7 +28,8 @@ class Dsgd:
 
     Attributes:
         weights: `metropolis` gives neighbour j the weight 1 / (1 + max(d_i, d_j)), where d is the number of neighbours;
-            `uniform` gives it 1 / (1 + d_i).
+            `uniform` gives it 1 / (1 + d_i); `graph` gives it the weight of a topology with a graph for each round;
+            `auto` (default) is `graph` on such a topology, and `metropolis` on any other.
         steps: steps of training in each round, on batches of a new random order; 0 trains for `epochs`.
         epochs: epochs of training in each round, without `steps`.
         momentum: momentum of the node's own movement over the rounds: v = momentum * v + (trained - start), and start + v
@@ -38,7 +39,7 @@ class Dsgd:
         reported_stage: the model that drives early stopping and is reported.
     """
 
-    weights: Literal["metropolis", "uniform"] = "metropolis"
+    weights: Literal["auto", "graph", "metropolis", "uniform"] = "auto"
     steps: int = 0
     epochs: int = 1
     momentum: float = 0.0
@@ -63,6 +64,10 @@ class Dsgd:
     def cohort(self) -> bool:
         return not self.start_noise
 
+    @property
+    def needs_weights(self) -> bool:
+        return self.weights == "graph"
+
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         if not self.start_noise:
             return Merge(me.params, {me.id: 1.0})
@@ -72,10 +77,12 @@ class Dsgd:
     async def round(self, me: Me, peers: Peers) -> Merge:
         trained = await me.train(epochs=self.epochs, rule=Steps(self.steps) if self.steps else None)
         moved = self._move(me.params, trained)
-        ids = peers.ids
-        await peers.publish(moved, reported_degree(ids))
+        ids, given = peers.ids, peers.weights if self.weights in ("auto", "graph") else None
+        await peers.publish(moved, reported_degree(ids) if given is None else None)
         updates = await peers.models(peers.within_budget(ids))
-        return await merge(me, moved, updates, mixing_weights(updates, me.id, ids, self))
+        if given is None:
+            return await merge(me, moved, updates, mixing_weights(updates, me.id, ids, self))
+        return await merge(me, moved, updates, weights_of_graph(updates, me.id, given, self.mixing))
 
     def _move(self, start: Parameters, trained: Parameters) -> Parameters:
         """Return the model after the training, with momentum."""
@@ -107,7 +114,7 @@ def reported_degree(ids: Sequence[str]) -> Extras:
 def _weights_of_each(updates: UpdatesOfEach, own: str, neighbours: IdsOfEach, policy: Dsgd) -> WeightsOfEach:
     ids, degrees = updates.ids, neighbours.counts
     highest = degrees[ids.rows]
-    if policy.weights == "metropolis":
+    if policy.weights != "uniform":
         highest = np.maximum(highest, degrees[ids.peers])
     weights = policy.mixing / (1 + highest)
     return WeightsOfEach(ids, weights, 1 - ids.sums(weights))
@@ -122,8 +129,31 @@ def mixing_weights(updates: Sequence[Update], own: str, neighbours: Sequence[str
         neighbours: its neighbours.
         policy: its options decide.
     """
-    reported = {update.sender: _degree(update) if policy.weights == "metropolis" else 0 for update in updates}
-    weights = {id: policy.mixing / (1 + max(len(neighbours), other)) for id, other in reported.items()}
+    reported = {update.sender: _degree(update) if policy.weights != "uniform" else 0 for update in updates}
+    return _with_own({id: policy.mixing / (1 + max(len(neighbours), other)) for id, other in reported.items()}, own)
+
+
+def _graph_of_each(updates: UpdatesOfEach, own: str, given: WeightsOfEach, mixing: float) -> WeightsOfEach:
+    ids = updates.ids
+    places = slice(None) if ids is given.ids else given.ids.find(ids.rows, ids.peers)
+    weights = mixing * given.others[places]
+    return WeightsOfEach(ids, weights, 1 - ids.sums(weights))
+
+
+@of_each(_graph_of_each)
+def weights_of_graph(updates: Sequence[Update], own: str, given: Mapping[str, float], mixing: float) -> dict[str, float]:
+    """Return the weight of each model, by id: that of the graph for those received, and the rest for the own one.
+
+    Args:
+        own: the id of the own node.
+        given: `Peers.weights`.
+        mixing: factor of the weights.
+    """
+    return _with_own({update.sender: mixing * given[update.sender] for update in updates}, own)
+
+
+def _with_own(weights: dict[str, float], own: str) -> dict[str, float]:
+    """Return weights with the rest of 1 for the own model."""
     total = 0.0
     for weight in weights.values():  # `sum` of floats rounds in another way since Python 3.12
         total += weight

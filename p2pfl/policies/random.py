@@ -51,6 +51,10 @@ class Random:
     def cohort(self) -> bool:
         return self.schedule == "synchronous"
 
+    @property
+    def selects_once(self) -> bool:
+        return self.graph == "fixed"
+
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         if self.graph == "fixed":
             self.drawn = self._draw(me, peers)

@@ -87,8 +87,16 @@ from p2pfl.sim.scenario.devices import Device, NodeFacts, Speed, assign, check_d
 from p2pfl.sim.scenario.names import KINDS, given_names, module_folders, with_tables
 from p2pfl.sim.scenario.network import Budgets, Network, Range, check_number, check_range
 from p2pfl.sim.scenario.questions import Answer, base_of, check_answers
-from p2pfl.sim.scenario.topology import FILE, GRAPH, full_changes, options_of, with_absolute_file, with_data, with_files
-from p2pfl.topologies import BUILDERS
+from p2pfl.sim.scenario.topology import (
+    FACTORIES,
+    FILE,
+    GRAPH,
+    full_changes,
+    options_of,
+    with_absolute_file,
+    with_data,
+    with_files,
+)
 
 SHIPPED = Path(__file__).parent.parent / "scenarios"
 MOST_NEAR = 3  # names in the error for an unknown scenario
@@ -741,7 +749,7 @@ def parse_run(table: Mapping[str, Any]) -> Scenario:
         ConfigurationError: an unknown key, or an invalid value.
     """
     for key in table.keys() - {*Scenario.__struct_encode_fields__}:
-        if owners := [name for name in BUILDERS if key in options_of(name)]:
+        if owners := [name for name in FACTORIES if key in options_of(name)]:
             names = ", ".join(owners)
             raise ConfigurationError(f"unknown key {key!r}; topology.{key} is an option of the topologies {names}", key)
     scenario = bind(table, Scenario)

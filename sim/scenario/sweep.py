@@ -26,9 +26,10 @@ from p2pfl.errors import COMMAND_LINE, CommandLineError, ConfigurationError, nam
 from p2pfl.policies import POLICIES
 from p2pfl.sim.scenario.questions import split
 from p2pfl.sim.scenario.scenario import FILE_KEYS, LABELS, Scenario, ScenarioFile, Table, against_of, parse_run, settings_of
+from p2pfl.sim.scenario.topology import FACTORIES as TOPOLOGIES
 from p2pfl.sim.scenario.topology import FILE, full_changes
 from p2pfl.task_specs import FACTORIES
-from p2pfl.topologies import BUILDERS, read
+from p2pfl.topologies import read
 
 NOT_VARIED = dict.fromkeys((*FILE_KEYS, *LABELS, "each"), "")  # and the option that changes the key instead
 NOT_VARIED |= {"seed": "--seeds", "seeds": "--seeds", "form": "--set", "target": "--set"}
@@ -163,7 +164,7 @@ def _same(value: Any) -> str:
 OPTIONS: dict[str, tuple[Callable[[str], Callable[..., Any]], tuple[str, ...]]] = {
     "policy": (lambda name: resolve("policy", name, POLICIES, "p2pfl.policies"), ()),
     "task": (lambda name: resolve("task", name, FACTORIES, "p2pfl.tasks"), ("part", "seed")),
-    "topology": (lambda name: read if name == FILE else BUILDERS[name], ("n", "seed")),
+    "topology": (lambda name: read if name == FILE else TOPOLOGIES[name], ("n", "seed")),
     "codec": (lambda name: CODECS[name], ()),
 }
 

@@ -1,16 +1,17 @@
-"""Topology of a scenario: a named graph, or one from a file, and its properties.
+"""Topology of a scenario: a named graph, a rule with a graph for each round, or a graph from a file, and its properties.
 
 1. While a scenario is resolved, files of graphs get full paths, so that the resolved scenario means the same graph in every
    folder: `with_files` does this for a table of the scenario, and `full_changes` for changes to one. A graph from a file
    sets the number of nodes.
-2. When a run begins, `topology` makes or reads the graph, and `measure` gives its properties to the summary.
+2. When a run begins, `topology` makes or reads the graph, and `measure` gives its properties to the summary. A rule of
+   p2pfl.topologies.schedules, also one from a file with a graph for each round, is in the graph: see `schedule_of`.
 3. If latencies come from geography, `placement_graph` and `locate_nodes` give each node its place.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from inspect import signature
 from pathlib import Path
@@ -26,8 +27,9 @@ from p2pfl.errors import ConfigurationError, must_be, unknown
 from p2pfl.sim.scenario.names import named_changes
 from p2pfl.sim.scenario.network import Network
 from p2pfl.task_specs import TASKS
-from p2pfl.topologies import BUILDERS, labels, places, properties, read
-from p2pfl.topologies.geography import Point
+from p2pfl.topologies import BUILDERS, SCHEDULES, GraphSchedule, labels, places, properties, read
+from p2pfl.topologies.consensus import schedule_properties
+from p2pfl.topologies.geography import Point, coordinates
 from p2pfl.topologies.graph_facts import facts_of
 
 EDGE = 150  # minimum bytes of one edge in a graph and in a simulation; 200 were measured
@@ -37,6 +39,8 @@ ALONE = "a single node has no neighbours, so it trains alone"
 GRAPHS = Path(__file__).parent.parent / "scenarios"  # folder of the shipped graphs
 COMPLETE = "complete"
 MOST_NAMED = 20  # nodes in a note
+FACTORIES: dict[str, Callable[..., Any]] = {**BUILDERS, **SCHEDULES}
+"""All named topologies: functions of (number of nodes, seed, options) that return a graph, or a rule for all rounds."""
 
 
 def shipped_graphs() -> dict[str, Path]:
@@ -45,7 +49,7 @@ def shipped_graphs() -> dict[str, Path]:
 
 
 def topology(table: Mapping[str, Any], nodes: int, seed: int, *, dense: bool = True) -> nx.Graph:
-    """Return the graph that a scenario's table `topology` names.
+    """Return the graph that a scenario's table `topology` names; that of a named rule has no edges, see `schedule_of`.
 
     Args:
         dense: whether a complete graph has its edges, whose memory grows with the square of the nodes.
@@ -61,21 +65,32 @@ def topology(table: Mapping[str, Any], nodes: int, seed: int, *, dense: bool = T
                 f"nodes must be {len(graph)}, as in {Path(options['file']).name}, got {nodes}; remove the key nodes"
             )
         return graph
-    if name not in BUILDERS:
-        raise unknown("topology", name, [*BUILDERS, *shipped_graphs(), FILE])
+    if name not in FACTORIES:
+        raise unknown("topology", name, [*FACTORIES, *shipped_graphs(), FILE])
     if options and not options_of(name):
         raise ConfigurationError(f"unknown key 'topology.{next(iter(options))}'; the topology {name!r} has no options")
     if name == COMPLETE and not dense:
         graph = nx.empty_graph(nodes)
+    elif name in SCHEDULES:
+        schedule: GraphSchedule = build("topology", SCHEDULES[name], options, n=nodes, seed=seed)
+        schedule.name = name
+        graph = nx.empty_graph(nodes, nx.DiGraph if schedule.directed else nx.Graph)
+        graph.graph["schedule"] = schedule
     else:
         graph = build("topology", BUILDERS[name], options, n=nodes, seed=seed)
     graph.graph["name"] = name
     return graph
 
 
+def schedule_of(graph: nx.Graph) -> GraphSchedule | None:
+    """Return the rule with a graph for each round that `topology` has made or read; None for a static graph."""
+    schedule = graph.graph.get("schedule")
+    return schedule if isinstance(schedule, GraphSchedule) else None
+
+
 def options_of(name: str) -> list[str]:
     """Return the options of a generated topology."""
-    return [option for option in signature(BUILDERS[name]).parameters if option not in ("n", "seed")]
+    return [option for option in signature(FACTORIES[name]).parameters if option not in ("n", "seed")]
 
 
 def from_file(table: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], int] | None:
@@ -198,12 +213,15 @@ def full_changes(changes: Iterable[tuple[str, Any]], folder: str) -> list[tuple[
 
 
 def measure(graph: nx.Graph) -> dict[str, Any]:
-    """Return the properties of a graph; see p2pfl.topologies.properties.
+    """Return the properties of a graph; see p2pfl.topologies.properties and schedule_properties.
 
     Raises:
         ConfigurationError: a weight or a coordinate of it is invalid.
     """
     try:
+        if schedule := schedule_of(graph):
+            with_places = sum(point is not None for point in coordinates(graph))
+            return schedule_properties(schedule) | {"coordinates": with_places}
         return properties(graph)
     except ValueError as error:
         raise ConfigurationError(f"topology: {error}") from error
@@ -274,6 +292,8 @@ def edges_of(topology: Mapping[str, Any], nodes: int) -> float:
         case "clusters":
             groups = max(1.0, option("groups", 3, nodes))
             return 0.9 * option("within", 1.0, 1) * nodes * max(0, nodes / groups - 1) / 2
+        case str(name) if name in SCHEDULES:  # of one round, of which the first is kept
+            return (nodes - 1) * option("degree", 1, nodes - 1) / 2
     return 0
 
 
@@ -285,7 +305,7 @@ def show(name: str, nodes: int | None, seed: int, changes: Sequence[str], as_jso
     """
     if nodes is not None and nodes < 1:
         raise ConfigurationError(f"nodes must be 1 or more, got {nodes}")
-    is_file = name not in BUILDERS and ("." in name or "/" in name)
+    is_file = name not in FACTORIES and ("." in name or "/" in name)
     table = toml_tables.with_changes({FILE: name} if is_file else {"name": name}, changes)
     if found := from_file(table, "."):
         table, count = found

@@ -204,7 +204,6 @@ class Cohort:
 
     async def mix(self, own: Models, published: Models, weights: WeightsOfEach) -> MergeOfEach:
         """Return the weighted means, each summed in the order of the numbers of the nodes."""
-        self._count(Mean.name)
         ids, count, nodes = weights.ids, self.count, self.rows
         trained, own = own is self._trained, self.peers.offered(own)
         fresh = trained and own is published
@@ -219,19 +218,28 @@ class Cohort:
         starts = ids.starts[nodes] + np.arange(len(nodes))
         waited = self._waited[nodes]
         groups = ~waited, waited  # single nodes ask for their means in two batches then
+        for group in groups:
+            self._count(Mean.name, int(group.sum()))
         alone = [int(group.argmax()) for group in groups if group.sum() == 1]
         means = self.learner.mean_each(models, rows, values, starts, alone=alone, fresh=fresh)
         return MergeOfEach(self._among_all(means), weights)
 
     def compare(self, own: Models, updates: UpdatesOfEach, measure: str) -> NDArray[np.float64]:
         """Return the similarity of each own model to those received, [E]; see p2pfl.algorithms.similarity."""
-        self._count(CompareModels.name, int(np.count_nonzero(updates.ids.counts)))
+        self._count_askers(CompareModels.name, updates.ids)
         return compare_each(self.peers.offered(own), updates.published, updates.ids, measure, self.me.initial)
 
     def losses(self, updates: UpdatesOfEach, split: Split) -> NDArray[np.float64]:
         """Return the mean loss of each model received on the receiver's data, [E]."""
-        self._count(Loss.name, int(np.count_nonzero(updates.ids.counts)))
+        self._count_askers(Loss.name, updates.ids)
         return self.learner.losses_each(updates.published, updates.ids, split)
+
+    def _count_askers(self, name: str, ids: IdsOfEach) -> None:
+        """Count a batch of queries on the models received; a node without any asks nothing, and the others wait for it."""
+        asking = ids.counts > 0
+        self._count(name, int(asking.sum()))
+        if not asking[self.rows].all():
+            self._waited |= asking
 
     def answers(self, asked: QueriesOfEach) -> Sequence[Any]:
         """Return the answers to queries of some nodes."""
@@ -487,7 +495,8 @@ class _Peers:
     """The peers of all nodes as their policy sees them, with traffic and budgets as columns.
 
     Attributes:
-        ids: the neighbours of each node.
+        ids: the neighbours of each node; in the preparation, those of all rounds.
+        weights: the weights of their models, if the topology has a graph for each round.
         published: the models published in this round, by stage; [N, P]. Those of nodes that have stopped early are their
             last ones.
         models_in: models received in this round, or in the last one of a node, [N].
@@ -503,6 +512,7 @@ class _Peers:
         self.ids = IdsOfEach.of_counts(
             counts, np.fromiter((place[id] for ids in around for id in ids), np.int64, counts.sum())
         )
+        self.weights: WeightsOfEach | None = None
         self.published: dict[Stage, Models] = {}
         self._offers: dict[Stage, _Offer] = {}  # the last ones, by stage
         self._newest: tuple[Models, Models] | None = None  # what the policy published last, and what peers receive of it
@@ -514,6 +524,11 @@ class _Peers:
         self._columns = {name: np.zeros(count, np.int64) for name in _COLUMNS}
 
     def begin_round(self) -> None:
+        rounds = self._cohort.plan.topology.rounds
+        if rounds is not None:
+            graph = rounds.schedule.graph(self._cohort.me.round)
+            self.ids = IdsOfEach(graph.starts, graph.sources)
+            self.weights = WeightsOfEach(self.ids, graph.weights, graph.own)
         self.published = {}
         self.edges = []
         runs = self._cohort.runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import networkx as nx
@@ -19,12 +20,12 @@ from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.settings import check_fragments
 from p2pfl.parameters import Parameters
 from p2pfl.policies import make_policy
-from p2pfl.policy import Policy
+from p2pfl.policy import Policy, check_topology
 from p2pfl.sim.formatting import count
 from p2pfl.sim.scenario.devices import NodeFacts, Speed
 from p2pfl.sim.scenario.network import Links, LinkValues, Nodes, draw, link_values
 from p2pfl.sim.scenario.scenario import Scenario
-from p2pfl.sim.scenario.topology import COMPLETE, locate_nodes, measure, placement_graph, topology
+from p2pfl.sim.scenario.topology import COMPLETE, locate_nodes, measure, placement_graph, schedule_of, topology
 from p2pfl.sim.simulation.modelled_coordinator import election_notes, refuse
 from p2pfl.sim.simulation.sharding import task_of
 from p2pfl.task import POINT, Part, Task, batch_size_of, group_of, make_task
@@ -32,6 +33,7 @@ from p2pfl.task_specs import TASKS
 from p2pfl.topologies import complete_properties, labels, neighbours
 from p2pfl.topologies.geography import Point
 from p2pfl.topologies.graph_facts import GraphFacts, facts_of
+from p2pfl.topologies.schedules import NamedSchedule, all_sources
 
 MOST_NOTES = 3  # different notes on the samples of single nodes
 READS_ROWS = ("classification", "regression")  # built-in tasks whose nodes may have the same samples
@@ -44,11 +46,12 @@ class TopologyPlan:
     Attributes:
         properties: see p2pfl.topologies.properties.
         labels: label of each node, or else of its place, or else of its data; empty if every label is the node's number.
-        neighbours: for each node, the names of the nodes that it may fetch from; sorted.
-        graph: the graph itself; a complete one has no edges.
+        neighbours: for each node, the names of the nodes that it may fetch from, in any of the run's rounds; sorted.
+        graph: the graph itself; a complete one, and that of a named rule, has no edges.
         places: the graph whose nodes have the coordinates.
         notes: notes for the user.
         facts: what the readers of the topology's file and of that of the places understood.
+        rounds: the graph of each round; None for a graph that does not change.
     """
 
     name: str
@@ -59,6 +62,7 @@ class TopologyPlan:
     places: nx.Graph
     notes: tuple[str, ...]
     facts: tuple[GraphFacts, ...]
+    rounds: NamedSchedule | None = None
 
     def requesters(self, names: Sequence[str]) -> Sequence[Sequence[str]]:
         """Return for each node the names of the nodes that may fetch from it, in the order of `names`."""
@@ -118,6 +122,7 @@ class RunPlan:
         found = make_policy(*split_name("policy", self.scenario.policy_of(self.tasks[node].public_info.get("group"))))
         refuse(self.scenario, found)
         check_fragments(self.scenario, found)
+        check_topology(found, self.topology.rounds is not None)
         return found
 
 
@@ -201,9 +206,11 @@ def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence
     """
     name, notes = "a graph of one's own", ()
     complete = graph is None and scenario.topology.get("name") == COMPLETE
+    schedule = None
     if graph is None:
         graph = topology(scenario.topology, scenario.nodes, scenario.seed, dense=False)
         name, notes = str(graph.graph["name"]), tuple(graph.graph.get("notes", []))
+        schedule = schedule_of(graph)
     if len(graph) != scenario.nodes:
         raise ConfigurationError(f"nodes must be {len(graph)}, the size of the topology, got {scenario.nodes}")
     properties = complete_properties(len(graph)) if complete else measure(graph)
@@ -213,10 +220,15 @@ def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence
     everyone = tuple(known_as)
     if complete:
         around = [everyone[:k] + everyone[k + 1 :] for k in range(len(everyone))]
+    elif schedule is not None:
+        starts, sources = all_sources(schedule, scenario.rounds)
+        named = list(map(everyone.__getitem__, sources.tolist()))
+        around = [tuple(named[start:end]) for start, end in pairwise(starts.tolist())]
     else:
         around = [tuple([everyone[k] for k in ks]) for ks in neighbours(graph)]
     read = [found for each in dict.fromkeys((graph, places)) if (found := facts_of(each)) is not None]
-    return TopologyPlan(name, properties, labelled, around, graph, places, notes, tuple(read))
+    rounds = None if schedule is None else NamedSchedule(lambda count: schedule, known_as)
+    return TopologyPlan(name, properties, labelled, around, graph, places, notes, tuple(read), rounds)
 
 
 def data_labels(tasks: Sequence[Task]) -> list[str]:
@@ -331,7 +343,17 @@ def check(scenario: Scenario, graph: nx.Graph | None = None) -> Task:
         if scenario.network.latency == "geography":
             locate_nodes(placement_graph(scenario.network, graph), names(scenario.nodes))
         for group in (None, *scenario.policy_by_group):
-            refuse(scenario, make_policy(*split_name("policy", scenario.policy_of(group))))
+            policy = make_policy(*split_name("policy", scenario.policy_of(group)))
+            refuse(scenario, policy)
+            check_topology(policy, schedule_of(graph) is not None)
+        attack = scenario.attack_plan()
+        if schedule_of(graph) is not None and attack is not None and attack.attack.targeted:
+            raise ConfigurationError(
+                f"the attack {type(attack.attack).__name__} forges a model for the neighbours of each node, and needs a"
+                " topology that never changes",
+                "attack",
+                "topology",
+            )
         task = make_task(*split_name("task", scenario.task), Part(0, scenario.nodes), scenario.seed)
         check_schedule(task.optimizer, scenario.rounds)
         _check_pool(scenario, task)

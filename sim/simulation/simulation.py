@@ -350,6 +350,7 @@ class Simulation:
             initial=plan.initial if plan.tasks[k].layout == plan.tasks[0].layout else None,  # private parts may differ
             lenient=scenario.attack is not None,  # as on machines: one harmful model does not end the run
             allowance=scenario.end.bytes,
+            rounds=plan.topology.rounds,
         )
         if scenario.attack is not None:
             node.me.most_diverged = inf
