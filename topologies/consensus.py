@@ -14,7 +14,7 @@ import numpy as np
 
 from p2pfl.random_streams import federation_streams
 from p2pfl.topologies.graph_properties import LIMIT, complete_properties, properties
-from p2pfl.topologies.schedules import Floats, GraphSchedule, all_sources
+from p2pfl.topologies.schedules import Floats, GraphSchedule, Listed, all_sources
 
 EXACT = 1e-12  # a factor of the errors below which nodes agree up to rounding errors
 COLUMNS = 8  # numbers of each node
@@ -97,6 +97,18 @@ def schedule_properties(schedule: GraphSchedule) -> dict[str, Any]:
     if found["components"] == 1:
         found["largest_component"] = {**found["largest_component"], "spectral_gap": gap}
     return found
+
+
+def static_schedule(graph: nx.Graph) -> GraphSchedule:
+    """Return a graph that never changes as a rule with a period of one round."""
+    place = {node: k for k, node in enumerate(graph.nodes)}
+    edges: dict[tuple[int, int], float] = {}
+    for source, target, weight in graph.edges(data="weight", default=1.0):
+        for i, j in ((source, target), *([] if graph.is_directed() else [(target, source)])):
+            if i != j:
+                edges[place[j], place[i]] = max(edges.get((place[j], place[i]), 0.0), weight)
+    to, source = np.array([*edges], np.int64).reshape(-1, 2).T
+    return Listed(len(place), [(to, source, np.array([*edges.values()], np.float64))], graph.is_directed())
 
 
 def union(schedule: GraphSchedule) -> nx.Graph:

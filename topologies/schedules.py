@@ -190,6 +190,32 @@ class Groups(GraphSchedule):
         return self._rounds[phase] if self._rounds else []
 
 
+class Listed(GraphSchedule):
+    """Graphs from a file or of NetworkX, one for each round, which then repeat, with Metropolis-Hastings weights.
+
+    The weights are those of p2pfl.topologies.graph_properties.mixing_matrix: s / (m + max(a, b)), where s is the weight of
+    the edge, a and b are the sums of the weights at its ends, and m is the greatest weight of the round. In directed graphs
+    a node knows only the sum of its own edges.
+
+    Args:
+        rounds: for each round `to`, `source` and the weights of the edges; an undirected edge is in it both ways.
+    """
+
+    def __init__(self, n: int, rounds: Sequence[tuple[Ints, Ints, Floats]], directed: bool) -> None:
+        super().__init__(n, 0)
+        self.period = len(rounds)
+        self.directed, self.doubly_stochastic = directed, not directed
+        self._rounds = rounds
+
+    def _edges(self, phase: int) -> Sequence[Edges]:
+        to, source, weights = self._rounds[phase]
+        if not len(to):
+            return []
+        sums = np.bincount(to, weights, self.n)
+        others = sums[to] if self.directed else np.maximum(sums[to], sums[source])
+        return [Edges(to, source, weights / (weights.max() + others))]
+
+
 class Circle(GraphSchedule):
     """Rule in which node i fetches from the nodes i + s on the circle of all nodes, with equal weights.
 

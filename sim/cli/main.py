@@ -221,8 +221,9 @@ def _add_topology(commands: Any) -> None:
     graph = console.add_command(
         commands,
         "topology",
-        "print the properties of a topology, built in or from a file",
+        "print the properties of a topology, built in or from a file, and how fast nodes agree on it",
         "p2pfl-sim topology small-world --nodes 100 --set degree=6",
+        "p2pfl-sim topology base-k --nodes 100 --set degree=2 --error 0.01",
         "p2pfl-sim topology network.graphml",
     )
     graph.add_argument(
@@ -232,6 +233,13 @@ def _add_topology(commands: Any) -> None:
     options.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: 10, or the nodes of the file)")
     options.add_argument("--seed", type=int, default=0, metavar="N", help="seed of a random topology (default: 0)")
     console.add_changes(options, "option of the topology, such as degree=4")
+    speed = graph.add_argument_group("agreement of the nodes")
+    speed.add_argument(
+        "--error", type=float, metavar="E",
+        help="count the rounds and bytes until the nodes' averages differ by this share of their first difference"
+        " (default: 0.001 for a topology with a graph for each round, none for others)",
+    )  # fmt: skip
+    speed.add_argument("--model-bytes", type=int, default=1_000_000, metavar="N", help="bytes of a model (default: 1000000)")
     console.add_output(graph)
     graph.set_defaults(do=_topology)
 
@@ -266,9 +274,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _topology(options: argparse.Namespace) -> int:
-    from p2pfl.sim.scenario.topology import show
+    from p2pfl.sim.cli.topology import show
 
-    show(options.topology, options.nodes, options.seed, options.changes, options.json)
+    show(options)
     return 0
 
 

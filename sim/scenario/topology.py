@@ -19,10 +19,7 @@ from typing import Any
 
 import networkx as nx
 
-from p2pfl._util import toml_tables
 from p2pfl._util.binding import build, split_name
-from p2pfl._util.machine import check_memory
-from p2pfl._util.printable import to_json
 from p2pfl.errors import ConfigurationError, must_be, unknown
 from p2pfl.sim.scenario.names import named_changes
 from p2pfl.sim.scenario.network import Network
@@ -30,12 +27,10 @@ from p2pfl.task_specs import TASKS
 from p2pfl.topologies import BUILDERS, SCHEDULES, GraphSchedule, labels, places, properties, read
 from p2pfl.topologies.consensus import schedule_properties
 from p2pfl.topologies.geography import Point, coordinates
-from p2pfl.topologies.graph_facts import facts_of
 
 EDGE = 150  # minimum bytes of one edge in a graph and in a simulation; 200 were measured
 FILE = "file"  # name of a topology from a file in a resolved scenario
 GRAPH = "topology.graphml"  # file of a graph that a Python program has given, in the folder of a run
-ALONE = "a single node has no neighbours, so it trains alone"
 GRAPHS = Path(__file__).parent.parent / "scenarios"  # folder of the shipped graphs
 COMPLETE = "complete"
 MOST_NAMED = 20  # nodes in a note
@@ -295,46 +290,3 @@ def edges_of(topology: Mapping[str, Any], nodes: int) -> float:
         case str(name) if name in SCHEDULES:  # of one round, of which the first is kept
             return (nodes - 1) * option("degree", 1, nodes - 1) / 2
     return 0
-
-
-def show(name: str, nodes: int | None, seed: int, changes: Sequence[str], as_json: bool) -> None:
-    """Print the properties of a named graph or of a file; see the command `p2pfl-sim topology`.
-
-    Raises:
-        ConfigurationError: there is no such graph.
-    """
-    if nodes is not None and nodes < 1:
-        raise ConfigurationError(f"nodes must be 1 or more, got {nodes}")
-    is_file = name not in FACTORIES and ("." in name or "/" in name)
-    table = toml_tables.with_changes({FILE: name} if is_file else {"name": name}, changes)
-    if found := from_file(table, "."):
-        table, count = found
-        nodes = count if nodes is None else nodes
-    nodes = 10 if nodes is None else nodes
-    check_memory(f"a topology of {nodes:,} nodes", int(EDGE * (nodes + edges_of(table, nodes))))
-    graph = topology(table, nodes, seed)
-    notes = [*graph.graph.get("notes", []), *([ALONE] if len(graph) == 1 else [])]
-    facts = facts_of(graph)
-    shown = {"topology": graph.graph["name"], **measure(graph), "notes": notes}
-    if as_json:
-        print(to_json({**shown, "labels": labels(graph), **({"graph": [facts.to_json()]} if facts else {})}))
-        return
-    if facts:
-        print(f"graph: {facts.line}")
-    for key, value in shown.items():
-        print(f"{key.replace('_', ' ')}: {_words(value)}")
-
-
-def _words(value: Any) -> str:
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return f"{value:.4g}"
-        case dict():
-            return ", ".join(f"{key.replace('_', ' ')} {_words(item)}" for key, item in value.items())
-        case list():
-            return "; ".join(value) or "none"
-        case None:
-            return "none"
-    return str(value)
