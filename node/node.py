@@ -219,9 +219,11 @@ class Node:
                         if self.done:
                             break
                         await self._rounds()
+                    self.peers.drop_arriving()
                     if self.disk:  # the disk may have room again
                         await self._save()
                 except BaseException:
+                    self.peers.drop_arriving()
                     with suppress(Exception):  # the first error is the cause, not those that follow from it
                         await self.exchange.close()
                     raise
@@ -494,6 +496,7 @@ def _end_rounds(node: Node) -> None:
     In a simulation these arrays are stacks of models that were computed together. Nodes that stop in different rounds
     would keep a stack each. Nodes that finish all rounds share one.
     """
+    node.peers.drop_arriving()
     node.early_stopping.stopped = node.me.round < node.settings.rounds
     if node.early_stopping.stopped:
         node.me.params = detached(node.me.params)

@@ -7,6 +7,7 @@ budget, clips peers' models, and limits how far the coordinator's assignments mo
 from __future__ import annotations
 
 import asyncio
+from asyncio import Future
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from math import inf, isfinite
@@ -17,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from p2pfl import policy
-from p2pfl.budget import BudgetTracker, TrainingTracker
+from p2pfl.budget import BudgetTracker, Reservation, TrainingTracker
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.fragments import Fragments, WantedPart, by_sender, wanted_parts
 from p2pfl.node.exchange.base import Exchange
@@ -48,7 +49,7 @@ class Observer:
         """Report the models that the node may use, of all that one request asked for."""
 
     def received_fragments(self, id: str, round: int, fragments: Sequence[Fragment]) -> None:
-        """Report the parts of models that the node may use, of all that one request asked for."""
+        """Report the parts of models that the policy receives, of all that it has asked for."""
 
     def assigned(self, id: str, round: int, assignment: Assignment) -> None:
         """Report the coordinator's assignment that the node continues from."""
@@ -273,6 +274,8 @@ class NodePeers:
         self.capped: Counter[str] = Counter()
         self.published: dict[Stage, Parameters] = {}
         self.senders: set[str] = set()
+        self._arriving: set[Future[list[Fragment]]] = set()  # fetches for which the policy does not wait
+        self._arrived: list[Future[list[Fragment]]] = []  # those that have ended since the policy last asked
 
     def begin_round(self) -> None:
         self.budget_tracker.begin_round()
@@ -284,6 +287,12 @@ class NodePeers:
         """Copy the models of the last round that are views of larger arrays; see `p2pfl.parameters.detached`."""
         self._own = None
         self.published = {stage: detached(params) for stage, params in self.published.items()}
+
+    def drop_arriving(self) -> None:
+        """End the fetches for which the policy does not wait, because no round follows."""
+        for task in self._arriving:
+            task.cancel()
+        self._arrived = []
 
     def state(self) -> PeersState:
         distances, rounds = ({}, {}) if self.clip is None else (dict(self.clip.distances), dict(self.clip.rounds))
@@ -373,14 +382,36 @@ class NodePeers:
         return federation_streams(self._seed).generator(self._me.round, purpose)
 
     async def fragments(
-        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments, stage: Stage = "trained"
+        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments, stage: Stage = "trained", *, wait: bool = True
     ) -> list[Fragment]:
         if not self._fetches_fragments:
             raise ConfigurationError(
                 "a policy that calls `peers.fragments` must set `fetches_fragments = True`; otherwise no peer answers"
             )
+        parts = self._wanted_parts(wanted, fragments)
+        if wait:
+            received = await self._fetch_fragments(*self.budget_tracker.reserve_fragments(parts), fragments, stage)
+        else:
+            arrived, self._arrived = self._arrived, []
+            received = [fragment for task in arrived for fragment in task.result()]
+            for own in by_sender(parts).values():  # one task for each peer, so that none waits for a slower one
+                reserved = self.budget_tracker.reserve_fragments(own)
+                task = asyncio.ensure_future(self._fetch_fragments(*reserved, fragments, stage))
+                self._arriving.add(task)
+                task.add_done_callback(self._arrive)
+        for observer in self.observers:
+            observer.received_fragments(self._me.id, self._me.round, received)
+        return received
+
+    def _arrive(self, task: Future[list[Fragment]]) -> None:
+        self._arriving.discard(task)
+        if not task.cancelled():
+            self._arrived.append(task)
+
+    async def _fetch_fragments(
+        self, admitted: Sequence[WantedPart], places: Reservation, fragments: Fragments, stage: Stage
+    ) -> list[Fragment]:
         me, tracker, conduct = self._me, self.budget_tracker, self._exchange.conduct
-        admitted, places = tracker.reserve_fragments(self._wanted_parts(wanted, fragments))
         asked = {id: [part.number for part in parts] for id, parts in by_sender(admitted).items()}
         try:
             received = await self._exchange.fetch_fragments(asked, me.round, fragments, stage)
@@ -392,10 +423,7 @@ class NodePeers:
             self.senders.update(fragment.sender for fragment in received)
         if me.robust != NONE and received:
             received = self._cap_samples(received)
-        received = tracker.take_fragments(received)
-        for observer in self.observers:
-            observer.received_fragments(me.id, me.round, received)
-        return received
+        return tracker.take_fragments(received)
 
     def fragments_within_budget(
         self, wanted: Mapping[str, Sequence[str]], fragments: Fragments

@@ -324,7 +324,7 @@ class Peers(Protocol):
         """Return the generator of (federation seed, this round, purpose), whose draws are equal on all nodes."""
 
     async def fragments(
-        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments, stage: Stage = "trained"
+        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments, stage: Stage = "trained", *, wait: bool = True
     ) -> list[Fragment]:
         """Fetch parts of this round's models, sorted by sender, then in the order of the parts.
 
@@ -333,6 +333,8 @@ class Peers(Protocol):
         Args:
             wanted: by id, the names of the parts; see `Fragments.names`.
             fragments: how models are divided; the same on all nodes.
+            wait: whether to return these parts. If not, they arrive while the policy continues, and the result has those
+                that have arrived since the last call, in the order of their arrival.
 
         Raises:
             BudgetExceededError: the policy requests more than the budget allows; p2pfl.budget defines the share of a part.

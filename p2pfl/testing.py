@@ -108,6 +108,7 @@ class InMemoryNode(Me):
         self.training = TrainingTracker(budget)
         self.published: dict[tuple[int, Stage], Update] = {}
         self.asked: dict[int, list[str]] = {}
+        self._arrived: list[Fragment] = []
         self._cast = cast
         self.coordinator = coordinator
         self.task = task
@@ -174,7 +175,15 @@ class InMemoryNode(Me):
         return federation_streams(self._streams.seed).generator(self.round, purpose)
 
     async def fragments(
-        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments, stage: Stage = "trained"
+        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments, stage: Stage = "trained", *, wait: bool = True
+    ) -> list[Fragment]:
+        found = await self._fetch_fragments(wanted, fragments, stage)
+        if not wait:  # they arrive before the next call
+            found, self._arrived = self._arrived, found
+        return found
+
+    async def _fetch_fragments(
+        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments, stage: Stage
     ) -> list[Fragment]:
         admitted, reserved = self.budget_tracker.reserve_fragments(self._wanted_parts(wanted, fragments))
         places = fragments.places(self.layout, self._streams.seed)

@@ -201,9 +201,9 @@ class AttackerPeers(Peers):
         return self._peers.common_rng(purpose)
 
     async def fragments(
-        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments, stage: Stage = "trained"
+        self, wanted: Mapping[str, Sequence[str]], fragments: Fragments, stage: Stage = "trained", *, wait: bool = True
     ) -> list[Fragment]:
-        return await self._peers.fragments(wanted, fragments, stage)
+        return await self._peers.fragments(wanted, fragments, stage, wait=wait)
 
     def fragments_within_budget(
         self, wanted: Mapping[str, Sequence[str]], fragments: Fragments

@@ -33,6 +33,7 @@ class Mosaic:
     """
 
     fetches_fragments: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
 
     fragments: int = 16
     receivers: int = 5
@@ -54,7 +55,7 @@ class Mosaic:
         trained = await me.train(epochs=self.epochs)
         await peers.publish(trained)
         wanted = drawn_fragments(peers.common_rng, me.id, peers.ids, self.cut.names(me.layout), self.receivers)
-        received = await peers.fragments(peers.fragments_within_budget(wanted, self.cut), self.cut)
+        received = await peers.fragments(peers.fragments_within_budget(wanted, self.cut), self.cut, wait=self.waits)
         return await merge_fragments(me, trained, received)
 
     def state(self) -> dict[str, Any]:
@@ -68,16 +69,23 @@ class Mosaic:
 @dataclass
 class DivShare(Mosaic):
     """DivShare (Biswas, Kermarrec, Marouani, Pires, Sharma and de Vos, "Boosting Asynchronous Decentralized Learning with
-    Model Fragmentation", WWW 2025): each node cuts its model into fragments and sends each to J random nodes, which average
-    every parameter with those that have arrived: x = (x_i + sum of the received) / (1 + their number).
+    Model Fragmentation", WWW 2025): each node cuts its model into fragments and sends each to J random nodes, which do not
+    wait for them: after its training, a node averages every parameter with those that have arrived since its last one,
+    x = (x_i + sum of the received) / (1 + their number). Of several fragments of one sender and part, the last counts.
 
-    In a synchronous federation its rounds are those of `mosaic`. In an asynchronous one a node takes the newest fragments
-    of its peers, of whatever round, and waits for those on their way; the paper's nodes do not wait. Parameters are divided
-    at random, once and alike on all nodes, as in the authors' program; theirs permutes each tensor alone.
+    It is meant for asynchronous federations, where nodes fetch the newest fragments; in a synchronous one a node averages
+    with fragments of the round before. As in `mosaic`, receivers fetch what senders have drawn for them. A request goes out
+    at the end of a round, so that a slow link delays the fragments on it and nothing else; one that takes longer than the
+    deadline is lost. A budget has to have room for what arrives in a round and for what is then on its way.
+
+    Parameters are divided at random, once and alike on all nodes, as in the authors' program; theirs permutes each tensor
+    alone.
 
     Attributes:
         fragments: 1 / Omega of the paper.
         receivers, division, epochs, reported_stage: see Mosaic.
     """
+
+    waits: ClassVar[bool] = False
 
     fragments: int = 10

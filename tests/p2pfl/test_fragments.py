@@ -211,7 +211,7 @@ def test_policies_average_with_fragments_of_others_within_the_budget(make):
     cast, history = run_in_memory(
         {name: make(receivers=2, fragments=4) for name in NAMES}, tasks, 2, budget=Budget(models=1)
     )
-    for merges in history:
+    for merges in history[1:]:  # in the first round nothing has arrived if a node does not wait
         for merge in merges.values():
             assert sum(merge.weights.values()) == pytest.approx(1)
             assert len(merge.weights) > 1

@@ -122,6 +122,17 @@ def test_deadlock_names_waiting_nodes_and_the_deadline(fidelity):
     )
 
 
+@pytest.mark.parametrize("policy", ["mosaic", "divshare"])
+def test_fragments_over_slow_links_modelled_equal_wire(policy):
+    options = {"policy": {"name": policy, "fragments": 4, "receivers": 3}, "mode": "asynchronous"}
+    modelled, wire = (run(fidelity, network={"jitter": 0.5}, **options) for fidelity in ("modelled", "wire"))
+    ours, theirs = bits(modelled), bits(wire)
+    if policy == "divshare":  # it ends while fragments are under way, which only messages count
+        ours, theirs = ({name: params for name, (params, _) in each.items()} for each in (ours, theirs))
+    assert ours == theirs
+    np.testing.assert_allclose(times(modelled), times(wire), atol=1e-9)
+
+
 LINKS = {
     "latencies": {},
     "loss": {"loss": 0.05},

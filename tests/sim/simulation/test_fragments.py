@@ -49,6 +49,18 @@ def test_modelled_network_equals_messages(world):
         assert modelled.recorder.trace.digest() == wire.recorder.trace.digest()
 
 
+SLOW = {"mode": "asynchronous", "compute": {"slowdown": [1.0, 2.0]}, "network": {"latency": 0.3, "bandwidth": 8000.0}}
+
+
+def test_nodes_that_do_not_wait_lose_no_time_on_slow_links_and_average_what_has_come():
+    going, waiting = play(policy={"name": "divshare", "fragments": 4, "receivers": 2}, **SLOW), play(**SLOW)
+    assert going.virtual_s == play(policy={"name": "local"}, **SLOW).virtual_s
+    assert waiting.virtual_s > going.virtual_s + 2
+    rounds, edges = going.recorder.rounds_table(), going.recorder.edges_table()
+    assert rounds["models_in"][rounds["round"] == 1].max() == 0  # nothing has been asked for before the end of round 1
+    assert len(edges["src"]) > 30
+
+
 def test_bytes_and_models_are_those_of_the_fragments():
     result = play()
     frames = 4 * 2 * OVERHEAD + 2 * 4 * 11  # each fragment from two peers
