@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from itertools import chain
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -69,15 +70,23 @@ class GeneratorsOfEach:
 
     def __init__(self, streams: Sequence[RandomStreams], round: int, purpose: str) -> None:
         self._streams, self._round, self._purpose = streams, round, purpose
+        self._draws = np.empty((len(streams), 0))
+        self._seeds: NDArray[np.uint64] | None = None
 
     def of(self, node: int) -> np.random.Generator:
         """Return the generator of one node; every call returns an equal one."""
         return self._streams[node].generator(self._round, self._purpose)
 
     def random(self, counts: Counts) -> Floats:
-        """Return the first uniform draws of each node, [N, m] with the greatest count m."""
-        seeds = digests(self._streams, self._round, self._purpose)
-        return uniform_draws(seeds, int(counts.max(initial=0)))
+        """Return the first uniform draws of each node, [N, m] with at least the greatest count."""
+        most = int(counts.max(initial=0))
+        if most > self._draws.shape[1]:
+            if self._seeds is None:
+                self._seeds = digests(self._streams, self._round, self._purpose)
+            else:  # who asks for more does so again
+                most *= 2
+            self._draws = uniform_draws(self._seeds, most)
+        return self._draws
 
 
 class IdsOfEach:
@@ -134,7 +143,7 @@ class IdsOfEach:
     def of_lists(cls, lists: Sequence[Sequence[int]]) -> IdsOfEach:
         """Return ids from a list of numbers for each node, ascending."""
         counts = np.array([len(each) for each in lists], np.int64)
-        return cls.of_counts(counts, np.fromiter((k for each in lists for k in each), np.int64, counts.sum()))
+        return cls.of_counts(counts, np.fromiter(chain.from_iterable(lists), np.int64, counts.sum()))
 
     def sums(self, values: NDArray[Any]) -> Floats:
         """Return the sum of the values, [E], of each row, [N], added one after another as Python adds them."""

@@ -72,11 +72,19 @@ class StreamsOfEach(Sequence[RandomStreams]):
     def __len__(self) -> int:
         return len(self.names)
 
+    def digests(self, round: int, purpose: str) -> list[bytes]:
+        """Return what `RandomStreams.digest` returns for each name, without making its streams."""
+        before, after, hash = f"p2pfl draws\0{self.seed}\0", f"\0{round}\0{purpose}", hashlib.blake2b
+        return [hash(f"{before}{name}{after}".encode(), digest_size=32).digest() for name in self.names]
+
 
 def digests(streams: Sequence[RandomStreams], round: int, purpose: str) -> np.ndarray:
     """Return the digest of (round, purpose) of each stream, as four words; uint64 [N, 4]."""
-    what = f"{round}\0{purpose}".encode()
-    return np.frombuffer(b"".join([stream._digest(what) for stream in streams]), np.uint64).reshape(-1, 4)  # noqa: SLF001
+    if isinstance(streams, StreamsOfEach):
+        found = streams.digests(round, purpose)
+    else:
+        found = [stream.digest(round, purpose) for stream in streams]
+    return np.frombuffer(b"".join(found), np.uint64).reshape(-1, 4)
 
 
 def uniform_draws(seeds: np.ndarray, count: int) -> np.ndarray:

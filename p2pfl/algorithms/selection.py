@@ -27,7 +27,7 @@ def _uniform_of_each(rng: GeneratorsOfEach, ids: IdsOfEach, m: int | Counts) -> 
         return ids
     nodes = np.flatnonzero(drawing)
     counts, draws = ids.counts[nodes], most[nodes]
-    u = rng.random(np.where(drawing, most, 0))[nodes]
+    u = rng.random(draws)[nodes, : draws.max()]
     picks = np.full(u.shape, np.iinfo(np.int64).max)
     for k in range(u.shape[1]):
         last = counts - draws + k
@@ -130,8 +130,9 @@ def _probabilities_of_each(similarities: WeightsOfEach, tau: float) -> WeightsOf
     """Return probabilities as `probabilities` does. Rows of one length are computed together, so that sums round alike."""
     ids, values = similarities.ids, similarities.others
     found = np.full(len(values), FLOOR)
-    known = np.flatnonzero(values)
-    counts = np.bincount(ids.rows[known], minlength=len(ids.counts))
+    known, counts = np.flatnonzero(values), ids.counts
+    if len(known) < len(values):
+        counts = np.bincount(ids.rows[known], minlength=len(counts))
     for places in _alike(counts, known):
         given = values[places]
         logits = tau * given
@@ -151,6 +152,10 @@ def _alike(counts: Counts, places: Counts) -> Iterator[Counts]:
         counts: lengths of all rows.
         places: of all entries, one row after another.
     """
+    if len(counts) and (counts == counts[0]).all():
+        if counts[0]:
+            yield places.reshape(len(counts), -1)
+        return
     starts = np.cumsum(counts) - counts
     for count in np.unique(counts[counts > 0]).tolist():
         yield places[starts[counts == count, None] + np.arange(count)]
@@ -190,6 +195,7 @@ def _sample_of_each(rng: GeneratorsOfEach, ids: IdsOfEach, p: WeightsOfEach, m: 
     chosen = (most == ids.counts)[ids.rows]
     left = p.others.copy()
     used, wanted = np.zeros(len(most), np.int64), np.where(most < ids.counts, most, 0)
+    rng.random(2 * wanted)  # because most nodes draw a peer twice
     while len(drawing := np.flatnonzero(wanted)):
         u = rng.random(used + wanted)
         for part in _parts_alike(ids.counts[drawing]):
@@ -199,7 +205,8 @@ def _sample_of_each(rng: GeneratorsOfEach, ids: IdsOfEach, p: WeightsOfEach, m: 
             for k in range(int(wanted[nodes].max())):
                 rows = np.flatnonzero(wanted[nodes] > k)
                 at = nodes[rows]
-                picks = (cumulated[rows] <= u[at, used[at] + k, None]).sum(1)
+                of = cumulated if len(rows) == len(nodes) else cumulated[rows]
+                picks = (of > u[at, used[at] + k, None]).argmax(1)  # the first of them, as in `searchsorted`
                 chosen[ids.starts[at] + picks] = True  # a peer drawn twice counts once
         used += wanted
         left[chosen] = 0.0
@@ -209,6 +216,9 @@ def _sample_of_each(rng: GeneratorsOfEach, ids: IdsOfEach, p: WeightsOfEach, m: 
 
 def _parts_alike(counts: Counts) -> Iterator[Counts]:
     """Yield the places of equal counts; no more together than have PART entries."""
+    if (counts == counts[0]).all() and len(counts) * counts[0] <= PART:
+        yield np.arange(len(counts))
+        return
     for count in np.unique(counts).tolist():
         places = np.flatnonzero(counts == count)
         yield from np.array_split(places, -(-len(places) * count // PART))

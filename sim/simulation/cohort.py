@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple, TypeVar, cast, get_args
 
@@ -35,7 +36,7 @@ from numpy.typing import NDArray
 
 from p2pfl import policy
 from p2pfl.algorithms.selection import fitting
-from p2pfl.algorithms.similarity import CompareModels, compare_each
+from p2pfl.algorithms.similarity import CompareEach, CompareModels
 from p2pfl.budget import BudgetTracker
 from p2pfl.cohort import (
     EACH,
@@ -132,6 +133,7 @@ class Cohort:
         self.me = _Me(self, first)
         self.peers = _Peers(self)
         self.n_samples = self.me.n_samples
+        self._compare = CompareEach(self.me.initial)
         self._pending: tuple[int, dict[Stage, Models]] | None = None
         self.trained = Trained(np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count))
         self._batch_size = batch_size_of(plan.tasks[0])
@@ -227,7 +229,7 @@ class Cohort:
     def compare(self, own: Models, updates: UpdatesOfEach, measure: str) -> NDArray[np.float64]:
         """Return the similarity of each own model to those received, [E]; see p2pfl.algorithms.similarity."""
         self._count_askers(CompareModels.name, updates.ids)
-        return compare_each(self.peers.offered(own), updates.published, updates.ids, measure, self.me.initial)
+        return self._compare.scores(self.peers.offered(own), updates.published, updates.ids, measure)
 
     def losses(self, updates: UpdatesOfEach, split: Split) -> NDArray[np.float64]:
         """Return the mean loss of each model received on the receiver's data, [E]."""
@@ -717,10 +719,14 @@ def _sizes_of(extras: ExtrasOfEach) -> Counts:
     """Return the bytes of the extras of each node, [N]. They depend on the lengths of the arrays alone."""
     counts = np.diff(extras.starts)
     different, each = np.unique(counts, return_inverse=True)
-    sizes = [
-        len(encode_extras({name: array[:count] for name, array in extras.arrays.items()})) for count in different.tolist()
-    ]
-    return np.array(sizes, np.int64)[each]
+    kinds = tuple((name, array.dtype.str) for name, array in extras.arrays.items())
+    return np.array([_size_of(kinds, count) for count in different.tolist()], np.int64)[each]
+
+
+@lru_cache(maxsize=2**16)
+def _size_of(kinds: tuple[tuple[str, str], ...], count: int) -> int:
+    """Return the bytes of extras of these names and dtypes, whose arrays have `count` values."""
+    return len(encode_extras({name: np.zeros(count, dtype) for name, dtype in kinds}))
 
 
 class _BestModels:

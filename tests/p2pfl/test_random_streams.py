@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.random_streams import RandomStreams, common_order, digests, federation_streams, uniform_draws
+from p2pfl.random_streams import RandomStreams, StreamsOfEach, common_order, digests, federation_streams, uniform_draws
 
 
 def first(streams, round, purpose):
@@ -69,3 +69,9 @@ def test_draws_of_many_streams_are_those_of_each(seed, count, draws):
     streams = [RandomStreams(seed, f"node-{k}") for k in range(count)]
     found = uniform_draws(digests(streams, 3, "peers"), draws)
     assert found.tolist() == [stream.generator(3, "peers").random(draws).tolist() for stream in streams]
+
+
+def test_streams_of_many_names_have_the_digests_of_single_ones():
+    names = ["", "node-1", "kn\u00f6ten"]
+    for digest, name in zip(StreamsOfEach(3, names).digests(2, "train"), names, strict=True):
+        assert digest == RandomStreams(3, name).digest(2, "train")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from p2pfl.algorithms import similarity
 from p2pfl.algorithms.similarity import CompareModels, PeerSimilarities, compare, compare_together, short_ids
+from p2pfl.cohort import IdsOfEach
 from p2pfl.robust.batches import rows_of
 
 OWN = np.array([3, 4], np.float32)
@@ -118,3 +119,22 @@ def test_borrow_leaves_out_values_that_are_not_finite():
     arrays = PeerSimilarities({}, {"a": 0.5})
     arrays.borrow(("a", "b"), short_ids("ab"), np.array([np.nan, np.inf]))
     assert arrays.borrowed == {"a": 0.5}
+
+
+@pytest.mark.parametrize("measure", ["cosine-weights", "cosine-gradients", "l2"])
+@pytest.mark.parametrize("most", [similarity.MOST_VALUES, 0])
+@pytest.mark.parametrize("publishes", [True, False])
+def test_comparison_of_a_cohort_has_the_bits_of_single_nodes(measure, most, publishes, monkeypatch):
+    """Also if there are too many values to compare all at once, and if nodes publish other models than their own."""
+    monkeypatch.setattr(similarity, "MOST_VALUES", most)
+    monkeypatch.setattr(similarity, "PART", 301 * 12)
+    rng = np.random.default_rng(0)
+    own = rng.normal(size=(9, 301)).astype(np.float32)
+    own[4] = 0  # without a cosine
+    published, initial = own if publishes else own + np.float32(1), rng.normal(size=301).astype(np.float32)
+    ids = IdsOfEach.of_lists([[j for j in range(9) if j != k and (j + k) % 3] for k in range(9)])
+    each = similarity.CompareEach(initial)
+    for _ in range(2):  # with the memory of the first time
+        found = each.scores(own, published, ids, measure)
+        single = [compare(CompareModels(measure, own[k], list(published[ids.of(k)]), initial)) for k in range(9)]
+        assert found.tolist() == np.concatenate(single).tolist()
