@@ -5,6 +5,7 @@ Personalized Federated Learning", 2024, algorithms 2 and 3).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from itertools import compress
 from math import inf, isinf, isnan, nan
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -153,7 +154,7 @@ async def _ggc_of_each(
     chosen: list[Sequence[int]] = [()] * len(rows)
     if queries:
         for node, order, (accepted, _) in zip(nodes, orders, await compute(QueriesOfEach(nodes, queries)), strict=True):
-            chosen[node] = sorted(k for k, accept in zip(order, accepted, strict=False) if accept)
+            chosen[node] = sorted(compress(order, accepted))
     return IdsOfEach.of_lists(chosen)
 
 
@@ -210,9 +211,10 @@ async def _bggc_of_each(
         answers = {}
         if fetching:  # first, because a fetch takes no time
             updates = await fetch(IdsOfEach.of_lists([sorted(fetching.get(k, ())) for k in searches]))
-            weights = updates.n_samples.tolist()
+            samples_of, rows = updates.n_samples.tolist(), list(updates.published)
+            came = [Update(j, own.round, own.stage, row, samples_of[j]) for j, row in enumerate(rows)]  # type: ignore[arg-type]
             for k, senders in fetching.items():
-                answers[k] = [Update(j, own.round, own.stage, updates.published[j], weights[j]) for j in senders]  # type: ignore[arg-type]
+                answers[k] = [came[j] for j in senders]
             fetching = {}
         elif asking:
             nodes = sorted(asking)
