@@ -23,6 +23,7 @@ from p2pfl.sim.scenario.questions import NAME, Answer, Pair, missing_rows, pairs
 MOST_LISTED = 12  # comparisons that a sentence lists; more are counted
 MOST_PLACES = 8  # sentences of an answer, one for each place
 SIDES = ("above", "below", "equal", "not decided")
+UNDECIDED = "Not decided. "
 WORDS = {
     "weight_within_group": "weight on the own group",
     "clusters.best": "adjusted Rand index of the clusters in their best round",
@@ -176,19 +177,25 @@ def _sentences(answer: Answer, found: Sequence[_Compared], figure: str, words: s
         groups = {"": list(found)}
     said = []
     for place, group in list(groups.items())[:MOST_PLACES]:
-        start = f"{_verdict(answer.yes, group)}{subject}{f', {answer.by} {place}' if answer.by else ''}"
-        said.append(f"{start}{_counted(group, write) if len(group) > MOST_LISTED else _listed(group, write)}")
+        verdict = _verdict(answer.yes, group)
+        start = f"{verdict}{subject}{f', {answer.by} {place}' if answer.by else ''}"
+        said.append(f"{start}{_counted(group, write) if len(group) > MOST_LISTED else _listed(group, write, verdict)}")
     if len(groups) > MOST_PLACES:
         said.append(f"{len(groups) - MOST_PLACES} more are in the table.")
     return said
 
 
-def _listed(group: Sequence[_Compared], write: Sequence[Callable[..., str]]) -> str:
-    """Return each comparison of a few, by the side on which its row is. What they share is named once."""
+def _listed(group: Sequence[_Compared], write: Sequence[Callable[..., str]], verdict: str) -> str:
+    """Return each comparison of a few, by the side on which its row is. What they share is named once.
+
+    Args:
+        verdict: what stands before them; it says already if none is decided.
+    """
     value, margin, spread = write
     rows, others = ({getattr(each, name) for each in group} for name in ("row", "other"))
     one_row, one_other = len(rows) == 1 < len(group), len(others) == 1
     first = group[0]
+    sided = first.spread is not None and verdict != UNDECIDED
     start = f", {first.row} ({value(first.value)}) against" if one_row else ""
     if one_other:
         start += f", against {first.other}" + (f" ({value(first.than)})" if first.other != f"{first.than:g}" else "")
@@ -200,9 +207,9 @@ def _listed(group: Sequence[_Compared], write: Sequence[Callable[..., str]]) -> 
             names += [] if one_other else [f"{each.other} {value(each.than)}"]
             doubt = f" ± {spread(each.spread)}" if each.spread is not None else ""
             items.append(f"{' against '.join(names)} ({margin(each.margin)}{doubt})")
-        head = "" if first.spread is None else f"{side}{' ' if one_row else ': '}"
+        head = f"{side}{' ' if one_row else ': '}" if sided else ""
         parts += [head + "; ".join(items)] if items else []
-    return f"{start}: {'. '.join(part[0].upper() + part[1:] if first.spread is not None else part for part in parts)}."
+    return f"{start}: {'. '.join(part[0].upper() + part[1:] if sided else part for part in parts)}."
 
 
 def _counted(group: Sequence[_Compared], write: Sequence[Callable[..., str]]) -> str:
@@ -227,7 +234,7 @@ def _verdict(yes: str, group: Sequence[_Compared]) -> str:
         return "Yes. "
     if held:
         return f"Yes in {held} of {len(sides)}. "
-    return "No. " if open_ < len(sides) else "Not decided. "
+    return "No. " if open_ < len(sides) else UNDECIDED
 
 
 def _ranked(answer: Answer, pairs: Sequence[Pair], rows: Mapping[str, Row], figure: str, words: str) -> list[str]:

@@ -102,6 +102,11 @@ def test_verdict_counts_what_is_decided():
     assert verdict("b", "c") == verdict("same") == "No."
 
 
+def test_answer_says_once_that_nothing_is_decided():
+    (found, _) = answers({"b": [0.6, 0.8], "none": [0.7, 0.7]}, [{"run": "b", "against": "none", "yes": "above"}])
+    assert found == "Not decided. Test accuracy, against none (0.70): b 0.70 (+0.00 ± 0.14)."
+
+
 def test_answer_of_one_seed_is_not_decided_and_says_what_is_missing():
     found = answers({"a": [0.9], "none": [0.7]}, [{"run": "a", "against": "none", "yes": "above"}])
     found = [each.replace("three", "3") for each in found]
