@@ -95,6 +95,19 @@ def test_fragments_that_are_lost_are_left_out_and_the_others_are_used():
     assert ((weights > 0) & (weights < 0.5)).any()
 
 
+def test_attackers_that_send_each_node_other_fragments_are_convicted():
+    attack = {"name": "dissensus", "share": 0.25}
+    result = play(nodes=8, attack=attack, robust="trimmed", distrust=5)
+    attackers = result.recorder.view.attackers
+    convicted = {
+        name: {id for id, kinds in node.exchange.conduct.penalties.items() if kinds["equivocation"]}
+        for name, node in result.nodes.items()
+        if name not in attackers
+    }
+    assert len(attackers) == 2
+    assert all(found == set(attackers) for found in convicted.values())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
