@@ -495,7 +495,9 @@ class NamedSchedule:
 
     def change(self, names: Sequence[str]) -> None:
         """Replace the nodes, because some have come or gone."""
-        self.names = tuple(sorted(names))
+        if (ordered := tuple(sorted(names))) == getattr(self, "names", None):
+            return
+        self.names = ordered
         self._places = {name: place for place, name in enumerate(self.names)}
         self.schedule = self._make(max(1, len(self.names)))
 

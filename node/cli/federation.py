@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from p2pfl._util import toml_tables
 from p2pfl._util.console import add_changes, add_command, add_output, print_answer
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, name_source
 from p2pfl.node.cli.options import add_folder, add_unlock, confirm, unlock
 
 
@@ -38,6 +40,7 @@ def _add_create(federations: Any) -> None:
         "create a federation with the settings in this node's node.toml",
         "p2pfl-node federation create alice --backup admission-key.backup",
         "p2pfl-node federation create alice --backup key.backup --set members=3",
+        "p2pfl-node federation create alice --backup key.backup --topology base-k --set topology.degree=2",
     )
     add_folder(create)
     settings = create.add_argument_group("settings")
@@ -49,6 +52,11 @@ def _add_create(federations: Any) -> None:
     settings.add_argument(
         "--edges", dest="edge_list", type=Path, metavar="FILE", help="file with more pairs, two names on each line"
     )
+    settings.add_argument(
+        "--topology", metavar="NAME",
+        help="rule by which members compute from whom they fetch in each round, such as base-k; --set topology.degree=2 sets"
+        " an option of it (default: every member fetches from every other)",
+    )  # fmt: skip
     add_changes(settings, "override a key of node.toml for the federation, such as members=3")
     key = create.add_argument_group("admission key")
     key.add_argument(
@@ -143,11 +151,14 @@ def _create(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import agreement, loading, membership_changes
     from p2pfl.node.federation.membership_changes import watch_checkpoints
     from p2pfl.node.folder import config
+    from p2pfl.policy import check_topology as check_policy
 
     if any(change.partition("=")[0].strip() in ("edge", "edges") for change in options.changes):
         raise ConfigurationError("command line: list the pairs of members with --edge A-B or --edges FILE, not with --set")
-    own = config.load(options.folder, options.changes)  # first: it names unknown keys
-    for change in options.changes:
+    given = [change for change in options.changes if change.strip().startswith("topology")]
+    changes = [change for change in options.changes if change not in given]
+    own = config.load(options.folder, changes)  # first: it names unknown keys
+    for change in changes:
         key = change.partition("=")[0].strip()
         if key.partition(".")[0] not in (*agreement.AGREED, "task", "policy"):
             raise ConfigurationError(
@@ -163,11 +174,14 @@ def _create(options: argparse.Namespace) -> int:
                 f"{options.edge_list} has no pair of names; write two names on each line, such as alice bob"
             )
     edges = agreement.check_edges(pairs) if pairs else "all"
+    topology = _topology(options.topology, given)
+    with name_source("command line"):
+        agreement.check_topology(topology, edges)
     config.check_name(options.name)
-    ready = loading.LoadedNode(options.folder, own, None, None, options.changes)
+    ready = loading.LoadedNode(options.folder, own, None, None, changes)
     task = loading.task_of(ready)
-    loading.policy_of(ready)
-    tables = agreement.draft(options.name, own, task, edges)
+    check_policy(loading.policy_of(ready), bool(topology))
+    tables = agreement.draft(options.name, own, task, edges, topology)
     say_earlier = watch_checkpoints(options.folder, partial(print, file=sys.stderr))
     federation = membership_changes.create_federation(options.folder, tables, options.backup, passphrase)
     say_earlier()
@@ -181,6 +195,18 @@ def _create(options: argparse.Namespace) -> int:
     answer = {"federation": federation.name, "id": federation.id.hex(), "member": own.name, "backup": str(options.backup)}
     print_answer(options, text, answer)
     return 0
+
+
+def _topology(name: str | None, changes: Sequence[str]) -> dict[str, Any]:
+    """Return the table of a federation's topology, empty without one."""
+    if not name:
+        if changes:
+            raise ConfigurationError(f"command line: {changes[0]} is an option of a topology; name it with --topology NAME")
+        return {}
+    options = [change.strip().removeprefix("topology.") for change in changes]
+    if any(change.strip().partition("=")[0].strip() in ("topology", "topology.name") for change in changes):
+        raise ConfigurationError("command line: name the topology with --topology NAME, not with --set")
+    return toml_tables.with_changes({"name": name}, options)
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -390,6 +390,7 @@ def message_exchange(
     initial: str = "made by the task from the seed",
     encoder: ModelEncoder | None = None,
     edges: Edges = "all",
+    topology: Mapping[str, Any] | None = None,
     options: PeeringOptions = PeeringOptions(),  # noqa: B008 (it is frozen)
     coordination: Coordination | None = None,
     scores: bool = False,
@@ -405,6 +406,7 @@ def message_exchange(
         initial: the hash of the initial model.
         encoder: encoder of models, if it exists already.
         edges: pairs of nodes that may exchange models.
+        topology: see p2pfl.node.federation.agreement.Agreement.
         scores: whether the policy asks for losses.
         fragments: whether the policy fetches parts of models.
     """
@@ -418,7 +420,15 @@ def message_exchange(
         signer=FrameSigner(identity, federation, layout.fingerprint, incarnation, generation=generation),
         verifier=FrameVerifier(keys, identity.public, federation, payload_limit(layout.size, election is not None)),
         agreed={
-            **terms(layout, settings, initial, edges, None if election is None else election.timing, fragments=fragments),
+            **terms(
+                layout,
+                settings,
+                initial,
+                edges,
+                None if election is None else election.timing,
+                fragments=fragments,
+                topology=topology,
+            ),
             **agreed,
         },
         public_info=dict(task.public_info) | {"n_samples": task.n_samples},

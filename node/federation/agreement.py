@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from p2pfl._util.binding import bind, split_name
+from p2pfl._util.binding import bind, build, split_name
 from p2pfl._version import describe_version
 from p2pfl.compression.codecs import make_codec
-from p2pfl.errors import ConfigurationError, UnknownKeyError, must_be, name_source
+from p2pfl.errors import ConfigurationError, UnknownKeyError, must_be, name_source, unknown
 from p2pfl.node.folder.config import NodeConfig, check_name
 from p2pfl.node.settings import Settings, SharedSettings
 from p2pfl.parameters import Layout, Parameters
@@ -21,6 +21,7 @@ from p2pfl.protocols.election import Timing
 from p2pfl.robust.registry import describe_robust
 from p2pfl.task import Task
 from p2pfl.task_specs import check_shared
+from p2pfl.topologies.schedules import SCHEDULES, GraphSchedule
 
 if TYPE_CHECKING:
     from p2pfl.protocols.membership.federation_file import Federation
@@ -48,11 +49,14 @@ class Agreement(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         edges: pairs of names that may exchange models; "all" lets every member exchange with every other.
+        topology: a rule of p2pfl.topologies.schedules with its options, by which members compute from whom they fetch in
+            each round; empty for none.
         model: what the tasks of all members must make.
     """
 
     name: str
     edges: Edges
+    topology: dict[str, Any] = msgspec.field(default_factory=dict)
     task: dict[str, Any]
     policy: dict[str, Any]
     model: Model
@@ -66,7 +70,9 @@ def approve_all(own: NodeConfig, agreement: Agreement) -> None:
     """Approve all settings of a federation."""
 
 
-def draft(name: str, config: NodeConfig, task: Task, edges: Edges = "all") -> dict[str, Any]:
+def draft(
+    name: str, config: NodeConfig, task: Task, edges: Edges = "all", topology: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the agreement of a federation whose members are all configured like this node.
 
     Options that the task took from this node's data, such as the number of classes, become options of the federation.
@@ -82,6 +88,7 @@ def draft(name: str, config: NodeConfig, task: Task, edges: Edges = "all") -> di
         "name": name,
         **settings,
         "edges": pairs,
+        **({"topology": dict(topology)} if topology else {}),
         "task": {**config.task, **task.derived_options},
         "policy": config.policy,
         "model": msgspec.to_builtins(model),
@@ -126,6 +133,7 @@ def read(federation: Federation) -> Agreement:
             raise must_be("model.values", "1 or more", agreement.model.values)
         agreement.check()
         _check_options(agreement.task, agreement.policy)
+        check_topology(agreement.topology, agreement.edges)
         return agreement
 
 
@@ -238,6 +246,35 @@ def neighbours(edges: Edges, name: str, members: Collection[str]) -> set[str]:
     return others & {b if a == name else a for a, b in edges if name in (a, b)}
 
 
+def check_topology(topology: Mapping[str, Any], edges: Edges = "all") -> None:
+    """Raise ConfigurationError unless members can follow a rule with a graph for each round, whoever comes or goes."""
+    if not topology:
+        return
+    if edges != "all":
+        raise ConfigurationError("a federation has a topology or edges, not both", "topology", "edges")
+    name, _ = split_name("topology", topology)
+    if name == "hypercube":
+        raise ConfigurationError(
+            "topology: a hypercube needs a power of 2 as its number of members, who come and go; base-k with degree = 1 is"
+            " the hypercube then, and takes any number",
+            "topology.name",
+        )
+    if name not in SCHEDULES:
+        raise unknown("topology", name, [each for each in SCHEDULES if each != "hypercube"])
+    graphs_of(topology, 0, 2)
+
+
+def graphs_of(topology: Mapping[str, Any], seed: int, members: int) -> GraphSchedule:
+    """Return the rule of a federation's topology for a number of members.
+
+    Raises:
+        ConfigurationError: it has an option that does not exist, or an invalid one.
+    """
+    name, options = split_name("topology", topology)
+    schedule: GraphSchedule = build("topology", SCHEDULES[name], options, n=members, seed=seed)
+    return schedule
+
+
 def terms(
     layout: Layout,
     settings: Settings,
@@ -246,23 +283,28 @@ def terms(
     timing: Timing | None = None,
     *,
     fragments: bool = False,
+    topology: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
     """Return the settings, as text, that both ends of a link must share: decisions, times, inputs and failures.
 
     Args:
         timing: timing of the elections, if the policy is coordinated.
         fragments: whether the policy fetches parts of models. A node that does not know their messages then differs.
+        topology: see `Agreement`.
 
     The list follows tables 6.2 and 6.3 of Hartmann, Multi-objective learning in federation (University of Luxembourg,
     2026): the information that a protocol of federated learning should publish before models are exchanged.
     """
     synchronous = settings.mode == "synchronous"
     waits = f"waits {settings.deadline:g} s at most" + (", fewer where peers are quick" if settings.adaptive else "")
-    topology = "everyone with everyone" if edges == "all" else f"{len(edges)} edges ({_hash(repr(sorted(edges)))})"
+    graph = "everyone with everyone" if edges == "all" else f"{len(edges)} edges ({_hash(repr(sorted(edges)))})"
+    if topology:
+        options = ", ".join(f"{key} = {value!r}" for key, value in sorted(topology.items()) if key != "name")
+        graph = f"another graph in each round: {topology['name']}{f' ({options})' if options else ''}"
     coordinated = {} if timing is None else _coordination_settings(timing)
     collected = "models or fragments fetched from peers" if fragments else "fetched from peers"
     return {
-        "system topology": f"no server; {topology}",
+        "system topology": f"no server; {graph}",
         "coordinator": "none",
         "layout": f"{layout.size} values in {len(layout.shapes)} tensors ({layout.fingerprint.hex()})",
         "initial model": initial,

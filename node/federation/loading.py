@@ -23,7 +23,7 @@ from p2pfl.node.folder import config
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.settings import check_coordinated, check_fragments
 from p2pfl.policies import make_policy
-from p2pfl.policy import Coordinated, Policy
+from p2pfl.policy import Coordinated, Policy, check_topology
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.task import Part, Task, make_task
 
@@ -91,6 +91,8 @@ def policy_of(setup: LoadedNode) -> Policy:
         if isinstance(policy, Coordinated):
             check_coordinated(own)
         check_fragments(own, policy)
+        if setup.agreement is not None:
+            check_topology(policy, bool(setup.agreement.topology))
     return policy
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from p2pfl._util.atomic_files import DiskErrorReporter
 from p2pfl._util.event_log import EventLogger
 from p2pfl.node.coordination.election_runner import ElectionRunner, electorate
-from p2pfl.node.federation.agreement import neighbours
+from p2pfl.node.federation.agreement import graphs_of, neighbours
 from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.federation.membership_file import MEMBERSHIP, MembershipFile, check_member
 from p2pfl.node.log import LOG
@@ -22,6 +23,7 @@ from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peering_config import Member
 from p2pfl.protocols.election import Electorate
 from p2pfl.protocols.membership.log import LIMIT
+from p2pfl.topologies.schedules import NamedSchedule
 
 LOOKING = 1.0  # seconds between checks of the file, which commands may change, and between attempts to write
 
@@ -97,6 +99,7 @@ class MembershipSync:
         """Apply new entries of the log, pass them on to the peers, and schedule their writing."""
         peering, membership_version = self._peering, self._membership.membership_version
         self._grown.set()
+        self._neighbourhood.update()
         now = self._neighbourhood.members()
         for name, peer in list(peering.peers.items()):
             if name not in now or now[name].key != peer.key:
@@ -128,6 +131,11 @@ class Neighbourhood:
         addresses: addresses that are the same for every member, such as the broker's.
         coordinated: whether the policy has a coordinator. It may be any member, so this node connects to all of them,
             whatever the topology is.
+
+    Attributes:
+        rounds: the graph of each round, if the federation has a topology with one for each. Its nodes are the members
+            that are no observers. This node connects to all of them: with each member that comes or goes, nearly all
+            graphs change, and links that are there need not be made for a round.
     """
 
     def __init__(self, ready: LoadedNode, addresses: Sequence[str], coordinated: bool = False) -> None:
@@ -139,6 +147,19 @@ class Neighbourhood:
         self._configured = ready.config.addresses
         self._addresses = tuple(addresses)
         self._coordinated = coordinated
+        agreed = ready.agreement
+        self.rounds: NamedSchedule | None = None
+        if agreed.topology:
+            self.rounds = NamedSchedule(partial(graphs_of, agreed.topology, agreed.seed), self._learning())
+
+    def update(self) -> None:
+        """Compute the graphs of the rounds from the members that the log has now."""
+        if self.rounds is not None:
+            self.rounds.change(self._learning())
+
+    def _learning(self) -> list[str]:
+        """Return the names of the members that are no observers."""
+        return [name for name, member in self._log.members.items() if member.role != "observer"]
 
     def members(self) -> dict[str, Member]:
         """Return the members with which this node may exchange messages, by name."""

@@ -40,6 +40,7 @@ from p2pfl.protocols.transport import Transport
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Task, samples_of
+from p2pfl.topologies.schedules import NamedSchedule
 from p2pfl.tracking.tracker import Tracking, factories
 
 TRACK = "track"  # folder of the trackers' files
@@ -68,6 +69,7 @@ class _Connected(NamedTuple):
     exchange: MessageExchange
     connectivity: Connectivity | None = None
     members: MembershipSync | None = None
+    rounds: NamedSchedule | None = None
     tokens_unanswered: str = ""  # why a node with an admission key cannot answer tokens
 
 
@@ -118,7 +120,7 @@ class Assembly:
             connected = self._alone(incarnation)
         else:
             connected = self._connect(ready.membership, ready.agreement, incarnation)
-        exchange, connectivity, members, tokens_unanswered = connected
+        exchange, connectivity, members, rounds, tokens_unanswered = connected
         status_observer = StatusObserver(ready.folder / folders.STATUS, exchange, log, faults=self._supervisor.faults)
         tracking_observer = self._tracking_observer
         node = Node(
@@ -135,6 +137,7 @@ class Assembly:
             lenient=True,
             initial=self._initial,
             resume_after=last_published(ready.folder / folders.PUBLISHED, log=log),
+            rounds=rounds,
         )
         if ready.membership is not None:
             follow_extensions(ready.membership, node, exchange, status_observer)
@@ -219,6 +222,7 @@ class Assembly:
             exchange,
             connectivity,
             MembershipSync(ready, key, neighbourhood, exchange.peering, election, log=self._log),
+            neighbourhood.rounds,
             unanswered,
         )
 
@@ -289,6 +293,7 @@ def member_exchange(
             "rounds": str(agreed.rounds),  # without extensions, which a peer may learn of only from this node
         },
         edges=agreed.edges,
+        topology=agreed.topology,
         options=options,
         coordination=coordination,
         **learning,

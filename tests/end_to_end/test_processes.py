@@ -116,6 +116,37 @@ def test_killed_process_resumes_while_others_continue(tmp_path):
 
 
 @pytest.mark.slow
+def test_nine_processes_on_a_changing_graph_equal_the_simulator_and_survive_a_kill(tmp_path):
+    """The same nine nodes run twice on a Base-2 graph: undisturbed, and with one that is killed and started again."""
+    names, topology = [f"node-{k}" for k in range(9)], {"name": "base-k", "degree": 1}
+    table = 'seed = 3\ndeadline = 20.0\nrobust = "none"\n[task]\nname = "digits"\nsamples = 60\n[policy]\nname = "dsgd"\n'
+    with processes(tmp_path / "whole", names, f"rounds = 6\n{table}", topology=topology) as federation:
+        federation.start()
+        federation.wait()
+        checkpoints = {name: federation.checkpoint(name) for name in names}
+        history = {name: federation.status(name)["history"] for name in names}
+    toml = f'nodes = 9\nrounds = 6\ntrainer = "one-by-one"\ntopology = {{ name = "base-k" }}\n{table}'
+    simulated = run(resolve(tomllib.loads(toml), [], "same", ".").runs[0])
+    for name in names:
+        assert checkpoints[name].params == simulated.nodes[name].me.whole.tobytes()
+        assert all(len(row["weights"]) <= 2 for row in history[name])
+
+    with processes(tmp_path / "killed", names, f"rounds = 60\n{table}", topology=topology) as federation:
+        federation.start()
+        federation.until_round("node-4", 5)
+        federation.signal("node-4", signal.SIGKILL)
+        federation.wait("node-4")
+        gone = federation.status("node-0")["round"]
+        federation.until_round("node-0", gone + 2)
+        federation.start("node-4")
+        federation.wait()
+        assert [p.returncode for p in federation.running.values()] == [0] * 9
+        assert {federation.status(name)["round"] for name in names} == {60}
+        last = federation.status("node-4")["history"]
+        assert any(len(row["weights"]) == 2 for row in last if row["round"] > 50)  # it learns with others again
+
+
+@pytest.mark.slow
 def test_silent_process_costs_one_deadline(tmp_path):
     with processes(tmp_path, ABC, "rounds = 60" + DIGITS.replace("10.0", "6.0")) as federation:
         federation.start()

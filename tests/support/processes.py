@@ -30,11 +30,11 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
-def federate(root, names, edges="all", roles=MappingProxyType({})):
+def federate(root, names, edges="all", roles=MappingProxyType({}), topology=None):
     """Make one federation of nodes' folders, without commands; members without a role are participants."""
     first = root / names[0]
     ready = loading.load(first)
-    tables = agreement.draft("test", ready.config, loading.task_of(ready), edges)
+    tables = agreement.draft("test", ready.config, loading.task_of(ready), edges, topology)
     membership_changes.create_federation(first, tables, root / "backup.pem")
     for name in names[1:]:
         membership_changes.admit(
@@ -70,9 +70,10 @@ class Processes:
     Args:
         toml: content of every node.toml in addition to name, listen, part and addresses.
         path: folder of a custom task.
+        topology: rule of the federation with a graph for each round.
     """
 
-    def __init__(self, root: Path, names, toml, cwd=None, path=None):
+    def __init__(self, root: Path, names, toml, cwd=None, path=None, topology=None):
         self.names, self.cwd = list(names), cwd
         self.folders = {name: root / name for name in self.names}
         self.running, self._printed = {}, {}
@@ -85,7 +86,7 @@ class Processes:
         if path is not None:
             sys.path.insert(0, str(path))
         if len(self.names) > 1:
-            federate(root, self.names)
+            federate(root, self.names, topology=topology)
         if path is not None:
             sys.path.remove(str(path))
 
