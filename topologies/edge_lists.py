@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from p2pfl.topologies.graph_facts import LINK, Content, Limits
+from p2pfl.topologies.graph_facts import LINK, ROUND, Content, Limits
 from p2pfl.topologies.text_rows import NUMBER, PAIRS, SEPARATORS, Rows, columns_of, fields_of, quote, stem_of, weight_of
 
 LONGEST_NAME = 10_000  # characters
@@ -39,9 +39,10 @@ class Columns:
 
     @property
     def links(self) -> dict[str, int]:
-        """Positions of the columns of `LINK` that the header names."""
+        """Positions of the columns of `LINK` and `ROUND` that the header names."""
         used = (self.source, self.target, self.weight)
-        return {name.casefold(): k for k, name in enumerate(self.header) if name.casefold() in LINK and k not in used}
+        names = (*LINK, ROUND)
+        return {name.casefold(): k for k, name in enumerate(self.header) if name.casefold() in names and k not in used}
 
     @property
     def described(self) -> list[str]:
@@ -177,7 +178,7 @@ def _weight_in(attributes: dict[str, object]) -> float | None:
 
 def _describe_attributes(rows: Rows, found: Content) -> None:
     keys = Counter(
-        key for attributes in rows.attributes or () for key in attributes if key.casefold() not in ("weight", *LINK)
+        key for attributes in rows.attributes or () for key in attributes if key.casefold() not in ("weight", ROUND, *LINK)
     )
     if keys:
         found.details.append(f"attributes left out: {', '.join(quote(key) for key in list(keys)[:6])}")

@@ -25,10 +25,12 @@ from typing import Any
 
 import msgspec
 import networkx as nx
+import numpy as np
 
 from p2pfl.topologies import edge_lists, graphml, text_rows
 from p2pfl.topologies.edge_lists import LONGEST_NAME, order_by_number, weight_number
-from p2pfl.topologies.graph_facts import LINK, Content, GraphFacts, Limits
+from p2pfl.topologies.graph_facts import LINK, ROUND, Content, GraphFacts, Limits
+from p2pfl.topologies.schedules import Listed
 from p2pfl.topologies.text_rows import NUMBER, SEPARATORS, Rows, columns_of, decode, quote
 
 GRAPHML = (".graphml", ".xml")
@@ -46,7 +48,8 @@ SUFFIXES = tuple(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 LARGEST = 32 * 2**20  # bytes of a file, and of its content if it is compressed
 MOST_NODES = 20_000
 MOST_EDGES = 1_000_000
-WANTED = frozenset({"label", "latitude", "longitude", "weight", *LINK})
+MOST_ROUNDS = 10_000
+WANTED = frozenset({"label", "latitude", "longitude", "weight", ROUND, *LINK})
 BY_SUFFIX = {  # the name of the format, and the function of networkx that reads it; "" if none does
     ".gexf": ("GEXF", "nx.read_gexf({file!r})"),
     ".net": ("Pajek", "nx.Graph(nx.read_pajek({file!r}))"),
@@ -117,7 +120,7 @@ def read(file: str, directed: bool | None = None) -> nx.Graph:
     begin with `#` or `%` are comments, and also the end of a line after `#` between blanks.
 
     The first line of a table names the columns of the source and the target, for example `source,target`. Of the other
-    columns only `weight`, `loss` and `latency` are used. A matrix may have names of rows and columns.
+    columns only `weight`, `round`, `loss` and `latency` are used. A matrix may have names of rows and columns.
 
     Args:
         directed: whether an edge allows only the target to fetch from the source; false by default. GraphML, GML and
@@ -129,7 +132,9 @@ def read(file: str, directed: bool | None = None) -> nx.Graph:
         are in numerical order. Each has the attribute `label`, and `latitude` and `longitude` in degrees if the file gives
         them. Edges have the attribute `weight`, a positive number, if any edge of the file has one. It is then 1 for edges
         without a weight, and the largest one counts for parallel edges. They have the attributes `loss` and `latency` if
-        the file gives them, as texts; those of parallel edges that differ become one text that is no number. The dict
+        the file gives them, as texts; those of parallel edges that differ become one text that is no number. Edges with the
+        attribute `round` exist in that round only: the graph has those of all rounds, and graph.graph["schedule"] is the
+        p2pfl.topologies.GraphSchedule that has each round's in turn. The dict
         graph.graph contains `name`, the file's name without its suffix, `notes`, lines about what was left out or should
         be checked, and `facts`, a p2pfl.topologies.graph_facts.GraphFacts.
 
@@ -225,19 +230,28 @@ def _simple(found: Content, source: str) -> nx.Graph:
         graph.add_node(place[name], **{**attributes, "label": attributes.get("label") or name})
     weights = [weight for *_, weight in found.edges if weight is not None]
     loops = parallel = conflicts = 0
+    rounds = _rounds(found)
+    by_round: dict[int, dict[tuple[int, int], float]] = {}  # in each round, the weight of each pair (target, source)
     for k, (one, other, directed, weight) in enumerate(found.edges):
         i, j = place[one], place[other]
         if i == j:
             loops += 1
             continue
-        if graph.has_edge(i, j):
+        here = by_round.setdefault(rounds[k], {}) if rounds else None
+        if graph.has_edge(i, j) if here is None else (j, i) in here:
             parallel += 1
-            conflicts += bool(weights) and graph.edges[i, j]["weight"] != (weight or 1.0)
+            known = graph.edges[i, j].get("weight") if here is None else here[j, i]
+            conflicts += bool(weights) and known != (weight or 1.0)
+        if here is not None:
+            for pair in ((j, i), *([] if directed else [(i, j)])):
+                here[pair] = max(here.get(pair, 0.0), weight or 1.0)
         ways = [(i, j)] if directed or not graph.is_directed() else [(i, j), (j, i)]
         for i, j in ways:
             old = graph.edges[i, j] if graph.has_edge(i, j) else {}
             graph.add_edge(i, j, **({"weight": max(old.get("weight", 0.0), weight or 1.0)} if weights else {}))
             for key, text in found.links.get(k, {}).items():
+                if key == ROUND:
+                    continue
                 known = old.get(key, text)
                 graph.edges[i, j][key] = text if known == text else f"{known} and {text}"[:60]
     left_out = (
@@ -248,6 +262,12 @@ def _simple(found: Content, source: str) -> nx.Graph:
     if conflicts:
         found.details.append("the largest weight of parallel edges counts")
     graph.graph["notes"] = [*notes, *found.notes]
+    if rounds:
+        last = max(rounds)
+        graph.graph["schedule"] = _schedule(by_round, last, graph)
+        empty = last - len(by_round)
+        without = f", {empty} of them without edges" if empty else ""
+        found.details.append(f"one graph for each of {last} rounds, which then repeat{without}")
     graph.graph["facts"] = GraphFacts(
         source=source,
         format=found.format,
@@ -262,6 +282,39 @@ def _simple(found: Content, source: str) -> nx.Graph:
         notes=tuple(graph.graph["notes"]),
     )
     return graph
+
+
+def _rounds(found: Content) -> list[int]:
+    """Return the round of each edge; none if the edges of the file exist in all rounds.
+
+    Raises:
+        ValueError: an edge has no round, or an invalid one.
+    """
+    texts = [found.links.get(k, {}).get(ROUND, "") for k in range(len(found.edges))]
+    if not any(texts):
+        return []
+    numbers = []
+    for (one, other, *_), text in zip(found.edges, texts, strict=True):
+        number = int(float(text)) if re.fullmatch(r"\d{1,6}(\.0+)?", text, re.ASCII) else 0
+        if not 1 <= number <= MOST_ROUNDS:
+            raise ValueError(
+                f"the edge between {quote(one)} and {quote(other)}: its round must be a whole number from 1 to"
+                f" {MOST_ROUNDS:,}, got {quote(text)}; if the column or attribute {ROUND!r} is something else, rename it"
+            )
+        numbers.append(number)
+    return numbers
+
+
+def _schedule(by_round: Mapping[int, Mapping[tuple[int, int], float]], last: int, graph: nx.Graph) -> Listed:
+    """Return the rule that has the graphs of a file in turn."""
+    rounds = []
+    for round in range(1, last + 1):
+        edges = by_round.get(round, {})
+        to, source = np.array([*edges], np.int64).reshape(-1, 2).T
+        rounds.append((to, source, np.array([*edges.values()], np.float64)))
+    schedule = Listed(len(graph), rounds, graph.is_directed())
+    schedule.name = "file"
+    return schedule
 
 
 def refuse_suffix(suffix: str, file: str) -> None:
@@ -391,7 +444,7 @@ def _add_edge(found: Content, ends: list[str], directed: bool, attributes: Attri
 
 
 def _describe(found: Content, edges: Any, known: set[str]) -> None:
-    others = dict.fromkeys(key for edge in edges for key in edge if key.lower() not in {"weight", *LINK, *known})
+    others = dict.fromkeys(key for edge in edges for key in edge if key.lower() not in {"weight", ROUND, *LINK, *known})
     if others:
         found.details.append(f"attributes of edges left out: {', '.join(quote(key) for key in list(others)[:6])}")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import networkx as nx
 
+ROUND = "round"  # attribute of edges that exist in one round only
 Edge = tuple[str, str, bool, float | None]  # source, target, whether it is directed, weight
 LINK = ("loss", "latency")  # attributes of edges that a simulation may use; see p2pfl.sim.scenario.network.Network
 
@@ -37,7 +38,8 @@ class Content:
         format: kind of the format with its dialect, for example "edge list separated by ','".
         nodes: the attributes of each node, by its name; in the order of the graph.
         edges: in the order of the file.
-        links: the values of `LINK` that the file gives an edge, unchecked, by the position of the edge in `edges`.
+        links: the values of `LINK` and `ROUND` that the file gives an edge, unchecked, by the position of the edge in
+            `edges`.
         details: further facts for the line, for example "columns id_1 (source), id_2 (target)".
         dropped: number of lines that were left out, by reason in the plural ("comment lines").
         notes: sentences about what the user should check.
@@ -52,8 +54,8 @@ class Content:
     notes: list[str] = field(default_factory=list)
 
     def add_link(self, attributes: Mapping[str, Any]) -> None:
-        """Keep the values of `LINK` among the attributes of the edge added last."""
-        given = {key.lower(): str(value).strip() for key, value in attributes.items() if key.lower() in LINK}
+        """Keep the values of `LINK` and `ROUND` among the attributes of the edge added last."""
+        given = {key.lower(): str(value).strip() for key, value in attributes.items() if key.lower() in (*LINK, ROUND)}
         if given := {key: text for key, text in given.items() if text and text != "None"}:
             self.links[len(self.edges) - 1] = given
 

@@ -87,3 +87,14 @@ def test_refusals_are_one_line(changes, words):
         check(scenario(**changes))
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_graphs_of_a_file_take_turns(tmp_path):
+    path = tmp_path / "contacts.csv"
+    path.write_text("source,target,round\na,b,1\nc,d,1\nb,c,2\n")
+    run = Simulation(scenario(nodes=4, topology={"name": "file", "file": str(path)})).run()
+    edges = run.recorder.edges_table()
+    for round in range(1, 6):
+        here = edges["round"] == round
+        found = sorted(zip(edges["dst"][here].tolist(), edges["src"][here].tolist(), strict=True))
+        assert found == ([(0, 1), (1, 0), (2, 3), (3, 2)] if round % 2 else [(1, 2), (2, 1)])
