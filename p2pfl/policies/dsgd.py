@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
@@ -75,8 +75,7 @@ class Dsgd:
         return Merge(me.params + np.float32(self.start_noise) * noise, {me.id: 1.0})
 
     async def round(self, me: Me, peers: Peers) -> Merge:
-        trained = await me.train(epochs=self.epochs, rule=Steps(self.steps) if self.steps else None)
-        moved = self._move(me.params, trained)
+        moved = self._move(me.params, await self._train(me))
         ids, given = peers.ids, peers.weights if self.weights in ("auto", "graph") else None
         await peers.publish(moved, reported_degree(ids) if given is None else None)
         updates = await peers.models(peers.within_budget(ids))
@@ -84,9 +83,12 @@ class Dsgd:
             return await merge(me, moved, updates, mixing_weights(updates, me.id, ids, self))
         return await merge(me, moved, updates, weights_of_graph(updates, me.id, given, self.mixing))
 
+    def _train(self, me: Me) -> Awaitable[Parameters]:
+        return me.train(epochs=self.epochs, rule=Steps(self.steps) if self.steps else None)
+
     def _move(self, start: Parameters, trained: Parameters) -> Parameters:
-        """Return the model after the training, with momentum."""
-        if not self.momentum:
+        """Return the model after the training, with momentum; a node that has not trained does not move."""
+        if not self.momentum or trained is start:
             return trained
         step = trained - start
         if self.velocity is not None:
