@@ -160,7 +160,7 @@ class RunInputs:
 
     def _inputs_of(self, job: Scenario) -> dict[str, Input]:
         """Return the inputs of a job by their names in messages."""
-        tables = [job.task, job.policy, job.policy_by_group, job.topology, job.network.places]
+        tables = [job.task, job.policy, job.policy_by_group, job.topology, job.network.places, job.availability.file]
         key = msgspec.json.encode(tables, enc_hook=repr, order="deterministic")
         if key not in self._inputs:
             self._inputs[key] = _with_names(self._find(job))
@@ -182,6 +182,11 @@ class RunInputs:
         _remember(digests)
         if file := job.topology.get(FILE):
             yield f"topology {Path(file).name}", Input(Path(file), "topology.file")
+        if job.availability.file:
+            yield (
+                f"availability.file {Path(job.availability.file).name}",
+                Input(Path(job.availability.file), "availability.file"),
+            )
         if job.network.places:
             yield f"network.places {Path(job.network.places).name}", Input(Path(job.network.places), "network.places")
 

@@ -32,6 +32,8 @@ WORDS = {
     "reached.virtual_s": "virtual seconds to the target",
     "reached.bytes": "bytes to the target",
     "bytes": "bytes sent",
+    "cost.trainings": "trainings of all nodes",
+    "cost.joules": "joules of all nodes",
     "equal.seconds": "{metric} at equal time",
     "equal.bytes": "{metric} at equal bytes",
     "equal.trainings": "{metric} at equal trainings",

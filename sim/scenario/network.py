@@ -25,6 +25,7 @@ from p2pfl.errors import ConfigurationError, must_be, unknown
 from p2pfl.policy import Budget
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.formatting import some
+from p2pfl.sim.scenario.availability import Presence
 from p2pfl.topologies.geography import FIBRE, Point, great_circle, spread
 
 Range = tuple[float, float]
@@ -292,6 +293,7 @@ class Links:
 
     Args:
         values: of single links and nodes; see `link_values`.
+        presence: see below.
         points: coordinates of each node, for latency "geography". The latency of a frame to or from a node without
             coordinates (None) is the average of all other pairs.
 
@@ -299,7 +301,8 @@ class Links:
         instant: frames arrive when they are sent.
         steady: the time of a frame depends only on its link, and no frame is lost.
         longest: the maximum seconds that a frame takes.
-        loses: whether a link may lose frames.
+        loses: whether a link may lose frames, or an end of it may be away.
+        presence: when nodes are present; None if they always are.
     """
 
     def __init__(
@@ -308,6 +311,7 @@ class Links:
         seed: int,
         points: Mapping[str, Point | None] | None = None,
         values: LinkValues | None = None,
+        presence: Presence | None = None,
     ) -> None:
         network.check()
         self._values = values or LinkValues()
@@ -321,11 +325,12 @@ class Links:
         self._receiving: dict[str, float] = {}
         self._frames: dict[tuple[str, str], int] = {}
         self._newest: dict[tuple[str, str], float] = {}  # latest time of arrival at the end of a link
-        self.instant = network == Network()
+        self.presence = presence
+        self.instant = network == Network() and presence is None
         self._contended = network.bandwidth != 0.0 or bool(self._values.nodes["bandwidth"])
         drawn = network.loss if isinstance(network.loss, tuple | list) else (0.0, 0.0)
         fixed = network.loss if isinstance(network.loss, float | int) else drawn[1]
-        self.loses = max(fixed, self._values.largest("loss")) > 0
+        self.loses = max(fixed, self._values.largest("loss")) > 0 or presence is not None
         self.steady = not (self._contended or self.loses or network.jitter)
         highest = max(self._highest(), self._values.largest("latency"))
         self.longest = inf if self._contended or self.loses else highest + network.jitter
@@ -395,6 +400,15 @@ class Links:
         """
         if self.instant:
             return now
+        presence = self.presence
+        if presence is None:
+            return self._arrival(source, target, size, now)
+        if not presence.there(source, now):
+            return None
+        when = self._arrival(source, target, size, now)
+        return when if when is not None and presence.there(target, when) else None
+
+    def _arrival(self, source: str, target: str, size: int, now: float) -> float | None:
         network = self._network
         lost, late = self._chance(source, target) if self.loses or network.jitter else (1.0, 0.0)
         when = self._queue(self._sending, source, size, now) if self._contended else now

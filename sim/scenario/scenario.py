@@ -81,6 +81,7 @@ from p2pfl.multiobjective.annealing import Schedule
 from p2pfl.node.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
 from p2pfl.random_streams import federation_streams
 from p2pfl.sim.formatting import setting, some
+from p2pfl.sim.scenario.availability import Availability
 from p2pfl.sim.scenario.claims import MEAN, Claim, among, check_claims
 from p2pfl.sim.scenario.devices import SHIPPED as SHIPPED_DEVICES
 from p2pfl.sim.scenario.devices import Device, NodeFacts, Speed, assign, check_devices
@@ -275,6 +276,8 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
             the name of a shipped graph, which set `nodes`; by default `complete`.
         policy_by_group: changes to the policy's options for the nodes of a group, by the group that their task assigns.
         end: virtual seconds, or bytes of a node, after which the run ends before all of its `rounds`.
+        availability: when nodes are present, from a file or drawn; by default always. See
+            p2pfl.sim.scenario.availability.
         budget: limits on what each node may receive, and on its trainings; a policy that requests more models ends the
             run, and a node whose trainings are used up goes on without them.
         attack: the attack of some nodes: a table with a `name`, the `share` of the nodes that attack (0.2 by default) or
@@ -301,6 +304,7 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     topology: dict[str, Any]
     network: Network = Network()
     compute: Compute = Compute()
+    availability: Availability = Availability()
     end: End = End()
     budget: Budgets = Budgets()
     attack: dict[str, Any] | None = None
@@ -343,6 +347,7 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise must_be("late_rounds", "0 or more", self.late_rounds)
         self.end.check()
         self.compute.check()
+        self.availability.check(self.deadline)
         if self.budget.joules and not self.compute.measured:
             raise ConfigurationError(
                 'budget.joules needs devices whose joules are known, such as compute.device = "raspberry-pi-4"',
@@ -510,8 +515,9 @@ class ScenarioFile(FileKeys, frozen=True, kw_only=True):
             del table["varied"]
         if not run.network.links:
             del table["network"]["links"]
-        if run.end == End():
-            del table["end"]
+        for key in ("end", "availability"):
+            if getattr(run, key) == type(getattr(run, key))():
+                del table[key]
         for key in ("device", "by_group", "devices", "radio"):
             if not getattr(run.compute, key):
                 del table["compute"][key]

@@ -142,6 +142,8 @@ def with_files(table: Mapping[str, Any], folder: str) -> dict[str, Any]:
     layer = deepcopy(dict(table))
     if isinstance(network := layer.get("network"), dict) and network.get("places"):
         network["places"] = path_of("network.places", network["places"], folder)
+    if isinstance(present := layer.get("availability"), dict) and isinstance(file := present.get("file"), str) and file:
+        present["file"] = str(Path(folder).resolve() / Path(file).expanduser())
     graph = layer.get("topology")
     if isinstance(graph, Mapping) and (found := from_file(graph, folder)):
         layer["topology"], nodes = found

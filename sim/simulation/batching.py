@@ -7,7 +7,7 @@ are computed together. Each node receives its result at its own time, so it does
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from operator import itemgetter
 from typing import Any, Protocol
@@ -21,6 +21,9 @@ from p2pfl.sim.simulation.clock import VirtualLoop
 
 # the order of queues that are due at the same time; others follow
 FIRST = (Train.name, Loss.name, Mean.name, Evaluate.name)
+
+
+Lasting = Callable[[float], float]
 
 
 class ComputeBackend(Protocol):
@@ -150,9 +153,11 @@ class BatchedTrainer:
     Args:
         node: number of the node.
         speed: of the node; a number is the virtual seconds of a pass over its training data.
+        lasting: returns how long a work of some seconds lasts if it begins now; by default as many seconds.
     """
 
-    def __init__(self, batcher: Batcher, node: int, speed: Speed | float) -> None:
+    def __init__(self, batcher: Batcher, node: int, speed: Speed | float, lasting: Lasting | None = None) -> None:
+        self._lasting = lasting
         self._batcher = batcher
         self._node = node
         self.speed = speed if isinstance(speed, Speed) else Speed(speed)
@@ -163,7 +168,8 @@ class BatchedTrainer:
             return self._batcher.ask(NodeQuery(self._node, query))
         seconds = self.speed.seconds(query)
         self._seconds += seconds
-        return self._batcher.ask(NodeQuery(self._node, query), seconds)
+        lasts = seconds if self._lasting is None else self._lasting(seconds)
+        return self._batcher.ask(NodeQuery(self._node, query), lasts)
 
     def trained_in(self, seconds: float) -> None:
         """Count seconds of trainings that were computed elsewhere."""

@@ -84,6 +84,7 @@ def why_not(plan: RunPlan, first: Policy, backend: ComputeBackend, links: Links)
     for fits, reason in (
         (scenario.fidelity == "modelled", "messages are sent"),
         (scenario.mode == "synchronous", "nodes are asynchronous"),
+        (links.presence is None, "nodes are away at times"),
         (links.instant, "links take time"),
         (not isinstance(scenario.compute.slowdown, Sequence), "nodes differ in speed"),
         (len({(speed.pass_s, speed.sample_s, speed.device) for speed in plan.speeds}) == 1, "nodes differ in speed"),

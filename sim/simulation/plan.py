@@ -22,6 +22,7 @@ from p2pfl.parameters import Parameters
 from p2pfl.policies import make_policy
 from p2pfl.policy import Policy, check_topology
 from p2pfl.sim.formatting import count
+from p2pfl.sim.scenario.availability import Presence
 from p2pfl.sim.scenario.devices import NodeFacts, Speed
 from p2pfl.sim.scenario.network import Links, LinkValues, Nodes, draw, link_values
 from p2pfl.sim.scenario.scenario import Scenario
@@ -102,7 +103,14 @@ class RunPlan:
 
     def links(self, seed: int) -> Links:
         """Return the network of a run with a seed."""
-        return Links(self.scenario.network, seed, self.positions, self.link_values)
+        return Links(self.scenario.network, seed, self.positions, self.link_values, self.presence(seed))
+
+    def presence(self, seed: int) -> Presence | None:
+        """Return when nodes are present; None if they always are."""
+        if not self.scenario.availability.varies:
+            return None
+        nodes = Nodes(self.names, self.topology.labels)
+        return self.scenario.availability.presence(self.names, seed, nodes.number)
 
     def encoder(self, node: int) -> ModelEncoder:
         """Return a new model encoder of a node."""

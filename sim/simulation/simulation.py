@@ -279,7 +279,13 @@ class Simulation:
         return node
 
     def _trainer(self, k: int) -> BatchedTrainer:
-        return BatchedTrainer(self.batcher, k, self.plan.speeds[k])
+        presence, name, loop = self.links.presence, self.plan.names[k], self.loop
+
+        def lasting(seconds: float) -> float:
+            assert presence is not None
+            return presence.after(name, loop.now, seconds) - loop.now
+
+        return BatchedTrainer(self.batcher, k, self.plan.speeds[k], None if presence is None else lasting)
 
     def _as_cohort(self) -> Cohort:
         """Return the nodes as a cohort."""
