@@ -332,6 +332,10 @@ class NodePeers:
     def weights(self) -> Mapping[str, float] | None:
         return None if self._rounds is None else self._rounds.row(self._me.id, self._me.round)
 
+    @property
+    def askers(self) -> tuple[str, ...]:
+        return tuple(sorted(self._exchange.askers))
+
     def public_info(self, id: str) -> Mapping[str, Any]:
         return self._exchange.public_info(id)
 

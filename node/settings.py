@@ -10,7 +10,7 @@ import msgspec
 from p2pfl._util.binding import split_name
 from p2pfl.compression.codecs import make_codec
 from p2pfl.errors import ConfigurationError, about, must_be
-from p2pfl.policy import BestBy, Policy, fetches_fragments
+from p2pfl.policy import BestBy, Policy, fetches_fragments, never_waits
 from p2pfl.robust.coordinate_wise import CoordinateWise
 from p2pfl.robust.registry import NONE, Robust, coordinator_rule, make_rule, split_robust
 
@@ -105,6 +105,17 @@ def check_coordinated(settings: Settings) -> None:
     if settings.codec.get("name") != "float32":
         raise ConfigurationError(f'a coordinated policy needs codec.name = "float32", got {settings.codec.get("name")!r}')
     coordinator_rule(settings.robust)
+
+
+def check_mode(settings: Settings, policy: Policy) -> None:
+    """Raise ConfigurationError if a policy needs nodes that do not wait for each other, but they do."""
+    if never_waits(policy) and settings.mode == "synchronous":
+        raise ConfigurationError(
+            f'the policy {type(policy).__name__} needs mode = "asynchronous": its nodes take models of rounds that others'
+            ' have not ended; got "synchronous"',
+            "mode",
+            "policy",
+        )
 
 
 def check_fragments(settings: Settings, policy: Policy) -> None:

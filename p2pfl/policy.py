@@ -298,6 +298,10 @@ class Peers(Protocol):
         They belong to a topology with a graph for each round (p2pfl.topologies.schedules); None for any other one.
         """
 
+    @property
+    def askers(self) -> tuple[str, ...]:
+        """Ids of the nodes that may fetch from this one, sorted: on a graph without directions, the neighbours."""
+
     def public_info(self, id: str) -> Mapping[str, Any]:
         """Return a peer's public facts (`n_samples`, and `group` if the task has groups)."""
 
@@ -381,6 +385,9 @@ class Policy(Protocol):
 
     A policy that calls `Peers.remote_losses` has `asks_scores = True`. Only then do nodes send each other losses. In the
     same way, one that calls `Peers.fragments` has `fetches_fragments = True`.
+
+    A policy whose nodes must not wait for each other, because it fetches models of rounds that have not ended everywhere,
+    has `asynchronous = True`; nodes refuse it with `mode = "synchronous"`.
 
     A policy whose nodes mix their predictions with their own samples or with other models also has `memory`
     (p2pfl.prediction_mixing). All reported figures are then those of the mixed predictions.
@@ -481,6 +488,11 @@ def asks_scores(policy: Policy) -> bool:
 def fetches_fragments(policy: Policy) -> bool:
     """Return whether a policy fetches parts of models."""
     return bool(getattr(policy, "fetches_fragments", False))
+
+
+def never_waits(policy: Policy) -> bool:
+    """Return whether a policy needs nodes that do not wait for each other."""
+    return bool(getattr(policy, "asynchronous", False))
 
 
 def check_topology(policy: Policy, changes: bool) -> None:

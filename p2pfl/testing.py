@@ -11,7 +11,20 @@ from p2pfl.budget import BudgetTracker, TrainingTracker
 from p2pfl.errors import BudgetExceededError
 from p2pfl.fragments import Fragments, WantedPart, by_sender, wanted_parts
 from p2pfl.parameters import Layout, Parameters, PrivateParameters
-from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Fragment, Me, Merge, Policy, Stage, Submission, Update
+from p2pfl.policy import (
+    Assignment,
+    Budget,
+    Coordinated,
+    Extras,
+    Fragment,
+    Me,
+    Merge,
+    Policy,
+    Stage,
+    Submission,
+    Update,
+    never_waits,
+)
 from p2pfl.queries import Query, R, Train
 from p2pfl.random_streams import RandomStreams, common_order, federation_streams
 from p2pfl.robust.candidates import MergeRule
@@ -80,7 +93,10 @@ class InMemoryNode(Me):
         task: its data and model.
         learner: its computations.
         coordinator: the common coordinator.
+        waits: whether it waits for models of its round; otherwise it takes the newest ones that are there.
     """
+
+    waits = True
 
     def __init__(
         self,
@@ -144,6 +160,10 @@ class InMemoryNode(Me):
     def weights(self) -> Mapping[str, float] | None:
         return None
 
+    @property
+    def askers(self) -> tuple[str, ...]:
+        return self.ids
+
     def public_info(self, id: str) -> Mapping[str, Any]:
         task = self._cast[id].task
         return {**task.public_info, "n_samples": task.n_samples}
@@ -161,10 +181,13 @@ class InMemoryNode(Me):
         self.asked.setdefault(self.round, []).extend(places.ids)
         updates = []
         for id in sorted(places.ids):
-            key = self.round, stage if isinstance(stage, str) else stage[id]
-            while key not in self._cast[id].published:
-                await _YieldOnce()
-            updates.append(self._cast[id].published[key])
+            wanted, there = stage if isinstance(stage, str) else stage[id], self._cast[id].published
+            if self.waits:
+                while (self.round, wanted) not in there:
+                    await _YieldOnce()
+                updates.append(there[self.round, wanted])
+            elif rounds := [round for round, each in there if each == wanted]:
+                updates.append(there[max(rounds), wanted])
         self.budget_tracker.release(places)
         return self.budget_tracker.take(updates)
 
@@ -238,7 +261,7 @@ def run_in_memory(
     budget: Budget | Mapping[str, Budget] | None = None,
     absent: Mapping[int, Collection[str]] | None = None,
 ) -> tuple[dict[str, InMemoryNode], list[dict[str, Merge]]]:
-    """Run each node's policy for some rounds.
+    """Run each node's policy for some rounds, one node after another as far as they do not wait.
 
     Args:
         policies, tasks: by node id.
@@ -259,6 +282,7 @@ def run_in_memory(
         cast[id] = InMemoryNode(
             id, cast, task=tasks[id], seed=seed, budget=own or Budget(), rounds=rounds, coordinator=coordinator
         )
+        cast[id].waits = not never_waits(policies[id])
     _take_turns({id: policies[id].prepare(actor, actor) for id, actor in cast.items()}, cast)
     history = []
     for round in range(1, rounds + 1):

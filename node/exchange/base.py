@@ -70,6 +70,10 @@ class Exchange(Protocol):
     def view(self) -> PeerView: ...
 
     @property
+    def askers(self) -> Collection[str]:
+        """Names of the nodes that may fetch from this one."""
+
+    @property
     def traffic(self) -> Traffic: ...
 
     async def start(self, tasks: TaskGroup, host: ExchangeHost, extended: bool = False) -> None:

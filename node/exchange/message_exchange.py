@@ -48,7 +48,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import TaskGroup
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from math import inf, nan
@@ -125,6 +125,7 @@ class MessageExchange:
         self.timeouts = AdaptiveTimeout(settings.deadline, settings.adaptive)
         self.limit = NormLimit()
         self._settings = settings
+        self._askers = config.askers
         self._host: ExchangeHost = Detached()
         self._probation = Probation(config.strict)
         self._publisher = Publisher(self.name, config.n_samples, encoder, lambda: asyncio.get_running_loop().time())
@@ -171,6 +172,11 @@ class MessageExchange:
     @property
     def peers(self) -> Mapping[str, Peer]:
         return self.peering.peers
+
+    @property
+    def askers(self) -> Collection[str]:
+        """Names of the nodes that may fetch from this one."""
+        return self.view.neighbours if self._askers is None else self._askers
 
     @property
     def round(self) -> int:

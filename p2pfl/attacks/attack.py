@@ -181,6 +181,10 @@ class AttackerPeers(Peers):
     def weights(self) -> Mapping[str, float] | None:
         return self._peers.weights
 
+    @property
+    def askers(self) -> tuple[str, ...]:
+        return self._peers.askers
+
     def public_info(self, id: str) -> Mapping[str, Any]:
         return self._peers.public_info(id)
 

@@ -89,6 +89,11 @@ class ModelledExchange:
         return self._traffic
 
     @property
+    def askers(self) -> Sequence[str]:
+        """Names of the nodes that may fetch from this one."""
+        return self.peer.requesters
+
+    @property
     def expired(self) -> int:
         """Number of deadlines that have passed."""
         return self._expired + (0 if self.participant is None else self.participant.expired)

@@ -17,7 +17,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import check_schedule
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.node.exchange.model_encoding import ModelEncoder
-from p2pfl.node.settings import check_fragments
+from p2pfl.node.settings import check_fragments, check_mode
 from p2pfl.parameters import Parameters
 from p2pfl.policies import make_policy
 from p2pfl.policy import Policy, check_topology
@@ -131,6 +131,7 @@ class RunPlan:
         refuse(self.scenario, found)
         check_fragments(self.scenario, found)
         check_topology(found, self.topology.rounds is not None)
+        check_mode(self.scenario, found)
         return found
 
 
@@ -354,6 +355,7 @@ def check(scenario: Scenario, graph: nx.Graph | None = None) -> Task:
             policy = make_policy(*split_name("policy", scenario.policy_of(group)))
             refuse(scenario, policy)
             check_topology(policy, schedule_of(graph) is not None)
+            check_mode(scenario, policy)
         attack = scenario.attack_plan()
         if schedule_of(graph) is not None and attack is not None and attack.attack.targeted:
             raise ConfigurationError(

@@ -220,6 +220,9 @@ POLICIES = {
     "dpfl": {"initial_epochs": 2, "period": 2},
     "dsgd": {"steps": 1, "momentum": 0.5},
     "fedavg": {"ft": "from-best"},
+    "sgp": {},
+    "fedasync": {"neighbours": 2},
+    "ad-psgd": {"steps": 1},
     "fedprox": {},
     "coordinated-fedavg": {},
     "cfl": {},
@@ -238,6 +241,7 @@ POLICIES = {
 @pytest.mark.parametrize("policy", POLICIES)
 def test_policies_exchange_only_the_shared_part(policy):
     options = {"policy": {"name": policy.partition(",")[0]} | POLICIES[policy]}
+    options |= {"mode": "asynchronous", "network": {"latency": 0.1}} if policy == "ad-psgd" else {}
     modelled, wire = (run(scenario(fidelity=fidelity, **options)) for fidelity in ("modelled", "wire"))
     assert wholes(modelled.nodes) == wholes(wire.nodes)
     assert sent(modelled) == sent(wire)

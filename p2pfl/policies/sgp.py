@@ -1,0 +1,111 @@
+"""Stochastic gradient push: averages on directed graphs, on which weights cannot be doubly stochastic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import fsum, isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs
+from p2pfl.update_rules import Steps
+
+WEIGHT = "weight"  # name of the extra with the sum of the push-sum weights that a node has sent to each receiver
+Values = NDArray[np.float64]
+
+
+@built_in("sgp")
+@dataclass
+class Sgp:
+    """Stochastic gradient push (Assran, Loizou, Ballas and Rabbat, "Stochastic Gradient Push for Distributed Deep Learning",
+    ICML 2019, algorithm 1): a node has a model x and a weight w, trains the ratio z = x / w, keeps one of 1 + d equal shares
+    of x and of w, and sends one to each of the d nodes that may fetch from it. Each node adds up what it receives. The
+    shares of a sender sum to 1, so the sums of x and of w over all nodes are kept, and all z approach the plain mean, on
+    any strongly connected graph.
+
+    What is sent must be counted once. A node therefore publishes the sums of all shares that it has sent so far (as in
+    running-sum push-sum: Hadjicostis, Vaidya and Dominguez-Garcia 2016), as their ratio and with the sum of w as an extra,
+    and a receiver adds what is new since the last time. So the policy also holds without waiting: what a slow node has not
+    fetched yet is under way, as in the overlapped variant of the paper, and neither lost nor counted twice.
+
+    A robust rule is refused, because it would change these sums; a codec that loses digits changes them, too. A topology
+    with a graph for each round is refused, because its weights are doubly stochastic and need no w. A member that joins
+    later counts the sums since the beginning.
+
+    Attributes:
+        steps: steps of training in each round; 0 trains for `epochs`.
+        epochs: epochs of training in each round, without `steps`.
+        reported_stage: the model that drives early stopping and is reported.
+    """
+
+    steps: int = 0
+    epochs: int = 1
+    reported_stage: ReportedStage = "merged"
+
+    weight: float = field(default=1.0, init=False, repr=False)
+    sent: tuple[Values, float] | None = field(default=None, init=False, repr=False)
+    seen: dict[str, tuple[Values, float]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ValueError(f"steps must be 0 or more, got {self.steps}")
+        check_epochs(self.epochs)
+
+    async def prepare(self, me: Me, peers: Peers) -> Merge:
+        if me.robust != "none":
+            raise ConfigurationError(
+                f'the policy sgp needs robust = "none", got {me.robust!r}: a rule would change its sums'
+            )
+        return Merge(me.params, {me.id: 1.0})
+
+    async def round(self, me: Me, peers: Peers) -> Merge:
+        if peers.weights is not None:
+            raise ConfigurationError(
+                "the policy sgp needs a topology that never changes; the weights of one with a graph for each round are doubly"
+                ' stochastic, and there it is the policy dsgd with weights = "graph"'
+            )
+        trained = await self.train(me)
+        share = 1 / (1 + len(peers.askers))
+        x = share * (self.weight * me.params.astype(np.float64) + (trained - me.params))
+        w = {me.id: share * self.weight}
+        self.sent = x + (self.sent[0] if self.sent else 0.0), w[me.id] + (self.sent[1] if self.sent else 0.0)
+        await peers.publish(_float32(self.sent[0] / self.sent[1]), {WEIGHT: np.array([self.sent[1]])}, stage="merged")
+        for update in await peers.models(peers.within_budget(peers.ids), "merged"):
+            gained, w[update.sender] = self.new_since_last(update)
+            x = x + gained
+        self.weight = fsum(w.values())
+        return Merge(_float32(x / self.weight), {id: each / self.weight for id, each in w.items()})
+
+    async def train(self, me: Me) -> Parameters:
+        """Return the own model after local training."""
+        return await me.train(epochs=self.epochs, rule=Steps(self.steps) if self.steps else None)
+
+    def new_since_last(self, update: Update) -> tuple[Values, float]:
+        """Return what a sender has sent, in x and in w, since its last update; nothing if it sends no valid weight."""
+        said = update.extras.get(WEIGHT)
+        known = said is not None and said.dtype == np.float64 and said.shape == (1,) and isfinite(said[0]) and said[0] > 0
+        if said is None or not known:
+            return np.zeros(len(update.params)), 0.0
+        total = float(said[0])
+        sums, before = self.seen.get(update.sender, (np.zeros(len(update.params)), 0.0))
+        self.seen[update.sender] = now = total * update.params.astype(np.float64), total
+        if total < before:  # the sender has begun anew, or has gone back: its sums count from here
+            return np.zeros(len(update.params)), 0.0
+        return now[0] - sums, total - before
+
+    def state(self) -> dict[str, Any]:
+        sums = self.seen | ({} if self.sent is None else {"": self.sent})
+        return {"weight": self.weight, "sums": {id: [values.tobytes(), weight] for id, (values, weight) in sums.items()}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.weight = state["weight"]
+        self.seen = {id: (np.frombuffer(values), weight) for id, (values, weight) in state["sums"].items()}
+        self.sent = self.seen.pop("", None)
+
+
+def _float32(values: Values) -> Parameters:
+    return values.astype(np.float32)
