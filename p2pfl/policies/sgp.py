@@ -65,8 +65,8 @@ class Sgp:
     async def round(self, me: Me, peers: Peers) -> Merge:
         if peers.weights is not None:
             raise ConfigurationError(
-                "the policy sgp needs a topology that never changes; the weights of one with a graph for each round are doubly"
-                ' stochastic, and there it is the policy dsgd with weights = "graph"'
+                "the policy sgp needs a topology that never changes; on one with a graph for each round, whose weights are"
+                ' doubly stochastic, it is the policy dsgd with weights = "graph"'
             )
         trained = await self.train(me)
         share = 1 / (1 + len(peers.askers))

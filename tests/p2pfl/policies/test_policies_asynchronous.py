@@ -130,6 +130,11 @@ def test_sgp_refuses_a_robust_rule():
         simulate(policy={"name": "sgp"}, rounds=1, robust="median")
 
 
+def test_sgp_refuses_a_graph_for_each_round():
+    with pytest.raises(ConfigurationError, match='it is the policy dsgd with weights = "graph"'):
+        simulate(policy={"name": "sgp"}, rounds=1, topology={"name": "base-k"})
+
+
 # Weights by staleness
 
 
