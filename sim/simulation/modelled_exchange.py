@@ -467,7 +467,7 @@ class FragmentFetch(Fetch):
         parts: those that have been sent and are not lost, with the time at which each arrives.
     """
 
-    __slots__ = ("_fragments", "_wanted", "parts")
+    __slots__ = ("_names", "_places", "_rule", "_wanted", "parts")
 
     def __init__(
         self,
@@ -477,7 +477,10 @@ class FragmentFetch(Fetch):
         stage: Stage,
         wanted: tuple[Mapping[str, Sequence[int]], Fragments],
     ) -> None:
-        self._wanted, self._fragments = wanted
+        self._wanted, fragments = wanted
+        layout = asker.encoder.layout
+        self._rule, self._names = fragments.rule, fragments.names(layout)
+        self._places = fragments.places(layout, asker.network.settings.seed)
         self.parts: list[tuple[Fragment, float]] = []
         super().__init__(asker, ids, round, stage, {})
 
@@ -488,8 +491,7 @@ class FragmentFetch(Fetch):
             return
         when = asked if asked > found.time else found.time
         model = peer.as_sent(found.update, found.age(when), asker)
-        layout, fragments = peer.encoder.layout, self._fragments
-        names, places = fragments.names(layout), fragments.places(layout, asker.network.settings.seed)
+        names, places = self._names, self._places
         last: float | None = when
         for number in self._wanted[peer.name]:
             values = model.params[places[number]]
@@ -505,7 +507,7 @@ class FragmentFetch(Fetch):
                 *(model.n_samples, model.final, model.age, size),
             )
             if asker.receipts is not None:
-                asker.receipts.take_fragment(peer, fragment, (fragments.rule, len(names), number))
+                asker.receipts.take_fragment(peer, fragment, (self._rule, len(names), number))
             if not self.future.done() and arrives <= self.expires:
                 self.parts.append((fragment, arrives))
             else:  # too late to be used, but it shows that the peer is alive

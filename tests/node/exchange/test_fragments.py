@@ -8,7 +8,7 @@ import pytest
 from p2pfl.fragments import Fragments
 from p2pfl.node.exchange.model_encoding import encode_values
 from p2pfl.node.settings import Settings
-from p2pfl.policies.mosaic import Mosaic
+from p2pfl.policies.mosaic import DivShare, Mosaic
 from p2pfl.policies.random import Random
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import EMPTY, OVERHEAD, Payload, read_proof
@@ -140,6 +140,26 @@ def test_node_whose_policy_fetches_no_fragments_differs():
 
     federation = play(test, NAMES, Settings(rounds=2, deadline=10.0), policy=mosaic)
     assert partners(federation, "a") == {"b", "d"}
+
+
+def test_node_that_does_not_wait_learns_on_while_a_peer_is_silent():
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 2)
+        await federation.kill("b")
+        for name in "acd":
+            await federation.round(name, 6)
+
+    federation = play(
+        test,
+        NAMES,
+        Settings(rounds=6, deadline=10.0, mode="asynchronous"),
+        policy=lambda: DivShare(fragments=4, receivers=3),
+    )
+    for name in "acd":
+        times = [federation.watch[name].times[round] for round in range(1, 7)]
+        np.testing.assert_allclose(np.diff(times), 1.0)  # the seconds of a training
+        assert {"a", "b", "c", "d"} - {name} == partners(federation, name)
 
 
 def test_different_parts_for_different_peers_are_a_proof():
