@@ -24,7 +24,7 @@ floor((k + 1) P / K); `strided`: every K-th value from the k-th on; `random`: as
 the federation's seed, the same in all rounds; `layers`: each tensor is a part."""
 
 Places = slice | NDArray[np.intp]
-"""Places of a part's values in a model's; they ascend."""
+"""Places of a part's values in a model's, in the order in which a part has them."""
 
 MOST_PARTS = 128
 _LABEL = b"p2pfl fragments 1\0"
@@ -83,24 +83,25 @@ class Fragments(msgspec.Struct, frozen=True):
         if self.rule == "layers":
             self.count(layout)
             return tuple(slice(start, stop) for _, start, stop, _ in layout.places)
-        return _places(self.rule, self.count(layout), layout.size, seed if self.rule == "random" else 0)
+        parts, size = self.count(layout), layout.size
+        if self.rule == "strided":
+            return tuple(slice(k, size, parts) for k in range(parts))
+        slices = tuple(slice(k * size // parts, (k + 1) * size // parts) for k in range(parts))
+        if self.rule == "contiguous":
+            return slices
+        order = _order(size, seed)
+        return tuple(order[part] for part in slices)
 
 
-@lru_cache(maxsize=8)  # all nodes of a process, and all rounds, share them
-def _places(rule: Division, parts: int, size: int, seed: int) -> tuple[Places, ...]:
-    if rule == "strided":
-        return tuple(slice(k, size, parts) for k in range(parts))
-    bounds = [k * size // parts for k in range(parts + 1)]
-    if rule == "contiguous":
-        return tuple(slice(bounds[k], bounds[k + 1]) for k in range(parts))
+# All nodes of a process, all rounds and all numbers of parts share one order, so that a peer that asks for fragments of many
+# divisions costs no more work than one that asks for models.
+@lru_cache(maxsize=2)
+def _order(size: int, seed: int) -> NDArray[np.intp]:
+    """Return the places of all values in the order of keys that follow from the seed; read-only, [P]."""
     stream = blake3(_LABEL + str(seed).encode()).digest(length=8 * size)
     order = np.frombuffer(stream, "<u8").argsort(kind="stable")
-    return tuple(_read_only(np.sort(order[bounds[k] : bounds[k + 1]])) for k in range(parts))
-
-
-def _read_only(places: NDArray[np.intp]) -> NDArray[np.intp]:
-    places.flags.writeable = False
-    return places
+    order.flags.writeable = False
+    return order
 
 
 def size_of(places: Places) -> int:

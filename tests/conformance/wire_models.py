@@ -251,7 +251,7 @@ def divided(given):
     if given["division"] == "random":
         stream = blake3(b"p2pfl fragments 1\0" + str(given["seed"]).encode()).digest(length=8 * size)
         order.sort(key=lambda place: int.from_bytes(stream[8 * place : 8 * place + 8], "little"))
-    return [sorted(order[part * size // parts : (part + 1) * size // parts]) for part in range(parts)]
+    return [order[part * size // parts : (part + 1) * size // parts] for part in range(parts)]
 
 
 def wanted_of(message):
