@@ -3,7 +3,7 @@
 The matrices over time correspond to figures 2 and 12 of Kharrat et al. (DPFL, 2024). The matrix of a whole run
 corresponds to figure 2 of Listo Zec et al. (DAC, 2024): it shows how often each node learned from each other node.
 Nodes are in the order of their groups. A drawing has the places of the nodes, the edges, and each node's most frequent
-sources.
+sources. A topology with another graph in each round also has the matrices of its first rounds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from p2pfl.sim.report.figures import clipped, lines
 from p2pfl.sim.report.folder import Columns, Entry
 from p2pfl.sim.report.series import Figure, Section, Series, by_key, flat, shown_seeds
 from p2pfl.sim.scenario.network import Network
-from p2pfl.sim.scenario.topology import placement_graph, topology
-from p2pfl.topologies import neighbours, places
+from p2pfl.sim.scenario.topology import FILE, placement_graph, schedule_of, topology
+from p2pfl.topologies import SCHEDULES, GraphSchedule, neighbours, places
+from p2pfl.topologies.consensus import union
 from p2pfl.topologies.geography import Point
 
 MOST_BINS = 128  # rows and columns of a matrix
@@ -37,6 +38,7 @@ MOST_EDGES = 4000  # edges drawn of a topology
 MOST_LINKS, MOST_EACH = 400, 5  # links drawn of a run, and of a node
 MOST_COMPLETE = 12  # nodes of a complete graph with drawn edges
 MOST_NODES = 2000  # nodes of a topology that is drawn
+MOST_GRAPHS = 12  # rounds whose graphs are shown
 MOST_FORCES = 300  # nodes in a force-directed layout, whose time is quadratic in the number of nodes
 ROUND = ("ring", "complete", "small-world", "watts-strogatz")  # topologies based on a ring, drawn as a circle
 
@@ -73,6 +75,7 @@ def collaboration_section(series: Sequence[Series]) -> Section:
         more = f": {some((one.words for one in runs), sign='; ')}" if len(alike) > 1 else ""
         figures += matrices(suffix, more, runs, links)
     figures += drawings(series, links)
+    figures += graphs_by_round(series)
     shares = lines(
         series,
         _within,
@@ -189,6 +192,46 @@ def matrices(suffix: str, more: str, series: Sequence[Series], links: dict[str, 
     return figures
 
 
+def graphs_by_round(series: Sequence[Series]) -> list[Figure]:
+    """Return the graphs of the first rounds of each topology that has another one in each round."""
+    figures: list[Figure] = []
+    alike = [runs for runs in by_key(series, _topology).values() if runs[0].shown.nodes <= MOST_NODES]
+    for runs in alike[:MOST_DRAWINGS]:
+        entry, schedule = runs[0].shown, _schedule(runs[0])
+        if schedule is None:
+            continue
+        count = min(schedule.period or MOST_GRAPHS // 2, MOST_GRAPHS)
+        graphs = {round: schedule.graph(round) for round in range(1, count + 1)}
+        links = {
+            "round": np.concatenate([np.full(len(graph.sources), round) for round, graph in graphs.items()]),
+            "src": np.concatenate([graph.sources for graph in graphs.values()]),
+            "dst": np.concatenate([graph.rows for graph in graphs.values()]),
+        }
+        order = order_nodes(entry, 64)
+        values = count_links(links, order, [(round, round) for round in graphs])
+        repeat = (
+            f"The graphs repeat after {schedule.period} rounds" if schedule.period else "Each round has a new random graph"
+        )
+        shown = f"; the first {count} are shown." if schedule.period != count else "."
+        frames = [{"label": f"round {k}", "values": each, "max": 100} for k, each in enumerate(values, 1)]
+        binned = " Each row and column stands for several nodes." if order.binned else ""
+        figures.append(
+            {
+                "id": f"graph-by-round{f'-{len(figures)}' if figures else ''}",
+                "kind": "matrix",
+                "title": f"Graph of each round: {entry.topology}, {entry.nodes} nodes",
+                "note": f"A cell is filled if the node of the row fetches from that of the column. {repeat}{shown}{binned}",
+                "n": len(order.sizes),
+                "labels": order.labels,
+                "x_label": "fetches from",
+                "y_label": "node",
+                "unit": "%",
+                "frames": {runs[0].name: frames},
+            }
+        )
+    return figures
+
+
 def _sizes(runs: int, nodes: int) -> tuple[int, int]:
     """Return each run's number of matrices over time, and the maximum number of rows, so that all fit into a page."""
     choices = [(frames, bins) for bins in (MOST_BINS, 64, 32) for frames in (MOST_FRAMES, 4, 2)]
@@ -270,6 +313,13 @@ def _drawing(id: str, name: str, series: Sequence[Series], links: dict[str, Colu
     if complete:
         note.append("All nodes are neighbours; the edges are not drawn.")
     graph = _graph(series[0], edges=not complete)
+    schedule = _schedule(series[0])
+    if schedule is not None:
+        note.append(
+            f"The topology has another graph in each round; the edges of {schedule.period} rounds are drawn together."
+            if schedule.period
+            else "The topology has a new random graph in each round; the edges are not drawn."
+        )
     if graph is None and complete:
         graph = nx.empty_graph(entry.nodes)
     if graph is None:
@@ -312,10 +362,23 @@ def _graph(series: Series, edges: bool) -> nx.Graph | None:
     except ConfigurationError:
         return None
     graph = nx.empty_graph(entry.nodes)
-    graph.add_edges_from((j, i) for i, near in enumerate(neighbours(made)) for j in near)
+    if edges and (schedule := schedule_of(made)) is not None and schedule.period:
+        graph.add_edges_from(union(schedule).edges)
+    elif schedule_of(made) is None:
+        graph.add_edges_from((j, i) for i, near in enumerate(neighbours(made)) for j in near)
     with suppress(ValueError):  # it has no coordinates
         graph.graph["points"] = places(where).points
     return graph
+
+
+def _schedule(series: Series) -> GraphSchedule | None:
+    """Return the rule of a run's topology that gives each round another graph; None without one."""
+    entry, table = series.shown, series.settings.get("topology")
+    if not isinstance(table, dict) or (table.get("name") not in SCHEDULES and FILE not in table):
+        return None
+    with suppress(ConfigurationError):
+        return schedule_of(topology(table, entry.nodes, entry.seed, dense=False))
+    return None
 
 
 def _network(settings: Mapping[str, Any]) -> Network:

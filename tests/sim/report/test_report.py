@@ -363,6 +363,29 @@ def test_topology_figures_name_the_topology_and_list_its_runs(tmp_path):
     assert found["topology-2"]["note"].startswith("Of dac, all. Links: ")
 
 
+def test_topology_that_changes_has_the_graph_of_each_round(tmp_path):
+    runs = [
+        {"name": "base", "topology": {"name": "base-k"}},
+        {"name": "drawn", "topology": {"name": "random-matching"}},
+        {"name": "ring", "topology": {"name": "ring"}},
+    ]
+    made = [
+        (entry(run["name"], 0, 4, 1, topology=run["topology"]["name"]), rounds_of(4, 1), edges_of((1, 0, 1))) for run in runs
+    ]
+    found = figures(report([leave(tmp_path / "run", made, {"run": runs})]))
+    base = found["graph-by-round"]
+    assert base["title"] == "Graph of each round: base-k, 4 nodes"
+    assert "The graphs repeat after 2 rounds." in base["note"]
+    assert [frame["label"] for frame in base["frames"]["base"]] == ["round 1", "round 2"]
+    first, second = (np.reshape(frame["values"], (4, 4)) // 100 for frame in base["frames"]["base"])
+    assert first.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
+    assert second.tolist() == [[0, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]]
+    assert "Each round has a new random graph; the first 6 are shown." in found["graph-by-round-1"]["note"]
+    assert "graph-by-round-2" not in found
+    drawings = {found[f"topology{k}"]["title"]: found[f"topology{k}"] for k in ("", "-1", "-2")}
+    assert sorted(map(len, (each["edges"] for each in drawings.values()))) == [0, 4, 4]
+
+
 def test_topology_figure_uses_geographic_positions(tmp_path):
     graph = nx.Graph()
     for k, (latitude, longitude) in enumerate([(50.0, 0.0), (50.0, 10.0), (60.0, 5.0)]):
