@@ -87,8 +87,8 @@ class Dsgd:
         return me.train(epochs=self.epochs, rule=Steps(self.steps) if self.steps else None)
 
     def _move(self, start: Parameters, trained: Parameters) -> Parameters:
-        """Return the model after the training, with momentum; a node that has not trained does not move."""
-        if not self.momentum or trained is start:
+        """Return the model after the training, with momentum."""
+        if not self.momentum:
             return trained
         step = trained - start
         if self.velocity is not None:
