@@ -46,11 +46,15 @@ class RandomStreams:
 
     def generator(self, round: int, purpose: str) -> np.random.Generator:
         """Return a new generator for (round, purpose); every call returns an equal one."""
-        return np.random.Generator(np.random.PCG64(_Digest(self.digest(round, purpose))))  # type: ignore[arg-type]
+        return _generator(self.digest(round, purpose))
 
     def torch_seed(self, round: int, purpose: str) -> int:
         """Return a seed below 2**63 for torch's own generator."""
         return int.from_bytes(self.digest(round, purpose)[:8], "little") >> 1
+
+
+def _generator(digest: bytes) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(_Digest(digest)))  # type: ignore[arg-type]
 
 
 class StreamsOfEach(Sequence[RandomStreams]):
@@ -85,6 +89,21 @@ def digests(streams: Sequence[RandomStreams], round: int, purpose: str) -> np.nd
     else:
         found = [stream.digest(round, purpose) for stream in streams]
     return np.frombuffer(b"".join(found), np.uint64).reshape(-1, 4)
+
+
+def permutations(streams: Sequence[RandomStreams], round: int, purpose: str, n: int, count: int = 1) -> np.ndarray:
+    """Return the first `count` permutations of n of `generator(round, purpose)` of each stream; int64 [N, count, n].
+
+    NumPy shuffles with draws that it may reject, so that the place of a draw in the stream depends on all before it. To do
+    this for all streams at once is slower for fewer than thousands of them.
+    """
+    what, found = f"{round}\0{purpose}".encode(), np.empty((len(streams), count, n), np.int64)
+    found[:] = np.arange(n)
+    for stream, rows in zip(streams, found, strict=True):
+        shuffle = _generator(stream._digest(what)).shuffle  # noqa: SLF001
+        for row in rows:
+            shuffle(row)
+    return found
 
 
 def uniform_draws(seeds: np.ndarray, count: int) -> np.ndarray:

@@ -37,7 +37,7 @@ from torch.nn import functional
 from p2pfl.cohort import IdsOfEach
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner
-from p2pfl.learning.batched_training import RowCache, StackedData, StackedTraining
+from p2pfl.learning.batched_training import Orders, RowCache, StackedData, StackedTraining
 from p2pfl.learning.dense import occasion, orders
 from p2pfl.learning.kernels.batched_gradient import ON_GPU, values_at_once
 from p2pfl.learning.kernels.kernel import VmapKernel, kernel_for
@@ -50,6 +50,7 @@ from p2pfl.learning.torch_learner import TorchLearner, batch_sizes, check_batche
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.queries import Clip, Combine, Evaluate, Loss, Losses, Mean, NodeQuery, R, Split, Train
+from p2pfl.random_streams import permutations
 from p2pfl.robust.batches import Rows, clip_together, combine_together
 from p2pfl.robust.candidates import Combined
 from p2pfl.update_rules import Mixture, Scalarised
@@ -153,7 +154,7 @@ class BatchedLearner:
             Train(rows[k], query.round, query.epochs, query.proximal and (mu, anchors[k]), query.purpose, query.rule)
             for k in picked
         ]
-        found = self._train(picked, queries)
+        found = self._train(picked, queries, alike=query.rule is None and query.proximal is None)
         return self._trained.array if found is self._trained.rows else np.array(found)
 
     def mean_each(
@@ -240,10 +241,14 @@ class BatchedLearner:
             return trained.tensor
         return torch.from_numpy(models if models.flags.writeable else models.copy()).to(self._device)
 
-    def _train(self, nodes: list[int], queries: list[Train]) -> list[Parameters]:
-        """Return the trained models, within about 1e-6 relative of single learners (sums have another order)."""
+    def _train(self, nodes: list[int], queries: list[Train], alike: bool = False) -> list[Parameters]:
+        """Return the trained models, within about 1e-6 relative of single learners (sums have another order).
+
+        Args:
+            alike: whether the queries are known to differ in nothing but their models, without a rule or a proximal term.
+        """
         first = queries[0]
-        if self._equal_counts and all(_is_plain(query, first) for query in queries):
+        if self._equal_counts and (alike or all(_is_plain(query, first) for query in queries)):
             return self._train_alike(nodes, queries)
         results: list[Parameters] = [np.empty(0, np.float32)] * len(queries)
         groups = defaultdict(list)
@@ -311,12 +316,7 @@ class BatchedLearner:
             state=self._lasting.start(optimizer, occasion(queries[0]), nodes),
             other_state=self._lasting.start(optimizer, queries[0].purpose, nodes) if mixed else None,
         )
-        permutations = [
-            orders(self._streams[node], query.round, query.purpose, n=count, batch_size=batch_size, epochs=epochs)
-            for node, query, count in zip(nodes, queries, counts.tolist(), strict=True)
-        ]
-        for epoch in range(epochs):
-            order = [p[epoch] for p in permutations]
+        for order in self._orders(nodes, queries, batch_size, epochs):
             # one copy of all samples costs less than one for each batch
             whole = data.batches(nodes, order, batch_size) if self._equal_counts else None
             for s in range(min(full[0], steps)):
@@ -329,7 +329,8 @@ class BatchedLearner:
                 picked = rows.tolist()
                 where = slice(None) if len(picked) == len(nodes) else torch.from_numpy(rows)
                 starts = (counts[rows] - size).tolist()
-                training.step(where, *data.batch([nodes[r] for r in picked], [order[r] for r in picked], starts, size))
+                some = order[rows] if isinstance(order, np.ndarray) else [order[r] for r in picked]
+                training.step(where, *data.batch([nodes[r] for r in picked], some, starts, size))
         if isinstance(self.kernel, VmapKernel):
             self.kernel.check_unchanged()
         self._lasting.keep(occasion(queries[0]), nodes, optimizer, training.state)
@@ -337,6 +338,21 @@ class BatchedLearner:
         if not (self._lenient or finite.all()):
             first = int((~finite).nonzero()[0])
             raise DivergenceError(self._streams[nodes[first]].name, queries[first].round)
+
+    def _orders(self, nodes: list[int], queries: list[Train], batch_size: int, epochs: int) -> Iterator[Orders]:
+        """Yield the order of the samples of each node for each epoch; int64 [K, n] if all have equally many."""
+        counts, first = self._data["train"].counts[nodes].tolist(), queries[0]
+        streams = [self._streams[node] for node in nodes]
+        alike = all(query.round == first.round and query.purpose == first.purpose for query in queries)
+        if self._equal_counts and counts[0] > batch_size and alike:
+            yield from permutations(streams, first.round, first.purpose, counts[0], epochs).swapaxes(0, 1)
+            return
+        each = [
+            orders(stream, query.round, query.purpose, n=count, batch_size=batch_size, epochs=epochs)
+            for stream, query, count in zip(streams, queries, counts, strict=True)
+        ]
+        for epoch in range(epochs):
+            yield [of[epoch] for of in each]
 
     def _full_batches(self, counts: np.ndarray, query: Train) -> np.ndarray:
         """Return the number of full batches of each node in a training."""

@@ -17,6 +17,8 @@ from p2pfl.learning.rule_gradients import Rows, follow, resting
 from p2pfl.parameters import Parameters
 from p2pfl.queries import Train
 
+Orders = np.ndarray | Sequence[np.ndarray | None]
+"""The order of each node's samples: int64 [K, n] for nodes with equally many, or one by one; None: as stored."""
 LARGEST_COPY = 2**20  # values of inputs that are put in order at once: 4 MiB
 
 
@@ -79,7 +81,7 @@ class StackedTraining:
     def step(self, rows: Rows, x: Tensor, y: Tensor) -> None:
         """Train the models of k rows on one batch each: x and y of [k, b, ...]."""
         n, start = self._n, self._start
-        whole = len(x) == len(start)
+        whole = x.shape[0] == start.shape[0]  # `len` of a tensor takes microseconds
         if self._fresh and not (whole and n == start.shape[1]):
             self.models.copy_(start)
             self._fresh = False
@@ -238,22 +240,22 @@ class StackedData:
             return x.view(-1, count, *x.shape[1:]), y.view(-1, count, *y.shape[1:])
         return self._pick(starts[:, None] + np.arange(count))
 
-    def batches(self, nodes: Sequence[int], order: Sequence[np.ndarray | None], size: int) -> tuple[Tensor, Tensor] | None:
+    def batches(self, nodes: Sequence[int], order: Orders, size: int) -> tuple[Tensor, Tensor] | None:
         """Return all whole batches of nodes with equally many samples, each in its order: [batches, K, size, ...].
 
         None if the samples have no order, or are too many to be copied at once.
         """
-        orders = [one for one in order if one is not None]
-        if not orders or len(orders) * len(orders[0]) * self.width > values_at_once(LARGEST_COPY, self._x.device):
+        orders = order if isinstance(order, np.ndarray) else [one for one in order if one is not None]
+        if not len(orders) or len(orders) * len(orders[0]) * self.width > values_at_once(LARGEST_COPY, self._x.device):
             return None
         count = len(orders[0]) // size
         index = self.offsets[list(nodes), None] + np.array(orders)
         return self._pick(index[:, : count * size].reshape(len(index), count, size).swapaxes(0, 1).copy())
 
-    def batch(
-        self, nodes: Sequence[int], order: Sequence[np.ndarray | None], starts: Sequence[int], size: int
-    ) -> tuple[Tensor, Tensor]:
+    def batch(self, nodes: Sequence[int], order: Orders, starts: Sequence[int], size: int) -> tuple[Tensor, Tensor]:
         """Return samples start..start+size of each node in its order (None: as stored): x and y of [K, size, ...]."""
+        if isinstance(order, np.ndarray):  # nodes with equally many samples, which start at the same one
+            return self._pick(self.offsets[list(nodes), None] + order[:, starts[0] : starts[0] + size])
         if all(o is None for o in order):
             return self.whole(nodes, size)
         picks = [np.arange(s, s + size) if o is None else o[s : s + size] for o, s in zip(order, starts, strict=True)]

@@ -28,6 +28,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from math import inf
 from typing import Any, NamedTuple, TypeVar, cast, get_args
 
@@ -513,7 +514,7 @@ class _Peers:
         around = plan.topology.neighbours
         counts = np.array([len(ids) for ids in around])
         self.ids = IdsOfEach.of_counts(
-            counts, np.fromiter((place[id] for ids in around for id in ids), np.int64, counts.sum())
+            counts, np.fromiter(map(place.__getitem__, chain.from_iterable(around)), np.int64, counts.sum())
         )
         self.weights: WeightsOfEach | None = None
         self.published: dict[Stage, Models] = {}

@@ -2,7 +2,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.random_streams import RandomStreams, StreamsOfEach, common_order, digests, federation_streams, uniform_draws
+from p2pfl.random_streams import (
+    RandomStreams,
+    StreamsOfEach,
+    common_order,
+    digests,
+    federation_streams,
+    permutations,
+    uniform_draws,
+)
 
 
 def first(streams, round, purpose):
@@ -75,3 +83,12 @@ def test_streams_of_many_names_have_the_digests_of_single_ones():
     names = ["", "node-1", "kn\u00f6ten"]
     for digest, name in zip(StreamsOfEach(3, names).digests(2, "train"), names, strict=True):
         assert digest == RandomStreams(3, name).digest(2, "train")
+
+
+@given(st.integers(0, 2**64), st.integers(0, 5), st.integers(0, 300), st.integers(1, 3))
+def test_permutations_of_many_streams_are_those_of_each(seed, count, n, epochs):
+    streams = [RandomStreams(seed, f"node-{k}") for k in range(count)]
+    found = permutations(streams, 3, "train", n, epochs)
+    for stream, rows in zip(streams, found, strict=True):
+        rng = stream.generator(3, "train")
+        assert rows.tolist() == [rng.permutation(n).tolist() for _ in range(epochs)]

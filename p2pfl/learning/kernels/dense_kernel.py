@@ -63,9 +63,10 @@ class DenseKernel:
         return torch.cat([self._columns(*pair) for pair in parts]).mT
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
-        if len(self._grad) < len(flat) or self._grad.device != flat.device:
+        count = flat.shape[0]  # `len` of a tensor takes microseconds
+        if self._grad.shape[0] < count or self._grad.device != flat.device:
             self._grad = torch.empty_like(flat)
-        grad = self._grad[: len(flat)]
+        grad = self._grad[:count]
         masks = [_dropout_mask(layer, x) for layer in self._layers]
         inputs = forward(self._layers, flat, x.flatten(2), masks)
         backward(self._layers, flat, inputs, self._loss_gradient(inputs[-1], y, weights), grad, masks=masks)
@@ -153,7 +154,7 @@ def _dropout_mask(layer: Layer, x: Tensor) -> Tensor | None:
 
 
 def _weight(layer: Layer, flat: Tensor) -> Tensor:
-    return flat[:, slice(*layer.weight)].view(len(flat), *layer.shape)
+    return flat[:, slice(*layer.weight)].view(flat.shape[0], *layer.shape)
 
 
 def _activate(layer: Layer, z: Tensor) -> Tensor:
