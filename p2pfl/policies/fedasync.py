@@ -9,6 +9,7 @@ from typing import Any
 
 from p2pfl.algorithms.selection import fedavg, uniform
 from p2pfl.policy import Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs, merge, samples
+from p2pfl.update_rules import Steps
 
 
 @built_in("fedasync")
@@ -25,12 +26,14 @@ class FedAsync:
     Attributes:
         exponent: a; 0 ignores staleness.
         neighbours: number of peers drawn in each round; 0 takes all.
-        epochs: epochs of training in each round.
+        steps: steps of training in each round; 0 trains for `epochs`.
+        epochs: epochs of training in each round, without `steps`.
         reported_stage: the model that drives early stopping and is reported.
     """
 
     exponent: float = 0.5
     neighbours: int = 0
+    steps: int = 0
     epochs: int = 1
     reported_stage: ReportedStage = "merged"
 
@@ -39,13 +42,15 @@ class FedAsync:
             raise ValueError(f"exponent must be 0 or more, got {self.exponent}")
         if self.neighbours < 0:
             raise ValueError(f"neighbours must be 0 or more, got {self.neighbours}")
+        if self.steps < 0:
+            raise ValueError(f"steps must be 0 or more, got {self.steps}")
         check_epochs(self.epochs)
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         return Merge(me.params, {me.id: 1.0})
 
     async def round(self, me: Me, peers: Peers) -> Merge:
-        trained = await me.train(epochs=self.epochs)
+        trained = await me.train(epochs=self.epochs, rule=Steps(self.steps) if self.steps else None)
         await peers.publish(trained)
         ids = uniform(me.rng("peers"), peers.ids, self.neighbours) if self.neighbours else peers.ids
         updates = await peers.models(peers.within_budget(ids))

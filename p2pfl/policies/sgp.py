@@ -39,11 +39,15 @@ class Sgp:
     Attributes:
         steps: steps of training in each round; 0 trains for `epochs`.
         epochs: epochs of training in each round, without `steps`.
+        damped: multiply what training changes by w, so that z becomes the trained model; the paper does not. Among nodes
+            that do not wait, a fast one sends more than it receives: its w is small, and its steps would be 1 / w times as
+            long.
         reported_stage: the model that drives early stopping and is reported.
     """
 
     steps: int = 0
     epochs: int = 1
+    damped: bool = False
     reported_stage: ReportedStage = "merged"
 
     weight: float = field(default=1.0, init=False, repr=False)
@@ -70,7 +74,8 @@ class Sgp:
             )
         trained = await self.train(me)
         share = 1 / (1 + len(peers.askers))
-        x = share * (self.weight * me.params.astype(np.float64) + (trained - me.params))
+        step = (self.weight if self.damped else 1.0) * (trained - me.params)
+        x = share * (self.weight * me.params.astype(np.float64) + step)
         w = {me.id: share * self.weight}
         self.sent = x + (self.sent[0] if self.sent else 0.0), w[me.id] + (self.sent[1] if self.sent else 0.0)
         await peers.publish(_float32(self.sent[0] / self.sent[1]), {WEIGHT: np.array([self.sent[1]])}, stage="merged")

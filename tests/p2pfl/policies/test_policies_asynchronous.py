@@ -90,6 +90,15 @@ def test_sgp_reaches_the_plain_mean_on_a_directed_graph(mode):
     assert max(weights) > 1.5 * min(weights)  # without them the nodes would not reach the mean
 
 
+def test_sgp_can_damp_its_steps_by_its_weight():
+    graph, moved = nx.DiGraph([(0, 1), (1, 0), (0, 2), (2, 0), (1, 2)]), {}
+    for damped in (False, True):
+        found = simulate(graph, nodes=3, rounds=2, policy={"name": "sgp", "damped": damped})
+        assert sum(node.policy.weight for node in found.nodes.values()) == pytest.approx(3.0)
+        moved[damped] = [float(node.me.params[0]) for node in found.nodes.values()]
+    assert moved[False] != moved[True]
+
+
 def test_sgp_keeps_the_sum_of_weights_and_its_state():
     tasks = {id: number(target=TARGETS[id]) for id in TARGETS}
     policies = {id: Sgp() for id in tasks}
@@ -166,7 +175,7 @@ def test_fedasync_gives_slow_nodes_less_weight():
     [
         *((AdPsgd, each) for each in ({"steps": -1}, {"epochs": 0})),
         *((Sgp, each) for each in ({"steps": -1}, {"epochs": 0})),
-        *((FedAsync, each) for each in ({"exponent": -1.0}, {"exponent": np.nan}, {"neighbours": -1}, {"epochs": 0})),
+        *((FedAsync, each) for each in ({"exponent": -1.0}, {"exponent": np.nan}, {"neighbours": -1}, {"steps": -1})),
     ],
 )
 def test_invalid_options_are_refused(made, options):
