@@ -6,10 +6,11 @@ A layout may keep a part private: peers see the shared part, the node's learner 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from math import isfinite, prod, sqrt
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -178,8 +179,13 @@ def norm(params: Parameters) -> float:
         square = float(np.dot(params, params))
         if not isfinite(square):  # large values may be the reason; in blocks, because float64 takes twice the memory
             blocks = (params[start : start + _BLOCK].astype(np.float64) for start in range(0, len(params), _BLOCK))
-            square = sum(float(np.dot(block, block)) for block in blocks)
+            square = plain_sum(float(np.dot(block, block)) for block in blocks)
     return sqrt(square)
+
+
+def plain_sum(values: Iterable[float]) -> float:
+    """Return the sum of numbers, added one after another. `sum` of floats rounds in another way since Python 3.12."""
+    return reduce(add, values, 0)
 
 
 def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Parameters:

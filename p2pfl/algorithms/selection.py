@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pfl.cohort import Counts, GeneratorsOfEach, IdsOfEach, WeightsOfEach, of_each
+from p2pfl.parameters import plain_sum
 
 FLOOR = 1e-6  # the lowest probability of a peer without a negative similarity, so that it can still be met
 PART = 2**20  # entries of rows that are drawn from together
@@ -261,7 +262,7 @@ def fedavg(samples: Mapping[str, float]) -> dict[str, float]:
     Args:
         samples: training samples by id, including the own id.
     """
-    total = sum(samples.values())
+    total = plain_sum(samples.values())
     if not total:
         return dict.fromkeys(samples, 1 / len(samples))
     return {name: n / total for name, n in samples.items()}
@@ -290,8 +291,5 @@ def fedsim(me: str, similarities: Mapping[str, float]) -> dict[str, float]:
     own = max(clipped.values(), default=0.0)
     if own == 0.0:
         return {me: 1.0} | dict.fromkeys(clipped, 0.0)
-    total = 0.0
-    for value in clipped.values():  # `sum` of floats rounds in another way since Python 3.12
-        total += value
-    total += own
+    total = plain_sum(clipped.values()) + own
     return {me: own / total} | {name: value / total for name, value in clipped.items()}

@@ -9,7 +9,7 @@ import numpy as np
 
 from p2pfl.attacks.attack import Attack, HonestView, Scene
 from p2pfl.attacks.model_attacks import Searching, check_factor
-from p2pfl.parameters import Parameters
+from p2pfl.parameters import Parameters, plain_sum
 from p2pfl.policies.dac import similarity_extras
 from p2pfl.policy import Extras
 
@@ -59,7 +59,7 @@ def away_from_neighbours(victim: str, view: HonestView, epsilon: float, metropol
         return own
     shares = np.array([*honest.values()], np.float32)
     apart = shares @ np.array([view.models[id] for id in honest]) - shares.sum() * own
-    attackers = sum(weight(id) for id in around if id in view.attackers) or 1.0
+    attackers = plain_sum(weight(id) for id in around if id in view.attackers) or 1.0
     forged: Parameters = own - np.float32(epsilon / attackers) * apart
     return forged
 

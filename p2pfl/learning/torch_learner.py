@@ -41,7 +41,7 @@ from p2pfl.learning.rule_gradients import follow, most_steps, plan, resting, sha
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.multiobjective.preferences import Preference
 from p2pfl.multiobjective.scalarisation import DifferentiateObjectives, ObjectiveGradients, Objectives
-from p2pfl.parameters import Parameters
+from p2pfl.parameters import Parameters, plain_sum
 from p2pfl.prediction_mixing import KnnDatastore, ModelEnsemble, PredictionMixer, knn_mixed_logits
 from p2pfl.queries import Evaluate, Loss, Split, Train
 from p2pfl.random_streams import RandomStreams
@@ -269,7 +269,7 @@ class TorchLearner(Learner):
         """Return the function that computes the mixed outputs of a model for a split."""
 
         if isinstance(company, ModelEnsemble):
-            mixed, shares = self._of_groups("mix_logits"), [1 - sum(company.shares), *company.shares]
+            mixed, shares = self._of_groups("mix_logits"), [1 - plain_sum(company.shares), *company.shares]
             models = [params, *company.models]
             return lambda split: mixed([self.outputs(model, self.data[split][0]) for model in models], shares)
         assert isinstance(company, KnnDatastore)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from p2pfl.cohort import ExtrasOfEach, IdsOfEach, UpdatesOfEach, WeightsOfEach, of_each
-from p2pfl.parameters import Parameters
+from p2pfl.parameters import Parameters, plain_sum
 from p2pfl.policy import Extras, Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs, merge
 from p2pfl.update_rules import Steps
 
@@ -156,10 +156,7 @@ def weights_of_graph(updates: Sequence[Update], own: str, given: Mapping[str, fl
 
 def _with_own(weights: dict[str, float], own: str) -> dict[str, float]:
     """Return weights with the rest of 1 for the own model."""
-    total = 0.0
-    for weight in weights.values():  # `sum` of floats rounds in another way since Python 3.12
-        total += weight
-    return weights | {own: 1 - total}
+    return weights | {own: 1 - plain_sum(weights.values())}
 
 
 def _degree(update: Update) -> int:

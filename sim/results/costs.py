@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from p2pfl.parameters import plain_sum
 from p2pfl.sim.columns import Table
 from p2pfl.sim.scenario.devices import Speed
 from p2pfl.sim.simulation.simulation import Run
@@ -64,7 +65,7 @@ def of_run(run: Run, rounds: Table) -> dict[str, Any]:
         of_parts = {
             name: float(values.sum()) for name, values in parts(rounds, run.speeds, run.scenario.compute.radio).items()
         }
-        found["joules"] = of(sum(of_parts.values()))
+        found["joules"] = of(plain_sum(of_parts.values()))
         found["joules_by"] = of_parts
         names = sorted({speed.device for speed in run.speeds})
         found["devices"] = {name: sum(speed.device == name for speed in run.speeds) for name in names}

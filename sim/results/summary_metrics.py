@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from p2pfl.data.partition.splits import parts_of
-from p2pfl.parameters import Parameters
+from p2pfl.parameters import Parameters, plain_sum
 from p2pfl.policy import BestBy, SupportsPreselection
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.formatting import number
@@ -60,7 +60,7 @@ def pooled_r2(run: Run) -> dict[str, Any]:
         errors.append(mse * y.size)
         targets.append(y)
     spread = float(np.square((rows := np.concatenate(targets)) - rows.mean(axis=0)).sum())
-    return {"r2_pooled": {"mean": 1 - sum(errors) / spread, "nodes": []}} if spread else {}
+    return {"r2_pooled": {"mean": 1 - plain_sum(errors) / spread, "nodes": []}} if spread else {}
 
 
 def waits(runs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -36,6 +36,7 @@ import msgspec
 import numpy as np
 
 from p2pfl.errors import ConfigurationError, must_be, unknown
+from p2pfl.parameters import plain_sum
 from p2pfl.queries import Train
 from p2pfl.random_streams import federation_streams
 
@@ -137,7 +138,7 @@ def assign(device: str | Sequence[str] | Mapping[str, float], nodes: int, seed: 
         return [device] * nodes
     if not isinstance(device, Mapping):
         return [device[k % len(device)] for k in range(nodes)]
-    exact = np.array([*device.values()]) / sum(device.values()) * nodes
+    exact = np.array([*device.values()]) / plain_sum(device.values()) * nodes
     counts = np.floor(exact).astype(int)
     for k in np.argsort(counts - exact, kind="stable")[: nodes - counts.sum()]:  # the greatest remainders
         counts[k] += 1

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.parameters import Layout, norm, problem, weighted_mean
+from p2pfl.parameters import Layout, norm, plain_sum, problem, weighted_mean
 
 LAYOUT = Layout((("weight", (2, 3)), ("bias", (2,)), ("mean", (1,))), n_trained=8)
 
@@ -83,3 +83,9 @@ def test_norm_of_large_values_takes_little_memory():
         tracemalloc.stop()
     assert found == pytest.approx(3e41)
     assert most < params.nbytes / 2
+
+
+def test_plain_sum_is_rounded_after_each_number():
+    assert plain_sum([1e100, 1.0, -1e100]) == 0.0  # `sum` gives 1.0 since Python 3.12
+    assert plain_sum([0.1] * 10) != 1.0
+    assert plain_sum([]) == 0
