@@ -325,7 +325,12 @@ task = {{ name = "digits", samples = 16, shared = true, batch_size = 16 }}
 policy = {{ name = "random", neighbours = 5 }}
 topology = {topology}
 """
-TOPOLOGIES = {"k-regular": '{ name = "k-regular", degree = 10 }', "complete": '{ name = "complete" }'}
+TOPOLOGIES = {
+    "k-regular": '{ name = "k-regular", degree = 10 }',
+    "complete": '{ name = "complete" }',
+    "base-k": '{ name = "base-k", degree = 5 }',
+    "epidemic": '{ name = "epidemic", degree = 10 }',
+}
 
 
 def scale(nodes: int, rounds: int, topology: str) -> dict[str, float]:

@@ -33,7 +33,7 @@ from p2pfl.task import POINT, Part, Task, batch_size_of, group_of, make_task
 from p2pfl.task_specs import TASKS
 from p2pfl.topologies import complete_properties, labels, neighbours
 from p2pfl.topologies.geography import Point
-from p2pfl.topologies.graph_facts import GraphFacts, facts_of
+from p2pfl.topologies.graph_facts import ROUND, GraphFacts, facts_of
 from p2pfl.topologies.schedules import NamedSchedule, all_sources
 
 MOST_NOTES = 3  # different notes on the samples of single nodes
@@ -213,13 +213,20 @@ def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence
     Raises:
         ConfigurationError: it has another number of nodes than the scenario, or a value in it is invalid.
     """
-    name, notes = "a graph of one's own", ()
+    name = "a graph of one's own"
+    notes: tuple[str, ...] = ()
     complete = graph is None and scenario.topology.get("name") == COMPLETE
     schedule = None
     if graph is None:
         graph = topology(scenario.topology, scenario.nodes, scenario.seed, dense=False)
         name, notes = str(graph.graph["name"]), tuple(graph.graph.get("notes", []))
         schedule = schedule_of(graph)
+    elif schedule_of(graph) is not None:
+        raise ConfigurationError(
+            "a graph by round must be the scenario's: topology = { file = ... }, not an argument", "topology"
+        )
+    elif any(given is not None for *_, given in graph.edges(data=ROUND)):
+        notes = ("the edges of the graph have a round, which is not used; write the graph to a GraphML file to use it",)
     if len(graph) != scenario.nodes:
         raise ConfigurationError(f"nodes must be {len(graph)}, the size of the topology, got {scenario.nodes}")
     properties = complete_properties(len(graph)) if complete else measure(graph)

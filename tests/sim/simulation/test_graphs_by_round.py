@@ -1,5 +1,6 @@
 """Runs on a graph that changes in each round: with messages and without, the edges of each round, and refusals."""
 
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -7,7 +8,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.plan import check
 from p2pfl.sim.simulation.simulation import Simulation
-from p2pfl.topologies import make_schedule
+from p2pfl.topologies import make_schedule, read
 
 SMALL = {
     "nodes": 9,
@@ -98,3 +99,14 @@ def test_graphs_of_a_file_take_turns(tmp_path):
         here = edges["round"] == round
         found = sorted(zip(edges["dst"][here].tolist(), edges["src"][here].tolist(), strict=True))
         assert found == ([(0, 1), (1, 0), (2, 3), (3, 2)] if round % 2 else [(1, 2), (2, 1)])
+
+
+def test_rounds_of_a_graph_of_ones_own_are_noted_or_refused(tmp_path):
+    graph = nx.path_graph(4)
+    nx.set_edge_attributes(graph, 1, "round")
+    (note,) = [each for each in Simulation(scenario(nodes=4), graph).notes if "round" in each]
+    assert note.startswith("the edges of the graph have a round, which is not used")
+    path = tmp_path / "contacts.csv"
+    path.write_text("source,target,round\na,b,1\nc,d,1\nb,c,2\n")
+    with pytest.raises(ConfigurationError, match="must be the scenario's"):
+        Simulation(scenario(nodes=4), read(str(path)))
