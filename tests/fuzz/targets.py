@@ -65,6 +65,7 @@ CHECKS = {
     "joining": {"join": "bytes", "join answer": "bytes", "invitation": "text", "request": "text", "admission": "text"},
     "broker": {"presence": "packet", "packets": "packets", "handshake packets": "packets"},
     "discovery": {"txt": "bytes"},
+    "fragments": {"fragment": "payload", "wanted": "wanted"},
 }
 
 
