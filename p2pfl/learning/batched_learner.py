@@ -196,10 +196,14 @@ class BatchedLearner:
         Args:
             models: of all nodes, float32 [N, P].
         """
-        rows = self._trained.rows if models is self._trained.array else list(models)
-        nodes = np.flatnonzero(ids.counts).tolist()
-        found = self._losses(nodes, [Loss([rows[k] for k in ids.of(node).tolist()], split) for node in nodes])
-        return np.concatenate(found) if found else np.empty(0)
+        unknown = np.full(len(ids.peers), np.nan)
+        if split not in self._data:
+            return unknown
+
+        def stack(rows: np.ndarray) -> Tensor:
+            return torch.from_numpy(models[ids.peers[rows]]).to(self._device)
+
+        return self._columns(stack, ids.rows, split, self._loss_of).get("loss", unknown)
 
     def evaluate_each(
         self, models: Sequence[np.ndarray], splits: Sequence[Split], nodes: np.ndarray
