@@ -93,7 +93,7 @@ def robust_runs(**settings):
     for name, (nodes, attackers) in each.items():
         honest = [value for value in nodes if value is not None]
         test = Test(mean=sum(honest) / len(honest), worst_decile=min(honest), nodes=nodes)
-        made = Entry(name, 0, 4, 1, "accuracy", True, Time(1.0), test, attackers=attackers)
+        made = Entry(name, 0, 4, 1, "accuracy", True, Time(1.0), test=test, attackers=attackers)
         table = {"name": name, "robust": "none" if name.startswith("none") else "median-clip"}
         table |= {"attack": {"name": "ipm", "nodes": [3]}} if attackers else {}
         found.append(Run(name, name, [made], made, table | {key: value(table) for key, value in settings.items()}))
