@@ -159,6 +159,8 @@ class Cohort:
         """
         scenario, me, peers = self.plan.scenario, self.me, self.peers
         self._take(_run(self.policy.prepare(cast(policy.Me, me), cast(policy.Peers, peers))))
+        if not scenario.rounds:
+            self._end(self.runs.copy())
         for round in range(1, scenario.rounds + 1):
             me.round = round
             peers.begin_round()

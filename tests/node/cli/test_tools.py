@@ -289,6 +289,7 @@ def test_metrics_match_status():
         ("p2pfl_budget_limit", ("models",)): 2,
         ("p2pfl_budget_used", ("models",)): 1,
         ("p2pfl_budget_refused_total", ()): 6,
+        ("p2pfl_trainings_refused_total", ()): 0,
         ("p2pfl_disk_problem", ()): 1,
         ("p2pfl_broker_problem", ()): 0,
         ("p2pfl_validation_top_1_accuracy", ()): 0.5,

@@ -467,14 +467,15 @@ def untested(part, seed):
 def test_rounds_table_has_documented_columns(folder):
     found = columns(folder, "rounds")
     first = ["run", "seed", "round", "virtual_time", "node", "bytes_in", "bytes_out", "models_in"]
-    assert list(found)[:8] == first
+    first += ["trainings", "samples", "train_s"]
+    assert list(found)[:11] == first
     assert set(found) - set(first) == {
         f"{stage}_{split}_{metric}"
         for stage in ("trained", "merged")
         for split in ("validation", "test")
         for metric in ("loss", "mse")
     }
-    kinds = {name: "VARCHAR" if name == "run" else "DOUBLE" if name == "virtual_time" else "BIGINT" for name in first}
+    kinds = dict.fromkeys(first, "BIGINT") | {"run": "VARCHAR", "virtual_time": "DOUBLE", "train_s": "DOUBLE"}
     assert {name: found[name] for name in first} == kinds
     assert {found[name] for name in set(found) - set(first)} == {"DOUBLE"}
 
