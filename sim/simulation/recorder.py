@@ -281,11 +281,11 @@ class Recorder(Observer):
             self._sent_last[k] = int(peers.received[k]), int(peers.sent[k])
 
     def result(self, figure: str) -> np.ma.MaskedArray:
-        """Return a metric of each node's result, float64 [N]: NaN, and masked, where a node has none."""
+        """Return a metric of each node's result, float64 [N]: NaN, and masked, where a node has none, as without a round."""
         if isinstance(self.results, ResultsOfEach):
             none = np.ma.MaskedArray(np.full(len(self._place), np.nan), np.ones(len(self._place), bool))
             return self.results.columns.get(figure, none)
-        values = [self.results[name].get(figure) for name in self._place]
+        values = [self.results.get(name, {}).get(figure) for name in self._place]
         absent = [value is None for value in values]
         return np.ma.MaskedArray([np.nan if value is None else value for value in values], absent, np.float64)
 
