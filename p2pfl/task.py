@@ -320,7 +320,7 @@ def make_task(name: str, options: Mapping[str, Any], part: Part, seed: int) -> T
         ConfigurationError: the name is unknown, the task does not take an option, or the object is not a task.
         MissingRequirementError: the task needs a library that is not installed, such as PyTorch.
     """
-    factory = resolve("task", name, FACTORIES, "p2pfl.tasks", ("learner",))
+    factory = task_factory(name)
     with suppress(ValueError):  # without a signature; `build` reports it
         if not (takes(factory, "part") and takes(factory, "seed")):  # check before the call: it may be any object
             raise ConfigurationError(f"task {name!r} is not a valid task: it does not take `part` and `seed`")
@@ -331,6 +331,11 @@ def make_task(name: str, options: Mapping[str, Any], part: Part, seed: int) -> T
     except ConfigurationError as error:
         raise ConfigurationError(f"task {name!r}: {error}") from error
     return task
+
+
+def task_factory(name: str) -> Any:
+    """Return the function that makes the task called `name`; see `make_task`."""
+    return resolve("task", name, FACTORIES, "p2pfl.tasks", ("learner",))
 
 
 def excluded_solutions(task: Task, points: np.ndarray) -> list[int]:

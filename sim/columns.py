@@ -1,7 +1,10 @@
-"""Tables that grow by rows, and lie on disk once they are long."""
+"""Tables that grow by rows, and arrays, which lie on disk once they are large."""
 
 from __future__ import annotations
 
+import mmap
+import os
+from contextlib import suppress
 from os import SEEK_END
 from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any
@@ -15,7 +18,31 @@ from p2pfl.errors import RunError
 Table = dict[str, np.ndarray]
 
 PART = 2**14  # rows that are written together
-MAPPED = 2**25  # bytes of a table from which it is mapped into memory, not read
+MAPPED = 2**25  # bytes of a table from which it is mapped into memory, not read; of an array that is on disk
+
+
+class DiskArray:
+    """Array of zeros that is on disk if it is large, and takes memory only while it is used.
+
+    It is in memory if it is small, or if the system or the folder of temporary files cannot give it a file.
+
+    Attributes:
+        array: the array, of the given shape and dtype.
+    """
+
+    def __init__(self, shape: tuple[int, ...], kind: Any) -> None:
+        self._map: mmap.mmap | None = None
+        size = int(np.prod(shape)) * np.dtype(kind).itemsize
+        if size >= MAPPED and hasattr(os, "posix_fallocate") and hasattr(mmap, "MADV_DONTNEED"):
+            with suppress(OSError), TemporaryFile() as file:
+                os.posix_fallocate(file.fileno(), 0, size)  # a full disk would end the process at any later write
+                self._map = mmap.mmap(file.fileno(), size)
+        self.array = np.zeros(shape, kind) if self._map is None else np.frombuffer(self._map, kind).reshape(shape)
+
+    def release(self) -> None:
+        """Free the memory, as far as the array is on disk."""
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
 
 
 class Columns:

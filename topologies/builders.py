@@ -27,11 +27,16 @@ def k_regular(n: int, seed: int, *, degree: int = 4) -> nx.Graph:
     Args:
         degree: the number of neighbours; nodes * degree must be even.
     """
+    check_degree(n, degree)
+    return nx.random_regular_graph(degree, n, seed=seed)
+
+
+def check_degree(n: int, degree: int) -> None:
+    """Raise ValueError if there is no regular graph of this degree."""
     if degree < 0 or degree >= n or n * degree % 2:
         raise ValueError(
             f"degree must be at least 0 and below {n} for {n} nodes, and nodes * degree must be even, got {degree}"
         )
-    return nx.random_regular_graph(degree, n, seed=seed)
 
 
 def watts_strogatz(n: int, seed: int, *, degree: int = 4, rewire: float = 0.1) -> nx.Graph:
@@ -67,13 +72,19 @@ def torus(n: int, seed: int) -> nx.Graph:
 
     Node k is in row k // columns. The number of nodes must be a product of two numbers of at least 3.
     """
+    rows = torus_rows(n)
+    return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, n // rows, periodic=True))
+
+
+def torus_rows(n: int) -> int:
+    """Return the number of rows of a torus of n nodes. Raise ValueError if there is none."""
     rows = _rows(n)
     if rows < 3:
         following = next(k for k in range(max(9, n), 2 * n + 10) if _rows(k) >= 3)
         raise ValueError(
             f"a torus needs rows * columns nodes, both 3 or more; {n} is not such a product, the next is {following}"
         )
-    return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, n // rows, periodic=True))
+    return rows
 
 
 def star(n: int, seed: int) -> nx.Graph:

@@ -50,7 +50,7 @@ from p2pfl.learning.torch_learner import TorchLearner, batch_sizes, check_batche
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.queries import Clip, Combine, Evaluate, Loss, Losses, Mean, NodeQuery, R, Split, Train
-from p2pfl.random_streams import permutations
+from p2pfl.random_streams import RandomStreams, permutations
 from p2pfl.robust.batches import Rows, clip_together, combine_together
 from p2pfl.robust.candidates import Combined
 from p2pfl.update_rules import Mixture, Scalarised
@@ -92,6 +92,7 @@ class BatchedLearner:
     Args:
         by_hand: whether chains of layers may use the hand-written gradients.
         lenient: whether to return models with values that are not finite, instead of raising DivergenceError.
+        data, streams: those of the learners, if they exist already; the learners' tasks are then known to be alike.
 
     Attributes:
         kernel: computes their gradients; see p2pfl.learning.kernels.
@@ -101,18 +102,29 @@ class BatchedLearner:
             would be slower when stacked.
     """
 
-    def __init__(self, learners: Sequence[TorchLearner], by_hand: bool = True, lenient: bool = False) -> None:
+    def __init__(
+        self,
+        learners: Sequence[TorchLearner],
+        by_hand: bool = True,
+        lenient: bool = False,
+        data: Mapping[Split, StackedData] | None = None,
+        streams: Sequence[RandomStreams] | None = None,
+    ) -> None:
         self._lenient = lenient
-        self._task = _common_task(learners)
+        self._task = _common_task(learners) if data is None else learners[0].task
         self._learners = learners
-        self._streams = [learner.streams for learner in learners]
+        self._streams = streams or [learner.streams for learner in learners]
         self._device = learners[0].device
-        own = [learner.task.weights(self._device) for learner in learners]
+        goals = self._task.objectives is not None
+        own = [learner.task.weights(self._device) for learner in learners] if goals else []
         self._weights = None if self._task.objectives is None else torch.stack([w for w in own if w is not None])
         self.kernel = kernel_for(self._task, self._device, by_hand, self._streams[0].seed)
         self._shared = shared_values(self._task.layout, self._device)
-        splits = dict.fromkeys(split for learner in learners for split in learner.data)
-        self._data = {split: StackedData([learner.data.get(split) for learner in learners]) for split in splits}
+        if data is None:
+            splits = dict.fromkeys(split for learner in learners for split in learner.data)
+            self._data = {split: StackedData.of([learner.data.get(split) for learner in learners]) for split in splits}
+        else:
+            self._data = {split: each.to(self._device) for split, each in data.items()}
         self._trained = self._means = RowCache(torch.empty(0, 0, device=self._device))
         self._equal_counts = len(set(self._data["train"].counts.tolist())) == 1
         self._lasting = LastingState(len(learners), self._task.layout.n_trained, self._device)
@@ -154,6 +166,7 @@ class BatchedLearner:
             Train(rows[k], query.round, query.epochs, query.proximal and (mu, anchors[k]), query.purpose, query.rule)
             for k in picked
         ]
+        self._trained = RowCache(torch.empty(0, 0, device=self._device))  # the last trained models make room for new ones
         found = self._train(picked, queries, alike=query.rule is None and query.proximal is None)
         return self._trained.array if found is self._trained.rows else np.array(found)
 

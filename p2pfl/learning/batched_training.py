@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from copy import copy
 from operator import is_
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from p2pfl.errors import ConfigurationError
@@ -19,6 +22,7 @@ from p2pfl.queries import Train
 
 Orders = np.ndarray | Sequence[np.ndarray | None]
 """The order of each node's samples: int64 [K, n] for nodes with equally many, or one by one; None: as stored."""
+GATHERED = 2**10  # nodes whose samples are put together at once
 LARGEST_COPY = 2**20  # values of inputs that are put in order at once: 4 MiB
 
 
@@ -199,26 +203,83 @@ class StackedData:
         width: number of values of an input.
     """
 
-    def __init__(self, parts: Sequence[tuple[Tensor, Tensor] | None]) -> None:
-        starts: dict[tuple[int, int], int] = {}
-        kept: list[tuple[Tensor, Tensor]] = []
-        total, offsets = 0, []
+    def __init__(self) -> None:
+        self.counts: NDArray[np.int64] = np.empty(0, np.int64)
+        self.offsets: NDArray[np.int64] = np.empty(0, np.int64)
+        self.shared = False
+        self._total = 0
+        self._places: list[tuple[int, int]] = []  # count and offset of each node, until all are there
+        self._piles = _Pile(), _Pile()  # of inputs and of targets, until all are there
+        self._known: dict[tuple[int, int], tuple[int, Tensor]] = {}  # offset of the samples that still exist, by their ids
+        self._index: NDArray[np.int64] | None = None
+        self._last: tuple[list[int], int, tuple[Tensor, Tensor]] | None = None
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[Tensor, Tensor] | None]) -> StackedData:
+        """Return the data of all nodes, which must have the split."""
+        data = cls()
         for part in parts:
             if part is None:
                 raise ConfigurationError("some nodes lack a split that others have")
-            key = id(part[0]), id(part[1])
-            if key not in starts:
-                starts[key] = total
-                kept.append(part)
-                total += len(part[0])
-            offsets.append(starts[key])
-        self.counts = np.array([len(part[0]) for part in parts if part is not None])
-        self.offsets = np.array(offsets)
-        self.shared = len(kept) < len(offsets)
-        self._x = torch.cat([x for x, _ in kept])
-        self._y = torch.cat([y for _, y in kept])
+            data.add(*part)
+        return data.closed()
+
+    @classmethod
+    def of_rows(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        counts: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        index: NDArray[np.int64] | None = None,
+    ) -> StackedData:
+        """Return data whose arrays exist already; several nodes may have the same samples.
+
+        Args:
+            x, y: inputs and targets, [S, ...].
+            counts: number of samples of each node, [N].
+            offsets: place of the first of them in `x`, or in `index`, [N].
+            index: the samples by their rows of `x`, [I]; by default all in order.
+        """
+        data = cls()
+        data.counts, data.offsets, data._x, data._y, data._index = counts, offsets, x, y, index
+        data.shared = len(np.unique(offsets)) < len(offsets)
+        data.width = max(1, int(np.prod(x.shape[1:])))
+        return data
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Add the samples of the next node. They are copied soon, and need not be kept."""
+        key = id(x), id(y)
+        if key in self._known:
+            self.shared = True
+        else:
+            self._known[key] = self._total, y
+            weakref.finalize(x, self._known.pop, key, None).atexit = False
+            self._total += len(x)
+            for pile, part in zip(self._piles, (x, y), strict=True):
+                pile.add(part)
+        self._places.append((len(x), self._known[key][0]))
+
+    def closed(self) -> StackedData:
+        """Return this object after the last node."""
+        self.counts, self.offsets = np.array(self._places, np.int64).T.copy()
+        self._x, self._y = (pile.joined() for pile in self._piles)
         self.width = max(1, int(np.prod(self._x.shape[1:])))
-        self._last: tuple[list[int], int, tuple[Tensor, Tensor]] | None = None
+        del self._places, self._piles, self._known
+        return self
+
+    def to(self, device: torch.device) -> StackedData:
+        """Return these data on a device."""
+        moved = copy(self)
+        moved._x, moved._y = self._x.to(device), self._y.to(device)  # noqa: SLF001
+        return moved
+
+    def samples(self, node: int) -> tuple[Tensor, Tensor]:
+        """Return the samples of one node: x and y of [n, ...], which are views unless there is an index."""
+        part = slice(self.offsets[node], self.offsets[node] + self.counts[node])
+        if self._index is not None:
+            return self._pick(np.arange(part.start, part.stop))
+        return self._x[part], self._y[part]
 
     def whole(self, nodes: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
         """Return all `count` samples of each node: x and y of [K, count, ...]. Copy only if they are not adjacent."""
@@ -229,6 +290,8 @@ class StackedData:
 
     def _whole(self, nodes: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
         starts = self.offsets[list(nodes)]
+        if self._index is not None:
+            return self._pick(starts[:, None] + np.arange(count))
         gaps = starts[1:] - starts[:-1]
         if not gaps.any():
             samples = slice(starts[0], starts[0] + count)
@@ -262,5 +325,39 @@ class StackedData:
         return self._pick(self.offsets[list(nodes), None] + np.array(picks))
 
     def _pick(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
-        chosen = torch.from_numpy(index).to(self._x.device)
+        chosen = torch.from_numpy(index if self._index is None else self._index[index]).to(self._x.device)
         return self._x[chosen], self._y[chosen]
+
+
+class _Pile:
+    """Tensors that are put together as they come, so that a million small ones need no objects."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] = []
+        self._loose: list[Tensor] = []
+
+    def add(self, part: Tensor) -> None:
+        self._loose.append(part)
+        if len(self._loose) == GATHERED:
+            self._gather()
+
+    def _gather(self) -> None:
+        if self._loose:
+            self._blocks.append(torch.cat(self._loose))
+            self._loose.clear()
+
+    def joined(self) -> Tensor:
+        """Return all as one tensor. Each block is freed once it is copied, so that little of the data exists twice."""
+        self._gather()
+        blocks = self._blocks
+        if len({(block.dtype, block.shape[1:]) for block in blocks}) > 1:
+            return torch.cat(blocks)  # which promotes types, or raises an error
+        if len(blocks) == 1:
+            return blocks.pop()
+        end = sum(map(len, blocks))
+        joined = torch.empty((end, *blocks[0].shape[1:]), dtype=blocks[0].dtype, device=blocks[0].device)
+        while blocks:
+            block = blocks.pop()
+            joined[end - len(block) : end] = block
+            end -= len(block)
+        return joined

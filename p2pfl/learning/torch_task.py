@@ -198,7 +198,7 @@ def _check_classes(task: TorchTask, samples: Mapping[Split, NodeSamples]) -> Non
                 f"{split} data: targets have the shape {_shape(y.shape)}, expected class numbers {_shape((0, *shape[2:]))}"
                 f"{without_extra_dimension(y.shape) if len(shape) == 2 else ''}"
             )
-        if wrong := once((_first_outside, y, shape[1]), partial(_first_outside, y, shape[1])):
+        if wrong := once((_first_outside, shape[1]), partial(_first_outside, y, shape[1]), y):
             raise ConfigurationError(
                 f"{samples[split].name('target', wrong[0])} is {int(y[wrong])}, but module {name} has"
                 f" {shape[1]} outputs; labels must be from 0 to {shape[1] - 1}"

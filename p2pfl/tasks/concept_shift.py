@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +17,11 @@ from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part, Task
 from p2pfl.tasks.mlp import as_tensors, has_torch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from p2pfl.learning.task_stack import TaskStack
 
 Arrays = tuple[Any, Any]  # tensors, or NumPy arrays without PyTorch
 
@@ -68,11 +74,60 @@ def concept_shift(
         linear = dense.DenseNetwork((dimensions, 1), alone=True)
         mse = {"mse": measures.squared_error}
         return DenseTask(linear, data, dense.squared_error, mse, higher_is_better=False, **how)
-    from torch import nn
-
     from p2pfl.learning.torch_task import regression
 
-    return regression(lambda: nn.Linear(dimensions, 1), *data.values(), **how)
+    return regression(_linear(dimensions), *data.values(), **how)
+
+
+def _concept_shift_of_all(
+    first: Task,
+    count: int,
+    seed: int,
+    *,
+    clusters: int = 3,
+    dimensions: int = 10,
+    samples: int = 50,
+    validation: int = 100,
+    test: int = 1000,
+    noise: float = 3.0,
+    **options: Any,
+) -> TaskStack | None:
+    """Return the tasks of all nodes, whose samples are drawn into one array."""
+    from p2pfl.learning.batched_training import StackedData
+    from p2pfl.learning.task_stack import TaskStack
+    from p2pfl.learning.torch_task import TorchTask
+
+    if not isinstance(first, TorchTask):
+        return None
+    cluster = np.arange(count) * clusters // count
+    found, cluster = np.unique(cluster, return_inverse=True)  # with few nodes some clusters have none
+    x, y = np.empty((count, samples, dimensions), np.float32), np.empty((count, samples, 1), np.float32)
+    thetas = [RandomStreams(seed, f"concept-shift/{c}").generator(0, "theta").uniform(-10, 10, dimensions) for c in found]
+    for k, c in enumerate(cluster.tolist()):
+        rng = RandomStreams(seed, f"concept-shift/{found[c]}/{k}").generator(0, "train")
+        x[k], y[k, :, 0] = _values(rng, thetas[c], samples, noise)
+    own = as_tensors(x.reshape(-1, dimensions), y.reshape(-1, 1))
+    data: dict[Split, StackedData] = {
+        "train": StackedData.of_rows(*own, np.full(count, samples), np.arange(count) * samples)
+    }
+    held_out: dict[Split, int] = {"validation": validation, "test": test}
+    for split, n in held_out.items():
+        sets = [_draw_held_out(seed, int(c), split, n, dimensions=dimensions, noise=noise) for c in found]
+        xs, ys = (np.concatenate([one[j].numpy() for one in sets]) for j in range(2))
+        data[split] = StackedData.of_rows(*as_tensors(xs, ys), np.full(count, n), cluster * n)
+    facts = [{"group": int(c)} for c in found]
+    return TaskStack.of(first, data, [facts[c] for c in cluster.tolist()])
+
+
+concept_shift.of_all = _concept_shift_of_all  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=8)
+def _linear(dimensions: int) -> Callable[[], nn.Module]:
+    """Return the factory of the module: the same object for all nodes, which therefore share a template."""
+    from torch import nn
+
+    return lambda: nn.Linear(dimensions, 1)
 
 
 @lru_cache(maxsize=64)
@@ -84,6 +139,11 @@ def _draw_held_out(seed: int, cluster: int, split: str, n: int, *, dimensions: i
 
 
 def _draw(rng: np.random.Generator, theta: np.ndarray, n: int, noise: float) -> Arrays:
-    x = rng.uniform(-10, 10, (n, len(theta)))
-    y = x @ theta + rng.normal(0, noise, n)
+    x, y = _values(rng, theta, n, noise)
     return as_tensors(x.astype(np.float32), y[:, None].astype(np.float32))
+
+
+def _values(rng: np.random.Generator, theta: np.ndarray, n: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs [n, d] and targets [n], float64."""
+    x = rng.uniform(-10, 10, (n, len(theta)))
+    return x, x @ theta + rng.normal(0, noise, n)

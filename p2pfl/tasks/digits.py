@@ -21,6 +21,8 @@ from p2pfl.tasks.mlp import as_tensors, has_torch, mlp
 if TYPE_CHECKING:
     from torch import nn
 
+    from p2pfl.learning.task_stack import TaskStack
+
 CLASSES = 10
 
 
@@ -86,6 +88,31 @@ def digits(
     }
     facts = {"labels": ",".join(map(str, own))}
     return _task(hidden, data, private, optimizer=SGD(lr, momentum), batch_size=batch_size, public_info=facts)
+
+
+def _digits_of_all(first: Task, count: int, seed: int, **options: Any) -> TaskStack | None:
+    """Return the tasks of all nodes that draw their images from all training images, as rows of these."""
+    from p2pfl.learning.batched_training import StackedData
+    from p2pfl.learning.task_stack import TaskStack
+    from p2pfl.learning.torch_task import TorchTask
+
+    if not (isinstance(first, TorchTask) and options.get("shared") and options.get("labels", CLASSES) == CLASSES):
+        return None
+    x, y, splits = digit_images(seed)
+    pool, own = splits["train"], first.n_samples
+    index = np.empty((count, own), np.int64)
+    for k in range(count):
+        index[k] = RandomStreams(seed, f"digits {k}").generator(0, "images").permutation(pool)[:own]
+    counts, nothing = np.full(count, own), np.zeros(count, np.int64)
+    data = {
+        split: StackedData.of_rows(*samples, np.full(count, len(samples.x)), nothing)
+        for split, samples in first.data.items()
+    }
+    data["train"] = StackedData.of_rows(*as_tensors(x, y), counts, np.arange(count) * own, index.ravel())
+    return TaskStack.of(first, data, [first.public_info] * count)
+
+
+digits.of_all = _digits_of_all  # type: ignore[attr-defined]
 
 
 def _task(hidden: int, data: dict[Split, tuple[Any, Any]], private: str, **options: Any) -> Task:

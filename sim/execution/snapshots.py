@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from p2pfl.learning.task_stack import each
 from p2pfl.node.evaluations import counted_stage
 from p2pfl.sim.results.learning_curves import reported
 from p2pfl.sim.results.results import Result
@@ -67,7 +68,7 @@ class SnapshotCollector:
         plan, scenario = simulation.plan, simulation.plan.scenario
         self._reported = plan.policy(0).reported_stage
         self._half = scenario.nodes / 2
-        self._cells = _Cells([task.public_info.get("group") for task in plan.tasks])
+        self._cells = _Cells([facts.get("group") for facts in each(plan.tasks, "public_info")])
         self._tests: dict[int, list[float]] = {}
         self._models: dict[int, list[int]] = {}
         self._sent = np.zeros(scenario.nodes, np.int64)

@@ -20,6 +20,8 @@ from p2pfl._util.printable import to_json
 from p2pfl._version import __version__
 from p2pfl.data_facts import distinct
 from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.learning.task_stack import each as each_fact
+from p2pfl.learning.task_stack import groups_of
 from p2pfl.policy import ReportedStage
 from p2pfl.queries import Split
 from p2pfl.sim import formatting
@@ -44,7 +46,6 @@ from p2pfl.sim.scenario.questions import base_of, counterpart, label, problem_of
 from p2pfl.sim.scenario.scenario import End, Scenario, ScenarioFile
 from p2pfl.sim.scenario.topology import GRAPH
 from p2pfl.sim.simulation.simulation import Run
-from p2pfl.task import group_of
 from p2pfl.topologies.graphml import to_graphml
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         models: whether the result holds the models of the nodes.
     """
     rounds, edges, scenario = costs.with_joules(run, run.recorder.rounds_table()), run.recorder.edges_table(), run.scenario
-    task, groups = run.tasks[0], [group_of(task) for task in run.tasks]
+    task, groups = run.tasks[0], groups_of(run.tasks)
     metric = task.metric
     summary: dict[str, Any] = {
         "name": scenario.name,
@@ -385,7 +386,7 @@ def result_of(run: Run, models: bool = False) -> Result:
 
 def _facts(run: Run) -> dict[str, Any]:
     """Return what the readers of graphs and of data understood."""
-    data = distinct(each for task in run.tasks for each in task.data_facts)
+    data = distinct(each for facts in each_fact(run.tasks, "data_facts") for each in facts)
     return {kind: [each.to_json() for each in facts] for kind, facts in (("graph", run.graphs), ("data", data)) if facts}
 
 

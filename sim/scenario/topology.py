@@ -27,6 +27,7 @@ from p2pfl.task_specs import TASKS
 from p2pfl.topologies import BUILDERS, SCHEDULES, GraphSchedule, labels, places, properties, read
 from p2pfl.topologies.consensus import schedule_properties
 from p2pfl.topologies.geography import Point, coordinates
+from p2pfl.topologies.rows import LIMIT, ROWS, Rows
 
 EDGE = 150  # minimum bytes of one edge in a graph and in a simulation; 200 were measured
 FILE = "file"  # name of a topology from a file in a resolved scenario
@@ -81,6 +82,22 @@ def schedule_of(graph: nx.Graph) -> GraphSchedule | None:
     """Return the rule with a graph for each round that `topology` has made or read; None for a static graph."""
     schedule = graph.graph.get("schedule")
     return schedule if isinstance(schedule, GraphSchedule) else None
+
+
+def topology_rows(table: Mapping[str, Any], nodes: int, seed: int, network: Network) -> Rows | None:
+    """Return the neighbours of the nodes in a large graph that a scenario's table `topology` names.
+
+    None if the graph is needed itself: it is small enough to be measured in full, has no form as rows, or the network reads
+    its places.
+
+    Raises:
+        ConfigurationError: there is no such graph.
+    """
+    name, options = split_name("topology", table)
+    if name not in ROWS or nodes <= LIMIT or network.latency == "geography" or "edges" in (network.latency, network.loss):
+        return None
+    found: Rows = build("topology", ROWS[name], options, n=nodes, seed=seed)
+    return found
 
 
 def options_of(name: str) -> list[str]:

@@ -28,7 +28,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 from math import inf
 from typing import Any, NamedTuple, TypeVar, cast, get_args
 
@@ -52,6 +51,7 @@ from p2pfl.cohort import (
 )
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_learner import BatchedLearner
+from p2pfl.learning.task_stack import groups_of, samples_of
 from p2pfl.node.evaluations import counted_stage
 from p2pfl.node.node import SPLITS, Node
 from p2pfl.policy import Budget, Coordinated, Policy, Stage, SupportsPreselection, memory_of, runs_as_cohort
@@ -59,6 +59,7 @@ from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.payload import encode_extras
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Query, R, Split, Train
 from p2pfl.random_streams import StreamsOfEach
+from p2pfl.sim.columns import DiskArray
 from p2pfl.sim.scenario.devices import Speed
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.simulation.batching import Batcher, ComputeBackend
@@ -66,7 +67,7 @@ from p2pfl.sim.simulation.clock import VirtualLoop
 from p2pfl.sim.simulation.final_state import LIMITS, FinalState, trained
 from p2pfl.sim.simulation.plan import RunPlan
 from p2pfl.sim.simulation.recorder import Recorder, Trained
-from p2pfl.task import batch_size_of, group_of
+from p2pfl.task import batch_size_of
 
 T = TypeVar("T")
 STAGES = get_args(Stage)
@@ -447,7 +448,7 @@ class _Me(policy.Me):
         self.id, self.round, self.rounds = EACH, 0, scenario.rounds
         self.initial = first.me.initial
         self.params = np.broadcast_to(self.initial, (cohort.count, len(self.initial)))
-        self.n_samples = np.array([task.n_samples for task in plan.tasks])  # type: ignore[assignment]
+        self.n_samples = samples_of(plan.tasks)  # type: ignore[assignment]
         self.layout, self.robust, self.rule = first.me.layout, "none", None
         self.budget = cast(Budget, BudgetOfEach(**scenario.budget.of_each(scenario.seed, plan.names)))
 
@@ -512,12 +513,7 @@ class _Peers:
 
     def __init__(self, cohort: Cohort) -> None:
         self._cohort, plan, count = cohort, cohort.plan, cohort.count
-        place = {name: k for k, name in enumerate(plan.names)}
-        around = plan.topology.neighbours
-        counts = np.array([len(ids) for ids in around])
-        self.ids = IdsOfEach.of_counts(
-            counts, np.fromiter(map(place.__getitem__, chain.from_iterable(around)), np.int64, counts.sum())
-        )
+        self.ids = plan.topology.neighbours.ids
         self.weights: WeightsOfEach | None = None
         self.published: dict[Stage, Models] = {}
         self._offers: dict[Stage, _Offer] = {}  # the last ones, by stage
@@ -544,7 +540,7 @@ class _Peers:
         """Return the public facts of every node: `n_samples`, [N], and the number of its `group`, [N], if all have one."""
         if id != EACH:
             raise ConfigurationError("a cohort has no single peers")
-        groups = [group_of(task) for task in self._cohort.plan.tasks]
+        groups = groups_of(self._cohort.plan.tasks)
         facts: dict[str, Any] = {"n_samples": self._cohort.me.n_samples}
         if None not in groups:
             numbers = {group: k for k, group in enumerate(dict.fromkeys(groups))}
@@ -779,7 +775,8 @@ class _BestModels:
                 unknown[chosen] = np.ma.getmaskarray(found[self._figure])[chosen]
                 loss[chosen] = self._sign * found[self._figure].data[chosen]
         if self.params is None:
-            self.params = np.zeros_like(next(iter(stages.values())))
+            self._kept = DiskArray(next(iter(stages.values())).shape, np.float32)
+            self.params = self._kept.array
         first = self._round == 0
         better = improved = rows & (first | unknown | (loss < self._loss))
         if self._by == "metric":
@@ -793,6 +790,7 @@ class _BestModels:
                 self.params[:] = models
             else:
                 self.params[chosen] = models[chosen]
+        self._kept.release()
 
     def exhausted(self, patience: int) -> NDArray[np.bool_]:
         """Return whether the patience of each node has run out, [N]."""

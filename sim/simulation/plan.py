@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, overload
 
 import networkx as nx
+import numpy as np
 
 from p2pfl._util.binding import split_name
 from p2pfl._util.shared_work import sharing
+from p2pfl.cohort import IdsOfEach
 from p2pfl.compression.codecs import Codec, make_codec
 from p2pfl.data.partition.splits import FEW, check_separation, parts_of
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import check_schedule
+from p2pfl.learning.task_stack import TaskStack, different, each, samples_of, tasks_of
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.settings import check_fragments, check_mode
@@ -26,18 +29,71 @@ from p2pfl.sim.scenario.availability import Presence
 from p2pfl.sim.scenario.devices import NodeFacts, Speed
 from p2pfl.sim.scenario.network import Links, LinkValues, Nodes, draw, link_values
 from p2pfl.sim.scenario.scenario import Scenario
-from p2pfl.sim.scenario.topology import COMPLETE, locate_nodes, measure, placement_graph, schedule_of, topology
+from p2pfl.sim.scenario.topology import (
+    COMPLETE,
+    locate_nodes,
+    measure,
+    placement_graph,
+    schedule_of,
+    topology,
+    topology_rows,
+)
 from p2pfl.sim.simulation.modelled_coordinator import election_notes, refuse
 from p2pfl.sim.simulation.sharding import task_of
-from p2pfl.task import POINT, Part, Task, batch_size_of, group_of, make_task
+from p2pfl.task import POINT, Part, Task, batch_size_of, group_of, make_task, task_factory
 from p2pfl.task_specs import TASKS
 from p2pfl.topologies import complete_properties, labels, neighbours
 from p2pfl.topologies.geography import Point
 from p2pfl.topologies.graph_facts import ROUND, GraphFacts, facts_of
+from p2pfl.topologies.rows import properties as properties_of_rows
 from p2pfl.topologies.schedules import NamedSchedule, all_sources
 
 MOST_NOTES = 3  # different notes on the samples of single nodes
 READS_ROWS = ("classification", "regression")  # built-in tasks whose nodes may have the same samples
+
+
+class Neighbours(Sequence[tuple[str, ...]]):
+    """Names of the neighbours of each node, sorted. A row is made when it is asked for.
+
+    Args:
+        names: of all nodes, sorted.
+        ids: the numbers of the neighbours; None if all others are.
+    """
+
+    def __init__(self, names: tuple[str, ...], ids: IdsOfEach | None) -> None:
+        self.names, self._ids = names, ids
+
+    @cached_property
+    def ids(self) -> IdsOfEach:
+        """The numbers of the neighbours of each node."""
+        if self._ids is not None:
+            return self._ids
+        n = len(self.names)
+        others = np.broadcast_to(np.arange(n - 1), (n, n - 1))
+        return IdsOfEach.of_counts(np.full(n, n - 1), (others + (others >= np.arange(n)[:, None])).ravel())
+
+    def count(self, node: int) -> int:
+        """Return the number of neighbours of a node."""
+        return len(self.names) - 1 if self._ids is None else int(self._ids.counts[node])
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, node: int) -> tuple[str, ...]: ...
+
+    @overload
+    def __getitem__(self, node: slice) -> list[tuple[str, ...]]: ...
+
+    def __getitem__(self, node: int | slice) -> tuple[str, ...] | list[tuple[str, ...]]:
+        if isinstance(node, slice):
+            return [self[k] for k in range(len(self))[node]]
+        names = self.names
+        if not 0 <= node < len(names):
+            raise IndexError(node)
+        return (
+            names[:node] + names[node + 1 :] if self._ids is None else tuple([names[j] for j in self._ids.of(node).tolist()])
+        )
 
 
 @dataclass(frozen=True)
@@ -48,8 +104,6 @@ class TopologyPlan:
         properties: see p2pfl.topologies.properties.
         labels: label of each node, or else of its place, or else of its data; empty if every label is the node's number.
         neighbours: for each node, the names of the nodes that it may fetch from, in any of the run's rounds; sorted.
-        graph: the graph itself; a complete one, and that of a named rule, has no edges.
-        places: the graph whose nodes have the coordinates.
         notes: notes for the user.
         facts: what the readers of the topology's file and of that of the places understood.
         rounds: the graph of each round; None for a graph that does not change.
@@ -58,22 +112,21 @@ class TopologyPlan:
     name: str
     properties: dict[str, Any]
     labels: list[str]
-    neighbours: list[tuple[str, ...]]
-    graph: nx.Graph
-    places: nx.Graph
+    neighbours: Neighbours
     notes: tuple[str, ...]
     facts: tuple[GraphFacts, ...]
     rounds: NamedSchedule | None = None
 
-    def requesters(self, names: Sequence[str]) -> Sequence[Sequence[str]]:
-        """Return for each node the names of the nodes that may fetch from it, in the order of `names`."""
-        if not self.properties["directed"]:
-            return self.neighbours
-        found: dict[str, list[str]] = {name: [] for name in names}
-        for name, sources in zip(names, self.neighbours, strict=True):
-            for id in sources:
-                found[id].append(name)
-        return list(found.values())
+    def requesters(self, node: int, sources: Sequence[str]) -> Sequence[str]:
+        """Return the names of the nodes that may fetch from a node, sorted; `sources` are its neighbours."""
+        return self._requesters[node] if self.properties["directed"] else sources
+
+    @cached_property
+    def _requesters(self) -> Neighbours:
+        ids = self.neighbours.ids
+        order = np.argsort(ids.peers, kind="stable")
+        counts = np.bincount(ids.peers, minlength=len(ids.counts))
+        return Neighbours(self.neighbours.names, IdsOfEach.of_counts(counts, ids.rows[order]))
 
 
 @dataclass(frozen=True)
@@ -93,7 +146,7 @@ class RunPlan:
     scenario: Scenario
     names: tuple[str, ...]
     topology: TopologyPlan
-    tasks: list[Task]
+    tasks: Sequence[Task]
     initial: Parameters
     codec: Codec
     positions: dict[str, Point | None]
@@ -119,7 +172,7 @@ class RunPlan:
 
     def sparse(self, node: int) -> bool:
         """Return whether a node has fewer neighbours than the number of all other nodes."""
-        return len(self.topology.neighbours[node]) < len(self.names) - 1
+        return self.topology.neighbours.count(node) < len(self.names) - 1
 
     def policy(self, node: int) -> Policy:
         """Return a new policy for a node.
@@ -147,9 +200,9 @@ def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters 
     """
     scenario.check()
     known_as = names(scenario.nodes)
-    around = plan_topology(scenario, graph, known_as)
+    around, graph, places = plan_topology(scenario, graph, known_as)
     with sharing():
-        tasks = [task_of(scenario, k) for k in range(scenario.nodes)]
+        tasks = plan_tasks(scenario)
         check_layouts(tasks, known_as)
     if not around.labels:
         around = replace(around, labels=data_labels(tasks))
@@ -158,9 +211,9 @@ def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters 
     start = tasks[0].initial(scenario.seed) if initial is None else initial
     check_starts(tasks, known_as, start, scenario.seed)
     codec = make_codec(*split_name("codec", scenario.codec))
-    positions, notes = locate_nodes(around.places, known_as) if scenario.network.latency == "geography" else ({}, [])
+    positions, notes = locate_nodes(places, known_as) if scenario.network.latency == "geography" else ({}, [])
     encoder = ModelEncoder(codec, tasks[0].layout.shared, tasks[0].layout.shared_of(start))
-    values = link_values(scenario.network, around.graph, Nodes(known_as, around.labels), around.neighbours)
+    values = link_values(scenario.network, graph, Nodes(known_as, around.labels), around.neighbours)
     notes += values.notes
     notes += election_notes(scenario, known_as, encoder, Links(scenario.network, scenario.seed, positions, values))
     notes = [*around.notes, *scarcity, *notes]
@@ -207,8 +260,23 @@ def names(count: int) -> tuple[str, ...]:
     return tuple(f"node-{k:0{width}d}" for k in range(count))
 
 
-def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence[str]) -> TopologyPlan:
-    """Return the topology of a scenario, or `graph` in its place.
+def plan_tasks(scenario: Scenario) -> Sequence[Task]:
+    """Return the task of each node."""
+    name, options = split_name("task", scenario.task)
+    of_all = getattr(task_factory(name), "of_all", None)
+    if of_all is not None and scenario.attack is None:
+        stack: Sequence[Task] | None = of_all(task_of(scenario, 0), scenario.nodes, scenario.seed, **options)
+        if stack is not None:
+            return stack
+    return tasks_of(partial(task_of, scenario), scenario.nodes)
+
+
+def plan_topology(
+    scenario: Scenario, graph: nx.Graph | None, known_as: tuple[str, ...]
+) -> tuple[TopologyPlan, nx.Graph, nx.Graph]:
+    """Return the topology of a scenario, or `graph` in its place; the graph itself, and that with the coordinates.
+
+    A complete graph has no edges; a large one that is made as rows has no nodes either.
 
     Raises:
         ConfigurationError: it has another number of nodes than the scenario, or a value in it is invalid.
@@ -217,6 +285,10 @@ def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence
     notes: tuple[str, ...] = ()
     complete = graph is None and scenario.topology.get("name") == COMPLETE
     schedule = None
+    rows = topology_rows(scenario.topology, scenario.nodes, scenario.seed, scenario.network) if graph is None else None
+    if rows is not None and (measured := properties_of_rows(rows)) is not None:
+        near, nothing = Neighbours(known_as, IdsOfEach(*rows)), nx.Graph()
+        return TopologyPlan(str(scenario.topology["name"]), measured, [], near, (), ()), nothing, nothing
     if graph is None:
         graph = topology(scenario.topology, scenario.nodes, scenario.seed, dense=False)
         name, notes = str(graph.graph["name"]), tuple(graph.graph.get("notes", []))
@@ -233,33 +305,30 @@ def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence
     places = placement_graph(scenario.network, graph)
     numbers = [str(k) for k in range(len(graph))]
     labelled = next((found for found in (labels(graph), labels(places)) if found != numbers), [])
-    everyone = tuple(known_as)
-    if complete:
-        around = [everyone[:k] + everyone[k + 1 :] for k in range(len(everyone))]
-    elif schedule is not None:
-        starts, sources = all_sources(schedule, scenario.rounds)
-        named = list(map(everyone.__getitem__, sources.tolist()))
-        around = [tuple(named[start:end]) for start, end in pairwise(starts.tolist())]
+    if schedule is not None:
+        ids: IdsOfEach | None = IdsOfEach(*all_sources(schedule, scenario.rounds))
     else:
-        around = [tuple([everyone[k] for k in ks]) for ks in neighbours(graph)]
+        ids = None if complete else IdsOfEach.of_lists(neighbours(graph))
+    around = Neighbours(known_as, ids)
     read = [found for each in dict.fromkeys((graph, places)) if (found := facts_of(each)) is not None]
     rounds = None if schedule is None else NamedSchedule(lambda count: schedule, known_as)
-    return TopologyPlan(name, properties, labelled, around, graph, places, notes, tuple(read), rounds)
+    return TopologyPlan(name, properties, labelled, around, notes, tuple(read), rounds), graph, places
 
 
 def data_labels(tasks: Sequence[Task]) -> list[str]:
     """Return what the data call each node, such as its site; [] if nodes have no or equal labels, or the nodes' numbers."""
-    found = [task.data_label for task in tasks]
+    found = each(tasks, "data_label")
     return found if all(found) and len({*found}) == len(found) and found != [str(k) for k in range(len(found))] else []
 
 
 def scarcity_notes(scenario: Scenario, tasks: Sequence[Task]) -> list[str]:
     """Return a note if nodes have fewer training samples than the scenario requests."""
     asked = scenario.task.get("samples", 0)
-    least = min(task.n_samples for task in tasks)
+    samples = samples_of(tasks)
+    least = int(samples.min())
     if not isinstance(asked, int) or least >= asked:
         return []
-    few = sum(task.n_samples < asked for task in tasks)
+    few = int((samples < asked).sum())
     return [f"{few} of {len(tasks)} nodes have fewer than {asked} training samples; the minimum is {least}"]
 
 
@@ -270,18 +339,20 @@ def data_notes(scenario: Scenario, tasks: Sequence[Task], known_as: Sequence[str
         ConfigurationError: nodes train on samples that others have held out for their test.
     """
     nodes_of: dict[str, list[str]] = {}
-    for name, task in zip(known_as, tasks, strict=True):
-        for note in task.data_notes:
+    for name, said in zip(known_as, each(tasks, "data_notes"), strict=True):
+        for note in said:
             nodes_of.setdefault(note, []).append(name)
     notes = [f"{_describe(nodes, len(tasks))}: {note}" for note, nodes in [*nodes_of.items()][:MOST_NOTES]]
     if more := len({name for nodes in [*nodes_of.values()][MOST_NOTES:] for name in nodes}):
         notes.append(f"{more:,} more nodes have notes of these kinds; p2pfl-sim data check lists the samples of each node")
     notes += few_tested("the node with the fewest", tasks)
     name = scenario.task["name"]
-    parts = [part for task in tasks if (part := parts_of(task)) is not None]
-    if (name in TASKS and name not in READS_ROWS) or len(parts) < len(tasks):
+    if name in TASKS and name not in READS_ROWS:
         return notes
-    held_out = ["test" in task.held_out for task in tasks]
+    parts = [part for task in tasks if (part := parts_of(task)) is not None]
+    if len(parts) < len(tasks):
+        return notes
+    held_out = ["test" in said for said in each(tasks, "held_out")]
     return [*notes, *check_separation(parts, held_out, known_as)]
 
 
@@ -291,8 +362,11 @@ def few_tested(which: str, tasks: Sequence[Task]) -> list[str]:
     Args:
         which: the node that has the fewest of these tasks, in words.
     """
-    accurate = [task for task in tasks if task.metric == "accuracy"]
-    tested = [len(part.test[1]) for task in accurate if (part := parts_of(task)) is not None and part.test]
+    if isinstance(tasks, TaskStack):
+        tested = tasks.data["test"].counts.tolist() if tasks.first.metric == "accuracy" and "test" in tasks.data else []
+    else:
+        accurate = [task for task in tasks if task.metric == "accuracy"]
+        tested = [len(part.test[1]) for task in accurate if (part := parts_of(task)) is not None and part.test]
     least = min(tested, default=0)
     if not 0 < least < FEW:
         return []
@@ -308,7 +382,7 @@ def _describe(nodes: Sequence[str], count: int) -> str:
 def check_layouts(tasks: Sequence[Task], known_as: Sequence[str]) -> None:
     """Raise ConfigurationError if the shared parameters of two nodes differ in layout."""
     first = tasks[0].layout.shared
-    for name, task in zip(known_as, tasks, strict=True):
+    for name, task in zip(known_as, different(tasks), strict=False):
         layout = task.layout.shared
         if layout.fingerprint != first.fingerprint:
             raise ConfigurationError(
@@ -319,7 +393,7 @@ def check_layouts(tasks: Sequence[Task], known_as: Sequence[str]) -> None:
 
 def check_groups(scenario: Scenario, tasks: Sequence[Task]) -> None:
     """Raise ConfigurationError if `policy_by_group` names a group without nodes."""
-    groups = {str(task.public_info["group"]) for task in tasks if "group" in task.public_info}
+    groups = {str(facts["group"]) for facts in each(tasks, "public_info") if "group" in facts}
     for group in scenario.policy_by_group:
         if group not in groups:
             known = ", ".join(sorted(groups)) or "none"
@@ -333,7 +407,7 @@ def check_starts(tasks: Sequence[Task], known_as: Sequence[str], initial: Parame
     """
     first = tasks[0].layout
     shared = first.shared_of(initial)
-    for name, task in zip(known_as, tasks, strict=True):
+    for name, task in zip(known_as, different(tasks), strict=False):
         if task.layout != first and (task.layout.shared_of(task.initial(seed)) != shared).any():
             raise ConfigurationError(
                 f"the shared parts of {name} and {known_as[0]} have different initial values; if private parts"
@@ -354,17 +428,18 @@ def check(scenario: Scenario, graph: nx.Graph | None = None) -> Task:
         ConfigurationError: the scenario is invalid; the error names the run.
     """
     try:
-        if graph is None:
+        if graph is None and topology_rows(scenario.topology, scenario.nodes, scenario.seed, scenario.network) is None:
             graph = topology(scenario.topology, scenario.nodes, scenario.seed, dense=False)
+        scheduled = graph is not None and schedule_of(graph) is not None
         if scenario.network.latency == "geography":
             locate_nodes(placement_graph(scenario.network, graph), names(scenario.nodes))
         for group in (None, *scenario.policy_by_group):
             policy = make_policy(*split_name("policy", scenario.policy_of(group)))
             refuse(scenario, policy)
-            check_topology(policy, schedule_of(graph) is not None)
+            check_topology(policy, scheduled)
             check_mode(scenario, policy)
         attack = scenario.attack_plan()
-        if schedule_of(graph) is not None and attack is not None and attack.attack.targeted:
+        if scheduled and attack is not None and attack.attack.targeted:
             raise ConfigurationError(
                 f"the attack {type(attack.attack).__name__} forges a model for the neighbours of each node, and needs a"
                 " topology that never changes",

@@ -53,7 +53,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import networkx as nx
 import numpy as np
@@ -64,7 +64,10 @@ from p2pfl.attacks.attack import HonestView, as_accepted, attacker
 from p2pfl.errors import ConfigurationError, first_error
 from p2pfl.learner import Learner
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
-from p2pfl.learning.torch_learner import TorchLearner
+from p2pfl.learning.task_stack import TaskStack, different, samples_of
+from p2pfl.learning.torch_learner import TorchLearner, check_sizes
+from p2pfl.learning.torch_problem import TorchProblem
+from p2pfl.learning.torch_task import TorchTask
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes, timing_of
 from p2pfl.node.coordination.submissions import Coordination
 from p2pfl.node.exchange.base import Exchange, NeighbourRoles
@@ -77,7 +80,7 @@ from p2pfl.protocols.election import Electorate
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.queries import Loss
-from p2pfl.random_streams import RandomStreams
+from p2pfl.random_streams import RandomStreams, StreamsOfEach
 from p2pfl.sim.formatting import some
 from p2pfl.sim.scenario.devices import Speed
 from p2pfl.sim.scenario.network import Links
@@ -188,7 +191,10 @@ class Simulation:
         singly: str = "",
     ) -> None:
         self.plan = plan(scenario, graph, initial)
-        self.notes = [*self.plan.notes, *dict.fromkeys(note for task in self.plan.tasks for note in task.module_notes)]
+        self.notes = [
+            *self.plan.notes,
+            *dict.fromkeys(note for task in different(self.plan.tasks) for note in task.module_notes),
+        ]
         self.loop = virtual_loop()
         self.links = links or self.plan.links(scenario.seed)
         self.recorder = Recorder(self.loop, self.plan.names, scenario.rounds)
@@ -370,11 +376,18 @@ class Simulation:
         """
         plan, scenario = self.plan, self.plan.scenario
         learners = make_learners(plan)
-        torch_learners = [learner for learner in learners if isinstance(learner, TorchLearner)]
+        if isinstance(learners, LearnersOfStack):
+            torch_learners: Sequence[TorchLearner] = learners
+        else:
+            torch_learners = [learner for learner in learners if isinstance(learner, TorchLearner)]
         if scenario.trainer != "one-by-one" and len(learners) > 1:
             try:
                 if len(torch_learners) == len(learners):
-                    return BatchedLearner(torch_learners, lenient=scenario.attack is not None)
+                    lenient = scenario.attack is not None
+                    if not isinstance(plan.tasks, TaskStack):
+                        return BatchedLearner(torch_learners, lenient=lenient)
+                    streams = StreamsOfEach(scenario.seed, plan.names)
+                    return BatchedLearner(torch_learners, lenient=lenient, data=plan.tasks.data, streams=streams)
                 together: ComputeBackend | None = plan.tasks[0].stacked(learners)
                 if together is not None:
                     return together
@@ -382,9 +395,9 @@ class Simulation:
                 self.notes.append(f"trained one by one: {error}")
         most = min(workers, len(learners))
         if most == 1:
-            return SequentialLearner(learners)
-        samples = [task.n_samples for task in plan.tasks]
-        backend = ShardedBackend(scenario, learners, plan.names, samples, most=most, shards=shards)
+            return SequentialLearner([*learners])
+        samples = samples_of(plan.tasks).tolist()
+        backend = ShardedBackend(scenario, [*learners], plan.names, samples, most=most, shards=shards)
         self.processes = backend.processes
         return backend
 
@@ -422,10 +435,40 @@ class Simulation:
             self.notes.append(f"budget.bytes of {few} is less than the size of a model, {size} bytes")
 
 
-def make_learners(plan: RunPlan) -> list[Learner]:
+class LearnersOfStack(Sequence[TorchLearner]):
+    """Learners of tasks that are alike. Each is made when it is asked for: a stack computes almost nothing by them."""
+
+    def __init__(self, tasks: TaskStack, seed: int, names: Sequence[str], device: str) -> None:
+        self._tasks, self._seed, self._names, self._device = tasks, seed, names, device
+        conduct = tasks.first.conduct
+        if conduct.least > 1 or conduct.least_evaluated > 1:
+            for name, task in zip(names, tasks, strict=True):
+                assert isinstance(task, TorchProblem)
+                check_sizes(task, name)
+
+    @overload
+    def __getitem__(self, index: int) -> TorchLearner: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[TorchLearner]: ...
+
+    def __getitem__(self, index: int | slice) -> TorchLearner | list[TorchLearner]:
+        if isinstance(index, slice):
+            return [self[k] for k in range(len(self))[index]]
+        found = self._tasks[index].learner(RandomStreams(self._seed, self._names[index]), self._device)
+        assert isinstance(found, TorchLearner)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def make_learners(plan: RunPlan) -> Sequence[Learner]:
     """Return the learner of each node."""
-    seed, device = plan.scenario.seed, plan.scenario.device
-    return [task.learner(RandomStreams(seed, name), device) for name, task in zip(plan.names, plan.tasks, strict=True)]
+    seed, device, tasks = plan.scenario.seed, plan.scenario.device, plan.tasks
+    if isinstance(tasks, TaskStack) and isinstance(tasks.first, TorchTask):
+        return LearnersOfStack(tasks, seed, plan.names, device)
+    return [task.learner(RandomStreams(seed, name), device) for name, task in zip(plan.names, tasks, strict=True)]
 
 
 class Parts(NamedTuple):
@@ -461,14 +504,13 @@ def modelled_exchanges(parts: Parts) -> MakeExchange:
     coordination = ModelledCoordination(network)
     attack = plan.scenario.attack_plan()
     detects = plan.scenario.distrust > 0 or (attack is not None and attack.attack.targeted)
-    requesters = plan.topology.requesters(plan.names)
 
     def make(k: int) -> Exchange:
-        task, step = plan.tasks[k], parts.steps[k]
+        task, step, sources = plan.tasks[k], parts.steps[k], plan.topology.neighbours[k]
         config = ModelledConfig(
             name=plan.names[k],
-            neighbours=plan.topology.neighbours[k],
-            requesters=requesters[k],
+            neighbours=sources,
+            requesters=plan.topology.requesters(k, sources),
             n_samples=task.n_samples,
             public_info=task.public_info,
             encoder=plan.encoder(k),
@@ -488,18 +530,18 @@ def message_exchanges(parts: Parts) -> MakeExchange:
     network = InProcessNetwork(parts.links)
     scenario, names = plan.scenario, plan.names
     keys = {name: Identity.from_seed(RandomStreams(scenario.seed, name).digest(0, "key of a simulation")) for name in names}
-    requesters = plan.topology.requesters(names)
     scores = any(asks_scores(parts.policies[k]) for k in range(len(names)))
     fragments = any(fetches_fragments(parts.policies[k]) for k in range(len(names)))
 
     def make(k: int) -> Exchange:
         name, sources, step = names[k], plan.topology.neighbours[k], parts.steps[k]
+        askers = plan.topology.requesters(k, sources)
         coordination = None if step is None else Coordination(_election(plan, parts.loop, name), step)
-        known = {*sources, *requesters[k]} if coordination is None else {*names} - {name}
+        known = {*sources, *askers} if coordination is None else {*names} - {name}
         roles = NeighbourRoles(
             members={id: Member(keys[id].public, (f"memory:{id}",)) for id in known},
             sources=sources,
-            askers=requesters[k],
+            askers=askers,
             sparse=plan.sparse(k),
         )
         return message_exchange(

@@ -236,7 +236,7 @@ def _size(x: Tensor) -> float:
     """Return the greatest absolute value of inputs; 0 if there is none."""
     if not x.numel() or x.dtype == torch.bool:
         return 0.0
-    least, greatest = once((_size, x), lambda: torch.stack(x.aminmax()).tolist())
+    least, greatest = once((_size,), lambda: torch.stack(x.aminmax()).tolist(), x)
     return float(max(abs(least), abs(greatest)))
 
 
@@ -255,7 +255,9 @@ def _check_finite(samples: NodeSamples) -> None:
 
 def first_not_finite(values: Tensor) -> int | None:
     """Return the first sample with a value that is not finite; None if there is none."""
-    return once((first_not_finite, values), lambda: _first_not_finite(values)) if values.is_floating_point() else None
+    if not values.is_floating_point():
+        return None
+    return once((first_not_finite,), lambda: _first_not_finite(values), values)
 
 
 def _first_not_finite(values: Tensor) -> int | None:
