@@ -1,19 +1,17 @@
 """The exchange of simulated nodes (see p2pfl.node.exchange.base.Exchange): events and sizes instead of messages.
 
 An exchange acts for its own node; `ModelledPeer` is the same node as others reach it. Most of the work is to fetch. What
-a request costs and what it yields is the same in each case; the cases differ in how much happens at once:
+a request costs and what it yields is the same in both cases; they differ in how much happens at once:
 
-1. `Board.find`: links cost no time, and all models of one stage were published at this very time. This is the usual
-   case of synchronous nodes. A fetch is a lookup, and what the senders have sent is counted later, for many fetches.
-2. `fetch_at_once`: links cost no time, and every model is there, but from different times or of different stages, for
-   the preparation, or from a node that answers some requests differently.
-3. `Fetch`: at least one model is missing or takes time. The fetch is one event, at the arrival time of its last model.
-   Over steady links its requests wait for one another (`advance`), because a model's time follows from the time at
-   which it is published. Over others each request is served on its own (`serve`): what the peer answers depends on
-   what it has received before the request arrives.
+1. `Board.find`: links cost no time, and all models of one stage were published at this very time, as is usual with
+   synchronous nodes. A fetch is a lookup, and what the senders have sent is counted later, for many fetches.
+2. `Fetch`: at least one model is missing or takes time, or some node may answer differently. The fetch is one event, at
+   the arrival time of its last model. Over steady links its requests wait for one another (`advance`), because a model's
+   time follows from the time at which it is published. Over others each request is served on its own (`serve`): what the
+   peer answers depends on what it has received before the request arrives.
 
-The first two are only shortcuts of the third. A node that may answer some requests differently, because it suspects a
-peer, has gone back, has finished or compares models, closes the board for good.
+The first is only a shortcut of the second. A node that may answer some requests differently, because it suspects a peer,
+has gone back, has finished or compares models, closes the board for good.
 """
 
 from __future__ import annotations
@@ -43,7 +41,6 @@ from p2pfl.sim.simulation.modelled_coordinator import ModelledCoordination
 from p2pfl.sim.simulation.modelled_network import Gather, ModelledConfig, ModelledNetwork, ModelledPeer, Waiting, yield_once
 
 Losses = Callable[[Parameters], Future[np.ndarray]]
-NEAR = 256  # a node with more neighbours keeps no set of them, so that memory does not grow with the square of the nodes
 
 
 class ModelledExchange:
@@ -71,7 +68,6 @@ class ModelledExchange:
         self.view = self.peer.view
         self.outbox = self.peer.outbox
         self._traffic = self.peer.traffic
-        self._near = None if len(config.neighbours) > NEAR else frozenset(config.neighbours)
         self.encoder = config.encoder
         self.conduct = self.peer.conduct
         self._host: ExchangeHost = Detached()
@@ -230,11 +226,6 @@ class ModelledExchange:
                 if updates is not None:
                     traffic.count("received", "update", sum(update.size for update in updates), models=len(updates))
                     return updates
-            at_once = None if known else fetch_at_once(self.peer, ids, round, stages)
-            if at_once is not None:
-                if self.peer.receipts is not None:
-                    self.peer.receipts.report(round)
-                return at_once
         fetch = Fetch(self.peer, ids, round, stages, known)
         if not fetch.future.done():
             network.open(fetch)
@@ -277,18 +268,9 @@ class ModelledExchange:
         """Return the ids of neighbours: a policy may request any node, but others do not answer."""
         if ids is self.view.ids:
             return ids
-        if not self.view.left_out and self._are_near(ids):
-            return ids
         around = self.view.neighbours
         places = [(id, bisect_left(around, id)) for id in ids]
         return [id for id, place in places if place < len(around) and around[place] == id]
-
-    def _are_near(self, ids: Sequence[str]) -> bool:
-        """Return whether a lookup shows that all ids are neighbours; False if only a search can tell."""
-        if self._near is not None:
-            return self._near.issuperset(ids)
-        peers = self.network.peers
-        return len(self.view.neighbours) == len(peers) - 1 and self.name not in ids and all(map(peers.__contains__, ids))
 
     def expected_bytes(self, id: str, round: int) -> int:
         return self.encoder.expected_bytes(id, round)
@@ -513,29 +495,3 @@ class FragmentFetch(Fetch):
             else:  # too late to be used, but it shows that the peer is alive
                 self.loop.call_at(arrives, asker.heard, peer, peer.round if asker.network.steady else 0)
         self.add(peer.name, None, last)
-
-
-def fetch_at_once(
-    asker: ModelledPeer, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]
-) -> list[Update] | None:
-    """Do the work of a Fetch if links cost nothing and every model is published; return None if one is not."""
-    peers, now = asker.network.peers, asker.network.loop.now
-    found: list[tuple[ModelledPeer, Published]] = []
-    for id in ids:
-        peer = peers[id]
-        if asker.name in peer.view.left_out:
-            return None
-        model = peer.outbox.models.get((round, stages if isinstance(stages, str) else stages[id]))
-        if model is None:
-            return None
-        found.append((peer, model))
-    updates, preparation = [], not round
-    for peer, model in found:
-        peer.traffic.count("received", "get", OVERHEAD, preparation=preparation)
-        peer.traffic.count("sent", "update", model.update.size, models=1, preparation=preparation)
-        if peer.view.suspected:
-            peer.heard(asker, asker.round)
-        updates.append(peer.as_received(model.update, model.age(now), asker))
-    size = sum(model.update.size for _, model in found)
-    asker.traffic.count("received", "update", size, models=len(updates), preparation=preparation)
-    return updates

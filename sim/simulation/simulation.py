@@ -22,7 +22,7 @@ Who calls whom, for a round with the modelled network:
 
     Node._round -> Policy.round -> Trainer.submit -> Batcher -> backend         the model is trained
                 -> Exchange.publish -> Outbox.add -> Board.add, waiting fetches   it is offered to peers
-                -> Exchange.fetch -> Board.find, fetch_at_once or Fetch           models of peers arrive
+                -> Exchange.fetch -> Board.find or Fetch                          models of peers arrive
                 -> Observer.merged -> Recorder                                    the round is recorded
 
 Where nothing tells the nodes apart but their data and draws, no node runs by itself: a `Cohort` (cohort) runs the policy
