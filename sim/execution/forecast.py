@@ -26,10 +26,10 @@ TRIED = 6  # runs, at most
 ROUNDS, ENOUGH = 3, 1.0  # rounds of a trial: at least ROUNDS, and more until ENOUGH seconds have passed since the first
 PATIENCE = 15.0  # seconds for all trials together
 LONGEST = 60.0  # seconds, if no trial has finished a round before
-# Bytes, measured. ROW and EDGE: memory that the process of a run keeps for each round of a node and for each aggregated
-# model. TABLE_ROW and TABLE_EDGE: memory that the first process keeps for them until all runs are finished and their
-# tables are concatenated.
-ROW, EDGE = 2300, 280
+# Bytes, measured. ROW and EDGE: memory that the process of a run needs at its end for each round of a node and for each
+# aggregated model, which are on disk before. TABLE_ROW and TABLE_EDGE: memory that the first process keeps for them until
+# all runs are finished and their tables are concatenated.
+ROW, EDGE = 250, 40
 TABLE_ROW, TABLE_EDGE = 340, 75
 
 

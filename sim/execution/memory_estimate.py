@@ -17,9 +17,12 @@ from p2pfl.learning.torch_task import TorchTask
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.scenario.topology import COMPLETE, EDGE, edges_of
 from p2pfl.task import Task
+from p2pfl.topologies.rows import LIMIT, ROWS
 
-# Bytes. Measured without a model: 18,600 to 31,000 for a node, and 430 to 2300 for each round of a node.
-NODE, ROW = 15_000, 400
+# Bytes. Measured without a model: 18,600 to 31,000 for a node that runs by itself. A row of a cohort had 7,800, of which
+# 2,200 were its samples. The rounds of a node are on disk until the tables are made: 600 with ten models a round.
+NODE, ROW_OF_COHORT, ROW = 15_000, 1_000, 150
+ENTRIES = 16  # bytes of an edge of a graph that is made as rows: a number at both ends
 NAMES = 16  # bytes of an edge of a complete graph: the names of neighbours, at both ends
 MODELS = 2  # models that a node holds at the same time; 4 were measured
 TABLE_ROW = 100  # bytes of a round of a node, kept until all runs are finished; 340 were measured
@@ -57,8 +60,20 @@ def need(scenario: Scenario, model: int = 0) -> Need:
     nodes, rounds = scenario.nodes, scenario.rounds
     if scenario.patience:  # the run may stop early
         rounds = min(rounds, scenario.patience + 1)
-    edge = NAMES if scenario.topology.get("name") == COMPLETE else EDGE
-    return Need(NODE * nodes, edge * edges_of(scenario.topology, nodes), ROW * nodes * rounds, 4 * MODELS * nodes * model)
+    name = scenario.topology.get("name")
+    edge = NAMES if name == COMPLETE else ENTRIES if name in ROWS and nodes > LIMIT else EDGE
+    return Need(
+        (ROW_OF_COHORT if may_be_cohort(scenario) else NODE) * nodes,
+        edge * edges_of(scenario.topology, nodes),
+        ROW * nodes * rounds,
+        4 * MODELS * nodes * model,
+    )
+
+
+def may_be_cohort(scenario: Scenario) -> bool:
+    """Return whether nothing in a scenario shows that its nodes run one by one; see p2pfl.sim.simulation.cohort."""
+    alike = scenario.mode == "synchronous" and scenario.attack is None and scenario.robust == "none"
+    return alike and scenario.fidelity == "modelled" and scenario.trainer != "one-by-one"
 
 
 def check_runs(runs: Sequence[Scenario], seeds: int, processes: int) -> None:

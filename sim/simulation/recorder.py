@@ -35,7 +35,7 @@ from p2pfl.policy import (
     SupportsSimilarities,
     Update,
 )
-from p2pfl.sim.columns import Columns, Table
+from p2pfl.sim.columns import PART, Columns, Table
 from p2pfl.sim.simulation.clock import VirtualLoop
 
 _Got = tuple[list[str], list[int]]
@@ -469,21 +469,24 @@ class Trace:
     def digest(self) -> str:
         """Return the SHA-256 of all events so far, in hexadecimal."""
         whole = self._hash.copy()
-        whole.update(self._held())
+        for part in self._held():
+            whole.update(part)
         return whole.hexdigest()
 
     def _flush(self, now: float) -> None:
         """Hash the held events, and begin the next time."""
-        self._hash.update(self._held())
+        for part in self._held():
+            self._hash.update(part)
         self._lines.clear()
         self._instant = now
 
-    def _held(self) -> bytes:
-        """Return the events of this time in order of nodes; each node's events keep their own order."""
-        if not self._lines:
-            return b""
-        lines = [line for _, line in sorted(self._lines, key=itemgetter(0))]
-        return f"{self._instant!r}\n{chr(10).join(lines)}\n".encode()
+    def _held(self) -> Iterator[bytes]:
+        """Yield the events of this time in order of nodes, in parts; each node's events keep their own order."""
+        self._lines.sort(key=itemgetter(0))
+        if self._lines:
+            yield f"{self._instant!r}\n".encode()
+        for first in range(0, len(self._lines), PART):
+            yield "".join([f"{line}\n" for _, line in self._lines[first : first + PART]]).encode()
 
 
 class ClusterNotes:

@@ -47,7 +47,7 @@ def sim(capsys, *arguments):
     [
         (
             ["run", "digits-gossip", "--set", "nodes=1000000000"],
-            "run 'local' needs at least 25,844.2 GiB of memory, most of",
+            "run 'local' needs at least 5,820.8 GiB of memory, most of",
         ),
         (["run", "digits-gossip", "--set", "rounds=10000000000"], "most of it for its rounds, but 8.0 GiB are free"),
         (
@@ -114,14 +114,14 @@ def test_ignore_memory_option_skips_the_check(capsys, tmp_path, free):
 
 @pytest.mark.slow
 def test_memory_estimate_counts_edges_of_given_graph(free):
-    free(200 * memory_estimate.NODE)
+    free(300 * memory_estimate.ROW_OF_COHORT)
     assert p2pfl.simulate(SMALL | {"rounds": 0}, graph=nx.path_graph(190))
     with pytest.raises(ConfigurationError, match="needs at least"):
         p2pfl.simulate(SMALL | {"rounds": 0, "nodes": 190})
 
 
 def test_check_runs_adds_memory_of_parallel_runs(free):
-    runs = resolve(SMALL | {"nodes": 50_000, "topology": {"name": "ring"}}, [], "study", ".").runs
+    runs = resolve(SMALL | {"nodes": 650_000, "topology": {"name": "ring"}}, [], "study", ".").runs
     check_runs(runs, 10, 5)
     with pytest.raises(ConfigurationError, match=r"10 parallel runs need at least 7\.\d GiB of memory"):
         free(7 * GIB)
