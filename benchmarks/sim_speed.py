@@ -18,9 +18,9 @@ that of gossip ("sim"). The nodes have no validation data, so DPFL's searches co
 each round and before the first, with a budget of 20 models; the time includes its preparation.
 
 With --scale instead: a whole `p2pfl-sim run --engine local` with this number of nodes (10,000) on a 10-regular or a
-complete graph, with set-up, evaluation and results: its time, its processor time and its peak memory. The two largest:
+complete graph, with set-up, evaluation and results: its time, its processor time and its peak memory. For example:
 
-    python benchmarks/sim_speed.py --scale 100000 --rounds 3
+    python benchmarks/sim_speed.py --scale 100000 --rounds 3 --task linear
     python benchmarks/sim_speed.py --scale 4000 --topology complete
 
 With --device cuda the loop, the stacked program and p2pfl-sim compute on the GPU; --nodes changes the number of nodes. The
@@ -321,7 +321,7 @@ def measure(name: str, repeat: int, changes: Sequence[str], policies: Sequence[s
 SCALE = """
 nodes = {nodes}
 rounds = {rounds}
-task = {{ name = "digits", samples = 16, shared = true, batch_size = 16 }}
+task = {task}
 policy = {{ name = "random", neighbours = 5 }}
 topology = {topology}
 """
@@ -331,12 +331,16 @@ TOPOLOGIES = {
     "base-k": '{ name = "base-k", degree = 5 }',
     "epidemic": '{ name = "epidemic", degree = 10 }',
 }
+TASKS = {
+    "digits": '{ name = "digits", samples = 16, shared = true, batch_size = 16 }',
+    "linear": '{ name = "concept-shift" }',
+}
 
 
-def scale(nodes: int, rounds: int, topology: str) -> dict[str, float]:
+def scale(nodes: int, rounds: int, topology: str, task: str) -> dict[str, float]:
     """Run a scenario of many nodes as a user would; return seconds, seconds of processor time, and GiB."""
     with tempfile.TemporaryDirectory() as folder:
-        scenario = SCALE.format(nodes=nodes, rounds=rounds, topology=TOPOLOGIES[topology])
+        scenario = SCALE.format(nodes=nodes, rounds=rounds, topology=TOPOLOGIES[topology], task=TASKS[task])
         (Path(folder) / "scale.toml").write_text(scenario)
         command = [sys.executable, "-m", "p2pfl.sim", "run", "scale.toml", "--engine", "local", "--json", "--out", "out"]
         begun = time.perf_counter()
@@ -455,12 +459,13 @@ def main() -> None:
     parser.add_argument(
         "--topology", choices=TOPOLOGIES, default="k-regular", help="topology with --scale (default: k-regular of degree 10)"
     )
+    parser.add_argument("--task", choices=TASKS, default="digits", help="task with --scale (default: digits)")
     parser.add_argument(
         "--growth", action="store_true", help="measure only the processor time per node with 100 and with 10,000 nodes"
     )
     options = parser.parse_args()
     if options.scale is not None:
-        figures = scale(options.scale, options.rounds, options.topology)
+        figures = scale(options.scale, options.rounds, options.topology, options.task)
         print(
             "{nodes:,} nodes, {rounds} rounds: {wall_s:.1f} s, {processor_s:.1f} s of one core, at most {peak_gib:.2f} GiB"
             "".format(**figures)
