@@ -3,6 +3,7 @@
 import pytest
 
 from p2pfl._util.atomic_files import write_sealed
+from p2pfl.budget import TrainingTracker
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.node import checkpoint
 from p2pfl.node.exchange.model_transfer import ModelServer
@@ -259,6 +260,17 @@ def test_second_answer_to_a_request_is_found_without_faults(trials, monkeypatch)
     violation = trials.replay(Schedule("gossip", 0, [])).violation
     assert violation.invariant == "model not requested"
     assert "more models for request" in violation.text
+
+
+@pytest.mark.slow
+def test_training_beyond_the_budget_is_found(monkeypatch):
+    limited = Trials(load("chaos", ["budget.trainings=3"]))
+    crash = (Fault(at=6.0, kind="crash", node="node-1", seconds=1.0),)
+    assert limited.replay(Schedule("gossip", 0, crash)).violation is None
+    monkeypatch.setattr(TrainingTracker, "admits", lambda self, samples: True)
+    violation = limited.replay(Schedule("gossip", 0, [])).violation
+    assert violation.invariant == "budget exceeded"
+    assert violation.text == "begins training 4; its budget is 3"
 
 
 @pytest.mark.slow
