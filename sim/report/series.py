@@ -177,7 +177,7 @@ class Series(Run):
     @property
     def asynchronous(self) -> bool:
         """Return whether nodes do not wait for each other."""
-        return self.shown.mode == "asynchronous"
+        return (self.shown.mode or self.settings.get("mode")) == "asynchronous"  # earlier versions wrote no mode
 
     def timeline(self, entry: Entry) -> Timeline:
         """Return the moments of a run: the ends of its rounds or, without rounds in common, the same for all seeds."""

@@ -93,7 +93,8 @@ class Views:
     def plot(self, metric: str = "", *, split: Split = "test", ax: Axes | None = None) -> Axes:
         """Draw the mean of a metric over the nodes against the round, with a line for each run.
 
-        A band shows the standard deviation over the seeds or, for a single seed, over the nodes.
+        A band shows the standard deviation over the seeds or, for a single seed, over the nodes. Asynchronous nodes do not
+        end a round together: each counts with its model of the round. The curves of a report are over time.
 
         Args:
             metric: such as "loss"; by default the metric of the task.
