@@ -20,7 +20,7 @@ from p2pfl.sim import columns
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.network import Links, Network
 from p2pfl.sim.scenario.scenario import load, resolve
-from p2pfl.sim.simulation.plan import names, plan
+from p2pfl.sim.simulation.plan import names, plan, plan_topology
 from p2pfl.sim.simulation.simulation import Simulation, run
 from p2pfl.task import make_task
 
@@ -57,8 +57,9 @@ def bytes_by_kind(result):
 
 
 def test_complete_topology_is_planned_without_edges():
-    planned = plan(scenario(topology={"name": "complete"}))
-    assert not planned.topology.places.number_of_edges()
+    complete = scenario(topology={"name": "complete"})
+    assert not any(graph.number_of_edges() for graph in plan_topology(complete, None, names(12))[1:])
+    planned = plan(complete)
     given = plan(scenario(), nx.complete_graph(12))
     assert [*planned.topology.neighbours] == [*given.topology.neighbours]
     assert planned.topology.properties == given.topology.properties
