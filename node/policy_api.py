@@ -10,6 +10,7 @@ import asyncio
 from asyncio import Future
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from math import inf, isfinite
 from typing import Any, TypeVar, cast
 
@@ -274,7 +275,7 @@ class NodePeers:
         self.capped: Counter[str] = Counter()
         self.published: dict[Stage, Parameters] = {}
         self.senders: set[str] = set()
-        self._arriving: set[Future[list[Fragment]]] = set()  # fetches for which the policy does not wait
+        self._arriving: dict[str, Future[list[Fragment]]] = {}  # by peer: fetches for which the policy does not wait
         self._arrived: list[Future[list[Fragment]]] = []  # those that have ended since the policy last asked
 
     def begin_round(self) -> None:
@@ -290,7 +291,7 @@ class NodePeers:
 
     def drop_arriving(self) -> None:
         """End the fetches for which the policy does not wait, because no round follows."""
-        for task in self._arriving:
+        for task in self._arriving.values():
             task.cancel()
         self._arrived = []
 
@@ -398,17 +399,18 @@ class NodePeers:
         else:
             arrived, self._arrived = self._arrived, []
             received = [fragment for task in arrived for fragment in task.result()]
-            for own in by_sender(parts).values():  # one task for each peer, so that none waits for a slower one
+            for id, own in by_sender(parts).items():  # one task for each peer, so that none waits for a slower one
+                if id in self._arriving:  # more requests would only make the queue on its line longer
+                    continue
                 reserved = self.budget_tracker.reserve_fragments(own)
-                task = asyncio.ensure_future(self._fetch_fragments(*reserved, fragments, stage))
-                self._arriving.add(task)
-                task.add_done_callback(self._arrive)
+                task = self._arriving[id] = asyncio.ensure_future(self._fetch_fragments(*reserved, fragments, stage))
+                task.add_done_callback(partial(self._arrive, id))
         for observer in self.observers:
             observer.received_fragments(self._me.id, self._me.round, received)
         return received
 
-    def _arrive(self, task: Future[list[Fragment]]) -> None:
-        self._arriving.discard(task)
+    def _arrive(self, id: str, task: Future[list[Fragment]]) -> None:
+        del self._arriving[id]
         if not task.cancelled():
             self._arrived.append(task)
 

@@ -338,7 +338,8 @@ class Peers(Protocol):
             wanted: by id, the names of the parts; see `Fragments.names`.
             fragments: how models are divided; the same on all nodes.
             wait: whether to return these parts. If not, they arrive while the policy continues, and the result has those
-                that have arrived since the last call, in the order of their arrival.
+                that have arrived since the last call, in the order of their arrival. A peer that has not answered the
+                last such request is not asked again.
 
         Raises:
             BudgetExceededError: the policy requests more than the budget allows; p2pfl.budget defines the share of a part.

@@ -75,8 +75,10 @@ class DivShare(Mosaic):
 
     It is meant for asynchronous federations, where nodes fetch the newest fragments; in a synchronous one a node averages
     with fragments of the round before. As in `mosaic`, receivers fetch what senders have drawn for them. A request goes out
-    at the end of a round, so that a slow link delays the fragments on it and nothing else; one that takes longer than the
-    deadline is lost. A budget has to have room for what arrives in a round and for what is then on its way.
+    at the end of a round, so that a slow link delays the fragments on it and nothing else. A node that has not answered the
+    last request is not asked again, as the paper's nodes drop what they have not sent by the next round; an answer that
+    takes longer than the deadline is lost. A budget has to have room for what arrives in a round and for what is then on
+    its way.
 
     Parameters are divided at random, once and alike on all nodes, as in the authors' program; theirs permutes each tensor
     alone.
