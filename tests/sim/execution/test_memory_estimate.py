@@ -92,7 +92,7 @@ def test_simulate_refuses_scenario_larger_than_memory(free):
 
 
 def test_ignore_memory_option_skips_the_check(capsys, tmp_path, free):
-    free(GIB // 100_000)
+    free(GIB // 1_000_000)
     (tmp_path / "small.toml").write_text(
         'nodes = 4\nrounds = 1\ntask = { name = "concept-shift" }\npolicy = { name = "local" }\n'
     )
