@@ -66,7 +66,7 @@ class Fragments(msgspec.Struct, frozen=True):
                 )
             return len(layout.shapes)
         if self.parts > layout.size:
-            raise ConfigurationError(f"a model of {layout.size} values cannot have {self.parts} fragments")
+            raise ConfigurationError(f"a model of {layout.size} values cannot have {self.parts} fragments; set fewer")
         return self.parts
 
     def names(self, layout: Layout) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def _add_create(federations: Any) -> None:
         "create a federation with the settings in this node's node.toml",
         "p2pfl-node federation create alice --backup admission-key.backup",
         "p2pfl-node federation create alice --backup key.backup --set members=3",
-        "p2pfl-node federation create alice --backup key.backup --topology base-k --set topology.degree=2",
+        "p2pfl-node federation create alice --backup key.backup --topology base-k",
     )
     add_folder(create)
     settings = create.add_argument_group("settings")

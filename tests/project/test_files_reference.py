@@ -61,6 +61,7 @@ RUNS = {
     "compared": "run sweep.toml --set network.loss=0.3 --set deadline=2 --set rounds=3",
     "attacked": "run sweep.toml --set attack.name=sign-flip --set attack.share=0.5",
     "elected": "run elected.toml",
+    "graphs": "run sweep.toml --only random --set topology=base-k",
     "apart": "run sweep.toml --set mode=asynchronous",
     "table": "run table.toml",
 }

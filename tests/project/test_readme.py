@@ -14,6 +14,7 @@ from p2pfl.policies import POLICIES
 from p2pfl.sim import reproduction
 from p2pfl.task_specs import TASKS
 from p2pfl.topologies.builders import BUILDERS
+from p2pfl.topologies.schedules import SCHEDULES
 from tests.support.browser import needs_chromium
 from tests.support.extras import needs_torch
 from tests.support.pages import DOCS
@@ -63,7 +64,7 @@ def test_readme_links_have_targets():
 def test_readme_names_built_in_parts_once():
     found = re.findall(r"`([^`]+)`", " ".join(names for _, names in rows("Built in")))
     assert len(found) > 40  # the reference, which is built from the code, lists all
-    assert {*found} <= {*POLICIES, *TASKS, *BUILDERS, *CODECS}
+    assert {*found} <= {*POLICIES, *TASKS, *BUILDERS, *SCHEDULES, *CODECS}
     assert len({*found}) == len(found)
 
 
