@@ -92,7 +92,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
         cells += [*(of_metric(row["equal"][axis]) for axis in equal), *(of_also[name][k] for name in also)]
         cells += of_groups + [of_measures[name][k] for name in measures]
         cells += _clusters(row.get("clusters"), row["seeds"]) if clustered else []
-        more = [*cells, *([papers_of[k]] if papers else []), *(["*" * row["front"]] if front else [])]
+        more = [*cells, *([papers_of[k]] if papers else []), *(["*" * row.get("front", False)] if front else [])]
         table.add_row(*([run] if first else []), *_varied(row, varied), of_metric(row["mean"]), *deviation, *more)
     of = "nodes, runs" if any("pool" in row for row in rows) else "nodes"
     model = "" if stages else _model_of({run.get("selected_by", "") for run in summary["runs"]})

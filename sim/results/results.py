@@ -681,9 +681,11 @@ def _mark_front(table: Sequence[dict[str, Any]], file: ScenarioFile, runs: Runs)
         each = {to_json(problem_of(settings[one.name], one.varied)) for one in scenarios}
         problems.setdefault((measured[scenarios[0].name], *sorted(each)), []).append(row)
     for ((_, higher_is_better), *_), rows in problems.items():
+        if len(rows) == 1:
+            continue
         front = on_front([row["bytes"] for row in rows], [row["mean"] for row in rows], higher_is_better)
         for row, chosen in zip(rows, front, strict=True):
-            row["front"] = chosen and len(rows) > 1
+            row["front"] = chosen
 
 
 def _per_group(tests: Sequence[Mapping[str, Any]]) -> dict[str, float]:
