@@ -218,7 +218,8 @@ def test_modelled_and_wire_skip_slow_node_equally(slow, latency, schedule):
     models = []
     for fidelity in ("modelled", "wire"):
         simulation = Simulation(scenario(fidelity=fidelity, trainer="one-by-one", **options))
-        simulation.trainers[slow].seconds = 20.0
+        trainer = simulation.trainers[slow]
+        trainer.speed = trainer.speed._replace(pass_s=20.0)
         result = simulation.run()
         assert result.expired == 8  # each of the others waits once for its model and once for its pace
         table = result.recorder.rounds_table()
@@ -581,7 +582,8 @@ def test_rounds_table_bytes_of_a_node_sum_up_to_its_traffic():
 
 def test_stopped_nodes_keep_no_stack_of_other_nodes_in_memory():
     table = {"nodes": 6, "rounds": 60, "patience": 2, "task": {"name": "digits", "samples": 20, "lr": 1.0}, "policy": "dac"}
-    nodes = run(resolve(table, [], "study", ".").runs[0]).nodes.values()
+    simulation = Simulation(resolve(table, [], "study", ".").runs[0], singly="of a cohort, nodes are rows of one stack")
+    nodes = simulation.run().nodes.values()
     assert max(node.round for node in nodes) < 60
     for node in nodes:
         kept = [node.me.params, node.result, *node.peers.published.values()]
