@@ -125,13 +125,15 @@ def test_run_writes_all_files(folder):
 @pytest.mark.slow
 def test_summary_has_the_documented_keys(folder):
     found = summary(folder)
-    assert list(found) == ["scenario", "version", "versions", "seeds", "runs", "table", "notes"]
+    assert list(found) == ["scenario", "version", "versions", "equal", "seeds", "runs", "table", "notes"]
     contract = {"name", "seed", "nodes", "rounds", "topology", "metric", "test", "traffic", "collaboration", "time", "trace"}
     contract |= {"higher_is_better", "reported_stage", "selected_by", "groups", "inputs"}
     for each in found["runs"]:
         assert set(each) - {"waits"} == contract | {
             "test_by_snapshot",
             "computed",
+            "cost",
+            *(["mode"] if each["name"] == "it's apart" else []),
             "deadlines_expired",
             "batches",
             "topology_properties",
@@ -147,7 +149,7 @@ def test_summary_has_the_documented_keys(folder):
     for row in found["table"]:
         more = {"weight_within_group"} if row["name"] != "alone" else set()
         more |= {"paper"} if row is found["table"][0] else set()
-        assert set(row) == {"name", "mean", "std", "seeds", "per_group"} | more
+        assert set(row) == {"name", "mean", "std", "seeds", "per_group", "equal", "cost"} | more
 
 
 def test_summary_names_scenario_runs_and_topologies(folder):
