@@ -60,7 +60,7 @@ from p2pfl.sim.chaos.invariants import Invariants, ProcessWatch
 from p2pfl.sim.chaos.network import FaultyNetwork, Host
 from p2pfl.sim.chaos.schedule import Fault, Kind
 from p2pfl.sim.scenario.scenario import Scenario
-from p2pfl.sim.simulation.plan import RunPlan, names, plan
+from p2pfl.sim.simulation.plan import RunPlan, identity_of, names, plan
 
 FOLDER = Path("node")  # of every node, on its own disk
 RESTART = 1.0  # seconds after which a process that has failed is started again
@@ -113,8 +113,8 @@ def chaos_plan(scenario: Scenario) -> ChaosPlan:
     if scenario.attack is not None:
         raise ConfigurationError(f"run {scenario.name!r}: chaos has faults but no attackers; leave out attack")
     run = plan(scenario)
-    keys = [_identity(scenario.seed, name) for name in run.names]
-    admission = _identity(scenario.seed, "admission")
+    keys = [identity_of(scenario.seed, name) for name in run.names]
+    admission = identity_of(scenario.seed, "admission")
     configs = [_config(scenario, k, name) for k, name in enumerate(run.names)]
     tables = agreement.draft("chaos", configs[0], run.tasks[0], _edges(run))
     membership = Membership(Federation.sign({**tables, "nonce": "0" * 32}, admission))
@@ -129,10 +129,6 @@ def chaos_plan(scenario: Scenario) -> ChaosPlan:
 def address(node: int) -> str:
     """Return the address of a node's machine."""
     return f"10.{node >> 16}.{node >> 8 & 255}.{node & 255}:4100"
-
-
-def _identity(seed: int, name: str) -> Identity:
-    return Identity.from_seed(RandomStreams(seed, name).digest(0, "key of a simulation"))
 
 
 def _config(scenario: Scenario, node: int, name: str) -> NodeConfig:

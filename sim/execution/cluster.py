@@ -23,7 +23,7 @@ from p2pfl.data.image_sets import ROOT
 from p2pfl.errors import ConfigurationError, DivergenceError, MissingRequirementError, RunError
 from p2pfl.sim.execution.cluster_worker import Job, WorkerSettings, decode, encode, resources_of, run_job
 from p2pfl.sim.execution.probe import ProbeResult, probe
-from p2pfl.sim.execution.run_order import Listener, RunOrder, divide_processes, raise_if_diverged
+from p2pfl.sim.execution.run_order import Listener, Outcomes, RunOrder, divide_processes
 from p2pfl.sim.execution.snapshots import Snapshot
 from p2pfl.sim.results.results import Result
 from p2pfl.sim.simulation.workers import WorkerLostError
@@ -110,7 +110,6 @@ class _Dispatcher:
         finish_others: bool,
     ) -> None:
         self._ray = ray
-        self._finish_others = finish_others
         self._orders = orders
         self._path = path
         self._most = most or len(orders)
@@ -120,8 +119,7 @@ class _Dispatcher:
         self._active: dict[Any, _Attempt] = {}
         self._reported = Counter[int]()  # node-rounds by job
         self._losses = Counter[int]()
-        self._results: dict[int, Result] = {}
-        self._diverged: list[DivergenceError] = []
+        self._outcomes = Outcomes(listener, finish_others)
 
     def run(self) -> dict[int, Result]:
         """Return the results by the numbers of their jobs, in order."""
@@ -131,8 +129,8 @@ class _Dispatcher:
             ready, _ = self._ray.wait(list(self._active), num_returns=1)
             for stream in ready:
                 self._follow(stream, self._active[stream])
-        raise_if_diverged(self._diverged)
-        return {number: self._results[number] for number in self._orders}
+        found = self._outcomes.all()
+        return {number: found[number] for number in self._orders}
 
     def _submit(self, number: int) -> None:
         order = self._orders[number]
@@ -147,16 +145,15 @@ class _Dispatcher:
         try:
             message = decode(self._ray.get(next(stream)))
         except self._ray.exceptions.RayTaskError as error:
-            raise RunError(f"Ray cannot run a task: {_last_line(error)}") from error
+            raise RunError(f"Ray cannot run a task: {str(error).strip().splitlines()[-1]}") from error
         except (StopIteration, self._ray.exceptions.RayError) as error:
             self._lost(stream, attempt, type(error).__name__)
             return
         if isinstance(message, WorkerLostError):
             self._lost(stream, attempt, message.reason())
-        elif self._finish_others and isinstance(message, DivergenceError):
+        elif isinstance(message, DivergenceError):
             del self._active[stream]
-            self._diverged.append(message)
-            self._listener.diverged(attempt.number)
+            self._outcomes.add(attempt.number, message)
         elif isinstance(message, Exception):
             raise message
         else:
@@ -178,8 +175,7 @@ class _Dispatcher:
         else:
             del self._active[stream]
             message.notes.extend(self._notes(attempt))
-            self._results[number] = message
-            self._listener.finished(number, message)
+            self._outcomes.add(number, message)
 
     def _lost(self, stream: Any, attempt: _Attempt, reason: str) -> None:
         """Let the job wait for another worker.
@@ -206,10 +202,6 @@ class _Dispatcher:
         if attempt.machine is not None and attempt.machine.digest != here.digest:
             notes.append(f"{attempt.machine} computed runs whose last bits differ from those of {here}")
         return notes
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().rpartition("\n")[2]
 
 
 @contextmanager

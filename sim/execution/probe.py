@@ -40,10 +40,6 @@ class ProbeResult:
     torch: str
     processor: str
 
-    def differs(self, other: ProbeResult) -> bool:
-        """Return whether the machine may compute other bits than `other`."""
-        return self.digest != other.digest
-
     def __str__(self) -> str:
         return f"{self.machine} (torch {self.torch}, {self.processor})"
 

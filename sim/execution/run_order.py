@@ -8,7 +8,7 @@ cluster) pass all of them to a `Listener`.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -156,14 +156,45 @@ def run_order(order: RunOrder, tell: Callable[[Any], None], shards: ShardSource 
     return result
 
 
-def raise_if_diverged(errors: Sequence[DivergenceError]) -> None:
-    """Raise the first of the errors of diverged runs; its name of the run counts the others."""
-    if not errors:
-        return
-    error, others = errors[0], len(errors) - 1
-    if others:
-        error.run += f", and {others} other run{'s' * (others > 1)}"
-    raise error
+class Outcomes:
+    """Results of the jobs of an engine, and the errors of those that have diverged.
+
+    Args:
+        finish_others: keep such an error until all jobs are done; otherwise raise it at once.
+
+    Attributes:
+        results: by the number of the job.
+    """
+
+    def __init__(self, listener: Listener, finish_others: bool) -> None:
+        self.results: dict[int, Result] = {}
+        self._listener = listener
+        self._finish_others = finish_others
+        self._diverged: list[DivergenceError] = []
+
+    def add(self, number: int, found: Result | DivergenceError) -> None:
+        """Add the end of a job, and tell the listener of it."""
+        if isinstance(found, Result):
+            self.results[number] = found
+            self._listener.finished(number, found)
+            return
+        if not self._finish_others:
+            raise found
+        self._diverged.append(found)
+        self._listener.diverged(number)
+
+    def all(self) -> dict[int, Result]:
+        """Return the results by the numbers of their jobs.
+
+        Raises:
+            DivergenceError: a run has diverged; its name of the run counts the others.
+        """
+        if self._diverged:
+            error, others = self._diverged[0], len(self._diverged) - 1
+            if others:
+                error.run += f", and {others} other run{'s' * (others > 1)}"
+            raise error
+        return self.results
 
 
 @dataclass(frozen=True)

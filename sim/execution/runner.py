@@ -18,10 +18,10 @@ from p2pfl.sim.execution.run_order import (
     QUIET,
     Assignment,
     Listener,
+    Outcomes,
     RunOrder,
     compute_side_by_side,
     divide_processes,
-    raise_if_diverged,
     run_order,
     together,
 )
@@ -139,8 +139,7 @@ def _run_in_workers(
     """Run jobs in at most `most` processes."""
     processes = processes_of("process", most)
     divided = divide_processes(orders, processes, explain=most is not None)
-    results: dict[int, Result] = {}
-    diverged: list[DivergenceError] = []
+    outcomes = Outcomes(listener, finish_others)
 
     def queue() -> Iterator[Assignment[int]]:
         for number, order in divided.items():
@@ -148,42 +147,29 @@ def _run_in_workers(
             yield Assignment(number, order.job, order)
 
     def received(number: int, message: int | Snapshot | Result | DivergenceError) -> bool:
-        if isinstance(message, DivergenceError):
-            diverged.append(message)
-            listener.diverged(number)
-            return True
-        if isinstance(message, Result):
-            results[number] = message
-            listener.finished(number, message)
+        if isinstance(message, Result | DivergenceError):
+            outcomes.add(number, message)
             return True
         listener.tell(number, message)
         return False
 
-    compute_side_by_side(
-        queue(), processes, lambda: Worker(_work, path), received, (DivergenceError,) if finish_others else ()
-    )
-    raise_if_diverged(diverged)
-    return results
+    compute_side_by_side(queue(), processes, lambda: Worker(_work, path), received, (DivergenceError,))
+    return outcomes.all()
 
 
 def _run_in_turn(orders: Mapping[int, RunOrder], listener: Listener, finish_others: bool) -> dict[int, Result]:
     """Run jobs in this process."""
-    results: dict[int, Result] = {}
-    diverged: list[DivergenceError] = []
+    outcomes = Outcomes(listener, finish_others)
     for number, order in orders.items():
+        listener.begun(number)
+        found: Result | DivergenceError
         try:
-            listener.begun(number)
-            results[number] = run_order(order, partial(listener.tell, number))
+            found = run_order(order, partial(listener.tell, number))
         except DivergenceError as error:
-            if not finish_others:
-                raise
             error.__traceback__ = error.__context__ = error.__cause__ = None  # they keep the whole simulation
-            diverged.append(error)
-            listener.diverged(number)
-        else:
-            listener.finished(number, results[number])
-    raise_if_diverged(diverged)
-    return results
+            found = error
+        outcomes.add(number, found)
+    return outcomes.all()
 
 
 def _work(pipe: Pipe, path: Sequence[str]) -> None:

@@ -171,10 +171,6 @@ class BatchedTrainer:
         lasts = seconds if self._lasting is None else self._lasting(seconds)
         return self._batcher.ask(NodeQuery(self._node, query), lasts)
 
-    def trained_in(self, seconds: float) -> None:
-        """Count seconds of trainings that were computed elsewhere."""
-        self._seconds += seconds
-
     def used(self) -> Effort:
         return Effort(self._seconds, self._seconds * self.speed.watts if self.speed.device else None)
 

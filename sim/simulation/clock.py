@@ -215,12 +215,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Stop the run: a simulation has no external faults, so every error is a bug."""
         self._error = self._error or context
 
-    def default_exception_handler(self, context: dict[str, Any]) -> None:
-        self.call_exception_handler(context)
-
-    def _timer_handle_cancelled(self, handle: Any) -> None:
-        """Ignore the call, which only asyncio's own timers make."""
-
 
 def _who_waits(loop: VirtualLoop) -> str:
     tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())

@@ -64,7 +64,7 @@ from p2pfl.sim.scenario.devices import Speed
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.simulation.batching import Batcher, ComputeBackend
 from p2pfl.sim.simulation.clock import VirtualLoop
-from p2pfl.sim.simulation.final_state import LIMITS, FinalState, trained
+from p2pfl.sim.simulation.final_state import LIMITS, FinalState
 from p2pfl.sim.simulation.plan import RunPlan
 from p2pfl.sim.simulation.recorder import Recorder, Trained
 from p2pfl.task import batch_size_of
@@ -194,7 +194,8 @@ class Cohort:
         """Return the trained models; `query.params` and the anchors of a proximal term are of all nodes, [N, P]."""
         seconds = self._speed.seconds(query)
         self.trained = self.trained.after(self.runs, query.samples(self.n_samples, self._batch_size), seconds)
-        self._pass(seconds)
+        self._loop.now += seconds
+        self._measure()  # time that passes computes what is not urgent
         self._count(Train.name)
         if self.all_run:
             return self.learner.train_each(query)
@@ -253,11 +254,6 @@ class Cohort:
         self._count(asked.queries[0].name, len(asked.queries))
         self._waited[list(asked.nodes)] = True
         return self.learner.compute([NodeQuery(k, query) for k, query in zip(asked.nodes, asked.queries, strict=True)])
-
-    def _pass(self, seconds: float) -> None:
-        """Let time pass, which computes what is not urgent."""
-        self._loop.now += seconds
-        self._measure()
 
     def _count(self, name: str, jobs: int | None = None) -> None:
         """Count a batch of queries, as if nodes had asked one by one; by default each that runs has."""
@@ -371,7 +367,10 @@ class Cohort:
             self.best.judged,
             counts | {"rounds": self.ended},
             {kind: getattr(budget, kind) for kind in LIMITS},
-            trained(*self.trained, self.trained.seconds * self._speed.watts),
+            {
+                **{"trainings": self.trained.trainings, "samples": self.trained.samples, "train_s": self.trained.seconds},
+                **{"joules": self.trained.seconds * self._speed.watts, "refused": np.zeros_like(self.trained.trainings)},
+            },
         )
 
     def write_back(self, k: int, node: Node) -> None:
@@ -425,21 +424,6 @@ class NodesOfCohort(Mapping[str, Node]):
 
 class _Me(policy.Me):
     """All nodes as their policy sees the own one."""
-
-    __slots__ = (
-        "_cohort",
-        "_streams",
-        "budget",
-        "id",
-        "initial",
-        "layout",
-        "n_samples",
-        "params",
-        "robust",
-        "round",
-        "rounds",
-        "rule",
-    )
 
     def __init__(self, cohort: Cohort, first: Node) -> None:
         plan, scenario = cohort.plan, cohort.plan.scenario

@@ -30,7 +30,8 @@ class FinalState:
             - received, prepared: models in all, and in the preparation.
             - rounds: rounds done; round_models, round_bytes, most_held: see p2pfl.budget.BudgetTracker.
         limits: budget of each node by kind, [N]; 0 means no limit.
-        trained: see `trained`.
+        trained: what the trainings of each node have cost, [N] by name: trainings, samples, train_s, joules (0 without
+            devices), and refused, the trainings that the budget has refused.
     """
 
     policies: Sequence[Policy]
@@ -41,19 +42,10 @@ class FinalState:
     trained: Mapping[str, np.ndarray]
 
 
-def trained(
-    trainings: np.ndarray, samples: np.ndarray, train_s: np.ndarray, joules: np.ndarray, refused: np.ndarray | None = None
-) -> dict[str, np.ndarray]:
-    """Return what the trainings of each node have cost, [N] each: trainings, samples, train_s, joules, refused.
-
-    Joules are 0 without devices; refused are the trainings that the budget has refused, by default none.
-    """
-    none = np.zeros_like(trainings) if refused is None else refused
-    return {"trainings": trainings, "samples": samples, "train_s": train_s, "joules": joules, "refused": none}
-
-
 def state_of(nodes: Sequence[Node]) -> FinalState:
     """Return the final state of single nodes."""
+    training = [node.me.training for node in nodes]
+    done = {name: np.array([getattr(of, name) for of in training], np.int64) for name in ("trainings", "samples", "refused")}
     traffic, trackers = [node.exchange.traffic for node in nodes], [node.peers.budget_tracker for node in nodes]
     counts = {
         "sent": [each.sent_in_rounds for each in traffic],
@@ -71,17 +63,9 @@ def state_of(nodes: Sequence[Node]) -> FinalState:
         {name: np.array(column, np.int64) for name, column in counts.items()},
         {kind: np.array([getattr(node.me.budget, kind) for node in nodes], np.int64) for kind in (*LIMITS, "trainings")}
         | {"joules": np.array([node.me.budget.joules for node in nodes])},
-        trained(*_trained(nodes)),
+        {
+            **done,
+            "train_s": np.array([of.effort.seconds for of in training]),
+            "joules": np.array([of.effort.joules or 0.0 for of in training]),
+        },
     )
-
-
-def _trained(nodes: Sequence[Node]) -> list[np.ndarray]:
-    each = [node.me.training for node in nodes]
-    efforts = [of.effort for of in each]
-    return [
-        np.array([of.trainings for of in each], np.int64),
-        np.array([of.samples for of in each], np.int64),
-        np.array([effort.seconds for effort in efforts]),
-        np.array([effort.joules or 0.0 for effort in efforts]),
-        np.array([of.refused for of in each], np.int64),
-    ]

@@ -1,17 +1,9 @@
 """The exchange of simulated nodes (see p2pfl.node.exchange.base.Exchange): events and sizes instead of messages.
 
-An exchange acts for its own node; `ModelledPeer` is the same node as others reach it. Most of the work is to fetch. What
-a request costs and what it yields is the same in both cases; they differ in how much happens at once:
-
-1. `Board.find`: links cost no time, and all models of one stage were published at this very time, as is usual with
-   synchronous nodes. A fetch is a lookup, and what the senders have sent is counted later, for many fetches.
-2. `Fetch`: at least one model is missing or takes time, or some node may answer differently. The fetch is one event, at
-   the arrival time of its last model. Over steady links its requests wait for one another (`advance`), because a model's
-   time follows from the time at which it is published. Over others each request is served on its own (`serve`): what the
-   peer answers depends on what it has received before the request arrives.
-
-The first is only a shortcut of the second. A node that may answer some requests differently, because it suspects a peer,
-has gone back, has finished or compares models, closes the board for good.
+An exchange acts for its own node; `ModelledPeer` is the same node as others reach it. Most of the work is to fetch. A
+`Fetch` is one event, at the arrival time of its last model. Over steady links its requests wait for one another
+(`advance`), because a model's time follows from the time at which it is published. Over others each request is served on
+its own (`serve`): what the peer answers depends on what it has received before the request arrives.
 """
 
 from __future__ import annotations
@@ -33,7 +25,6 @@ from p2pfl.fragments import Fragments
 from p2pfl.node.exchange.base import Detached, ExchangeHost, late_answer, late_round
 from p2pfl.node.exchange.model_encoding import Missing, Published, Publisher
 from p2pfl.node.exchange.rounds import PACING_SHARE, SILENT_AFTER, Pacing, common_round, is_awaited
-from p2pfl.node.peering.peers import Traffic
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Extras, Fragment, PolicyStep, Stage, Submission, Update
 from p2pfl.protocols.wire.envelope import OVERHEAD
@@ -67,7 +58,7 @@ class ModelledExchange:
         self.peer = ModelledPeer(network, config, self._loss_of)
         self.view = self.peer.view
         self.outbox = self.peer.outbox
-        self._traffic = self.peer.traffic
+        self.traffic = self.peer.traffic
         self.encoder = config.encoder
         self.conduct = self.peer.conduct
         self._host: ExchangeHost = Detached()
@@ -76,13 +67,6 @@ class ModelledExchange:
         self._pacing = Pacing(network.settings.rounds, sparse=config.sparse)
         self._publisher = Publisher(self.name, config.n_samples, self.encoder, network.loop.time)
         self.participant = None if coordination is None else coordination[0].join(self.peer, coordination[1])
-
-    @property
-    def traffic(self) -> Traffic:
-        """Counters of the node's traffic, up to date."""
-        if self.network.board is not None:
-            self.network.board.count()
-        return self._traffic
 
     @property
     def askers(self) -> Sequence[str]:
@@ -115,7 +99,6 @@ class ModelledExchange:
         # the usual case, which needs no check of the neighbours
         if network.steady and network.fastest <= finished + 1 and network.slowest >= finished - 1 and not self._pacing.late:
             return finished + 1
-        network.close_board()  # a node may go back, and serve other models than it has published
         ends = loop.now + network.settings.deadline
         round = self._following(finished)
         if round == finished - 1 and not network.steady:
@@ -152,14 +135,11 @@ class ModelledExchange:
         model = self._publisher.make(round, stage, params, extras)
         await self._host.save_model(model)
         self.outbox.add(model)
-        if network.board is not None:
-            network.board.add(model.update, model.time)
         if peer.waiting:
             peer.serve_waiting()
 
     def finish(self) -> None:
         self.outbox.final = True
-        self.network.close_board()
         self.peer.serve_waiting()
         self.peer.reach(inf)
         if self.participant is not None:
@@ -215,17 +195,11 @@ class ModelledExchange:
         ids = sorted(self._reachable(ids))
         if not ids:
             return []
-        traffic, board = self._traffic, network.board
-        traffic.count("sent", "get", OVERHEAD * len(ids), preparation=not round)
+        self.traffic.count("sent", "get", OVERHEAD * len(ids), preparation=not round)
         known = self.encoder.ask(ids)
-        if board is not None:
+        if network.synchronous and network.links.instant:
             # nodes with the same training time have then published too, so there is usually nothing to wait for
             await yield_once()
-            if round and not known and isinstance(stages, str):
-                updates = board.find(ids, round, stages, network.loop.now)
-                if updates is not None:
-                    traffic.count("received", "update", sum(update.size for update in updates), models=len(updates))
-                    return updates
         fetch = Fetch(self.peer, ids, round, stages, known)
         if not fetch.future.done():
             network.open(fetch)
@@ -248,7 +222,7 @@ class ModelledExchange:
         ids = sorted(self._reachable(list(wanted)))
         if not ids:
             return []
-        self._traffic.count("sent", "get", OVERHEAD * len(ids), preparation=not round)
+        self.traffic.count("sent", "get", OVERHEAD * len(ids), preparation=not round)
         fetch = FragmentFetch(self.peer, ids, round, stage, (wanted, fragments))
         if not fetch.future.done():
             network.open(fetch)
@@ -285,7 +259,7 @@ class ModelledExchange:
         gather = Gather(network.loop, len(ids), network.settings.deadline)
         for id in ids:
             other = network.peers[id]
-            self._traffic.count("sent", "score", peer.score_size)
+            self.traffic.count("sent", "score", peer.score_size)
             arrives = peer.arrival(other, peer.score_size)
             if arrives is not None:
                 network.loop.call_at(arrives, other.score, peer, gather, params)

@@ -8,14 +8,13 @@ No message is created. A sending node computes the arrival time, and its peer is
   round, so that the usual question, whether all know that all have reached a round, needs no look at single nodes.
 - Over links that lose or delay frames, nodes announce each round to each peer, and know of their peers what has arrived.
 
-A `Gather` waits for contributions of several nodes as one event, with one timer of the network for all deadlines. The
-`Board` holds the models of the current time, if links cost none.
+A `Gather` waits for contributions of several nodes as one event, with one timer of the network for all deadlines.
 """
 
 from __future__ import annotations
 
 from asyncio import Future
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
@@ -49,7 +48,6 @@ class ModelledNetwork:
         peers: all nodes by name.
         slowest: round that every node has reached.
         fastest: latest round that a node has reached.
-        board: the models of the current time; None unless nodes are synchronous and links cost no time.
     """
 
     def __init__(self, loop: VirtualLoop, links: Links, settings: Settings) -> None:
@@ -59,7 +57,6 @@ class ModelledNetwork:
         self.synchronous = settings.mode == "synchronous"
         self.steady = links.steady
         self.peers: dict[str, ModelledPeer] = {}
-        self.board = Board(lambda name: self.peers[name].traffic) if self.synchronous and links.instant else None
         self.slowest = 0
         self.fastest = 0
         self._at_round: dict[float, int] = {0: 0}  # number of nodes at each round
@@ -92,11 +89,6 @@ class ModelledNetwork:
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             self.loop.call_later(self.links.longest, _wake, waiter)
-
-    def close_board(self) -> None:
-        """Serve every request on its own from now on, because a node may answer some of them differently."""
-        if self.board is not None:
-            self.board.open = False
 
     async def move(self, until: float) -> None:
         """Wait until some node moves to another round and all can know it, at most until a given time.
@@ -273,8 +265,6 @@ class ModelledPeer:
         self.round: float = 0
         self.requesters = config.requesters
         self.forge: Callable[[str, Update], Update] | None = None
-        if config.detects:
-            network.close_board()
         self.suspected_by: dict[str, ModelledPeer] = {}
         self.waiting: list[Waiting] = []
         self.unanswered: dict[str, int] = {}
@@ -430,7 +420,6 @@ class ModelledPeer:
 
     def suspect(self, peer: ModelledPeer, reason: str) -> None:
         """Suspect a peer, and probe it."""
-        self.network.close_board()
         self.view.suspect(peer.name, reason)
         peer.suspected_by[self.name] = self
         if self.network.steady:
@@ -516,67 +505,3 @@ class Gather:
 def yield_once() -> Generator[None, None, None]:
     """Let everything else run first that can run at this time."""
     yield
-
-
-class Board:
-    """Models published at the current time, for fetches at the same time over links without delay.
-
-    A fetch of several models is one lookup. The counts of the senders are added later, for many fetches together.
-
-    Args:
-        traffic_of: returns the traffic of the node with a given name.
-
-    Attributes:
-        open: whether fetches may use the board. A node that answers some requests differently closes it for good.
-    """
-
-    def __init__(self, traffic_of: Callable[[str], Traffic]) -> None:
-        self.open = True
-        self._traffic_of = traffic_of
-        self._time = 0.0
-        self._models: dict[tuple[int, Stage], dict[str, Update]] = {}
-        self._served: dict[tuple[int, Stage], list[str]] = {}  # senders of the fetched models that are not counted yet
-
-    def add(self, update: Update, now: float) -> None:
-        """Add a model that is published at time `now`."""
-        if now != self._time:
-            self.count()
-            self._models.clear()
-            self._time = now
-        key = update.round, update.stage
-        models = self._models.get(key)
-        if models is None:
-            self._models[key] = {update.sender: update}
-            return
-        if update.sender in models:
-            self.count()  # earlier fetches received the model that this one replaces
-        models[update.sender] = update
-
-    def find(self, ids: Sequence[str], round: int, stage: Stage, now: float) -> list[Update] | None:
-        """Return the models of `ids`; None if one of them was not published at time `now`."""
-        key = round, stage
-        models = self._models.get(key) if self.open and now == self._time else None
-        if models is None:
-            return None
-        try:
-            updates = [models[id] for id in ids]
-        except KeyError:
-            return None
-        served = self._served.get(key)
-        if served is None:
-            self._served[key] = list(ids)
-        else:
-            served += ids
-        return updates
-
-    def count(self) -> None:
-        """Add the fetched models to the traffic of their senders."""
-        if not self._served:
-            return
-        for key, senders in self._served.items():
-            models = self._models[key]
-            for id, times in Counter(senders).items():
-                traffic = self._traffic_of(id)
-                traffic.count("received", "get", OVERHEAD * times)
-                traffic.count("sent", "update", models[id].size * times, models=times)
-        self._served.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, overload
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -24,6 +24,8 @@ from p2pfl.node.settings import check_fragments, check_mode
 from p2pfl.parameters import Parameters
 from p2pfl.policies import make_policy
 from p2pfl.policy import Policy, check_topology
+from p2pfl.protocols.identity import Identity
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.formatting import count
 from p2pfl.sim.scenario.availability import Presence
 from p2pfl.sim.scenario.devices import NodeFacts, Speed
@@ -79,13 +81,7 @@ class Neighbours(Sequence[tuple[str, ...]]):
     def __len__(self) -> int:
         return len(self.names)
 
-    @overload
-    def __getitem__(self, node: int) -> tuple[str, ...]: ...
-
-    @overload
-    def __getitem__(self, node: slice) -> list[tuple[str, ...]]: ...
-
-    def __getitem__(self, node: int | slice) -> tuple[str, ...] | list[tuple[str, ...]]:
+    def __getitem__(self, node: Any) -> Any:
         if isinstance(node, slice):
             return [self[k] for k in range(len(self))[node]]
         names = self.names
@@ -258,6 +254,11 @@ def names(count: int) -> tuple[str, ...]:
     """Return the names of simulated nodes; they sort by number."""
     width = len(str(count - 1))
     return tuple(f"node-{k:0{width}d}" for k in range(count))
+
+
+def identity_of(seed: int, name: str) -> Identity:
+    """Return the key of a simulated node."""
+    return Identity.from_seed(RandomStreams(seed, name).digest(0, "key of a simulation"))
 
 
 def plan_tasks(scenario: Scenario) -> Sequence[Task]:

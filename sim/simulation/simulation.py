@@ -21,8 +21,8 @@ budget and its rounds; only what surrounds it is replaced: the clock, the networ
 Who calls whom, for a round with the modelled network:
 
     Node._round -> Policy.round -> Trainer.submit -> Batcher -> backend         the model is trained
-                -> Exchange.publish -> Outbox.add -> Board.add, waiting fetches   it is offered to peers
-                -> Exchange.fetch -> Board.find or Fetch                          models of peers arrive
+                -> Exchange.publish -> Outbox.add -> waiting fetches   it is offered to peers
+                -> Exchange.fetch -> Fetch                          models of peers arrive
                 -> Observer.merged -> Recorder                                    the round is recorded
 
 Where nothing tells the nodes apart but their data and draws, no node runs by itself: a `Cohort` (cohort) runs the policy
@@ -53,7 +53,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple, overload
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -77,7 +77,6 @@ from p2pfl.node.peering.peering_config import Member
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Coordinated, Policy, PolicyStep, Update, asks_scores, fetches_fragments
 from p2pfl.protocols.election import Electorate
-from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.queries import Loss
 from p2pfl.random_streams import RandomStreams, StreamsOfEach
@@ -93,13 +92,14 @@ from p2pfl.sim.simulation.final_state import FinalState, state_of
 from p2pfl.sim.simulation.modelled_coordinator import ModelledCoordination
 from p2pfl.sim.simulation.modelled_exchange import ModelledExchange
 from p2pfl.sim.simulation.modelled_network import ModelledConfig, ModelledNetwork
-from p2pfl.sim.simulation.plan import RunPlan, plan
+from p2pfl.sim.simulation.plan import RunPlan, identity_of, plan
 from p2pfl.sim.simulation.recorder import Recorder
 from p2pfl.sim.simulation.sharding import LocalShards, ShardedBackend, ShardSource
 from p2pfl.task import Task
 from p2pfl.topologies.graph_facts import GraphFacts
 
 Progress = Callable[[int], None]
+Trainers = Mapping[int, BatchedTrainer]  # by the number of the node
 
 
 @dataclass
@@ -257,15 +257,15 @@ class Simulation:
     def _single_nodes(self, order: Sequence[int] | None) -> dict[str, Node]:
         """Return all nodes, each with its own task of asyncio."""
         plan, scenario = self.plan, self.plan.scenario
-        self.trainers = [self._trainer(k) for k in range(scenario.nodes)]
-        self.policies = [plan.policy(k) for k in range(scenario.nodes)]
+        self.trainers = {k: self._trainer(k) for k in range(scenario.nodes)}
+        self.policies = {k: plan.policy(k) for k in range(scenario.nodes)}
         attack = scenario.attack_plan()
         if attack is not None:
-            self.recorder.view = view_of(attack, plan)
+            neighbours = dict(zip(plan.names, plan.topology.neighbours, strict=True))
+            self.recorder.view = HonestView([plan.names[k] for k in attack.nodes], neighbours)
             for k in attack.nodes:
                 self.policies[k] = attacker(self.policies[k], attack.attack, self.recorder.view)
-        steps = [self.recorder.clusters.watching(each) if isinstance(each, Coordinated) else None for each in self.policies]
-        make = exchange_maker(Parts(plan, self.loop, self.links, self.trainers, self.policies, steps))
+        make = self._exchanges(self.policies, self.trainers)
         exchanges = [make(k) for k in range(scenario.nodes)]
         if attack is not None and self.recorder.view is not None and attack.attack.targeted:
             forge_for_victims(attack, self.recorder.view, exchanges)
@@ -278,11 +278,90 @@ class Simulation:
     def _row(self, k: int) -> Node:
         """Return the node of one row of the cohort."""
         trainer, policy = self._trainer(k), self.plan.policy(k)
-        make = exchange_maker(Parts(self.plan, self.loop, self.links, {k: trainer}, {k: policy}, {k: None}))
-        node = self._node(k, policy, trainer, make(k))
+        node = self._node(k, policy, trainer, self._exchanges({k: policy}, {k: trainer})(k))
         if self._cohort is not None:
             self._cohort.write_back(k, node)
         return node
+
+    def _step(self, policy: Policy) -> PolicyStep | None:
+        """Return the joint step of a policy; None if it is not coordinated."""
+        return self.recorder.clusters.watching(policy) if isinstance(policy, Coordinated) else None
+
+    def _exchanges(
+        self, policies: Mapping[int, Policy], trainers: Mapping[int, BatchedTrainer]
+    ) -> Callable[[int], Exchange]:
+        """Return the function that makes the exchange of a node, by its number, with the fidelity of the scenario.
+
+        Args:
+            trainers: compute the losses that peers request.
+        """
+        wire = self.plan.scenario.fidelity == "wire"
+        return (self._message_exchanges if wire else self._modelled_exchanges)(policies, trainers)
+
+    def _modelled_exchanges(self, policies: Mapping[int, Policy], trainers: Trainers) -> Callable[[int], Exchange]:
+        """Return the function that makes exchanges which share a network and send no messages."""
+        plan = self.plan
+        network = ModelledNetwork(self.loop, self.links, plan.scenario)
+        coordination = ModelledCoordination(network)
+        attack = plan.scenario.attack_plan()
+        detects = plan.scenario.distrust > 0 or (attack is not None and attack.attack.targeted)
+
+        def make(k: int) -> Exchange:
+            task, step, sources = plan.tasks[k], self._step(policies[k]), plan.topology.neighbours[k]
+            config = ModelledConfig(
+                name=plan.names[k],
+                neighbours=sources,
+                requesters=plan.topology.requesters(k, sources),
+                n_samples=task.n_samples,
+                public_info=task.public_info,
+                encoder=plan.encoder(k),
+                private=bool(task.goals),
+                sparse=plan.sparse(k),
+                detects=detects,
+            )
+            loss = partial(_loss, trainers[k])
+            return ModelledExchange(network, config, loss, None if step is None else (coordination, step))
+
+        return make
+
+    def _message_exchanges(self, policies: Mapping[int, Policy], trainers: Trainers) -> Callable[[int], Exchange]:
+        """Return the function that makes exchanges which sign, send and verify real messages over simulated links."""
+        plan = self.plan
+        network = InProcessNetwork(self.links)
+        scenario, names = plan.scenario, plan.names
+        keys = {name: identity_of(scenario.seed, name) for name in names}
+        scores = any(asks_scores(policy) for policy in policies.values())
+        fragments = any(fetches_fragments(policy) for policy in policies.values())
+
+        def make(k: int) -> Exchange:
+            name, sources, step = names[k], plan.topology.neighbours[k], self._step(policies[k])
+            askers = plan.topology.requesters(k, sources)
+            coordination = None if step is None else Coordination(_election(plan, self.loop, name), step)
+            known = {*sources, *askers} if coordination is None else {*names} - {name}
+            roles = NeighbourRoles(
+                members={id: Member(keys[id].public, (f"memory:{id}",)) for id in known},
+                sources=sources,
+                askers=askers,
+                sparse=plan.sparse(k),
+            )
+            return message_exchange(
+                name,
+                roles,
+                identity=keys[name],
+                transport=network.transport(name),
+                incarnation=1,
+                federation=federation_id("simulation"),
+                task=plan.tasks[k],
+                trainer=trainers[k],
+                settings=scenario,
+                agreed={},
+                encoder=plan.encoder(k),
+                coordination=coordination,
+                scores=scores,
+                fragments=fragments,
+            )
+
+        return make
 
     def _trainer(self, k: int) -> BatchedTrainer:
         presence, name, loop = self.links.presence, self.plan.names[k], self.loop
@@ -375,10 +454,13 @@ class Simulation:
         because smaller stacks would change the last bits of the results.
         """
         plan, scenario = self.plan, self.plan.scenario
-        learners = make_learners(plan)
-        if isinstance(learners, LearnersOfStack):
-            torch_learners: Sequence[TorchLearner] = learners
+        learners: Sequence[Learner]
+        torch_learners: Sequence[TorchLearner]
+        if isinstance(plan.tasks, TaskStack) and isinstance(plan.tasks.first, TorchTask):
+            learners = torch_learners = LearnersOfStack(plan.tasks, scenario.seed, plan.names, scenario.device)
         else:
+            streams = (RandomStreams(scenario.seed, name) for name in plan.names)
+            learners = [task.learner(own, scenario.device) for task, own in zip(plan.tasks, streams, strict=True)]
             torch_learners = [learner for learner in learners if isinstance(learner, TorchLearner)]
         if scenario.trainer != "one-by-one" and len(learners) > 1:
             try:
@@ -386,8 +468,8 @@ class Simulation:
                     lenient = scenario.attack is not None
                     if not isinstance(plan.tasks, TaskStack):
                         return BatchedLearner(torch_learners, lenient=lenient)
-                    streams = StreamsOfEach(scenario.seed, plan.names)
-                    return BatchedLearner(torch_learners, lenient=lenient, data=plan.tasks.data, streams=streams)
+                    streams_of_each = StreamsOfEach(scenario.seed, plan.names)
+                    return BatchedLearner(torch_learners, lenient=lenient, data=plan.tasks.data, streams=streams_of_each)
                 together: ComputeBackend | None = plan.tasks[0].stacked(learners)
                 if together is not None:
                     return together
@@ -446,13 +528,7 @@ class LearnersOfStack(Sequence[TorchLearner]):
                 assert isinstance(task, TorchProblem)
                 check_sizes(task, name)
 
-    @overload
-    def __getitem__(self, index: int) -> TorchLearner: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[TorchLearner]: ...
-
-    def __getitem__(self, index: int | slice) -> TorchLearner | list[TorchLearner]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[k] for k in range(len(self))[index]]
         found = self._tasks[index].learner(RandomStreams(self._seed, self._names[index]), self._device)
@@ -461,112 +537,6 @@ class LearnersOfStack(Sequence[TorchLearner]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def make_learners(plan: RunPlan) -> Sequence[Learner]:
-    """Return the learner of each node."""
-    seed, device, tasks = plan.scenario.seed, plan.scenario.device, plan.tasks
-    if isinstance(tasks, TaskStack) and isinstance(tasks.first, TorchTask):
-        return LearnersOfStack(tasks, seed, plan.names, device)
-    return [task.learner(RandomStreams(seed, name), device) for name, task in zip(plan.names, tasks, strict=True)]
-
-
-class Parts(NamedTuple):
-    """Objects from which a run makes the exchanges of its nodes, or of some of them.
-
-    Attributes:
-        links: shared by all nodes.
-        trainers: by the number of the node; they compute the losses that peers request.
-        policies: by the number of the node.
-        steps: joint step of each node's policy; None if the policy is not coordinated.
-    """
-
-    plan: RunPlan
-    loop: VirtualLoop
-    links: Links
-    trainers: Sequence[BatchedTrainer] | Mapping[int, BatchedTrainer]
-    policies: Sequence[Policy] | Mapping[int, Policy]
-    steps: Sequence[PolicyStep | None] | Mapping[int, None]
-
-
-MakeExchange = Callable[[int], Exchange]
-
-
-def exchange_maker(parts: Parts) -> MakeExchange:
-    """Return the function that makes the exchange of a node, with the fidelity of the scenario."""
-    return message_exchanges(parts) if parts.plan.scenario.fidelity == "wire" else modelled_exchanges(parts)
-
-
-def modelled_exchanges(parts: Parts) -> MakeExchange:
-    """Return the function that makes exchanges which share a network and send no messages."""
-    plan = parts.plan
-    network = ModelledNetwork(parts.loop, parts.links, plan.scenario)
-    coordination = ModelledCoordination(network)
-    attack = plan.scenario.attack_plan()
-    detects = plan.scenario.distrust > 0 or (attack is not None and attack.attack.targeted)
-
-    def make(k: int) -> Exchange:
-        task, step, sources = plan.tasks[k], parts.steps[k], plan.topology.neighbours[k]
-        config = ModelledConfig(
-            name=plan.names[k],
-            neighbours=sources,
-            requesters=plan.topology.requesters(k, sources),
-            n_samples=task.n_samples,
-            public_info=task.public_info,
-            encoder=plan.encoder(k),
-            private=bool(task.goals),
-            sparse=plan.sparse(k),
-            detects=detects,
-        )
-        loss = partial(_loss, parts.trainers[k])
-        return ModelledExchange(network, config, loss, None if step is None else (coordination, step))
-
-    return make
-
-
-def message_exchanges(parts: Parts) -> MakeExchange:
-    """Return the function that makes exchanges which sign, send and verify real messages over simulated links."""
-    plan = parts.plan
-    network = InProcessNetwork(parts.links)
-    scenario, names = plan.scenario, plan.names
-    keys = {name: Identity.from_seed(RandomStreams(scenario.seed, name).digest(0, "key of a simulation")) for name in names}
-    scores = any(asks_scores(parts.policies[k]) for k in range(len(names)))
-    fragments = any(fetches_fragments(parts.policies[k]) for k in range(len(names)))
-
-    def make(k: int) -> Exchange:
-        name, sources, step = names[k], plan.topology.neighbours[k], parts.steps[k]
-        askers = plan.topology.requesters(k, sources)
-        coordination = None if step is None else Coordination(_election(plan, parts.loop, name), step)
-        known = {*sources, *askers} if coordination is None else {*names} - {name}
-        roles = NeighbourRoles(
-            members={id: Member(keys[id].public, (f"memory:{id}",)) for id in known},
-            sources=sources,
-            askers=askers,
-            sparse=plan.sparse(k),
-        )
-        return message_exchange(
-            name,
-            roles,
-            identity=keys[name],
-            transport=network.transport(name),
-            incarnation=1,
-            federation=federation_id("simulation"),
-            task=plan.tasks[k],
-            trainer=parts.trainers[k],
-            settings=scenario,
-            agreed={},
-            encoder=plan.encoder(k),
-            coordination=coordination,
-            scores=scores,
-            fragments=fragments,
-        )
-
-    return make
-
-
-def view_of(attack: AttackPlan, plan: RunPlan) -> HonestView:
-    """Return the view that the attackers of a run share."""
-    return HonestView([plan.names[k] for k in attack.nodes], dict(zip(plan.names, plan.topology.neighbours, strict=True)))
 
 
 def forge_for_victims(attack: AttackPlan, view: HonestView, exchanges: Sequence[Exchange]) -> None:

@@ -80,7 +80,7 @@ def test_constrained_probability_follows_from_the_joules_and_outlasts_a_restart(
     each = 4.0 * run(scenario()).tasks[0].n_samples / 100
     made = Simulation(scenario(policy={"constrained": True}, compute=board, budget={"joules": 1.5 * each}))
     made.run()
-    assert {policy.probability for policy in made.policies} == {0.25}  # one of four rounds of training
+    assert {policy.probability for policy in made.policies.values()} == {0.25}  # one of four rounds of training
 
 
 def test_live_nodes_train_in_the_rounds_of_training_only():
