@@ -302,7 +302,7 @@ def solve(job: Job, progress: Callable[[int], None] = lambda node_rounds: None) 
 
     simulation = Simulation(job.scenario, initial=job.start)
     run = simulation.run(report)
-    model, *others = [node.me.whole for node in run.nodes.values()]
+    model, *others = run.state.last
     if any(other.tobytes() != model.tobytes() for other in others):
         raise ConfigurationError(
             "the nodes ended with different models; a search needs a policy that gives all nodes the same model, such as"

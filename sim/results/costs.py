@@ -17,9 +17,9 @@ COSTS = ("trainings", "samples", "train_s", "joules")  # columns of the rounds, 
 
 def with_joules(run: Run, rounds: Table) -> Table:
     """Return the table of rounds with the column `joules`, if the nodes have devices: see `parts`."""
-    if not _measured(run.speeds):
+    if not _measured(run.plan.speeds):
         return rounds
-    joules = sum(parts(rounds, run.speeds, run.scenario.compute.radio).values())
+    joules = sum(parts(rounds, run.plan.speeds, run.scenario.compute.radio).values())
     table: Table = {}
     for name, column in rounds.items():
         table[name] = column
@@ -61,14 +61,14 @@ def of_run(run: Run, rounds: Table) -> dict[str, Any]:
     found: dict[str, Any] = {name: of(run.state.trained[name].sum().item()) for name in ("trainings", "samples", "train_s")}
     if run.state.trained["refused"].any():
         found["refused"] = of(run.state.trained["refused"].sum().item())
-    if _measured(run.speeds):
+    if _measured(run.plan.speeds):
         of_parts = {
-            name: float(values.sum()) for name, values in parts(rounds, run.speeds, run.scenario.compute.radio).items()
+            name: float(values.sum()) for name, values in parts(rounds, run.plan.speeds, run.scenario.compute.radio).items()
         }
         found["joules"] = of(plain_sum(of_parts.values()))
         found["joules_by"] = of_parts
-        names = sorted({speed.device for speed in run.speeds})
-        found["devices"] = {name: sum(speed.device == name for speed in run.speeds) for name in names}
+        names = sorted({speed.device for speed in run.plan.speeds})
+        found["devices"] = {name: sum(speed.device == name for speed in run.plan.speeds) for name in names}
     return found
 
 

@@ -41,7 +41,7 @@ def objective_measures(run: Run, goals: Mapping[str, bool]) -> dict[str, Any]:
     """
     found = [
         (place, task, run.recorder.results[name])
-        for place, (name, task) in enumerate(zip(run.nodes, run.tasks, strict=True))
+        for place, (name, task) in enumerate(zip(run.plan.names, run.tasks, strict=True))
     ]
     honest = [each for each in found if each[2]]
     task = run.tasks[0]

@@ -329,9 +329,9 @@ def result_of(run: Run, models: bool = False) -> Result:
         "nodes": scenario.nodes,
         "rounds": scenario.rounds,
         **({} if scenario.mode == "synchronous" else {"mode": scenario.mode}),
-        "topology": run.topology,
+        "topology": run.plan.topology.name,
         "codec": scenario.codec,
-        "topology_properties": run.properties,
+        "topology_properties": run.plan.topology.properties,
         "metric": metric,
         "higher_is_better": task.higher_is_better,
         "reported_stage": _reported_stage(run, rounds, metric),
@@ -366,8 +366,8 @@ def result_of(run: Run, models: bool = False) -> Result:
         summary["pool"] = scenario.pool.name
     if answers := objectives.solution_measures(run):
         summary["answers"] = answers
-    if run.labels:
-        summary["labels"] = run.labels
+    if run.plan.topology.labels:
+        summary["labels"] = run.plan.topology.labels
     if chosen := summary_metrics.preselections(run):
         summary["chosen_before"] = chosen
     if any(group is not None for group in groups):
@@ -388,7 +388,11 @@ def result_of(run: Run, models: bool = False) -> Result:
 def _facts(run: Run) -> dict[str, Any]:
     """Return what the readers of graphs and of data understood."""
     data = distinct(each for facts in each_fact(run.tasks, "data_facts") for each in facts)
-    return {kind: [each.to_json() for each in facts] for kind, facts in (("graph", run.graphs), ("data", data)) if facts}
+    return {
+        kind: [each.to_json() for each in facts]
+        for kind, facts in (("graph", run.plan.topology.facts), ("data", data))
+        if facts
+    }
 
 
 def _notes(run: Run, summary: Mapping[str, Any]) -> list[str]:
@@ -423,7 +427,7 @@ def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
     found = run.recorder.result(f"test_{metric}")
     every = found.filled(nan)
     attackers = run.recorder.view.attackers if run.recorder.view is not None else ()
-    honest_nodes = np.array([name not in attackers for name in run.nodes])
+    honest_nodes = np.array([name not in attackers for name in run.plan.names])
     without_data = np.flatnonzero(honest_nodes & np.ma.getmaskarray(found)).tolist()
     values = every[honest_nodes]
     worst_first = np.sort(values) if run.tasks[0].higher_is_better else -np.sort(-values)

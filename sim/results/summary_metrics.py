@@ -219,7 +219,7 @@ def collaboration(edges: Columns, rounds: Columns, groups: Sequence[Any]) -> dic
 
 def preselections(run: Run) -> list[str]:
     """Return each node's selection in the preparation, as numbers separated by spaces; [] if no policy selects then."""
-    place = {name: str(k) for k, name in enumerate(run.nodes)}
+    place = {name: str(k) for k, name in enumerate(run.plan.names)}
     chosen = [each.preselection() if isinstance(each, SupportsPreselection) else () for each in run.state.policies]
     return [" ".join(place[id] for id in ids) for ids in chosen] if any(chosen) else []
 
@@ -239,7 +239,7 @@ def of_mean_model(run: Run, metric: str) -> dict[str, dict[str, Any]]:
     single node has it: `nodes` is empty. Private parts are not averaged: each node keeps its own.
     """
     attackers = () if run.recorder.view is None else run.recorder.view.attackers
-    honest = [k for k, name in enumerate(run.nodes) if name not in attackers]
+    honest = [k for k, name in enumerate(run.plan.names) if name not in attackers]
     groups: dict[str, list[int]] = {"mean_model": honest}
     for k in honest:
         if (group := group_of(run.tasks[k])) is not None:
@@ -248,7 +248,7 @@ def of_mean_model(run: Run, metric: str) -> dict[str, dict[str, Any]]:
 
 
 def _metric(run: Run, nodes: Sequence[int], metric: str) -> float:
-    tasks, names = [run.tasks[k] for k in nodes], [*run.nodes]
+    tasks, names = [run.tasks[k] for k in nodes], run.plan.names
     shared = [task.layout.shared_of(run.state.models[k]) for k, task in zip(nodes, tasks, strict=True)]
     mean: Parameters = np.array(shared).mean(axis=0)
     known: dict[Any, float] = {}  # nodes with the same test data have the same figure

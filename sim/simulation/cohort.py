@@ -19,14 +19,12 @@ these rows, they ask for no models, and what they have published last is what th
 What must hold: parameters, weights, edges, bytes, budgets, the trace and all results equal those of single nodes bit for
 bit. The same learner computes the same queries, in the same batches. Tests compare both for random scenarios.
 
-No node has an object of its own: its data, streams, traffic and budget are rows of arrays, and so is its `FinalState`. Who
-looks at a single node nevertheless (`NodesOfCohort`) gets a `Node` into which its row is written.
+No node has an object of its own: its data, streams, traffic and budget are rows of arrays, and so is its `FinalState`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple, TypeVar, cast, get_args
@@ -53,14 +51,13 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_learner import BatchedLearner
 from p2pfl.learning.task_stack import groups_of, samples_of
 from p2pfl.node.evaluations import counted_stage
-from p2pfl.node.node import SPLITS, Node
+from p2pfl.node.node import SPLITS
 from p2pfl.policy import Budget, Coordinated, Policy, Stage, SupportsPreselection, memory_of, runs_as_cohort
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.payload import encode_extras
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Query, R, Split, Train
 from p2pfl.random_streams import StreamsOfEach
 from p2pfl.sim.columns import DiskArray
-from p2pfl.sim.scenario.devices import Speed
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.simulation.batching import Batcher, ComputeBackend
 from p2pfl.sim.simulation.clock import VirtualLoop
@@ -110,30 +107,17 @@ def why_not(plan: RunPlan, first: Policy, backend: ComputeBackend, links: Links)
 
 
 class Cohort:
-    """All nodes of a run.
-
-    Args:
-        first: the first node, whose policy runs for all; it has not begun.
-        speed: of each node.
-    """
+    """All nodes of a run."""
 
     def __init__(
-        self,
-        plan: RunPlan,
-        first: Node,
-        *,
-        learner: BatchedLearner,
-        batcher: Batcher,
-        recorder: Recorder,
-        loop: VirtualLoop,
-        speed: Speed,
+        self, plan: RunPlan, learner: BatchedLearner, batcher: Batcher, recorder: Recorder, loop: VirtualLoop
     ) -> None:
-        self.plan, self.policy, self.count = plan, first.policy, plan.scenario.nodes
+        self.plan, self.policy, self.count = plan, plan.policy(0), plan.scenario.nodes
         self.learner, self.recorder = learner, recorder
-        self._batcher, self._loop, self._speed = batcher, loop, speed
+        self._batcher, self._loop, self._speed = batcher, loop, plan.speeds[0]
         count = self.count
         self.best = _BestModels(self, plan.scenario.best_by)
-        self.me = _Me(self, first)
+        self.me = _Me(self)
         self.peers = _Peers(self)
         self.n_samples = self.me.n_samples
         self._compare = CompareEach(self.me.initial)
@@ -364,6 +348,7 @@ class Cohort:
         return FinalState(
             policies,
             self._results(),
+            self.me.params,
             self.best.judged,
             counts | {"rounds": self.ended},
             {kind: getattr(budget, kind) for kind in LIMITS},
@@ -372,17 +357,6 @@ class Cohort:
                 **{"joules": self.trained.seconds * self._speed.watts, "refused": np.zeros_like(self.trained.trainings)},
             },
         )
-
-    def write_back(self, k: int, node: Node) -> None:
-        """Write the state of row `k` into its node."""
-        if isinstance(self.policy, SupportsPreselection):
-            node.policy.restore(self._state_of(k))
-        node.me.params = self.me.params[k]
-        node.me.round = int(self.ended[k])
-        node.me.training.restore(self.trained.of(k))
-        self.best.write_back(k, node)
-        node.early_stopping.stopped = node.me.round < self.plan.scenario.rounds
-        self.peers.write_back(k, node)
 
     def _state_of(self, k: int) -> dict[str, Any]:
         """Return the policy's state of node `k` at its end."""
@@ -395,45 +369,18 @@ class Cohort:
         }
 
 
-class NodesOfCohort(Mapping[str, Node]):
-    """Nodes of a cohort by name. Each is made when it is looked at, and kept from then on.
-
-    Args:
-        names: of all nodes, sorted.
-        make: makes the node of a row.
-    """
-
-    def __init__(self, names: Sequence[str], make: Callable[[int], Node]) -> None:
-        self._names, self._make = names, make
-        self._made: dict[str, Node] = {}
-
-    def __getitem__(self, name: str) -> Node:
-        if name not in self._made:
-            k = bisect_left(self._names, name)
-            if self._names[k : k + 1] != (name,):
-                raise KeyError(name)
-            self._made[name] = self._make(k)
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
 class _Me(policy.Me):
     """All nodes as their policy sees the own one."""
 
-    def __init__(self, cohort: Cohort, first: Node) -> None:
+    def __init__(self, cohort: Cohort) -> None:
         plan, scenario = cohort.plan, cohort.plan.scenario
         self._cohort = cohort
         self._streams = StreamsOfEach(scenario.seed, plan.names)
         self.id, self.round, self.rounds = EACH, 0, scenario.rounds
-        self.initial = first.me.initial
+        self.initial = plan.initial
         self.params = np.broadcast_to(self.initial, (cohort.count, len(self.initial)))
         self.n_samples = samples_of(plan.tasks)  # type: ignore[assignment]
-        self.layout, self.robust, self.rule = first.me.layout, "none", None
+        self.layout, self.robust, self.rule = plan.tasks[0].layout, "none", None
         self.budget = cast(Budget, BudgetOfEach(**scenario.budget.of_each(scenario.seed, plan.names)))
 
     def rng(self, purpose: str) -> np.random.Generator:
@@ -559,9 +506,6 @@ class _Peers:
         asked, given = ids.counts, np.bincount(ids.peers, minlength=len(ids.counts))
         columns, totals = self._columns, ids.sums(sizes).astype(np.int64)
         columns["asked"] += asked
-        columns["given"] += given
-        columns["bytes_given"] += given * offer.sizes
-        columns["bytes_taken"] += totals
         if me.round:
             self.models_in += asked
             self._bytes_in += totals
@@ -572,9 +516,7 @@ class _Peers:
             self.edges.append((ids, sizes))
         else:
             columns["asked_early"] += asked
-            columns["given_early"] += given
             columns["bytes_given_early"] += given * offer.sizes
-            columns["bytes_taken_early"] += totals
         np.maximum(columns["most_held"], asked, out=columns["most_held"])
         cohort.recorder.received_by_all(me.round, ids)
         return UpdatesOfEach(ids, offer.params, me.n_samples, offer.extras, cohort.mix)
@@ -640,28 +582,6 @@ class _Peers:
         counts |= {"received": of["asked"], "prepared": of["asked_early"]}
         return counts | {name: of[name] for name in ("round_models", "round_bytes", "most_held")}
 
-    def write_back(self, k: int, node: Node) -> None:
-        """Write the traffic and the use of the budget of row `k` into its node."""
-        of = {name: int(column[k]) for name, column in self._columns.items()}
-        counts = node.exchange.traffic
-        counts.count("sent", "get", OVERHEAD * of["asked"])
-        counts.count("received", "get", OVERHEAD * of["given"])
-        counts.count("sent", "update", of["bytes_given"], models=of["given"])
-        counts.count("received", "update", of["bytes_taken"], models=of["asked"])
-        counts.sent["preparation"] += OVERHEAD * of["asked_early"] + of["bytes_given_early"]
-        counts.received["preparation"] += OVERHEAD * of["given_early"] + of["bytes_taken_early"]
-        tracker = node.peers.budget_tracker
-        tracker.preparing = False
-        tracker.models, tracker.round_models = int(self.models_in[k]), of["round_models"]
-        tracker.preparation_models = of["asked_early"]
-        if tracker.limited:
-            tracker.bytes, tracker.round_bytes, tracker.most_held = (
-                int(self._bytes_in[k]),
-                of["round_bytes"],
-                of["most_held"],
-            )
-        node.peers.published = {stage: params[k] for stage, params in self.published.items()}
-
 
 class _Offer(NamedTuple):
     """What all nodes have published at one stage.
@@ -692,11 +612,7 @@ def _renewed(old: ExtrasOfEach | None, new: ExtrasOfEach | None, rows: NDArray[n
     return ExtrasOfEach(starts, {name: np.concatenate([old.arrays[name], new.arrays[name]])[entries] for name in new.arrays})
 
 
-_COLUMNS = (
-    *("asked", "given", "bytes_given", "bytes_taken"),
-    *("asked_early", "given_early", "bytes_given_early", "bytes_taken_early"),
-    *("round_models", "round_bytes", "most_held"),
-)
+_COLUMNS = ("asked", "asked_early", "bytes_given_early", "round_models", "round_bytes", "most_held")
 
 
 def _sizes_of(extras: ExtrasOfEach) -> Counts:
@@ -803,18 +719,6 @@ class _BestModels:
     def judged(self) -> bool:
         """Whether any model has a figure on validation data."""
         return bool((self._loss != inf).any())
-
-    def write_back(self, k: int, node: Node) -> None:
-        """Write row `k` into its node."""
-        found = node.early_stopping
-        if self.params is None:
-            return
-        found.best, found.round, found.stage = self.params[k], int(self._round[k]), STAGES[self._stage[k]]
-        found.loss = float(self._loss[k])
-        found.by_stage = {
-            stage: (float(least[k]), int(at[k])) for stage, (least, at) in self._least.items() if least[k] < inf
-        }
-        found._newest, found._improved = int(self._newest[k]), int(self._improved[k])  # noqa: SLF001
 
 
 def _run(procedure: Coroutine[Any, Any, T]) -> T:

@@ -23,6 +23,7 @@ class FinalState:
     Attributes:
         policies: of each node; that of a cohort alone if it selects no peers in the preparation.
         models: the model of each node that counts as its result, float32 [P] each.
+        last: the model of each node at its end.
         judged: whether any node has a figure on its validation data.
         counts: int64 [N] by name:
 
@@ -36,6 +37,7 @@ class FinalState:
 
     policies: Sequence[Policy]
     models: Sequence[Parameters] | np.ndarray
+    last: Sequence[Parameters] | np.ndarray
     judged: bool
     counts: Mapping[str, Counts]
     limits: Mapping[str, np.ndarray]
@@ -59,6 +61,7 @@ def state_of(nodes: Sequence[Node]) -> FinalState:
     return FinalState(
         [node.policy for node in nodes],
         [node.result for node in nodes],
+        [node.me.whole for node in nodes],
         any(node.early_stopping.loss != inf for node in nodes),
         {name: np.array(column, np.int64) for name, column in counts.items()},
         {kind: np.array([getattr(node.me.budget, kind) for node in nodes], np.int64) for kind in (*LIMITS, "trainings")}

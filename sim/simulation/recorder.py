@@ -18,7 +18,6 @@ import numpy as np
 import xxhash
 
 from p2pfl.attacks.attack import HonestView
-from p2pfl.budget import TrainingState
 from p2pfl.cohort import IdsOfEach, WeightsOfEach
 from p2pfl.node.coordination.election_runner import Elected
 from p2pfl.node.node import Node, Observer
@@ -72,9 +71,6 @@ class Trained(NamedTuple):
     def after(self, nodes: np.ndarray, samples: np.ndarray, seconds: float) -> Trained:
         """Return them after one more training of some nodes, bool [N], on numbers of samples, [N]."""
         return Trained(self.trainings + nodes, self.samples + nodes * samples, self.seconds + nodes * seconds)
-
-    def of(self, node: int) -> TrainingState:
-        return TrainingState(int(self.trainings[node]), int(self.samples[node]), float(self.seconds[node]))
 
 
 class Recorder(Observer):

@@ -50,7 +50,7 @@ import asyncio
 import time
 from asyncio import Future, TaskGroup
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any
@@ -81,13 +81,12 @@ from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.queries import Loss
 from p2pfl.random_streams import RandomStreams, StreamsOfEach
 from p2pfl.sim.formatting import some
-from p2pfl.sim.scenario.devices import Speed
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.scenario.scenario import AttackPlan, End, Scenario
 from p2pfl.sim.simulation import clock
 from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher, ComputeBackend
 from p2pfl.sim.simulation.clock import DeadlockError, VirtualLoop, virtual_loop
-from p2pfl.sim.simulation.cohort import Cohort, NodesOfCohort, why_not
+from p2pfl.sim.simulation.cohort import Cohort, why_not
 from p2pfl.sim.simulation.final_state import FinalState, state_of
 from p2pfl.sim.simulation.modelled_coordinator import ModelledCoordination
 from p2pfl.sim.simulation.modelled_exchange import ModelledExchange
@@ -96,7 +95,6 @@ from p2pfl.sim.simulation.plan import RunPlan, identity_of, plan
 from p2pfl.sim.simulation.recorder import Recorder
 from p2pfl.sim.simulation.sharding import LocalShards, ShardedBackend, ShardSource
 from p2pfl.task import Task
-from p2pfl.topologies.graph_facts import GraphFacts
 
 Progress = Callable[[int], None]
 Trainers = Mapping[int, BatchedTrainer]  # by the number of the node
@@ -107,26 +105,14 @@ class Run:
     """Result of a simulation: the final state of its nodes, and notes for the user.
 
     Attributes:
-        topology: name of the topology.
-        properties: of the topology; see p2pfl.topologies.properties.
-        labels: label of each node in the topology, or else of its place, or else of its data; empty if every label is the
-            node's number.
-        graphs: what the readers of the files of the topology and the places understood.
-        tasks: of each node.
-        nodes: final state of the nodes, by name.
-        state: the same of all nodes as columns.
+        nodes: by name, if each ran by itself; a cohort has none.
+        state: final state of all nodes as columns.
         computed: whether all nodes were computed at once, or why not.
         batches: by kind, the number of batches of jobs, and the number of jobs.
         notes: notes for the user about the computation.
-        speeds: speed and power of each node.
     """
 
-    scenario: Scenario
-    topology: str
-    properties: dict[str, Any]
-    labels: list[str]
-    graphs: tuple[GraphFacts, ...]
-    tasks: Sequence[Task]
+    plan: RunPlan
     nodes: Mapping[str, Node]
     state: FinalState
     recorder: Recorder
@@ -135,36 +121,24 @@ class Run:
     virtual_s: float
     wall_s: float
     expired: int
-    notes: list[str] = field(default_factory=list)
-    speeds: Sequence[Speed] = ()
+    notes: list[str]
 
+    @property
+    def scenario(self) -> Scenario:
+        return self.plan.scenario
 
-def run(
-    scenario: Scenario,
-    *,
-    graph: nx.Graph | None = None,
-    order: Sequence[int] | None = None,
-    progress: Progress = lambda rounds: None,
-) -> Run:
-    """Run a scenario on virtual time.
-
-    Args:
-        graph: the topology, in place of the scenario's; its number of nodes must be the scenario's.
-        order: the order in which the nodes are created; it does not affect the result.
-        progress: called from time to time with the number of node-rounds done.
-
-    Raises:
-        ConfigurationError: the scenario names something that does not exist.
-        p2pfl.sim.simulation.clock.DeadlockError: nodes wait for each other for ever.
-    """
-    return Simulation(scenario, graph, order).run(progress)
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """The task of each node."""
+        return self.plan.tasks
 
 
 class Simulation:
     """All objects of a run, made from its plan, to be run once.
 
     Args:
-        graph, order: see `run`.
+        graph: the topology, in place of the scenario's; its number of nodes must be the scenario's.
+        order: the order in which the nodes are created; it does not affect the result.
         workers: processes for the training of nodes that are trained one by one.
         initial: the model that all nodes start from, in place of the task's.
         shards: starts these processes; by default on this machine.
@@ -172,10 +146,13 @@ class Simulation:
         singly: reason to run each node by itself although the nodes could be a cohort, such as a comparison.
 
     Attributes:
-        nodes: by name; those of a cohort are made when they are looked at.
+        nodes: by name, if each runs by itself; a cohort has none.
         processes: the number of processes in use.
         singly: why each node runs by itself, in a few words; "" if they run as a cohort.
         notes: notes for the user about the computation.
+
+    Raises:
+        ConfigurationError: the scenario names something that does not exist.
     """
 
     def __init__(
@@ -202,22 +179,28 @@ class Simulation:
         self.backend = self._backend(workers, shards or LocalShards())
         self.batcher = Batcher(self.backend, self.loop)
         self.singly = singly or why_not(self.plan, self.plan.policy(0), self.backend, self.links)
-        self._cohort: Cohort | None = None
-        self.nodes: Mapping[str, Node] = (
-            self._single_nodes(order) if self.singly else NodesOfCohort(self.plan.names, self._row)
-        )
+        self.nodes: Mapping[str, Node] = self._single_nodes(order) if self.singly else {}
         self._note_small_budgets()
 
     def run(self, progress: Progress = lambda rounds: None) -> Run:
-        """Run to the end; see the function `run`."""
+        """Run the scenario on virtual time, to its end.
+
+        Args:
+            progress: called from time to time with the number of node-rounds done.
+
+        Raises:
+            DeadlockError: nodes wait for each other for ever.
+        """
         self.recorder.progress = progress
+        cohort = None
         begun = time.perf_counter()
         try:
             if self.singly:
                 clock.run(self._main(), self.loop)
             else:
-                self._cohort = self._as_cohort()
-                self._cohort.run()
+                assert isinstance(self.backend, BatchedLearner)
+                cohort = Cohort(self.plan, self.backend, self.batcher, self.recorder, self.loop)
+                cohort.run()
         except DeadlockError:
             raise DeadlockError(self._deadlock()) from None
         finally:
@@ -225,30 +208,24 @@ class Simulation:
                 self.backend.close()
         wall = time.perf_counter() - begun
         self._note_early_nodes()
-        if self._cohort is None:
+        if cohort is None:
             self.recorder.close(self.nodes)
         return Run(
-            scenario=self.plan.scenario,
-            topology=self.plan.topology.name,
-            properties=self.plan.topology.properties,
-            labels=self.plan.topology.labels,
-            graphs=self.plan.topology.facts,
-            tasks=self.plan.tasks,
+            plan=self.plan,
             nodes=self.nodes,
-            state=state_of([*self.nodes.values()]) if self._cohort is None else self._cohort.state(),
+            state=state_of([*self.nodes.values()]) if cohort is None else cohort.state(),
             recorder=self.recorder,
             computed=f"node by node: {self.singly}" if self.singly else "all nodes at once",
             batches={kind: (queue.batches, queue.jobs) for kind, queue in self.batcher.queues.items()},
             virtual_s=min(self.loop.time(), self._ends),
             wall_s=wall,
-            expired=sum(node.exchange.expired for node in self.nodes.values()) if self.singly else 0,
+            expired=sum(node.exchange.expired for node in self.nodes.values()),
             notes=[*self.notes, *self._notes_on_trainings()],
-            speeds=self.plan.speeds,
         )
 
     def _notes_on_trainings(self) -> list[str]:
         """Return a note if budgets of trainings or of joules were used up."""
-        refused = [node for node in self.nodes.values() if node.me.training.refused] if self.singly else []
+        refused = [node for node in self.nodes.values() if node.me.training.refused]
         if not refused:
             return []
         few = f"{len(refused)} of {plural(len(self.nodes), 'node')}"
@@ -274,14 +251,6 @@ class Simulation:
             for k in (range(scenario.nodes) if order is None else order)
         }
         return {name: made[k] for k, name in enumerate(plan.names)}
-
-    def _row(self, k: int) -> Node:
-        """Return the node of one row of the cohort."""
-        trainer, policy = self._trainer(k), self.plan.policy(k)
-        node = self._node(k, policy, trainer, self._exchanges({k: policy}, {k: trainer})(k))
-        if self._cohort is not None:
-            self._cohort.write_back(k, node)
-        return node
 
     def _step(self, policy: Policy) -> PolicyStep | None:
         """Return the joint step of a policy; None if it is not coordinated."""
@@ -371,19 +340,6 @@ class Simulation:
             return presence.after(name, loop.now, seconds) - loop.now
 
         return BatchedTrainer(self.batcher, k, self.plan.speeds[k], None if presence is None else lasting)
-
-    def _as_cohort(self) -> Cohort:
-        """Return the nodes as a cohort."""
-        assert isinstance(self.backend, BatchedLearner)
-        return Cohort(
-            self.plan,
-            self._row(0),
-            learner=self.backend,
-            batcher=self.batcher,
-            recorder=self.recorder,
-            loop=self.loop,
-            speed=self.plan.speeds[0],
-        )
 
     async def _main(self) -> None:
         learning, nobody = len(self.nodes), asyncio.Event()

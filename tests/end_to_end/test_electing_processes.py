@@ -12,9 +12,9 @@ from p2pfl.node.folder import config
 from p2pfl.policies.fedpref import FedPref
 from p2pfl.protocols.election import Ballot
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import run
 from tests.support.brokers import amqtt
 from tests.support.processes import processes
+from tests.support.simulated import run
 
 NAMES = [f"node-{k}" for k in range(5)]
 SETTINGS = """

@@ -11,8 +11,8 @@ from p2pfl.node.cli.export import export
 from p2pfl.node.peering.peers import KINDS
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import run
 from tests.support.processes import processes
+from tests.support.simulated import run
 
 NAMES = [f"node-{k}" for k in range(5)]
 

@@ -21,11 +21,11 @@ from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.results import summary_metrics
 from p2pfl.sim.scenario.network import Budgets
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import run
 from p2pfl.task import Part, make_task
 from p2pfl.testing import run_in_memory
 from tests.support.federation import play
 from tests.support.logs import log_to
+from tests.support.simulated import run
 
 NAMES = ("a", "b", "c", "d")
 

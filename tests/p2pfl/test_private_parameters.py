@@ -22,13 +22,14 @@ from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.queries import NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import Simulation, run
+from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.task import Part, make_task
 from p2pfl.testing import run_in_memory
 from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture, TrainSubset
 from tests.node.test_node import to_the_end
 from tests.sim.simulation.test_simulation import bytes_by_kind, trace
 from tests.support.federation import play
+from tests.support.simulated import run
 
 NAMES = ("a", "b", "c", "d")
 INPUTS, HIDDEN, CLASSES = 6, 5, 3

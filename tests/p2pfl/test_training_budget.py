@@ -19,11 +19,11 @@ from p2pfl.queries import Train
 from p2pfl.sim.results import costs
 from p2pfl.sim.results.results import result_of
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import run
 from p2pfl.testing import run_in_memory
 from p2pfl.update_rules import Descent, Lookahead, Steps
 from tests.support.federation import play
 from tests.support.logs import log_to
+from tests.support.simulated import run
 
 SMALL = {"nodes": 6, "rounds": 5, "task": {"name": "concept-shift"}, "policy": {"name": "random", "neighbours": 2}}
 BOARD = {"devices": {"board": {"samples": 100, "watts": 4.0}}, "device": "board"}

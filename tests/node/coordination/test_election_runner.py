@@ -30,10 +30,10 @@ from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import Payload
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.clock import run as clock_run
-from p2pfl.sim.simulation.simulation import run
 from tests.support.federation import LATENCY, play
 from tests.support.logs import log_to
 from tests.support.processes import federate
+from tests.support.simulated import run
 
 NAMES = ("a", "b", "c", "d", "e")
 # Seconds until a coordinator is elected without losses: a wait of one to two times the patience, and answers.

@@ -25,8 +25,8 @@ from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, Payload
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import run as simulate
 from tests.support.federation import play
+from tests.support.simulated import run as simulate
 
 NAMES = ("a", "b", "c", "d")
 P = 11  # values of the concept-shift task's model

@@ -15,10 +15,10 @@ from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.federation_file import Federation as FederationFile
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import run as simulate
 from p2pfl.topologies import make_schedule
 from p2pfl.topologies.schedules import NamedSchedule
 from tests.support.federation import play
+from tests.support.simulated import run as simulate
 
 TASK = 'task = {name = "concept-shift"}\npolicy = {name = "dsgd"}\n'
 BASE = {"name": "base-k", "degree": 2}

@@ -7,8 +7,8 @@ import pytest
 
 from p2pfl.node.federation import membership_changes
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import run
 from tests.support.processes import processes
+from tests.support.simulated import run
 
 NAMES = ("node-0", "node-1", "node-2")
 RULES = 'deadline = 30.0\nrobust = "none"\n[task]\nname = "concept-shift"\n[policy]\nname = "random"\n'

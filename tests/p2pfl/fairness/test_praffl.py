@@ -30,10 +30,10 @@ from p2pfl.sim.results.objectives import died
 from p2pfl.sim.results.results import result_of, summarise, write
 from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.simulation.clock import run as run_virtually
-from p2pfl.sim.simulation.simulation import run
 from p2pfl.task import Part, make_task
 from tests.support.federation import Federation
 from tests.support.report_pages import figures
+from tests.support.simulated import run
 
 SMALL = {"rows": 600, "communicated": 2, "personal": 2, "preferences": 8, "measured": 30}
 

@@ -13,8 +13,8 @@ from p2pfl.policies.fedasync import FedAsync, weights_by_staleness
 from p2pfl.policies.sgp import Sgp
 from p2pfl.policy import Update
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import run
 from p2pfl.testing import run_in_memory
+from tests.support.simulated import run
 
 LR = 0.1
 TARGETS = {"a": 0.0, "b": 3.0, "c": 9.0}

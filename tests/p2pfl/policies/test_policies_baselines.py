@@ -32,11 +32,11 @@ from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.results.results import result_of
 from p2pfl.sim.results.summary_metrics import traffic
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import run
 from p2pfl.task import Part, make_task
 from p2pfl.testing import run_in_memory
 from p2pfl.update_rules import Aligned, Descent, Lookahead
 from tests.support.restarted import Restarted
+from tests.support.simulated import run
 
 LR = 0.1
 NAMES = [f"node-{k}" for k in range(6)]

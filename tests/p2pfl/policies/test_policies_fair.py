@@ -36,11 +36,11 @@ from p2pfl.prediction_mixing import ModelEnsemble
 from p2pfl.queries import Evaluate, NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import run
 from p2pfl.task import Part, make_task
 from p2pfl.testing import run_in_memory
 from p2pfl.update_rules import Weighted
 from tests.support.restarted import Restarted
+from tests.support.simulated import run
 
 FLAT = Layout((("w", (2,)),), 2)
 TABLE = {"data": "synthetic", "rows": 400, "kind": "covariance", "share": 0.0, "normalise": False, "hidden": [4]}

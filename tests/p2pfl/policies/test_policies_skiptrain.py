@@ -9,10 +9,11 @@ from p2pfl.policies.skiptrain import SkipTrain
 from p2pfl.policy import Budget
 from p2pfl.sim.results.results import result_of
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import Simulation, run
+from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.task import Part, make_task
 from p2pfl.testing import run_in_memory
 from tests.support.federation import play
+from tests.support.simulated import run
 
 SMALL = {"nodes": 6, "rounds": 6, "task": {"name": "digits", "samples": 24}, "topology": {"name": "ring"}}
 TASKS = {name: make_task("concept-shift", {}, Part(k, 3), 0) for k, name in enumerate("abc")}

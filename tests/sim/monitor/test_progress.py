@@ -9,7 +9,7 @@ from p2pfl.sim.monitor.run_monitor import RunMonitor
 from p2pfl.sim.results.results import result_of
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.scenario.sweep import parse, sweep
-from p2pfl.sim.simulation.simulation import run
+from tests.support.simulated import run
 
 
 class Terminal(StringIO):

@@ -8,7 +8,7 @@ from p2pfl.learning.torch_task import classification
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.results.results import Results, result_of
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import run
+from tests.support.simulated import run
 
 TABLE = {
     "nodes": 6,

@@ -23,8 +23,8 @@ from p2pfl.sim.results import learning_curves, results, summary_metrics, tables
 from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.scenario.sweep import parse, sweep
 from p2pfl.sim.simulation.recorder import Trace
-from p2pfl.sim.simulation.simulation import run
 from p2pfl.task import make_task
+from tests.support.simulated import run
 
 NODES, ROUNDS, PEERS = 21, 4, 3
 TOML = f"""

@@ -7,7 +7,7 @@ from p2pfl.sim.results.results import result_of, summarise
 from p2pfl.sim.results.summary_metrics import waits
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.scenario.sweep import parse, sweep
-from p2pfl.sim.simulation.simulation import run
+from tests.support.simulated import run
 
 LOSSY = {"nodes": 4, "rounds": 6, "deadline": 5.0, "task": {"name": "concept-shift"}, "policy": {"name": "random"}}
 

@@ -11,7 +11,7 @@ from p2pfl.sim.results.results import result_of
 from p2pfl.sim.scenario.availability import Availability, Presence
 from p2pfl.sim.scenario.network import Nodes
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import run
+from tests.support.simulated import run
 
 NAMES = ("node-0", "node-1", "node-2", "node-3")
 SMALL = {"nodes": 4, "rounds": 8, "deadline": 2.0, "task": {"name": "concept-shift"}, "policy": {"name": "fedavg"}}

@@ -11,7 +11,7 @@ from p2pfl.sim.results.results import result_of
 from p2pfl.sim.scenario.devices import LENET, SHIPPED, Speed, assign
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.plan import plan
-from p2pfl.sim.simulation.simulation import run
+from tests.support.simulated import run
 
 SMALL = {"nodes": 4, "rounds": 2, "task": {"name": "concept-shift"}, "policy": {"name": "dsgd"}}
 OWN = {"fast": {"samples": 200, "watts": 8.0}, "slow": {"samples": 50, "watts": 2.0, "idle": 0.5}}

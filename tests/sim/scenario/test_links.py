@@ -9,7 +9,7 @@ import pytest
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.scenario.scenario import resolve, restore
 from p2pfl.sim.simulation.plan import plan
-from p2pfl.sim.simulation.simulation import run
+from tests.support.simulated import run
 
 SMALL = {
     "rounds": 3,

@@ -18,7 +18,8 @@ from p2pfl.sim.results.summary_metrics import adjusted_rand, clusters_by_round, 
 from p2pfl.sim.scenario.scenario import jobs_of, resolve
 from p2pfl.sim.simulation import recorder
 from p2pfl.sim.simulation.recorder import ClusterNotes
-from p2pfl.sim.simulation.simulation import Simulation, run
+from p2pfl.sim.simulation.simulation import Simulation
+from tests.support.simulated import run
 
 PARTITIONS = st.integers(1, 12).flatmap(lambda n: st.tuples(*[st.lists(st.integers(0, 3), min_size=n, max_size=n)] * 2))
 

@@ -14,10 +14,11 @@ from p2pfl.cohort import GeneratorsOfEach, IdsOfEach, WeightsOfEach
 from p2pfl.errors import BudgetExceededError, ConfigurationError
 from p2pfl.policies import POLICIES, make_policy
 from p2pfl.policies.random import Random
-from p2pfl.policy import Merge, merge, runs_as_cohort, samples
+from p2pfl.policy import Merge, SupportsPreselection, merge, runs_as_cohort, samples
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.results.results import result_of
 from p2pfl.sim.scenario.scenario import resolve
+from p2pfl.sim.simulation.final_state import LIMITS
 from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.task import Part, make_task
 from p2pfl.topologies import SCHEDULES
@@ -82,21 +83,24 @@ def facts(made):
     result = result_of(run)
     left_out = {"time", "computed"} | ({"batches"} if made.plan.scenario.policy["name"] == "dpfl" else set())
     summary = {key: value for key, value in result.summary.items() if key not in left_out}
-    nodes = {}
-    for name, node in run.nodes.items():
-        tracker = node.peers.budget_tracker
-        used = tracker.models, tracker.bytes, tracker.round_models, tracker.round_bytes, tracker.preparation_models
-        traffic = node.exchange.traffic
-        nodes[name] = (
-            *(node.me.params.tobytes(), node.result.tobytes(), node.round, node.early_stopping.state()),
-            *(used, tracker.most_held, traffic.sent, traffic.received),
-        )
+    state = run.state
+    limits = {kind: state.limits[kind] for kind in LIMITS}  # nodes with limits of other kinds are no cohort
+    limited = np.any(list(limits.values()), axis=0)  # single nodes without a limit do not count these
+    counts = state.counts | {name: np.where(limited, state.counts[name], 0) for name in ("most_held", "round_bytes")}
+    columns = {
+        (kind, name): (column.dtype, column.tobytes())
+        for kind, each in (("counts", counts), ("trained", state.trained), ("limits", limits))
+        for name, column in each.items()
+    }
+    models = [[model.tobytes() for model in each] for each in (state.models, state.last)]
+    chosen = [each.preselection() for each in state.policies if isinstance(each, SupportsPreselection)]
     tables = {
         (kind, name): (column.dtype, column.tobytes())
         for kind, table in (("rounds", result.rounds), ("edges", result.edges))
         for name, column in table.items()
     }
-    return {"summary": repr(summary), "nodes": nodes, "tables": tables, "seconds": run.virtual_s}
+    found = {"summary": repr(summary), "columns": columns, "models": models, "chosen": chosen, "judged": state.judged}
+    return found | {"tables": tables, "seconds": run.virtual_s}
 
 
 def check_equal(changes):
@@ -164,7 +168,7 @@ def test_cohort_equals_single_nodes(policy):
 @pytest.mark.parametrize("policy", POLICIES_WITH_COHORTS, ids=lambda policy: "-".join(map(str, policy.values())))
 def test_cohort_whose_nodes_stop_early_equals_single_nodes(policy):
     changes = {"policy": policy, "patience": 1, "rounds": 9, "task": RESTLESS, "topology": RING}
-    assert len({node.round for node in simulation(**changes).run().nodes.values()}) > 1
+    assert len({*simulation(**changes).run().state.counts["rounds"].tolist()}) > 1
     check_equal(changes)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import run
+from tests.support.simulated import run
 
 BASE = {"nodes": 6, "rounds": 5, "task": "concept-shift", "policy": "fedavg"}
 

@@ -5,7 +5,7 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.scenario.scenario import resolve, restore
-from p2pfl.sim.simulation.simulation import run
+from tests.support.simulated import run
 
 SMALL = {
     **{"nodes": 4, "rounds": 12, "task": {"name": "concept-shift", "samples": 20, "test": 20}},

@@ -19,6 +19,7 @@ from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.clock import DeadlockError
 from p2pfl.sim.simulation.simulation import Simulation
+from tests.support.simulated import LOOKED_AT
 
 NODES, ROUNDS = 6, 16
 SEEDS = 3
@@ -57,7 +58,7 @@ class TestLinks(Links):
 
 def run(fidelity, outages=(), introduced=True, **options):
     scenario = resolve(SMALL | options | {"fidelity": fidelity}, [], "test", ".").runs[0]
-    return Simulation(scenario, links=TestLinks(scenario, outages, introduced)).run()
+    return Simulation(scenario, links=TestLinks(scenario, outages, introduced), singly=LOOKED_AT).run()
 
 
 def figures(result):

@@ -6,7 +6,7 @@ import pytest
 from p2pfl.errors import ConfigurationError
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import run
+from tests.support.simulated import run
 
 WORLD = {
     "nodes": 6,

@@ -62,7 +62,7 @@ def test_models_are_equal_after_a_period_without_training():
         run = Simulation(
             scenario(nodes=11, rounds=period, task=idle, policy=policy, topology={"name": "base-k", "degree": 2})
         ).run()
-        models = np.array([node.me.params for node in run.nodes.values()])
+        models = np.array(run.state.last)
         spread[weights] = np.abs(models - models.mean(axis=0)).max()
     assert spread["auto"] == spread["graph"] < 1e-5 < 1e-3 < spread["metropolis"]
 

@@ -14,9 +14,10 @@ from p2pfl.sim.scenario.network import Network
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.modelled_coordinator import Leader
 from p2pfl.sim.simulation.plan import plan
-from p2pfl.sim.simulation.simulation import Simulation, run
+from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.task import Part, make_task
 from p2pfl.testing import run_in_memory
+from tests.support.simulated import run
 
 NAMES = [f"node-{k}" for k in range(6)]
 TASKS = {name: make_task("concept-shift", {}, Part(k, 6), 0) for k, name in enumerate(NAMES)}

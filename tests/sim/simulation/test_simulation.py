@@ -21,8 +21,9 @@ from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.network import Links, Network
 from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.simulation.plan import names, plan, plan_topology
-from p2pfl.sim.simulation.simulation import Simulation, run
+from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.task import make_task
+from tests.support.simulated import run
 
 ROOT = Path(__file__).parents[3]
 SMALL = {"nodes": 12, "rounds": 4, "task": {"name": "concept-shift"}, "policy": {"name": "dac", "neighbours": 3}}
@@ -298,7 +299,7 @@ def test_node_speeds_do_not_affect_synchronous_models():
 @pytest.mark.slow
 def test_trace_is_equal_in_other_processes():
     code = (
-        "import sys; from p2pfl.sim.scenario.scenario import resolve; from p2pfl.sim.simulation.simulation import run;"
+        "import sys; from p2pfl.sim.scenario.scenario import resolve; from tests.support.simulated import run;"
         "import torch; torch.set_num_threads(1);"
         f"print(run(resolve({SMALL!r}, [], 'test', '.').runs[0]).recorder.trace.digest())"
     )
