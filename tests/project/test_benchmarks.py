@@ -79,6 +79,15 @@ def test_scale_benchmark_writes_time_and_memory(tmp_path):
 
 
 @pytest.mark.slow
+def test_graph_benchmark_compares_with_static_graph(tmp_path):
+    out, figures = benchmark(tmp_path, "--graphs", "--nodes", "20", "--repeat", "1")
+    times = figures["graphs"]
+    assert {name: len(each) for name, each in times.items()} == {"k-regular": 1, "epidemic": 1, "base-k": 1}
+    for name, (time,) in times.items():
+        assert re.search(rf"^  {name} +\d+   {time / times['k-regular'][0]:.3f} \(", out, re.M)
+
+
+@pytest.mark.slow
 def test_robust_benchmark_writes_ratio_of_each_rule(tmp_path):
     out, figures = benchmark(tmp_path, "--quick", program="robust.py")
     computed, merged = (figures[f"4810 {kind} by 100 nodes with 10 peers"] for kind in ("computed", "merged"))
