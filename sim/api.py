@@ -252,13 +252,9 @@ def compute_in_thread(work: Callable[[Callable[[Call], None]], T]) -> T:
         while (call := calls.get()) is not None:
             call()
     except BaseException:
-        _interrupt(thread)
+        assert thread.ident is not None
+        # at the next step of that thread, as Ctrl-C does in the main thread
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
         thread.join()
         raise
     return future.result()
-
-
-def _interrupt(thread: Thread) -> None:
-    """Raise KeyboardInterrupt in a thread at its next step, as Ctrl-C does in the main thread."""
-    if thread.ident is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))

@@ -25,7 +25,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.execution.forecast import duration
 from p2pfl.sim.execution.inputs import Content, RunInputs, settings_of
 from p2pfl.sim.execution.resume import Recomputed
-from p2pfl.sim.formatting import number, some
+from p2pfl.sim.formatting import count, number, some
 from p2pfl.sim.report.attacks import NO_ATTACK, AttackRow, AttackStudy, attack_studies
 from p2pfl.sim.results.results import Result, summarise, versions
 from p2pfl.sim.results.tables import SCENARIO, SUMMARY
@@ -169,7 +169,7 @@ def lines(entry: CatalogueEntry) -> list[tuple[str, ...]]:
 def _not_run(entry: CatalogueEntry, rows: Sequence[str]) -> str:
     """Name the rows that were not run, each with its printed figure."""
     named = [f"{row} ({printed})" if (printed := entry.written(row)[0]) else row for row in rows]
-    return f"{len(rows)} row{'s' * (len(rows) != 1)} not run yet: {', '.join(named)}"
+    return f"{count(len(rows), 'row')} not run yet: {', '.join(named)}"
 
 
 def _verdicts(entry: CatalogueEntry, claim: Claim) -> list[str]:
@@ -197,7 +197,7 @@ def _about(measured: Measured | None) -> str:
     time = "" if measured.seconds is None else duration(measured.seconds)
     if not measured.figures:
         return f"not run, about {time}"
-    seeds = f"{len(measured.seeds)} seed{'s' * (len(measured.seeds) != 1)}"
+    seeds = count(len(measured.seeds), "seed")
     return f"{seeds}, {time}" if time else seeds
 
 
@@ -513,9 +513,8 @@ def _add(book: Path, form: Form, run: ScenarioFile, summary: Mapping[str, Any], 
     figures = {row["name"]: figure_of(row, whole.figure) for row in summary["table"] if row["name"] in complete}
     known = load_measured(book).get(whole.name, {}).get(name, Measured())
     if len(known.seeds) > len(summary["seeds"]) and known.figures:
-        raise ConfigurationError(
-            f"{origin} has {_seeds(len(summary['seeds']))}; {_seeds(len(known.seeds))} are already recorded for {whole.name}"
-        )
+        there, recorded = count(len(summary["seeds"]), "seed"), count(len(known.seeds), "seed")
+        raise ConfigurationError(f"{origin} has {there}; {recorded} are already recorded for {whole.name}")
     found = by_seed(row for row in summary["table"] if row["name"] in complete)
     inputs = {}
     for row in complete:
@@ -539,10 +538,6 @@ def by_seed(table: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[floa
         for figure, values in row.get("by_seed", {}).items():
             found.setdefault(figure, {})[row["name"]] = values
     return found
-
-
-def _seeds(count: int) -> str:
-    return f"{count} seed{'s' * (count != 1)}"
 
 
 def _form(origin: str, name: str, run: ScenarioFile) -> Form:

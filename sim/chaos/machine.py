@@ -235,7 +235,7 @@ class Process:
 
     def __init__(self, machine: Machine, host: Host, mount: Mount, watch: ProcessWatch) -> None:
         plan, number, log = machine.plan, machine.number, machine.log
-        generation = machine.next_generation()
+        generation = machine.generations.getrandbits(31)
         membership = membership_file.load_federation(FOLDER, mount)
         assert membership is not None
         self.membership = membership
@@ -339,6 +339,7 @@ class Machine:
         ended: whether the node has ended for good, because its membership was revoked.
         last_error: reason why the last process could not start.
         clock_offset: seconds by which the clock that runs while the machine sleeps is ahead.
+        generations: source of the random number of each process.
     """
 
     def __init__(
@@ -368,14 +369,10 @@ class Machine:
         self.disk.is_full = lambda: bool(self._faults_of("disk-full"))
         self._invariants = invariants
         self._memory = invariants.memories[self.name]
-        self._generations = Random(f"{seed} {self.name} generation")
+        self.generations = Random(f"{seed} {self.name} generation")
         self._life = Life(self.name)
         self._task: Task[None] | None = None
         self._backups: list[tuple[float, dict[Path, bytes]]] = []
-
-    def next_generation(self) -> int:
-        """Return the random number of a new process."""
-        return self._generations.getrandbits(31)
 
     def clock(self) -> float:
         """Return the seconds of the clock that also runs while the machine sleeps."""

@@ -107,7 +107,7 @@ class ChaosRun:
         self._network = FaultyNetwork(loop, plan.run.links(seed), seed, self._invariants.sent)
         make = partial(Machine, plan, loop=loop, network=self._network, invariants=self._invariants, seed=seed)
         self.machines = {name: make(k, log=self._log(name)) for k, name in enumerate(plan.names)}
-        loop.on_error = self._stray
+        loop.on_error = lambda machine, text: self._invariants.fail("error", machine, f"unhandled: {text}")
 
     async def run(self) -> None:
         """Run until an invariant does not hold, or all members have learned together after the last fault."""
@@ -152,10 +152,6 @@ class ChaosRun:
             self._violation = violation
             self._note(violation.node, f"VIOLATION {violation.invariant}: {violation.text}")
             self._done.set()
-
-    def _stray(self, machine: str, text: str) -> None:
-        """Report an error that no task handles."""
-        self._invariants.fail("error", machine, f"unhandled: {text}")
 
     def _membership_of(self, name: str) -> Membership | None:
         process = self.machines[name].process

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from p2pfl._util import console
@@ -106,7 +107,7 @@ def _add_run(commands: Any) -> None:
         action="store_true",
         help="leave out rows whose figures that file holds, with the same seeds; needs --record",
     )
-    running.set_defaults(do=_run)
+    running.set_defaults(do=partial(_compute, "run:prepare_run"))
 
 
 def _add_sweep(commands: Any) -> None:
@@ -132,7 +133,7 @@ def _add_sweep(commands: Any) -> None:
         help="print the rows, and an estimate of time and memory from a few rounds, and run nothing else",
     )
     add_run_options(sweeping)
-    sweeping.set_defaults(do=_sweep)
+    sweeping.set_defaults(do=partial(_compute, "run:prepare_sweep"))
 
 
 def _add_pareto(commands: Any) -> None:
@@ -151,7 +152,7 @@ def _add_pareto(commands: Any) -> None:
         help="number of processes, each with one candidate at a time; 1 is this process (default: one for each core)",
     )
     add_results(searching)
-    searching.set_defaults(do=_pareto)
+    searching.set_defaults(do=partial(_compute, "pareto:prepare_pareto"))
 
 
 def _add_report(commands: Any) -> None:
@@ -280,27 +281,10 @@ def _topology(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace) -> int:
-    with before_runs(options):  # the imports already take seconds
-        from p2pfl.sim.cli.run import prepare_run
-
-        compute = prepare_run(options)
-    return compute()
-
-
-def _sweep(options: argparse.Namespace) -> int:
+def _compute(prepare: str, options: argparse.Namespace) -> int:
+    """Do the runs that a function prepares; it is named, because the import of its module already takes seconds."""
     with before_runs(options):
-        from p2pfl.sim.cli.run import prepare_sweep
-
-        compute = prepare_sweep(options)
-    return compute()
-
-
-def _pareto(options: argparse.Namespace) -> int:
-    with before_runs(options):
-        from p2pfl.sim.cli.pareto import prepare_pareto
-
-        compute = prepare_pareto(options)
+        compute: Callable[[], int] = resolve_name(f"p2pfl.sim.cli.{prepare}")(options)
     return compute()
 
 

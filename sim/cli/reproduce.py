@@ -231,7 +231,7 @@ def run(
         recording: record each row as soon as it is finished; None records nothing.
     """
     from p2pfl.sim.execution.resume import changes_since
-    from p2pfl.sim.reproduction import without_recorded
+    from p2pfl.sim.reproduction import load_measured, without_recorded
     from p2pfl.sim.results.tables import SCENARIO, SUMMARY
     from p2pfl.sim.scenario.scenario import load
 
@@ -244,7 +244,8 @@ def run(
         if recording and recording.resume:
             left = without_recorded(whole, recording.book, different_bits=recording.different_bits)
         if recording and not left.runs:
-            _take_recorded(outcome, recording.book)
+            recorded = load_measured(recording.book)[outcome.scenario][outcome.form]
+            outcome.origin, outcome.seeds, outcome.figures = "recorded before", recorded.seeds, recorded.figures
             return outcome
         if (folder / SUMMARY).exists():
             if changes := ", ".join(changes_since(folder)):
@@ -265,14 +266,6 @@ def run(
     finally:
         gc.unfreeze()  # a run freezes all objects; DuckDB complains about its own at exit
     return outcome
-
-
-def _take_recorded(outcome: Outcome, book: Path) -> None:
-    """Fill in the outcome of a form whose rows are all recorded."""
-    from p2pfl.sim import reproduction
-
-    recorded = reproduction.load_measured(book)[outcome.scenario][outcome.form]
-    outcome.origin, outcome.seeds, outcome.figures = "recorded before", recorded.seeds, recorded.figures
 
 
 def _record_options(file: ScenarioFile, recording: Recording | None, begun: bool) -> list[str]:

@@ -161,11 +161,13 @@ def details(name: str, forms: dict[str, ScenarioFile], width: int) -> list[str]:
 
 def _forms(forms: dict[str, ScenarioFile]) -> list[str]:
     """Return an aligned table of the forms."""
+    from p2pfl.sim.execution.forecast import span
+
     rows = [["form", "runs", "nodes", "rounds", "seeds", "time on two cores"]]
     for form, file in forms.items():
         size = _size(file)
-        rounds = f"{_span(size['rounds'])}{_describe_search(file.runs[0])}"
-        rows.append([form, str(size["runs"]), _span(size["nodes"]), rounds, _seeds(size["seeds"]), _time(file)])
+        rounds = f"{span(size['rounds'])}{_describe_search(file.runs[0])}"
+        rows.append([form, str(size["runs"]), span(size["nodes"]), rounds, _seeds(size["seeds"]), _time(file)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -186,10 +188,6 @@ def _time(file: ScenarioFile) -> str:
         return UNKNOWN
     days = file.duration / DAY
     return f"{days:.0f} days" if days > MOST_HOURS / 24 else duration(file.duration)
-
-
-def _span(ends: Sequence[int]) -> str:
-    return f"{ends[0]:,}" if ends[0] == ends[1] else f"{ends[0]:,} to {ends[1]:,}"
 
 
 def _seeds(seeds: Sequence[int]) -> str:

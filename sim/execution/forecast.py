@@ -12,15 +12,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heapreplace
-from multiprocessing.connection import wait
-from typing import cast
 
 from msgspec.structs import replace
 
 from p2pfl._util.machine import status
 from p2pfl.errors import DivergenceError
+from p2pfl.sim.formatting import count
 from p2pfl.sim.scenario.scenario import Scenario, name_errors
-from p2pfl.sim.simulation.workers import Pipe, Worker, answer, end_all, prepare_process
+from p2pfl.sim.simulation.workers import Pipe, Worker, answer, prepare_process
 
 TRIED = 6  # runs, at most
 ROUNDS, ENOUGH = 3, 1.0  # rounds of a trial: at least ROUNDS, and more until ENOUGH seconds have passed since the first
@@ -74,8 +73,8 @@ class Forecast:
 
     def __str__(self) -> str:
         """Return a line like "24 runs of 100 nodes, 30 rounds: about 3 min on 2 cores, 0.9 GiB"."""
-        what = f"{self.runs} run{'s' * (self.runs != 1)} of {_span(self.nodes)} node{'s' * (self.nodes[1] != 1)}"
-        what += f", {_span(self.rounds)} round{'s' * (self.rounds[1] != 1)}"
+        what = f"{count(self.runs, 'run')} of {span(self.nodes)} node{'s' * (self.nodes[1] != 1)}"
+        what += f", {span(self.rounds)} round{'s' * (self.rounds[1] != 1)}"
         if self.seconds is None:
             return f"{what}: no forecast, because no trial finished a round in {LONGEST:g} s"
         cores = f"{self.processes} core{'s' * (self.processes != 1)}"
@@ -152,40 +151,28 @@ def estimate(
 
 def _try(jobs: Sequence[Scenario], path: Sequence[str], processes: int) -> tuple[float, list[Trial]]:
     """Run the first rounds of jobs. Return the seconds until a process could begin, and a trial for each job."""
+    from p2pfl.sim.execution.run_order import Assignment, compute_side_by_side  # it imports torch, which a list does without
+
     trials = [Trial([]) for _ in jobs]
     begun, ready = time.monotonic(), 0.0
-    todo = iter(range(len(jobs)))
-    workers: list[Worker] = []
-    busy: dict[Pipe, tuple[Worker, int | None]] = {}
-    try:
-        for _ in range(min(processes, len(jobs))):
-            workers.append(Worker(_work, path))
-            busy[workers[-1].pipe] = workers[-1], None
-        while busy and (left := begun + ready + _patience(trials) - time.monotonic()) > 0:
-            for pipe in wait(list(busy), timeout=left):
-                worker, number = busy[cast(Pipe, pipe)]
-                message = worker.take()
-                if isinstance(message, Exception):
-                    raise message
-                if isinstance(message, float) and number is not None:
-                    trials[number].seconds.append(message)
-                    continue
-                if number is None:
-                    ready = max(ready, time.monotonic() - begun)
-                else:
-                    trials[number].memory, trials[number].edges = message
-                if (number := next(todo, None)) is None:
-                    del busy[worker.pipe]
-                else:
-                    worker.give(jobs[number])
-                    busy[worker.pipe] = worker, number
-    finally:
-        end_all(workers)
+
+    def left() -> float:
+        patience = PATIENCE if any(trial.seconds for trial in trials) else LONGEST
+        return begun + ready + patience - time.monotonic()
+
+    def received(number: int, message: float | tuple[int, float] | None) -> bool:
+        nonlocal ready
+        if message is None:
+            ready = max(ready, time.monotonic() - begun)
+        elif isinstance(message, float):
+            trials[number].seconds.append(message)
+        else:
+            trials[number].memory, trials[number].edges = message
+        return isinstance(message, tuple)
+
+    tried = (Assignment(number, job, job) for number, job in enumerate(jobs))
+    compute_side_by_side(tried, processes, lambda: Worker(_work, path), received, left=left)
     return ready, trials
-
-
-def _patience(trials: Sequence[Trial]) -> float:
-    return PATIENCE if any(trial.seconds for trial in trials) else LONGEST
 
 
 class _TrialOverError(Exception):
@@ -239,5 +226,6 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _span(ends: tuple[int, int]) -> str:
+def span(ends: Sequence[int]) -> str:
+    """Return the two ends of a range as text, such as "3 to 12"; one number if they are equal."""
     return f"{ends[0]:,}" if ends[0] == ends[1] else f"{ends[0]:,} to {ends[1]:,}"

@@ -217,7 +217,9 @@ def compute_side_by_side(
     most: int,
     start: Callable[[], Worker],
     received: Callable[[K, Any], bool],
+    *,
     answers: tuple[type[Exception], ...] = (),
+    left: Callable[[], float | None] = lambda: None,
 ) -> None:
     """Compute jobs in at most `most` processes, and always end the processes.
 
@@ -227,6 +229,7 @@ def compute_side_by_side(
         start: returns a new worker, which answers messages and may send others before its answer.
         received: called with each message from the worker of a job, except exceptions; returns whether the job is done.
         answers: exceptions that `received` is called with, too.
+        left: returns the seconds until the jobs are given up; None is no limit.
 
     Raises:
         WorkerLostError: a process has ended.
@@ -247,8 +250,8 @@ def compute_side_by_side(
 
     try:
         fill()
-        while busy:
-            for pipe in wait(list(busy)):
+        while busy and ((seconds := left()) is None or seconds > 0):
+            for pipe in wait(list(busy), seconds):
                 worker, job = busy[cast(Pipe, pipe)]
                 with name_errors(job.scenario):
                     message = worker.take()

@@ -153,7 +153,7 @@ def _run_in_workers(
         listener.tell(number, message)
         return False
 
-    compute_side_by_side(queue(), processes, lambda: Worker(_work, path), received, (DivergenceError,))
+    compute_side_by_side(queue(), processes, lambda: Worker(_work, path), received, answers=(DivergenceError,))
     return outcomes.all()
 
 

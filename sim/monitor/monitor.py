@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from p2pfl._util.http_server import in_thread
 from p2pfl.errors import ConfigurationError
@@ -101,8 +101,8 @@ def watching(file: ScenarioFile, done: Mapping[int, Result], port: int, quiet: b
             raise
 
 
-class View(Protocol):
-    """Display of a monitor."""
+class View:
+    """Display of a monitor, which reads the monitor repeatedly on its own."""
 
     def show(self, number: int) -> None:
         """Show the new state of a job."""
@@ -120,16 +120,10 @@ def view(status_observer: RunMonitor, stream: TextIO | None = None) -> Iterator[
 
     console = Console(file=stream, highlight=False, markup=False)
     with Live(console=console, transient=True, get_renderable=lambda: table(status_observer, console)):
-        yield _Itself()
+        yield View()
 
 
-class _Itself:
-    """View that reads the monitor repeatedly on its own."""
-
-    def show(self, number: int) -> None: ...
-
-
-class Lines:
+class Lines(View):
     """Printer of periodic lines for each run in progress; other code prints the lines of finished runs."""
 
     def __init__(self, status_observer: RunMonitor, stream: TextIO) -> None:

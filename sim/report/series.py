@@ -160,7 +160,8 @@ class Series(Run):
     def metrics(self) -> list[str]:
         """Return the names of the metric columns in which this run has a number."""
         rounds = self.rounds(self.shown)
-        return [name for name, column in rounds.items() if "_test_" in name or "_validation_" in name if _any(column)]
+        names = [name for name in rounds if "_test_" in name or "_validation_" in name]
+        return [name for name in names if np.isfinite(rounds[name]).any()]
 
     def rounds(self, entry: Entry) -> Columns:
         """Return the columns of rounds.parquet that a report uses."""
@@ -214,10 +215,6 @@ class Series(Run):
         found = self.folder.read(table, MORE[table], entry.name, entry.seed)
         _fits(self.folder, entry, found, table, [name for name in ("node", "other") if name in found])
         return found
-
-
-def _any(column: np.ndarray) -> bool:
-    return bool(np.isfinite(column).any())
 
 
 def _fits(folder: Folder, entry: Entry, table: Columns, name: str, nodes: Sequence[str]) -> None:

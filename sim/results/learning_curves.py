@@ -83,12 +83,6 @@ def mean(table: np.ndarray) -> np.ndarray:
     return found
 
 
-def bytes_sent(rounds: Columns, preparation: int) -> np.ndarray:
-    """Return the total bytes sent by all nodes until the end of each round, including the preparation."""
-    total = np.bincount(rounds["round"] - 1, rounds["bytes_out"]) if len(rounds["round"]) else np.zeros(0)
-    return np.cumsum(total) + preparation
-
-
 def total_sent(traffic: Mapping[str, Any]) -> int:
     """Return the total bytes sent by all nodes in a run.
 
@@ -98,12 +92,6 @@ def total_sent(traffic: Mapping[str, Any]) -> int:
         traffic: of an entry of `runs` in summary.json.
     """
     return int(traffic["bytes"] + traffic["preparation"]["bytes"])
-
-
-def round_ends(rounds: Columns) -> np.ndarray:
-    """Return the time at which the last node ended each round, in virtual seconds."""
-    table = grid(rounds, rounds["virtual_time"])
-    return np.fmax.accumulate(np.fmax.reduce(table, axis=1)) if table.size else np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -126,7 +114,8 @@ class Timeline:
     def seconds(self) -> np.ndarray:
         """Virtual seconds since the start, [K]. Of very many moments, some at equal distances are left, and the last."""
         if not self.asynchronous:
-            return round_ends(self.rounds_table)
+            table = grid(self.rounds_table, self.rounds_table["virtual_time"])
+            return np.fmax.accumulate(np.fmax.reduce(table, axis=1)) if table.size else np.zeros(0)  # of the last node
         if self.at is not None:
             return self.at
         ends = np.unique(self.rounds_table["virtual_time"])
@@ -143,7 +132,9 @@ class Timeline:
         to the time of the round that has passed.
         """
         if not self.asynchronous:
-            return bytes_sent(self.rounds_table, self.preparation)
+            rounds = self.rounds_table["round"]
+            total = np.bincount(rounds - 1, self.rounds_table["bytes_out"]) if len(rounds) else np.zeros(0)
+            return np.cumsum(total) + self.preparation
         sent: np.ndarray = np.rint(self._sums("bytes_out", within=True)).astype(np.int64) + self.preparation
         return sent
 

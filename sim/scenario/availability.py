@@ -186,40 +186,36 @@ def read_intervals(path: Path, names: Sequence[str], number: Callable[[int | str
             rows = [(k, row) for k, row in enumerate(csv.reader(file), 1) if any(row) and not row[0].startswith("#")]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = reason(error) if isinstance(error, OSError) else str(error)
-        raise ConfigurationError(f"availability.file: cannot read {path}: {why}", "availability.file") from error
+        raise _file_error(f"cannot read {path}: {why}") from error
     if rows and [cell.strip().lower() for cell in rows[0][1]] == ["node", "start", "end"]:
         del rows[0]
     found: dict[str, list[tuple[float, float, int]]] = {}
     for line, row in rows:
-        where = f"availability.file: {path.name}, line {line}"
+        where = f"{path.name}, line {line}"
         if len(row) != 3:
-            raise ConfigurationError(f"{where}: needs node,start,end, got {len(row)} values", "availability.file")
+            raise _file_error(f"{where}: needs node,start,end, got {len(row)} values")
         node = row[0].strip()
         try:
             name = names[number(int(node) if node.isdecimal() else node)]
         except ConfigurationError as error:
-            raise ConfigurationError(f"{where}: {str(error).partition(': ')[2]}", "availability.file") from error
+            raise _file_error(f"{where}: {str(error).partition(': ')[2]}") from error
         start, end = (_seconds(cell, where) for cell in row[1:])
         if not 0 <= start < end:
-            raise ConfigurationError(
-                f"{where}: needs 0 <= start < end, got {row[1].strip()} and {row[2].strip()}", "availability.file"
-            )
+            raise _file_error(f"{where}: needs 0 <= start < end, got {row[1].strip()} and {row[2].strip()}")
         found.setdefault(name, []).append((start, end, line))
     for name, own in found.items():
         own.sort()
         for before, after in pairwise(own):
             if after[0] < before[1]:
-                raise ConfigurationError(
-                    f"availability.file: {path.name}: the lines {before[2]} and {after[2]} of {name} overlap",
-                    "availability.file",
-                )
+                raise _file_error(f"{path.name}: the lines {before[2]} and {after[2]} of {name} overlap")
     if lacking := [name for name in names if name not in found]:
         few = lacking[0] + (f" and {len(lacking) - 1} more" if len(lacking) > 1 else "")
-        raise ConfigurationError(
-            f"availability.file: {path.name} has no interval of {few}; a node that is always there has one of all the time",
-            "availability.file",
-        )
+        raise _file_error(f"{path.name} has no interval of {few}; a node that is always there has one of all the time")
     return {name: [(start, end) for start, end, _ in own] for name, own in found.items()}
+
+
+def _file_error(text: str) -> ConfigurationError:
+    return ConfigurationError(f"availability.file: {text}", "availability.file")
 
 
 def _seconds(cell: str, where: str) -> float:
@@ -228,5 +224,5 @@ def _seconds(cell: str, where: str) -> float:
     except ValueError:
         value = inf
     if not isfinite(value):
-        raise ConfigurationError(f"{where}: must be a number of seconds, got {cell.strip()!r}", "availability.file")
+        raise _file_error(f"{where}: must be a number of seconds, got {cell.strip()!r}")
     return value

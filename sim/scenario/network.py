@@ -58,21 +58,16 @@ class LinkRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     def check(self) -> None:
         """Raise ConfigurationError for an invalid value."""
         if bool(self.nodes) == (self.between is not None):
-            raise ConfigurationError(
-                "network.links: each entry needs `nodes`, a list of nodes, or `between`, two nodes, and not both",
-                "network.links",
-            )
+            raise _links_error("each entry needs `nodes`, a list of nodes, or `between`, two nodes, and not both")
         if self.loss is None and self.latency is None and self.bandwidth is None:
-            raise ConfigurationError("network.links: each entry needs a loss, a latency or a bandwidth", "network.links")
+            raise _links_error("each entry needs a loss, a latency or a bandwidth")
         if self.loss is not None and not 0 <= self.loss < 1:
             raise must_be("network.links: loss", LOSS, self.loss)
         for key, value in (("latency", self.latency), ("bandwidth", self.bandwidth)):
             if value is not None and not 0 <= value < inf:
                 raise must_be(f"network.links: {key}", "0 or more, and finite", value)
         if self.bandwidth is not None and self.between is not None:
-            raise ConfigurationError(
-                "network.links: a bandwidth is that of a node's line and not of a link; give it to `nodes`", "network.links"
-            )
+            raise _links_error("a bandwidth is that of a node's line and not of a link; give it to `nodes`")
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,6 +123,10 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise must_be("network.loss", f"{LOSS}, or a pair [low, high] of such numbers", list(self.loss))
         for rule in self.links:
             rule.check()
+
+
+def _links_error(text: str, *keys: str) -> ConfigurationError:
+    return ConfigurationError(f"network.links: {text}", "network.links", *keys)
 
 
 def check_number(key: str, value: float) -> None:
@@ -201,18 +200,13 @@ class Nodes:
         if isinstance(node, int):
             if not 0 <= node < len(self.names):
                 most = len(self.names) - 1
-                raise ConfigurationError(
-                    f"network.links: nodes must be numbers from 0 to {most}, or names, got {node}", "network.links", "nodes"
-                )
+                raise _links_error(f"nodes must be numbers from 0 to {most}, or names, got {node}", "nodes")
             return node
         found = sorted(self._numbers.get(node, ()))
         if not found:
-            raise ConfigurationError(f"network.links: {unknown('node', node, self._numbers)}", "network.links", "topology")
+            raise _links_error(str(unknown("node", node, self._numbers)), "topology")
         if len(found) > 1:
-            raise ConfigurationError(
-                f"network.links: several nodes are called {node!r}; use one of their numbers: {some(map(str, found))}",
-                "network.links",
-            )
+            raise _links_error(f"several nodes are called {node!r}; use one of their numbers: {some(map(str, found))}")
         return found[0]
 
 
@@ -247,10 +241,8 @@ def link_values(network: Network, graph: nx.Graph, nodes: Nodes, around: Sequenc
             if rule.between is not None:
                 table, keys = found.between[key], [(chosen[0], chosen[1]), (chosen[1], chosen[0])]
             if any(each in table for each in keys):
-                raise ConfigurationError(
-                    f"network.links: two entries give {' and '.join(chosen) if rule.between else some(chosen)} a {key}",
-                    "network.links",
-                )
+                whose = " and ".join(chosen) if rule.between else some(chosen)
+                raise _links_error(f"two entries give {whose} a {key}")
             table.update(dict.fromkeys(keys, value))  # type: ignore[arg-type]  # keys and table are of one kind
         if rule.between is not None and chosen[1] not in around[ends[0]] and chosen[0] not in around[ends[1]]:
             found.notes.append(f"network.links: {chosen[0]} and {chosen[1]} are not neighbours in the topology")
@@ -318,8 +310,7 @@ class Links:
         self._points = points or {}
         self._network = network
         self._seed = seed
-        self._latencies: dict[tuple[str, str], float] = {}
-        self._losses: dict[tuple[str, str], float] = {}
+        self._drawn: dict[str, dict[tuple[str, str], float]] = {"loss": {}, "latency": {}}
         self._bandwidths: dict[str, float] = {}
         self._sending: dict[str, float] = {}  # time until which a node's outgoing or incoming line is busy
         self._receiving: dict[str, float] = {}
@@ -340,34 +331,23 @@ class Links:
 
         It is the same in both directions, unless the edges of a directed topology give each its own.
         """
-        latency = self._network.latency
-        if self._network.links and (own := self._values.find("latency", source, target)) is not None:
-            return own
-        if isinstance(latency, float | int):
-            return latency
-        if latency == "edges":
-            return self._values.edges["latency"].get((source, target), 0.0)
-        pair = (source, target) if source < target else (target, source)
-        if pair not in self._latencies:
-            drawn = (
-                self._along_fibre(pair) if latency == "geography" else draw(latency, self._seed, "/".join(pair), "latency")
-            )
-            self._latencies[pair] = drawn
-        return self._latencies[pair]
+        return self._of_link("latency", self._network.latency, source, target)
 
     def loss(self, source: str, target: str) -> float:
         """Return the probability that a frame is lost; with the same exception as for `latency`."""
-        loss = self._network.loss
-        if self._network.links and (own := self._values.find("loss", source, target)) is not None:
+        return self._of_link("loss", self._network.loss, source, target)
+
+    def _of_link(self, key: str, given: float | Range | str, source: str, target: str) -> float:
+        if self._network.links and (own := self._values.find(key, source, target)) is not None:
             return own
-        if isinstance(loss, float | int):
-            return loss
-        if loss == "edges":
-            return self._values.edges["loss"].get((source, target), 0.0)
-        pair = (source, target) if source < target else (target, source)
-        if pair not in self._losses:
-            self._losses[pair] = draw(loss, self._seed, "/".join(pair), "loss")
-        return self._losses[pair]
+        if isinstance(given, float | int):
+            return given
+        if given == "edges":
+            return self._values.edges[key].get((source, target), 0.0)
+        drawn, pair = self._drawn[key], (source, target) if source < target else (target, source)
+        if pair not in drawn:
+            drawn[pair] = self._along_fibre(pair) if isinstance(given, str) else draw(given, self._seed, "/".join(pair), key)
+        return drawn[pair]
 
     def bandwidth(self, node: str) -> float:
         """Return the bytes per second that a node sends and receives; 0 is no limit."""

@@ -201,14 +201,8 @@ class ModelledExchange:
             # nodes with the same training time have then published too, so there is usually nothing to wait for
             await yield_once()
         fetch = Fetch(self.peer, ids, round, stages, known)
-        if not fetch.future.done():
-            network.open(fetch)
-            await fetch.future
+        await self._complete(fetch, ids)
         items = fetch.items
-        if self.peer.receipts is not None:
-            self.peer.receipts.report(round)
-        if fetch.left:
-            self._miss([id for id in ids if id not in items], late_answer(round))
         fetch.items = {}  # peers that serve the fetch late may keep it for long
         updates = [items[id] for id in sorted(items) if items[id] is not None]
         if updates:
@@ -218,25 +212,28 @@ class ModelledExchange:
     async def fetch_fragments(
         self, wanted: Mapping[str, Sequence[int]], round: int, fragments: Fragments, stage: Stage
     ) -> list[Fragment]:
-        network = self.network
         ids = sorted(self._reachable(list(wanted)))
         if not ids:
             return []
         self.traffic.count("sent", "get", OVERHEAD * len(ids), preparation=not round)
         fetch = FragmentFetch(self.peer, ids, round, stage, (wanted, fragments))
-        if not fetch.future.done():
-            network.open(fetch)
-            await fetch.future
-        found = [each for each, arrives in fetch.parts if arrives <= network.loop.now]
+        await self._complete(fetch, ids)
+        found = [each for each, arrives in fetch.parts if arrives <= self.network.loop.now]
         fetch.parts = []
-        if self.peer.receipts is not None:
-            self.peer.receipts.report(round)
-        if fetch.left:
-            self._miss([id for id in ids if id not in fetch.items], late_answer(round))
         if found:
             self._pacing.record_exchange()
         order = {name: k for k, name in enumerate(fragments.names(self.encoder.layout))}
         return sorted(found, key=lambda each: (each.sender, order[each.name]))
+
+    async def _complete(self, fetch: Fetch, ids: Sequence[str]) -> None:
+        """Wait for a fetch, and suspect the peers whose answers are late."""
+        if not fetch.future.done():
+            self.network.open(fetch)
+            await fetch.future
+        if self.peer.receipts is not None:
+            self.peer.receipts.report(fetch.round)
+        if fetch.left:
+            self._miss([id for id in ids if id not in fetch.items], late_answer(fetch.round))
 
     def _reachable(self, ids: Sequence[str]) -> Sequence[str]:
         """Return the ids of neighbours: a policy may request any node, but others do not answer."""
@@ -377,15 +374,17 @@ class Fetch(Gather):
 
     def take(self, peer: ModelledPeer, found: Published | Missing, asked: float) -> None:
         """Have `peer` answer a request that arrived at `asked`."""
-        asker = self.asker
-        if not isinstance(found, Published) or asker.name in peer.view.left_out:
+        if not isinstance(found, Published) or self.asker.name in peer.view.left_out:
             self._refuse(peer, max(asked, self.loop.now))
-            return
-        update = found.update
+        else:
+            self._send(peer, found, asked if asked > found.time else found.time)
+
+    def _send(self, peer: ModelledPeer, found: Published, when: float) -> None:
+        """Have `peer` send a model at `when`."""
+        asker, update = self.asker, found.update
         if peer.name in self.known:
             saved = peer.encoder.whole - peer.encoder.size(found, self.known[peer.name].tag)
             update = replace(update, size=update.size - saved)
-        when = asked if asked > found.time else found.time
         arrives = when if self.links.instant else self.links.arrival(peer.name, asker.name, update.size, when)
         peer.traffic.count("sent", "update", update.size, models=1, preparation=not self.round)
         if arrives is None:
@@ -440,12 +439,8 @@ class FragmentFetch(Fetch):
         self.parts: list[tuple[Fragment, float]] = []
         super().__init__(asker, ids, round, stage, {})
 
-    def take(self, peer: ModelledPeer, found: Published | Missing, asked: float) -> None:
+    def _send(self, peer: ModelledPeer, found: Published, when: float) -> None:
         asker = self.asker
-        if not isinstance(found, Published) or asker.name in peer.view.left_out:
-            self._refuse(peer, max(asked, self.loop.now))
-            return
-        when = asked if asked > found.time else found.time
         model = peer.as_sent(found.update, found.age(when), asker)
         names, places = self._names, self._places
         last: float | None = when

@@ -138,7 +138,7 @@ def test_joules_of_a_node_stay_within_its_budget():
 
 
 def test_budget_that_is_not_used_up_changes_no_result():
-    one_by_one, together = (result_of(run(scenario(budget={"trainings": limit}))) for limit in (99, 0))
+    one_by_one, together = (result_of(run(scenario(budget={"trainings": limit}), together=True)) for limit in (99, 0))
     assert together.summary["computed"] == "all nodes at once"
     assert one_by_one.summary["computed"] == "node by node: trainings are limited"
     assert one_by_one.summary["trace"] == together.summary["trace"]

@@ -15,6 +15,10 @@ def run(
     graph: Any = None,
     order: Sequence[int] | None = None,
     progress: Callable[[int], None] = lambda rounds: None,
+    together: bool = False,
 ) -> Run:
-    """Run a scenario, each node by itself; see Simulation for the arguments."""
-    return Simulation(scenario, graph, order, singly=LOOKED_AT).run(progress)
+    """Run a scenario, each node by itself unless the nodes may be `together` in a cohort; see Simulation for the others."""
+    made = Simulation(scenario, graph, order)
+    if not (made.singly or together):
+        made = Simulation(scenario, graph, order, singly=LOOKED_AT)
+    return made.run(progress)

@@ -59,7 +59,7 @@ def test_training_takes_time_by_samples_and_by_the_size_of_the_model():
 
 def test_run_without_devices_is_unchanged_by_their_table():
     plain, tabled = run(scenario()), run(scenario(compute={"devices": OWN}))
-    assert plain.speeds[0] == Speed(1.0)
+    assert plain.plan.speeds[0] == Speed(1.0)
     assert plain.recorder.trace.digest() == tabled.recorder.trace.digest()
     assert "joules" not in result_of(plain).summary["cost"]
 
@@ -90,7 +90,7 @@ def test_waiting_node_uses_its_idle_power():
 
 
 def test_one_device_for_all_runs_as_a_cohort_with_the_bits_of_single_nodes():
-    together = result_of(run(scenario(compute={"device": "raspberry-pi-4"})))
+    together = result_of(run(scenario(compute={"device": "raspberry-pi-4"}), together=True))
     singly = result_of(run(scenario(compute={"device": "raspberry-pi-4"}, fidelity="wire")))
     assert together.summary["computed"] == "all nodes at once"
     for name in ("virtual_time", "trainings", "samples", "train_s"):
