@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from p2pfl._util.atomic_files import DamagedFileError, reason, replace_file
+from p2pfl._util.atomic_files import reason, replace_file
 from p2pfl._util.printable import to_json
 from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError, RunError
@@ -35,7 +35,7 @@ from p2pfl.pareto_metrics import Points, hypervolume, non_dominated, to_maximisa
 from p2pfl.queries import Evaluate, NodeQuery
 from p2pfl.sim.columns import Table
 from p2pfl.sim.execution.inputs import Content, RunInputs
-from p2pfl.sim.execution.resume import EarlierVersionError, Recomputed, Unfinished, reason_of
+from p2pfl.sim.execution.resume import Recomputed, Unfinished, UnusableFileError
 from p2pfl.sim.execution.run_order import Assignment, compute_side_by_side
 from p2pfl.sim.execution.runner import processes_of
 from p2pfl.sim.results import objectives
@@ -353,8 +353,8 @@ class Candidates(Unfinished):
         """Return a candidate from disk; None if it must be solved."""
         try:
             part = self.read(job.number, _MAGIC, partial(msgspec.msgpack.decode, type=_Kept))
-        except (DamagedFileError, EarlierVersionError) as error:
-            self._must_solve(job, reason_of(error))
+        except UnusableFileError as error:
+            self._must_solve(job, str(error))
             return None
         if part is None:
             return None

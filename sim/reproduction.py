@@ -402,7 +402,6 @@ class RowRecorder:
     """Record the figures of each row of a run as soon as its runs with all seeds are finished.
 
     Args:
-        file: the runs.
         book: the file of measured figures.
         done: results of an earlier attempt, by the number of their job.
 

@@ -40,7 +40,6 @@ class Life:
     """Mark of all that belongs to one process, so that a kill ends it at one time.
 
     Attributes:
-        machine: name of its machine.
         end: the time at which it was killed. At that time its tasks are cancelled, and nothing of it runs later.
     """
 

@@ -56,7 +56,6 @@ class Violation(msgspec.Struct, frozen=True):
 
     Attributes:
         at: virtual seconds since the start.
-        node: name of the node.
     """
 
     invariant: Invariant

@@ -77,7 +77,6 @@ class ChaosPlan:
 
     Attributes:
         configs, keys: of each node.
-        admission: the admission key.
         membership: the membership log at the start.
         newcomers: names of the nodes that are no members at the start.
         paces: virtual seconds that each node needs for a pass over its training data.
@@ -224,7 +223,6 @@ class Process:
         mount: the disk of the machine, until the process is killed.
 
     Attributes:
-        node: the node.
         membership: the membership log as this process knows it.
         file: the log on disk.
         transport: its links.

@@ -35,7 +35,6 @@ class Host(NamedTuple):
     """Process in the network.
 
     Attributes:
-        name: name of its machine.
         address: the address at which it listens.
         key: public key of its node.
         context: the context in which its callbacks run.

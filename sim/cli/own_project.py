@@ -34,10 +34,8 @@ class UserModule(NamedTuple):
 
     Attributes:
         source: its name, "package.module:Name".
-        shape: shape of a sample.
         reading: the options with which the built-in task reads the data.
         outputs: number of outputs of the module.
-        folder: folder of its file.
     """
 
     source: str

@@ -36,8 +36,6 @@ class Outcome:
         reason: one line with the reason if the state is not "done".
         origin: "" if the results are new; otherwise where they were taken from.
         seconds: see p2pfl.sim.reproduction.Measured; 0 if some of the results existed already.
-        seeds: seeds of the run.
-        figures: figures by row.
         by_seed: see p2pfl.sim.reproduction.Measured.
     """
 

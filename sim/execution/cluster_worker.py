@@ -350,11 +350,7 @@ class RayShard:
 
 
 class RayShards:
-    """Actors on the machines of the cluster; see p2pfl.sim.simulation.sharding.ShardSource.
-
-    Args:
-        device: of the run.
-    """
+    """Actors on the machines of the cluster; see p2pfl.sim.simulation.sharding.ShardSource."""
 
     def __init__(self, settings: WorkerSettings, device: str) -> None:
         self._settings = settings

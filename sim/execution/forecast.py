@@ -57,7 +57,6 @@ class Forecast:
     """Forecast of the time and memory of a scenario.
 
     Attributes:
-        runs: number of runs.
         nodes, rounds: least and greatest number in one run.
         processes: number of parallel processes.
         seconds: None if no run has ended a round in time; then `memory` is None too.

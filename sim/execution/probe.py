@@ -30,7 +30,6 @@ class ProbeResult:
         digest: SHA-256 of the models and metrics of the steps, in hexadecimal.
         machine: host name.
         program: version of p2pfl.
-        torch: version of torch.
         processor: instruction set that torch uses, such as AVX2, or the name of the GPU.
     """
 

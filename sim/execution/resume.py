@@ -42,8 +42,8 @@ MOST_NAMED = 4  # results in one line
 _Columns = dict[str, tuple[str, int]]  # by name: the dtype, and the number of rows
 
 
-class EarlierVersionError(P2pflError):
-    """File with a partial result that another version of p2pfl has written."""
+class UnusableFileError(P2pflError):
+    """File with a partial result that is damaged, or that another version of p2pfl has written."""
 
 
 class _Head(msgspec.Struct):
@@ -123,20 +123,17 @@ class Unfinished:
         """Return the decoded content of a file; None if it does not exist.
 
         Raises:
-            DamagedFileError: the file's contents are not as written.
-            EarlierVersionError: another version of p2pfl has written it.
+            UnusableFileError: the file's contents are not as written, or another version of p2pfl has written it.
         """
         path = self._folder / str(number)
         try:
             return decode(read_sealed(path, magic))
         except FileNotFoundError:
             return None
-        except DamagedFileError:
-            if _is_earlier(path, magic):
-                raise EarlierVersionError(f"{path} was written by another version") from None
-            raise
-        except (OSError, ValueError) as error:  # msgspec.DecodeError is a ValueError
-            raise DamagedFileError(f"{path} cannot be read") from error
+        except (DamagedFileError, OSError, ValueError) as error:  # msgspec.DecodeError is a ValueError
+            earlier = isinstance(error, DamagedFileError) and _is_earlier(path, magic)
+            why = "of another version of p2pfl" if earlier else "damaged"
+            raise UnusableFileError(f"its file of partial results is {why}") from error
 
     def keep(self, file: ScenarioFile) -> None:
         """Keep the parts of a run whose files lack the rows that have diverged, so that --resume can compute these.
@@ -209,8 +206,8 @@ class Parts(Unfinished):
         for number, job in enumerate(self._jobs):
             try:
                 part = self.read(number, _MAGIC, _decode)
-            except (DamagedFileError, EarlierVersionError) as error:
-                again.add(f"{job.name}, seed {job.seed}", reason_of(error))
+            except UnusableFileError as error:
+                again.add(f"{job.name}, seed {job.seed}", str(error))
                 continue
             if part is None:
                 continue
@@ -332,13 +329,6 @@ def changes_since(path: Path, trust: bool = False) -> list[str]:
     except (ConfigurationError, OSError, ValueError, KeyError, TypeError):
         return []
     return list(dict.fromkeys(found))
-
-
-def reason_of(error: DamagedFileError | EarlierVersionError) -> str:
-    """Return the reason for which a file of a result is of no use."""
-    if isinstance(error, EarlierVersionError):
-        return "its file of partial results is of another version of p2pfl"
-    return "its file of partial results is damaged"
 
 
 def _inode(path: Path) -> int | None:

@@ -103,7 +103,6 @@ class RunOrder:
     Attributes:
         graph: the topology, in place of the job's.
         models: see `run_all`.
-        watch: whether to take snapshots.
         workers: number of processes of the run.
         explain: note why the run used only one process, if it may use more.
         files: digests of the files that the job reads, by name; None if they were not determined.
@@ -202,9 +201,7 @@ class Assignment(Generic[K]):
     """A job for a worker.
 
     Attributes:
-        key: identifies the job.
         scenario: the run that errors name.
-        message: sent to the worker.
     """
 
     key: K

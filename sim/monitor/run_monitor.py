@@ -181,11 +181,7 @@ def page_of(status_observer: RunMonitor, port: int) -> PageServer:
 
 
 class RunTracking:
-    """Receiver of the runs of a scenario for trackers.
-
-    Args:
-        tracking: the trackers.
-    """
+    """Receiver of the runs of a scenario for trackers."""
 
     def __init__(self, file: ScenarioFile, tracking: Tracking) -> None:
         self._tracking = tracking

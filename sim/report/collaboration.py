@@ -51,7 +51,6 @@ class Order:
         place: the row of each node.
         sizes: the number of nodes in each row.
         groups: names and numbers of rows; empty without groups.
-        labels: labels of the rows.
     """
 
     place: np.ndarray

@@ -187,12 +187,7 @@ class Results(list[Result], Views):
     """Results of a scenario: one for each run and seed, in the order of the file.
 
     Args:
-        results: the results.
-        file: the scenario.
         summary: contents of summary.json; by default they are computed.
-
-    Attributes:
-        file: the scenario.
     """
 
     def __init__(self, results: Iterable[Result], file: ScenarioFile, summary: dict[str, Any] | None = None) -> None:

@@ -155,7 +155,6 @@ class LinkValues:
         edges: loss and latency by sender and receiver, as the topology's file gives them.
         between: loss and latency by sender and receiver, as `links` gives them.
         nodes: loss, latency and bandwidth by node, as `links` gives them.
-        notes: notes for the user.
     """
 
     edges: dict[str, dict[tuple[str, str], float]] = field(default_factory=lambda: {"loss": {}, "latency": {}})

@@ -56,9 +56,6 @@ def election_notes(scenario: Scenario, names: Sequence[str], encoder: ModelEncod
 
     Heartbeats, and the answers to them, wait behind the models that all other nodes send to the coordinator, or receive
     from it, in one round.
-
-    Args:
-        encoder: encoder of a model.
     """
     bandwidth = links.bandwidth(min(names))
     if scenario.fidelity == "wire" or not bandwidth:

@@ -137,8 +137,6 @@ class ModelledConfig:
     Attributes:
         neighbours: names of the nodes that it may fetch from.
         requesters: names of the nodes that may fetch from it; the same object as `neighbours` if these are the same.
-        public_info: public facts.
-        encoder: encoding of models.
         private: the node answers nan to peers that request the losses of their models.
         sparse: the topology is not complete; see p2pfl.node.exchange.rounds.
         detects: whether nodes compare the models that they have received; see ModelledReceipts.
@@ -455,7 +453,6 @@ class Gather:
     """Contributions that are complete at their latest arrival time, or at a deadline.
 
     Args:
-        count: number of contributions.
         seconds: time until the deadline.
 
     Attributes:

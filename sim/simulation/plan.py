@@ -100,7 +100,6 @@ class TopologyPlan:
         properties: see p2pfl.topologies.properties.
         labels: label of each node, or else of its place, or else of its data; empty if every label is the node's number.
         neighbours: for each node, the names of the nodes that it may fetch from, in any of the run's rounds; sorted.
-        notes: notes for the user.
         facts: what the readers of the topology's file and of that of the places understood.
         rounds: the graph of each round; None for a graph that does not change.
     """
@@ -136,7 +135,6 @@ class RunPlan:
         positions: coordinates by name, if latency depends on them.
         link_values: values of single links and nodes of the network.
         speeds: speed and power of each node.
-        notes: notes for the user.
     """
 
     scenario: Scenario
