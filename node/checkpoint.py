@@ -29,6 +29,7 @@ from p2pfl.node.conduct import ConductState
 from p2pfl.node.exchange.model_encoding import Published
 from p2pfl.node.log import LOG
 from p2pfl.node.policy_api import PeersState
+from p2pfl.node.settings import Used
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Stage, Update
 from p2pfl.task import Task
@@ -90,6 +91,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         task: facts of the task, which name what has changed if the checkpoint does not fit.
         saves: number of checkpoints of this folder up to this one; 0 in memory, and in files of earlier versions.
         trainings: what the node has trained so far, which its budget limits.
+        used: seconds and bytes of its rounds so far, which its `end` limits.
     """
 
     name: str
@@ -113,6 +115,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     task: TaskFacts = TaskFacts()
     saves: int = 0
     trainings: TrainingState = TrainingState()
+    used: Used = Used()
 
 
 def pack_model(model: Published, now: float) -> Model:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from p2pfl._util.failpoints import failpoint
+from p2pfl._util.printable import plural
 from p2pfl.compression.sparse_updates import Publication
 from p2pfl.errors import ConfigurationError, first_error
 from p2pfl.node import policy_api
@@ -38,7 +39,7 @@ from p2pfl.node.evaluations import Evaluations
 from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.exchange.model_encoding import Published
 from p2pfl.node.policy_api import Me, NodePeers
-from p2pfl.node.settings import Settings, check_fragments, check_mode
+from p2pfl.node.settings import End, Settings, Used, check_fragments, check_mode
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters, detached, problem
 from p2pfl.policy import Budget, Coordinated, Merge, Policy, Stage, asks_scores, check_stage, fetches_fragments, memory_of
@@ -87,7 +88,7 @@ class Node:
             gives values that are not finite, instead of raising BudgetExceededError or DivergenceError.
         initial: the whole common initial model, if it exists already.
         resume_after: the newest round whose model of this node peers hold; it continues after that round.
-        allowance: bytes received in rounds after which the node ends its rounds; 0 is no limit.
+        end: seconds and bytes of rounds after which the node ends before all of its rounds; no limit by default.
         rounds: the graph of each round; None if the topology is the same in all rounds.
     """
 
@@ -107,7 +108,7 @@ class Node:
         lenient: bool = False,
         initial: Parameters | None = None,
         resume_after: int = 0,
-        allowance: int = 0,
+        end: End = End(),  # noqa: B008 (it is frozen)
         rounds: NamedSchedule | None = None,
     ) -> None:
         settings.check()
@@ -123,7 +124,11 @@ class Node:
         self.early_stopping = EarlyStopping(settings.patience, settings.best_by)
         self._store, self._observers = store, observers
         self._resume_after = min(resume_after, settings.rounds)
-        self._allowance = allowance
+        self._end = end
+        self._before = Used()  # in earlier runs of the node
+        self._seconds = 0.0  # of the rounds of this run, up to the last time that it began to serve
+        self._began: float | None = None  # when the rounds began that run now
+        self.end_reached = ""
         self._stopping = self._prepared = False
         self._ended = False  # whether the checkpoint is from the end of all rounds so far
         self._evaluations = Evaluations(
@@ -168,13 +173,27 @@ class Node:
 
     @property
     def done(self) -> bool:
-        """Return whether the node has finished: all rounds are done, it has stopped early, or it has used its allowance."""
-        return self.me.round >= self.settings.rounds or self.early_stopping.stop or self.spent
+        """Return whether the node has finished: all rounds are done, it has stopped early, or its `end` is reached."""
+        return self.me.round >= self.settings.rounds or self.early_stopping.stop or bool(self.end_reached)
 
     @property
-    def spent(self) -> bool:
-        """Return whether the node has received all bytes of its allowance."""
-        return 0 < self._allowance <= self.exchange.traffic.received_in_rounds
+    def why_early(self) -> str:
+        """The reason why the node has ended before all of its rounds; "" if it has not."""
+        if self.me.round >= self.settings.rounds or not self.done:
+            return ""
+        return self.end_reached or f"no model was better for {plural(self.settings.patience, 'round')} (patience)"
+
+    @property
+    def used(self) -> Used:
+        """Seconds and bytes of the rounds so far, those of earlier runs included."""
+        running = 0.0 if self._began is None else asyncio.get_running_loop().time() - self._began
+        seconds = self._before.seconds + self._seconds + running
+        return Used(round(seconds, 3), self._before.bytes + self.exchange.traffic.received_in_rounds)
+
+    @property
+    def limits(self) -> End:
+        """Seconds and bytes of rounds after which the node ends; 0 is no limit."""
+        return self._end
 
     @property
     def disk(self) -> str:
@@ -238,8 +257,12 @@ class Node:
         if self._ended and not self.done:
             self._ended = False
             await self.exchange.gather()
+        self._began = asyncio.get_running_loop().time()
         while not (self._stopping or self.done):
             await self._round()
+            self.end_reached = self._end.reached(self.used)
+        self._seconds += asyncio.get_running_loop().time() - self._began
+        self._began = None
         if self.done:
             _end_rounds(self)
             self.exchange.finish()
@@ -371,10 +394,10 @@ class Node:
         models = [*outbox.models.values(), *([] if coming is None else [coming])]
         packed = [pack_model(model, loop.time()) for model in models]
         steps = [(each.tag, each.changed) for each in self.exchange.encoder.state()]
-        # the trainings of an unfinished round count although a restart repeats it
+        # the trainings, seconds and bytes of an unfinished round count although a restart repeats it
         trainings = self.me.training.state()
         checkpoint = msgspec.structs.replace(
-            self._saved, outbox=packed, final=outbox.final, steps=steps, trainings=trainings
+            self._saved, outbox=packed, final=outbox.final, steps=steps, trainings=trainings, used=self.used
         )
         await loop.run_in_executor(None, self._store.save, checkpoint)
         if coming is not None:
@@ -408,6 +431,8 @@ class Node:
         self.policy.restore(msgspec.msgpack.decode(checkpoint.policy_state))
         self.peers.restore(checkpoint.peers)
         self.me.training.restore(checkpoint.trainings)
+        self._before = checkpoint.used
+        self.end_reached = self._end.reached(self.used)
         self.exchange.conduct.restore(checkpoint.conduct)
         _restore_evaluations(self._evaluations, checkpoint)
         outbox, now = self.exchange.outbox, asyncio.get_running_loop().time()
@@ -492,14 +517,17 @@ def encode_state(policy: Policy) -> bytes:
 
 
 def _end_rounds(node: Node) -> None:
-    """Record whether a node stops early. If it does, replace its views of larger arrays by copies.
+    """Record whether a node stops early for good. If it ends early, replace its views of larger arrays by copies.
+
+    A node whose `end` is reached continues after a restart with a later end.
 
     In a simulation these arrays are stacks of models that were computed together. Nodes that stop in different rounds
     would keep a stack each. Nodes that finish all rounds share one.
     """
     node.peers.drop_arriving()
-    node.early_stopping.stopped = node.me.round < node.settings.rounds
-    if node.early_stopping.stopped:
+    early = node.me.round < node.settings.rounds
+    node.early_stopping.stopped = early and not node.end_reached
+    if early:
         node.me.params = detached(node.me.params)
         node.peers.detach()
         node.exchange.outbox.detach()

@@ -14,6 +14,7 @@ from p2pfl.policy import BestBy, Policy, fetches_fragments, never_waits
 from p2pfl.robust.coordinate_wise import CoordinateWise
 from p2pfl.robust.registry import NONE, Robust, coordinator_rule, make_rule, split_robust
 
+UNITS = {"seconds": "s", "bytes": "bytes"}  # of the limits of End
 MOST_DISTRUST = 100  # the score of a member that has sent different models of one round
 DEFAULT_TASK, DEFAULT_POLICY = "digits", "dac"  # of nodes and of scenarios
 
@@ -91,6 +92,46 @@ class Settings(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields=
             raise must_be("evaluate_every", "0 or more", self.evaluate_every)
         if not 0 <= self.distrust <= MOST_DISTRUST:
             raise must_be("distrust", f"from 0 to {MOST_DISTRUST}", self.distrust)
+
+
+class Used(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the rounds of a node have used so far, the preparation not included.
+
+    Attributes:
+        seconds: seconds in which the node ran its rounds. Waits at a start and times of serving do not count.
+        bytes: bytes that it has received in rounds.
+    """
+
+    seconds: float = 0.0
+    bytes: int = 0
+
+
+class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits after which a node ends before all of its rounds; 0 means no limit.
+
+    Attributes:
+        seconds: of a node, the seconds of its rounds in all of its runs together; it ends with the round in which they
+            pass. Of a simulation, its virtual seconds, at which all nodes end at once.
+        bytes: bytes that a node receives in rounds, as `bytes_in` counts them; a node that has received so many ends with
+            this round, and continues to serve its last model.
+    """
+
+    seconds: float = 0.0
+    bytes: int = 0
+
+    def check(self) -> None:
+        """Raise ConfigurationError for an invalid value."""
+        for key in UNITS:
+            if not 0 <= (value := getattr(self, key)) < inf:
+                raise must_be(f"end.{key}", "0 or more, and finite", value)
+
+    def reached(self, used: Used) -> str:
+        """Return the first limit that is used up, with its use, as text; "" if none is."""
+        for key, unit in UNITS.items():
+            limit, value = getattr(self, key), getattr(used, key)
+            if 0 < limit <= value:
+                return f"end.{key} is reached: {value:,.10g} of {limit:,.10g} {unit}"
+        return ""
 
 
 def detects(settings: Settings) -> bool:

@@ -35,7 +35,7 @@ from p2pfl._util.toml_tables import options_text
 from p2pfl.errors import ConfigurationError, about, must_be, name_source
 from p2pfl.node.folder import incarnation
 from p2pfl.node.log import LOG
-from p2pfl.node.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
+from p2pfl.node.settings import DEFAULT_POLICY, DEFAULT_TASK, End, Settings
 from p2pfl.policies import POLICIES
 from p2pfl.policy import Budget
 from p2pfl.protocols.addresses import BrokerAddress, split_address
@@ -109,6 +109,10 @@ bytes = 0                  # bytes of models in a round
 trainings = 0              # trainings in all rounds together; the node then only serves and merges
 joules = 0                 # joules of these trainings, where the machine counts them
 
+[end]                      # limits of all rounds together, after which this node ends before the last one; 0: no limit
+seconds = 0                # seconds of its rounds; waits for members at the start, and serving, do not count
+bytes = 0                  # bytes that it receives in rounds
+
 [track]                    # trackers that receive the figures of each round
 tools = []                 # "tensorboard", "mlflow", "wandb", "trackio"
 project = "p2pfl"          # project of the tracker in which the node appears
@@ -164,6 +168,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         policy: the rule by which this node chooses peers and averages: a table with a `name`, and the options of that
             policy; by default `dac`.
         budget: limits of what this node may receive, and of its trainings; what is beyond them is left out.
+        end: seconds and received bytes of this node's rounds after which it ends before all of them, and serves its model.
         track: trackers that receive the figures of this node.
         addresses: known addresses of members, by name. The node also finds others; `join` saves that of the inviting node.
     """
@@ -187,6 +192,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
     task: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": DEFAULT_TASK})
     policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": DEFAULT_POLICY})
     budget: Budget = Budget()
+    end: End = End()
     track: Track = Track()
     addresses: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -211,6 +217,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
                 )
         with about("policy"):
             locate("policy", split_name("policy", self.policy)[0], POLICIES, "p2pfl.policies")
+        self.end.check()
         with about("track"):
             self.track.check()
         own = [("listen", self.listen), *(("advertise", address) for address in self.advertise)]

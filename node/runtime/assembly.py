@@ -137,6 +137,7 @@ class Assembly:
             lenient=True,
             initial=self._initial,
             resume_after=last_published(ready.folder / folders.PUBLISHED, log=log),
+            end=config.end,
             rounds=rounds,
         )
         if ready.membership is not None:

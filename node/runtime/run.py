@@ -128,8 +128,9 @@ def compare_with_facts(ready: LoadedNode, log: EventLogger) -> None:
             f" with this one, remove {folder / FACTS}"
         )
     admission = membership.admission if membership is not None and may_admit(folder) else b""
-    budget = asdict(ready.config.budget)
-    limits = {f"budget.{key}": int(limit) if limit == int(limit) else limit for key, limit in budget.items()}
+    own = {"budget": ready.config.budget, "end": ready.config.end}
+    set_limits = {f"{table}.{key}": limit for table, keys in own.items() for key, limit in asdict(keys).items()}
+    limits = {key: int(limit) if limit == int(limit) else limit for key, limit in set_limits.items()}
     limits["distrust"] = ready.config.distrust
     now = replace(
         before,

@@ -254,6 +254,9 @@ class StatusObserver(Observer):
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
         state = "finished" if node.done else "running"  # an extension may arrive while the result is computed
+        if node.why_early:
+            text = f"ending after round {describe_progress(node.round, node.settings.rounds)}: {node.why_early}"
+            self._log.info(text, kind="ended-early", round=node.round, reason=node.why_early)
         best = node.early_stopping
         self.state |= {"state": state, "result": dict(result), "best_round": best.round, "best_stage": best.stage}
         text = describe_result(result, best.round, best.stage if len(set(best.by_stage.values())) > 1 else "")
@@ -271,7 +274,7 @@ class StatusObserver(Observer):
         rounds = node.settings.rounds
         self.state |= {"rounds": rounds}
         if node.done:
-            event = f"the federation has {rounds} rounds now; this node has stopped early and does not continue"
+            event = f"the federation has {rounds} rounds now; this node does not continue: {node.why_early}"
         else:
             self.state |= {"state": "running"}
             event = f"the federation has {rounds} rounds now; continuing after round {node.round}"
@@ -281,7 +284,8 @@ class StatusObserver(Observer):
     def serving(self) -> None:
         """Record that all rounds are done and that the node only serves its peers until it is stopped."""
         self.state |= {"state": "serving"}
-        self._log.info("all rounds are done; serving peers until you press Ctrl-C", kind="serving")
+        done = "the rounds have ended early" if self._node is not None and self._node.why_early else "all rounds are done"
+        self._log.info(f"{done}; serving peers until you press Ctrl-C", kind="serving")
         self.write()
 
     def ended(self, state: str, reason: str = "") -> None:
@@ -310,6 +314,7 @@ class StatusObserver(Observer):
             self.state |= {"disk": node.disk or self._file.problem, "stored": node.stored}
             self.state |= snapshot.budget_state(node.peers.budget_tracker, node.me.training)
             self.state |= snapshot.cost_state(node)
+            self.state |= snapshot.end_state(node)
             self.state |= snapshot.suspicious_state(self._exchange, node.peers, self._discarded)
         self.state |= {"updated": self._wall(), **snapshot.exchange_state(self._exchange), "faults": dict(self._faults)}
         if self.state["state"] in ("waiting", "running"):

@@ -15,6 +15,7 @@ from p2pfl.node.exchange.rounds import Waiting
 from p2pfl.node.node import SPLITS, Node
 from p2pfl.node.peering.peers import Peer, Traffic, is_only_behind
 from p2pfl.node.policy_api import NodePeers
+from p2pfl.node.settings import UNITS
 from p2pfl.policy import Merge, Stage
 
 
@@ -133,6 +134,17 @@ def budget_state(tracker: BudgetTracker, training: TrainingTracker) -> dict[str,
     limits = {what: getattr(tracker.budget, what) for what in used}
     budget = {what: {"limit": limit, "used": used[what]} for what, limit in limits.items() if limit}
     return {"budget": budget, "refused_by_budget": tracker.refused, "refused_trainings": training.refused}
+
+
+def end_state(node: Node) -> dict[str, Any]:
+    """Return the limits of the node's seconds and bytes that are set, their use, and why it has ended early, if it has."""
+    used = node.used
+    end = {
+        what: {"limit": limit, "used": round(getattr(used, what), 3)}
+        for what in UNITS
+        if (limit := getattr(node.limits, what))
+    }
+    return {"end": end, "ended_early": node.why_early}
 
 
 def cost_state(node: Node) -> dict[str, Any]:

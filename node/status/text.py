@@ -18,7 +18,7 @@ Row = tuple[str, str]  # a label and its text
 
 def describe(state: Mapping[str, Any]) -> list[str]:
     """Return a node's status as lines: its state, facts with labels, and a table of its peers."""
-    parts = (_age, _problems, _earlier, _federation, _election, _figures, _traffic, _cost, _counts)
+    parts = (_age, _problems, _earlier, _end, _federation, _election, _figures, _traffic, _cost, _counts)
     rows = [row for part in parts for row in part(state)]
     width = max((len(label) for label, _ in rows), default=0)
     lines = [f"{state.get('name') or 'this node'}: {headline(state)}"]
@@ -82,6 +82,18 @@ def _earlier(state: Mapping[str, Any]) -> Iterator[Row]:
         yield "earlier", f"{number} before it joined, which do not count; p2pfl-node run starts with round 1"
     elif state["state"] == "joined" and state.get("round"):
         yield "next", f"p2pfl-node run resumes after round {state['round']}"
+
+
+def _end(state: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield why a node has ended before all rounds, or what is used of the limits after which it will."""
+    if state.get("ended_early"):
+        yield "ended", f"before all rounds: {state['ended_early']}"
+    else:
+        for what, row in state.get("end", {}).items():
+            if what == "bytes":
+                yield "end", f"{byte_size(row['used'])} of {byte_size(row['limit'])} received"
+            else:
+                yield "end", f"{row['used']:,.1f} of {row['limit']:,.10g} s of rounds used"
 
 
 def _federation(state: Mapping[str, Any]) -> Iterator[Row]:

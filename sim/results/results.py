@@ -22,6 +22,7 @@ from p2pfl.data_facts import distinct
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.learning.task_stack import each as each_fact
 from p2pfl.learning.task_stack import groups_of
+from p2pfl.node.settings import End
 from p2pfl.policy import ReportedStage
 from p2pfl.queries import Split
 from p2pfl.sim import formatting
@@ -43,7 +44,7 @@ from p2pfl.sim.results.tables import (
 )
 from p2pfl.sim.scenario.claims import MEAN, figure_of, figures_in, has_figure
 from p2pfl.sim.scenario.questions import base_of, counterpart, label, problem_of, surroundings
-from p2pfl.sim.scenario.scenario import End, Scenario, ScenarioFile
+from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.scenario.topology import GRAPH
 from p2pfl.sim.simulation.simulation import Run
 from p2pfl.topologies.graphml import to_graphml

@@ -78,7 +78,7 @@ from p2pfl.attacks.attack import Attack
 from p2pfl.attacks.registry import make_attack
 from p2pfl.errors import ConfigurationError, RunError, about, must_be, name_source, unknown
 from p2pfl.multiobjective.annealing import Schedule
-from p2pfl.node.settings import DEFAULT_POLICY, DEFAULT_TASK, Settings
+from p2pfl.node.settings import DEFAULT_POLICY, DEFAULT_TASK, End, Settings
 from p2pfl.random_streams import federation_streams
 from p2pfl.sim.formatting import setting, some
 from p2pfl.sim.scenario.availability import Availability
@@ -165,25 +165,6 @@ class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             each = (values / device.values if device.values else 1.0) / device.samples * slowdown
             found.append(Speed(n_samples * each, each, device.watts, device.idle, name, n_samples, batch_size))
         return found
-
-
-class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a run ends before all of its rounds; 0 means no limit.
-
-    Attributes:
-        seconds: virtual seconds after which the run ends. What a node has not finished by then is dropped: its last model
-            is that of the last round that it had ended.
-        bytes: bytes that a node receives in rounds, as `bytes_in` counts them; a node that has received so many ends with
-            this round, and continues to serve its last model.
-    """
-
-    seconds: float = 0.0
-    bytes: int = 0
-
-    def check(self) -> None:
-        """Raise ConfigurationError for an invalid value."""
-        check_number("end.seconds", self.seconds)
-        check_number("end.bytes", self.bytes)
 
 
 class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -275,7 +256,8 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         topology: the graph of the nodes that may communicate: a table with a `name`, and options, or a `file` or
             the name of a shipped graph, which set `nodes`; by default `complete`.
         policy_by_group: changes to the policy's options for the nodes of a group, by the group that their task assigns.
-        end: virtual seconds, or bytes of a node, after which the run ends before all of its `rounds`.
+        end: virtual seconds, or bytes of a node, after which the run ends before all of its `rounds`. What a node has not
+            finished by the end of the seconds is dropped: its last model is that of the last round that it had ended.
         availability: when nodes are present, from a file or drawn; by default always. See
             p2pfl.sim.scenario.availability.
         budget: limits on what each node may receive, and on its trainings; a policy that requests more models ends the

@@ -74,6 +74,7 @@ from p2pfl.node.exchange.base import Exchange, NeighbourRoles
 from p2pfl.node.exchange.message_exchange import MessageExchange, federation_id, message_exchange
 from p2pfl.node.node import Node
 from p2pfl.node.peering.peering_config import Member
+from p2pfl.node.settings import End
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Coordinated, Policy, PolicyStep, Update, asks_scores, fetches_fragments
 from p2pfl.protocols.election import Electorate
@@ -82,7 +83,7 @@ from p2pfl.queries import Loss
 from p2pfl.random_streams import RandomStreams, StreamsOfEach
 from p2pfl.sim.formatting import some
 from p2pfl.sim.scenario.network import Links
-from p2pfl.sim.scenario.scenario import AttackPlan, End, Scenario
+from p2pfl.sim.scenario.scenario import AttackPlan, Scenario
 from p2pfl.sim.simulation import clock
 from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher, ComputeBackend
 from p2pfl.sim.simulation.clock import DeadlockError, VirtualLoop, virtual_loop
@@ -396,7 +397,7 @@ class Simulation:
             budget=scenario.budget.of(scenario.seed, name, scenario.nodes),
             initial=plan.initial if plan.tasks[k].layout == plan.tasks[0].layout else None,  # private parts may differ
             lenient=scenario.attack is not None,  # as on machines: one harmful model does not end the run
-            allowance=scenario.end.bytes,
+            end=End(bytes=scenario.end.bytes),  # the clock of the simulation ends its seconds
             rounds=plan.topology.rounds,
         )
         if scenario.attack is not None:
@@ -452,7 +453,7 @@ class Simulation:
         table, ended = self.recorder.rounds_table(), np.zeros(scenario.nodes)
         np.maximum.at(ended, table["node"], table["virtual_time"])
         early = sum(
-            node.round >= scenario.rounds and not node.spent and last < self._ends * (1 - 1e-9)
+            node.round >= scenario.rounds and not node.end_reached and last < self._ends * (1 - 1e-9)
             for node, last in zip(self.nodes.values(), ended.tolist(), strict=True)
         )
         if early:
