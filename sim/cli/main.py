@@ -241,6 +241,11 @@ def _add_topology(commands: Any) -> None:
         " (default: 0.001 for a topology with a graph for each round, none for others)",
     )  # fmt: skip
     speed.add_argument("--model-bytes", type=int, default=1_000_000, metavar="N", help="bytes of a model (default: 1000000)")
+    drawing = graph.add_argument_group("drawing")
+    drawing.add_argument(
+        "--svg", type=Path, metavar="FILE",
+        help="draw the graph, or that of each round, and how fast nodes agree on it, into this file (needs matplotlib)",
+    )  # fmt: skip
     console.add_output(graph)
     graph.set_defaults(do=_topology)
 

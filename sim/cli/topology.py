@@ -54,9 +54,14 @@ def show(options: argparse.Namespace) -> None:
     notes = [*graph.graph.get("notes", []), *([ALONE] if len(graph) == 1 else [])]
     facts, schedule = facts_of(graph), schedule_of(graph)
     shown = {"topology": graph.graph["name"], **measure(graph), "notes": notes}
-    if schedule is None and options.error is not None:
-        schedule = static_schedule(graph)
-    speed = None if schedule is None else _speed(schedule, options.error or ERROR, options.model_bytes)
+    speed: dict[str, Any] | None = None
+    error = options.error or ERROR
+    if schedule is not None or options.error is not None or options.svg is not None:
+        speed = _speed(schedule or static_schedule(graph), error, options.model_bytes)
+    if options.svg is not None and speed is not None:
+        from p2pfl.sim.report.drawing import draw_topology  # matplotlib takes a second
+
+        draw_topology(graph, speed["errors"], error, options.svg)
     if options.json:
         shown |= {"labels": labels(graph), **({"graph": [facts.to_json()]} if facts else {})}
         print(to_json({**shown, **({"agreement": speed} if speed else {})}))
@@ -67,6 +72,8 @@ def show(options: argparse.Namespace) -> None:
         print(f"{key.replace('_', ' ')}: {_words(value)}")
     if speed is not None:
         print("\n".join(_lines(speed)))
+    if options.svg is not None:
+        print(f"drawing: {options.svg}")
 
 
 def _speed(schedule: GraphSchedule, error: float, model_bytes: int) -> dict[str, Any]:

@@ -360,11 +360,21 @@ def _graph(series: Series, edges: bool) -> nx.Graph | None:
         where = placement_graph(_network(series.settings), made)
     except ConfigurationError:
         return None
-    graph = nx.empty_graph(entry.nodes)
-    if edges and (schedule := schedule_of(made)) is not None and schedule.period:
-        graph.add_edges_from(union(schedule).edges)
-    elif schedule_of(made) is None:
+    return graph_to_place(made, where)
+
+
+def graph_to_place(made: nx.Graph, where: nx.Graph) -> nx.Graph:
+    """Return the graph on the nodes 0, 1, ... that `place_nodes` places: all edges of a period, and the coordinates.
+
+    Args:
+        made: the topology; its edges are left out if it has a new random graph in each round.
+        where: the graph with the coordinates of its nodes, if there are any.
+    """
+    schedule, graph = schedule_of(made), nx.empty_graph(len(made))
+    if schedule is None:
         graph.add_edges_from((j, i) for i, near in enumerate(neighbours(made)) for j in near)
+    elif schedule.period:
+        graph.add_edges_from(union(schedule).edges)
     with suppress(ValueError):  # it has no coordinates
         graph.graph["points"] = places(where).points
     return graph

@@ -1,6 +1,6 @@
-"""Figures of a report as files for a paper, drawn by matplotlib from the data that the page draws.
+"""Figures of a report as files for a paper, drawn by matplotlib from the data that the page draws; and topologies.
 
-Lines, points and bars without parts can be drawn; the page has the other kinds.
+Of a report, lines, points and bars without parts can be drawn; the page has the other kinds.
 """
 
 from __future__ import annotations
@@ -9,18 +9,32 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from p2pfl._util.atomic_files import reason
+from p2pfl._util.printable import plural
 from p2pfl.errors import ConfigurationError, MissingRequirementError, unknown
+from p2pfl.sim.report.collaboration import MOST_EDGES, MOST_GRAPHS, MOST_NODES, graph_to_place, place_nodes
 from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.series import Figure, gather
 from p2pfl.sim.report.write import payload
 from p2pfl.sim.results.learning_curves import SHADE, add_legend, style
+from p2pfl.sim.scenario.topology import schedule_of
+from p2pfl.topologies import labels as names_of
+from p2pfl.topologies.consensus import EXACT, static_schedule
+from p2pfl.topologies.schedules import RoundGraph
 
 if TYPE_CHECKING:
+    import networkx as nx
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
 
 KINDS = ("lines", "scatter", "bars")
 ENDINGS = (".pdf", ".png", ".svg")
+MOST_NAMED = 40  # nodes of a topology that is drawn with their names
+ACROSS = 4  # graphs of rounds in a row
+SIDE = 2.6  # inches of the graph of a round
+NODE = 0.035  # space for a node at the head of an arrow, where the graph takes 1
 
 
 def figures(folder: Path) -> dict[str, str]:
@@ -57,16 +71,105 @@ def plot(folder: Path, name: str, out: Path, only: Sequence[str] = (), view: str
     chosen = {run: label for run, label in labels.items() if not only or any(text in run or text in label for text in only)}
     if not chosen:
         raise ConfigurationError(f"no run has {' or '.join(map(repr, only))} in its name")
-    try:
-        from matplotlib.figure import Figure as Drawing
-    except ImportError as error:
-        raise MissingRequirementError("plot needs matplotlib: pip install 'p2pfl-node[notebook]'") from error
-    drawing = Drawing(layout="constrained")
+    drawing = _new_drawing("plot")
     axes = drawing.subplots()
     {"lines": _lines, "scatter": _points, "bars": _bars}[known[name]["kind"]](axes, known[name], chosen, view)
     axes.grid(alpha=0.3)
+    _save(drawing, out)
+
+
+def draw_topology(graph: nx.Graph, errors: Sequence[float], error: float, out: Path) -> None:
+    """Draw a topology into a file: its graph, or those of its first rounds, and the error of the nodes' averages by round.
+
+    Args:
+        graph: as p2pfl.sim.scenario.topology.topology makes it.
+        errors: before the first round and after each; see p2pfl.topologies.consensus.consensus_errors.
+        error: to which the rounds are counted.
+        out: a file whose name ends with .svg.
+
+    Raises:
+        ConfigurationError: there are too many nodes, or the file cannot be written.
+        MissingRequirementError: matplotlib is not installed.
+    """
+    if out.suffix != ".svg":
+        raise ConfigurationError(f"--svg must name a file that ends with .svg, got {out}")
+    n, changing = len(graph), schedule_of(graph)
+    if n > MOST_NODES:
+        raise ConfigurationError(f"--svg draws at most {MOST_NODES:,} nodes, and there are {n:,}; take fewer --nodes")
+    schedule = changing or static_schedule(graph)
+    several = changing is not None and schedule.period != 1
+    count = min(schedule.period or MOST_GRAPHS // 2, MOST_GRAPHS)
+    title = f"{graph.graph['name']}, {plural(n, 'node')}"
+    if several:
+        title += f": repeats after {schedule.period} rounds" if schedule.period else ": each round has a new random graph"
+        title += "" if schedule.period == count else f", the first {count} are drawn"
+    title += "; an arrow leads to the node that fetches" if schedule.directed else ""
+    x, y = place_nodes(graph_to_place(graph, graph), graph.graph["name"])
+    drawing = _new_drawing("topology --svg")
+    across = min(count, ACROSS)
+    down, side = -(-count // across), SIDE if several else 2 * SIDE
+    drawing.set_size_inches(max(2 * SIDE, across * side), down * side + SIDE)
+    above, below = drawing.subfigures(2, 1, squeeze=False, height_ratios=[down * side, SIDE])[:, 0]
+    for k, axes in enumerate(above.subplots(down, across, squeeze=False).flat):
+        axes.set_axis_off()
+        if k < count:
+            remark = _draw_edges(axes, schedule.graph(k + 1), x, y, schedule.directed)
+            _draw_nodes(axes, x, y, names_of(graph) if n <= MOST_NAMED else [])
+            axes.set_title((f"round {k + 1}" if several else "") + remark, fontsize="small")
+    drawing.suptitle(title, fontsize="medium")
+    axes = below.subplots()
+    axes.semilogy(range(len(errors)), np.maximum(errors, EXACT), marker="." if len(errors) <= MOST_NAMED else "")
+    axes.axhline(error, color="0.5", lw=0.8, ls="--", label=f"{error:g}")
+    axes.legend(frameon=False, fontsize="small")
+    axes.set(xlabel="round", ylabel="error of the average", xlim=(0, max(1, len(errors) - 1)))
+    axes.locator_params(axis="x", integer=True)
+    axes.grid(alpha=0.3)
+    _save(drawing, out)
+
+
+def _draw_edges(axes: Axes, graph: RoundGraph, x: np.ndarray, y: np.ndarray, directed: bool) -> str:
+    """Draw the edges between nodes at the places x, y in [0, 1]; return a remark if there are too many to be drawn."""
+    sources, targets = graph.sources, graph.rows
+    if not directed:  # both ends fetch, and the line is drawn once
+        sources, targets = sources[sources < targets], targets[sources < targets]
+    if len(sources) > MOST_EDGES:
+        return f" ({len(sources):,} edges, not drawn)"
+    if directed:
+        dx, dy = x[targets] - x[sources], y[targets] - y[sources]
+        up_to_node = 1 - NODE / np.maximum(np.hypot(dx, dy), 2 * NODE)
+        ends = dx * up_to_node, dy * up_to_node
+        shape: dict[str, Any] = {"width": 0.0025, "headwidth": 6, "headlength": 8, "color": "0.55"}
+        axes.quiver(x[sources], y[sources], *ends, angles="xy", scale_units="xy", scale=1, **shape)
+    else:
+        axes.plot([x[sources], x[targets]], [y[sources], y[targets]], color="0.6", lw=0.8, zorder=1)
+    return ""
+
+
+def _draw_nodes(axes: Axes, x: np.ndarray, y: np.ndarray, names: Sequence[str]) -> None:
+    """Draw nodes at the places x, y in [0, 1], with their names unless these are empty."""
+    axes.scatter(x, y, s=90 if names else 14, color="C0", zorder=2)
+    for k, name in enumerate(names):
+        short = len(name) <= 3  # it fits into the circle of the node
+        place, shift = (x[k], y[k]), (0, 0 if short else 9)
+        text: dict[str, Any] = {"fontsize": 6, "color": "white" if short else "black", "ha": "center", "va": "center"}
+        axes.annotate(name, place, shift, textcoords="offset points", zorder=3, **text)
+    axes.set(xlim=(-0.08, 1.08), ylim=(1.08, -0.08), aspect="equal")  # y goes down, as on the page
+
+
+def _new_drawing(command: str) -> Drawing:
     try:
-        drawing.savefig(out, bbox_inches="tight", metadata={"Date": None} if out.suffix == ".svg" else None)
+        from matplotlib.figure import Figure as Drawing
+    except ImportError as error:
+        raise MissingRequirementError(f"{command} needs matplotlib: pip install 'p2pfl-node[notebook]'") from error
+    return Drawing(layout="constrained")
+
+
+def _save(drawing: Drawing, out: Path) -> None:
+    from matplotlib import rc_context
+
+    try:
+        with rc_context({"svg.hashsalt": "p2pfl"}):  # the same drawing is the same file
+            drawing.savefig(out, bbox_inches="tight", metadata={"Date": None} if out.suffix == ".svg" else None)
     except OSError as error:
         raise ConfigurationError(f"cannot write {out}: {reason(error)}") from error
 

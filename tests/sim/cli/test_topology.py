@@ -41,11 +41,33 @@ def test_nodes_that_never_agree_are_reported(capsys):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "drawn"),
+    [
+        (
+            ["base-k", "--nodes", "25", "--set", "degree=2"],
+            ["base-k, 25 nodes: repeats after 6 rounds", "round 1", "round 6"],
+        ),
+        (["exponential", "--nodes", "9"], ["; an arrow leads to the node that fetches"]),
+        (["ring", "--nodes", "12"], ["ring, 12 nodes"]),
+    ],
+)
+def test_drawing_has_the_graph_of_each_round_and_the_error(capsys, tmp_path, arguments, drawn):
+    out = tmp_path / "graph.svg"
+    lines = printed(capsys, *arguments, "--svg", str(out)).splitlines()
+    assert lines[-1] == f"drawing: {out}"
+    text = out.read_text()
+    for words in (*drawn, "error of the average"):  # matplotlib draws letters, and has the text in comments
+        assert any(words in line for line in text.splitlines() if "<!--" in line), words
+    assert "round 7" not in text
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["hypercube", "--nodes", "9"], "base-k with degree = 1 takes any number"),
         (["base-k", "--set", "k=2"], "topology.degree"),
         (["base-k", "--error", "2"], "--error must be above 0 and below 1, got 2"),
+        (["ring", "--svg", "ring.pdf"], "--svg must name a file that ends with .svg, got ring.pdf"),
         (["base-k", "--model-bytes", "0"], "--model-bytes must be 1 or more, got 0"),
     ],
 )
