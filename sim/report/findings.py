@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from p2pfl.sim.formatting import count, decimals, difference, number, size
+from p2pfl.sim.formatting import MOST_DECIMALS, ROUNDING, count, decimals, difference, number, size
 from p2pfl.sim.report.attacks import (
     FIGURES,
     MEAN,
@@ -143,42 +143,67 @@ WITHIN = "the margin is within its standard deviation over seeds"
 
 
 def best(
-    question: str, ranked: Sequence[Ranked], unit: Callable[[float], str] | None = None, higher: bool = False
+    question: str,
+    ranked: Sequence[Ranked],
+    unit: Callable[..., str] = number,
+    higher: bool = False,
+    *,
+    places: int | None = None,
+    alone: str = "the only result",
 ) -> Best | None:
     """Rank runs by a figure over their seeds, and name the best one, or those among which it is not decided.
 
     Args:
         question: the answer without the run, such as "Fastest to a mean test accuracy of 0.850".
         ranked: the runs in question; if there are none, there is no answer.
-        unit: format of the figure; by default that of a column of numbers.
+        unit: format of the figure; with `places` it takes the number of decimals as well.
         higher: more is better.
+        places: decimals of the figures; by default those of a column of numbers.
+        alone: what is said of the only run.
     """
     if not ranked:
         return None
-    if unit is None:
+    if unit is number and places is None:
         each = [list(values.values()) for _, values in ranked]
         places = decimals((v for values in each for v in values), (_deviation(v) for v in each if len(v) > 1))
-        unit = partial(number, places=places)
+    write = unit if places is None else partial(unit, places=places)
     sign = -1 if higher else 1
     (name, values), *others = sorted(ranked, key=lambda each: sign * _mean(each[1].values()))
-    first = f"{name} ({unit(_mean(values.values()))})"
+    first = f"{name} ({write(_mean(values.values()))})"
     if not others:
-        return Best(question, f"{first}, the only result", "", name)
+        return Best(question, f"{first}, {alone}", "", name)
     rivals = []
     for other, theirs in others:
         margins = [sign * (theirs[seed] - values[seed]) for seed in values if seed in theirs]
-        rivals.append((f"{other} ({unit(_mean(theirs.values()))})", margins))
+        rivals.append((f"{other} ({write(_mean(theirs.values()))})", margins))
     close = [each for each in rivals if len(each[1]) < 2 or _mean(each[1]) <= _deviation(each[1])]
     rival, margins = (close or rivals)[0]
     if len(margins) < 2:
         return Best(question, f"first {first}, next {rival}", ONE_SEED, name)
-    margin, spread = unit(_mean(margins)), unit(_deviation(margins))
+    margin, spread = _apart(unit, places, _mean(margins), _deviation(margins))
     if not close:
         answer = f"{first}; the margin of {margin} over {rival} exceeds its standard deviation over seeds, {spread}"
         return Best(question, answer, "", name)
     more = f" and {len(close) - 1} more" if len(close) > 1 else ""
     answer = f"first {first}, next {rival}{more}; the margin is {margin}, its standard deviation {spread}"
     return Best(question, answer, WITHIN, name)
+
+
+def _apart(unit: Callable[..., str], places: int | None, margin: float, spread: float) -> tuple[str, str]:
+    """Return a margin and its spread with as many decimals as it takes to read both: a column's may make one of them 0.
+
+    Args:
+        places: decimals of the column; None for a unit that chooses its own.
+    """
+    if places is None:
+        return unit(margin), unit(spread)
+    least = ROUNDING * max(abs(margin), spread)
+    shown = [abs(value) for value in (margin, spread) if abs(value) > least]
+    while places < MOST_DECIMALS and any(unit(value, places) == unit(0.0, places) for value in shown):
+        places += 1
+    while places < MOST_DECIMALS and abs(abs(margin) - spread) > least and unit(abs(margin), places) == unit(spread, places):
+        places += 1
+    return unit(margin, places), unit(spread, places)
 
 
 def decided(found: Sequence[Best]) -> list[str]:
@@ -210,19 +235,19 @@ def most_accurate(runs: Sequence[Run], references: Sequence[str] = ()) -> tuple[
     places = places_of(runs)
     for words, alike in separate.items() if len(separate) <= MOST_PROBLEMS else ():
         ranked, others = _candidates(alike, references)
-        write = partial(number, places=places[alike[0].metric])
+        digits = places[alike[0].metric]
         among = f", {words}" if words else ""
         if others and len(alike) > 1:
-            figures = (f"{name} ({write(_mean(values.values()))})" for name, values in _figures(others, _test_mean))
+            figures = (f"{name} ({number(_mean(values.values()), digits)})" for name, values in _figures(others, _test_mean))
             named.append(f"References, which are not ranked{among}: {_list(list(figures), len(others))}.")
         if len(ranked) < 2:
             continue
         higher = alike[0].shown.higher_is_better
-        found.append(best(_question(alike[0]) + among, _figures(ranked, _test_mean), write, higher))
+        found.append(best(_question(alike[0]) + among, _figures(ranked, _test_mean), higher=higher, places=digits))
         limits = [run.shown.varied.get(MODELS) for run in ranked]  # a range such as [1, 2] is no limit for all nodes
         for most in sorted({limit for limit in limits if type(limit) is int and limit > 0}):
             question = f"Best with at most {count(most, 'model')} a round{among}"
-            found.append(best(question, _figures(ranked, _mean_within(most)), write, higher))
+            found.append(best(question, _figures(ranked, _mean_within(most)), higher=higher, places=digits))
     levels = [
         (f"{_question(mine[0])}{f', {words}' if words else ''}, {level}", mine)
         for words, alike in separate.items()
@@ -230,7 +255,7 @@ def most_accurate(runs: Sequence[Run], references: Sequence[str] = ()) -> tuple[
     ]
     if len(levels) <= MOST_LEVELS:
         found += [
-            best(question, _figures(mine, _test_mean), partial(number, places=places[mine[0].metric]), _higher(mine))
+            best(question, _figures(mine, _test_mean), higher=_higher(mine), places=places[mine[0].metric])
             for question, mine in levels
         ]
     else:
@@ -314,9 +339,24 @@ def _cheapest(runs: Sequence[Run], summary: Summary) -> list[Best]:
         ranked, _ = _candidates(alike, summary.references)
         goal = _goal(alike, summary.target or 0.0) + (f", {problem}" if problem else "")
         found += [
-            best(f"{words} to {goal}", _figures(ranked, methodcaller("cost", key)), unit) for words, key, unit in costs
+            best(f"{words} to {goal}", _figures(ranked, methodcaller("cost", key)), unit, alone=_alone(ranked))
+            for words, key, unit in costs
         ]
     return [each for each in found if each is not None]
+
+
+def _alone(runs: Sequence[Run]) -> str:
+    """Return what is said of the only run that reaches the target with every seed."""
+    partly = [
+        f"{run.words} with {there} of {len(run.entries)}" for run, there in _reaching(runs) if there < len(run.entries)
+    ]
+    return "the only row that reaches it" + (f" with every seed ({_list(partly)})" if partly else "")
+
+
+def _reaching(runs: Sequence[Run]) -> list[tuple[Run, int]]:
+    """Return the runs that reach the target, and with how many seeds."""
+    times = ((run, sum(isinstance(entry.reached, Reached) for entry in run.entries)) for run in runs)
+    return [(run, there) for run, there in times if there]
 
 
 def _goal(runs: Sequence[Run], target: float) -> str:
@@ -326,12 +366,12 @@ def _goal(runs: Sequence[Run], target: float) -> str:
 def unreached(runs: Sequence[Run], target: float) -> list[str]:
     """Return the runs that never reach the target, or with some seeds only."""
     goal = _goal(runs, target)
-    times = [(run, sum(isinstance(entry.reached, Reached) for entry in run.entries)) for run in runs]
-    never = [run.words for run, there in times if not there]
+    times = _reaching(runs)
+    never = [run.words for run in runs if run not in [reaching for reaching, _ in times]]
     if len(never) == len(runs):
         return [f"No run reaches {goal}."]
     found = [f"Runs that never reach {goal}: {_list(never)}."] if never else []
-    partly = [f"{run.words} ({there} of {len(run.entries)})" for run, there in times if 0 < there < len(run.entries)]
+    partly = [f"{run.words} ({there} of {len(run.entries)})" for run, there in times if there < len(run.entries)]
     return [*found, *([f"Runs that reach {goal} with some seeds only: {_list(partly)}."] if partly else [])]
 
 
@@ -608,7 +648,9 @@ def _robust(runs: Sequence[Run]) -> tuple[list[Best], list[str]]:
     kept = {figure: [each for rule in rules if (each := _kept(rule, studies, figure))] for figure in FIGURES}
     lost = [each for rule in rules if (each := _lost(rule, studies))]
     ranked = [
-        best(f"Most of {words} left by the worst attack", [each for _, each in kept[figure]], _percent, higher=True)
+        best(
+            f"Most of {words} left by the worst attack", [each for _, each in kept[figure]], _percent, higher=True, places=1
+        )
         for figure, words in zip(FIGURES, KEPT, strict=True)
     ]
     ranked.append(best("Least mean accuracy lost without attack", [each for _, each in lost]))
@@ -733,5 +775,5 @@ def _seconds(value: float) -> str:
     return f"{value:,.3g} virtual s" if value < 1000 else f"{value:,.0f} virtual s"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+def _percent(share: float, places: int = 1) -> str:
+    return f"{100 * share:.{places}f} %"

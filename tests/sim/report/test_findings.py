@@ -71,6 +71,17 @@ def test_best_of_one_result_says_so():
     assert best("Best", []) is None
 
 
+def test_margin_and_deviation_have_digits_of_their_own():
+    wide = {"a": {0: 0.9, 1: 0.8, 2: 0.7}, "b": {0: 0.8987, 1: 0.7986, 2: 0.6988}}  # with 3 decimals 0.001 and 0.000
+    assert str(best("Best", [*wide.items()], higher=True)) == (
+        "Best: a (0.800); the margin of 0.0013 over b (0.799) exceeds its standard deviation over seeds, 0.0001."
+    )
+    near = {"a": {0: 0.9, 1: 0.8}, "b": {0: 0.8885, 1: 0.7879}}  # a margin of 0.0118, a deviation of 0.0004
+    assert "the margin of 0.0118 over b (0.838) exceeds its standard deviation over seeds, 0.0004" in str(
+        best("Best", [*near.items()], higher=True)
+    )
+
+
 # Accuracy, budgets and the target
 
 RING, TORUS, FREE = "ring, budget.models=1", "torus, budget.models=4", "torus, budget.models=0"
@@ -265,7 +276,8 @@ def test_runs_that_miss_the_target_are_listed():
         target=0.85,
     )
     assert unknown.startswith("Most accurate: not decided, because the margin is within ")
-    assert first == "Fewest rounds to a mean test accuracy of 0.850: a (3 rounds), the only result."
+    goal = "a mean test accuracy of 0.850"
+    assert first == f"Fewest rounds to {goal}: a (3 rounds), the only row that reaches it with every seed (b with 1 of 2)."
     assert never == "Runs that never reach a mean test accuracy of 0.850: c; tau=1, nodes=2."
     assert partly == "Runs that reach a mean test accuracy of 0.850 with some seeds only: b (1 of 2)."
     assert said([run(name, 0.9) for name in "ab"], target=0.85)[0] == "No run reaches a mean test accuracy of 0.850."
