@@ -18,12 +18,13 @@ from p2pfl.sim.formatting import count, decimals, difference, number, size, some
 from p2pfl.sim.report.findings import best, parentheses
 from p2pfl.sim.report.folder import Row, Summary
 from p2pfl.sim.scenario.claims import MEAN
-from p2pfl.sim.scenario.questions import NAME, Answer, Pair, missing_rows, pairs_of
+from p2pfl.sim.scenario.questions import NAME, Answer, Pair, missing_rows, pairs_of, split
 
 MOST_LISTED = 12  # comparisons that a sentence lists; more are counted
 MOST_PLACES = 8  # sentences of an answer, one for each place
 SIDES = ("above", "below", "equal", "not decided")
 UNDECIDED = "Not decided. "
+ATTACK, NO_ATTACK = "attack", "no attack"  # the name in braces, and the part of a row's name, that are said in other words
 WORDS = {
     "weight_within_group": "weight on the own group",
     "clusters.best": "adjusted Rand index of the clusters in their best round",
@@ -256,9 +257,23 @@ def _ranked(answer: Answer, pairs: Sequence[Pair], rows: Mapping[str, Row], figu
 def _rows_needed(answer: Answer, rows: Mapping[str, Row]) -> str:
     """Return which rows an answer needs and these results lack."""
     if patterns := missing_rows(answer, {name: row.varied for name, row in rows.items()}):
-        names = " or ".join(NAME.sub("…", pattern) for pattern in patterns)
-        return f"a row {names}"
+        return " or ".join(map(_pattern_in_words, patterns))
     return "both rows of a comparison"
+
+
+def _pattern_in_words(pattern: str) -> str:
+    """Return which rows follow a pattern, such as "a row robust=none under each attack, for each policy and share"."""
+    parts = [part for part in split(pattern) if not NAME.fullmatch(part.rpartition("=")[2])]
+    said = " ".join(["a row", ", ".join(NAME.sub("…", part) for part in parts if part != NO_ATTACK)]).strip()
+    said += " without attack" if NO_ATTACK in parts else ""
+    names = list(dict.fromkeys(NAME.findall(pattern)))
+    if ATTACK in names:
+        names.remove(ATTACK)
+        said += " under each attack"
+    if not names:
+        return said
+    each = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return f"{said}{',' if ATTACK in NAME.findall(pattern) else ''} for each {each}"
 
 
 def _missing(pairs: Sequence[Pair], known: Sequence[Pair], rows: Mapping[str, Row], words: str) -> list[str]:

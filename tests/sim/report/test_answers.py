@@ -149,7 +149,12 @@ def test_many_comparisons_are_counted():
 def test_missing_rows_and_figures_are_named():
     rows = {"a": {"mean": [0.5, 0.6]}, "b": {"mean": [0.5, None]}}
     assert answers(rows, [{"run": "a", "against": "c/{x}"}]) == [
-        "Not among these results: a row c/…, for the test accuracy."
+        "Not among these results: a row c/… for each x, for the test accuracy."
+    ]
+    harm = {"run": "{policy}, robust=none, attack.name={attack}, attack.share={share}", "against": "{policy}, no attack"}
+    assert answers(rows, [harm]) == [
+        "Not among these results: a row robust=none under each attack, for each policy and share or a row without attack for"
+        " each policy, for the test accuracy."
     ]
     several = [
         {"run": "a", "against": "c", "figure": figure} for figure in ("mean", "bytes", "reached.round", "reached.bytes")
