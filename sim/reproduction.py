@@ -29,7 +29,7 @@ from p2pfl.sim.formatting import count, number, some
 from p2pfl.sim.report.attacks import NO_ATTACK, AttackRow, AttackStudy, attack_studies
 from p2pfl.sim.results.results import Result, summarise, versions
 from p2pfl.sim.results.tables import SCENARIO, SUMMARY
-from p2pfl.sim.scenario.claims import MEAN, Claim, check, figure_of
+from p2pfl.sim.scenario.claims import MEAN, Claim, check, figure_of, has_figure
 from p2pfl.sim.scenario.scenario import SHIPPED, Scenario, ScenarioFile, jobs_of, load, shipped_scenarios, unknown_scenario
 
 FORMS = ("full", "reduced", "short")
@@ -395,7 +395,19 @@ def take(folder: Path, book: Path) -> str:
     run = load(str(folder / SCENARIO))
     form = _form(str(folder), name, run)
     figures = _add(book, form, run, summary, str(folder))
-    return f"{name}, form {form[0]}: {', '.join(figures)}"
+    lacking = without_figure(rows_without(summary["table"], form[1].figure), form[1].figure)
+    return f"{name}, form {form[0]}: {'; '.join(filter(None, [', '.join(figures), lacking]))}"
+
+
+def rows_without(table: Iterable[Mapping[str, Any]], figure: str) -> list[str]:
+    """Return the rows of a summary's table that lack a figure, such as that at equal time of a row on its own."""
+    return [row["name"] for row in table if not has_figure(row, figure)]
+
+
+def without_figure(rows: Sequence[str], figure: str) -> str:
+    """Return that rows have no figure to record, and why; "" without rows."""
+    why = ": some node had not ended its first round by then" if figure.startswith("equal.") else ""
+    return f"no figure {figure} for {some(rows, sign='; ')}{why}" if rows else ""
 
 
 class RowRecorder:
@@ -435,8 +447,11 @@ class RowRecorder:
             summary = summarise(part, [self._results.pop(k) for k in numbers])
             _add(self._book, self._form, part, summary, "this run")
 
-    def ended(self, file: ScenarioFile, summary: Mapping[str, Any]) -> None:
+    def ended(self, file: ScenarioFile, summary: Mapping[str, Any]) -> str:
         """Record all rows of a finished run again, now with the figures that compare rows.
+
+        Returns:
+            Which rows lack the scenario's figure, and are not recorded; "" if none does.
 
         Args:
             file: the runs that have results.
@@ -446,6 +461,8 @@ class RowRecorder:
             ConfigurationError: the figures cannot be written.
         """
         _add(self._book, self._form, file, summary, "this run")
+        figure = self._form[1].figure
+        return without_figure(rows_without(summary["table"], figure), figure)
 
 
 def form_of(file: ScenarioFile) -> Form:
@@ -500,7 +517,7 @@ def _content(runs: Sequence[Scenario], files: Mapping[str, str], found: Mapping[
 
 
 def _add(book: Path, form: Form, run: ScenarioFile, summary: Mapping[str, Any], origin: str) -> dict[str, float]:
-    """Record the figures of the complete rows of a run, and return them.
+    """Record the figures of the complete rows of a run, and return them; a row without the scenario's figure is left out.
 
     Args:
         form: the form that the run belongs to.
@@ -509,7 +526,10 @@ def _add(book: Path, form: Form, run: ScenarioFile, summary: Mapping[str, Any], 
     name, whole = form
     rows = {row: [each.name for each in runs] for row, runs in run.rows().items()}
     complete = {row for row, runs in whole.rows().items() if [each.name for each in runs] == rows.get(row)}
+    complete -= set(rows_without(summary["table"], whole.figure))
     figures = {row["name"]: figure_of(row, whole.figure) for row in summary["table"] if row["name"] in complete}
+    if not figures:
+        return {}
     known = load_measured(book).get(whole.name, {}).get(name, Measured())
     if len(known.seeds) > len(summary["seeds"]) and known.figures:
         there, recorded = count(len(summary["seeds"]), "seed"), count(len(known.seeds), "seed")

@@ -37,6 +37,7 @@ class Outcome:
         origin: "" if the results are new; otherwise where they were taken from.
         seconds: see p2pfl.sim.reproduction.Measured; 0 if some of the results existed already.
         by_seed: see p2pfl.sim.reproduction.Measured.
+        lacking: which rows have no figure, and why; "" if all have one.
     """
 
     scenario: str
@@ -49,6 +50,7 @@ class Outcome:
     figures: dict[str, float] = field(default_factory=dict)
     by_seed: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     claims: list[Checked] = field(default_factory=list)
+    lacking: str = ""
 
     @property
     def good(self) -> bool:
@@ -290,13 +292,15 @@ def _carry_out(file: ScenarioFile, form: str, folder: Path, command: Command, op
 
 def _stopping(outcome: Outcome, file: ScenarioFile, folder: Path) -> None:
     """Read the results of a run, and check them."""
-    from p2pfl.sim.reproduction import by_seed
+    from p2pfl.sim.reproduction import by_seed, rows_without, without_figure
     from p2pfl.sim.results.tables import SUMMARY
-    from p2pfl.sim.scenario.claims import check, figure_of
+    from p2pfl.sim.scenario.claims import check, figure_of, has_figure
 
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     outcome.seeds = summary["seeds"]
-    outcome.figures = {row["name"]: figure_of(row, file.figure) for row in summary["table"]}
+    table = summary["table"]
+    outcome.lacking = without_figure(rows_without(table, file.figure), file.figure)
+    outcome.figures = {row["name"]: figure_of(row, file.figure) for row in table if has_figure(row, file.figure)}
     outcome.by_seed = by_seed(summary["table"])
     expired = sum(run.get("deadlines_expired", 0) for run in summary["runs"])
     if expired:
@@ -337,6 +341,8 @@ def _print_outcome(outcome: Outcome) -> None:
     rows = f"{len(outcome.figures)} row{'s' * (len(outcome.figures) != 1)}"
     time = f" in {duration(outcome.seconds)}" if outcome.seconds else f", {outcome.origin}" if outcome.origin else ""
     print(f"{outcome.scenario}, form {outcome.form}: {rows}{time}", flush=True)
+    if outcome.lacking:
+        print(f"    {outcome.lacking}", flush=True)
     for claim in outcome.claims:
         print(f"    {claim}", flush=True)
 

@@ -255,8 +255,8 @@ def _compute(
                     raise
             summary = results.summarise(file, outcome)
             results.write(out, file, outcome, summary)
-            if recorder is not None:
-                recorder.ended(file, summary)
+            if recorder is not None and (lacking := recorder.ended(file, summary)):
+                _warn(lacking)
             if divergence is None:
                 parts.remove()
             else:

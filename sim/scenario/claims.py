@@ -84,13 +84,17 @@ class Checked:
         text: the claim, with both figures, and whose it is if it is the paper's.
         held: whether the claim is true.
         stated: whether that agrees with the scenario.
+        missing: whether a row has no such figure; then the claim is neither held nor as stated.
     """
 
     text: str
     held: bool
     stated: bool
+    missing: bool = False
 
     def __str__(self) -> str:
+        if self.missing:
+            return self.text
         said = "" if self.stated else ", but the scenario states the opposite"
         return f"{self.text}: {'held' if self.held else 'not held'}{said}"
 
@@ -133,10 +137,7 @@ def check(claims: Sequence[Claim], figure: str, table: Sequence[Mapping[str, Any
     """Check claims against the rows of a summary's table, except rows that the table lacks.
 
     If both rows have `by_seed`, a difference is the mean over the seeds of the differences between the rows, and must be
-    at least two of its standard errors.
-
-    Raises:
-        ConfigurationError: a row has no such figure.
+    at least two of its standard errors. A row without the figure is named, and does not hold the claim.
     """
     rows = {row["name"]: row for row in table}
     found = []
@@ -145,6 +146,10 @@ def check(claims: Sequence[Claim], figure: str, table: Sequence[Mapping[str, Any
         for name in claim.runs:
             for other in claim.others:
                 if name in rows and (isinstance(other, float | int) or other in rows):
+                    pair = [name, *([other] if isinstance(other, str) else [])]
+                    if lacking := [row for row in pair if not has_figure(rows[row], compared)]:
+                        found.append(Checked(f"no figure {compared} for {'; '.join(lacking)}", False, False, missing=True))
+                        continue
                     than = (other, float(other) if isinstance(other, float | int) else figure_of(rows[other], compared))
                     error = _standard_error(rows[name], rows.get(str(other)), compared)
                     found.append(_compare(claim, compared, (name, figure_of(rows[name], compared)), than, error))

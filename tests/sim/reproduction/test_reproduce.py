@@ -247,6 +247,17 @@ def test_rows_are_recorded_when_their_last_seed_is_finished(study):
     assert len(without_recorded(replace(file, seeds=(0, 1, 2)), reproduction.FILE).runs) == 2
 
 
+def test_row_without_the_figure_is_named_and_the_others_are_recorded(study):
+    study("study", TWO_ROWS, old='table = "table 7"', new='table = "table 7"\nfigure = "equal.seconds"')
+    file = load("study", ["form=short"])
+    table = [{"name": name, "equal": {"seconds": value}} for name, value in (("alone", 0.5), ("together", None))]
+    summary = {"table": table, "runs": [], "seeds": [0], "version": "1"}
+    assert RowRecorder(file, reproduction.FILE, {}).ended(file, summary) == (
+        "no figure equal.seconds for together: some node had not ended its first round by then"
+    )
+    assert reproduction.load_measured(reproduction.FILE)["study"]["short"].figures == {"alone": 0.5}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

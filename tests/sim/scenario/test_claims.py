@@ -51,6 +51,7 @@ def test_claim_compares_named_figure():
     )
     with pytest.raises(ConfigurationError, match=r"row 'alone' has no figure 'objectives.igd'"):
         figure_of(TABLE[0], "objectives.igd")
+    assert describe({"run": "alone", "above": 1, "figure": "objectives.igd"}) == ["no figure objectives.igd for alone"]
 
 
 def test_claim_may_state_that_it_does_not_hold():
