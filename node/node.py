@@ -39,7 +39,7 @@ from p2pfl.node.evaluations import Evaluations
 from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.exchange.model_encoding import Published
 from p2pfl.node.policy_api import Me, NodePeers
-from p2pfl.node.settings import End, Settings, Used, check_fragments, check_mode
+from p2pfl.node.settings import End, Settings, Used, check_policy
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters, detached, problem
 from p2pfl.policy import Budget, Coordinated, Merge, Policy, Stage, asks_scores, check_stage, fetches_fragments, memory_of
@@ -113,8 +113,7 @@ class Node:
     ) -> None:
         settings.check()
         check_stage(policy)
-        check_fragments(settings, policy)
-        check_mode(settings, policy)
+        check_policy(settings, policy)
         self.name = name
         self.task = task
         self.policy = policy

@@ -10,7 +10,7 @@ import msgspec
 from p2pfl._util.binding import split_name
 from p2pfl.compression.codecs import make_codec
 from p2pfl.errors import ConfigurationError, about, must_be
-from p2pfl.policy import BestBy, Policy, fetches_fragments, never_waits
+from p2pfl.policy import BestBy, Policy, always_waits, counts_models, fetches_fragments, never_waits
 from p2pfl.robust.coordinate_wise import CoordinateWise
 from p2pfl.robust.registry import NONE, Robust, coordinator_rule, make_rule, split_robust
 
@@ -148,8 +148,27 @@ def check_coordinated(settings: Settings) -> None:
     coordinator_rule(settings.robust)
 
 
-def check_mode(settings: Settings, policy: Policy) -> None:
-    """Raise ConfigurationError if a policy needs nodes that do not wait for each other, but they do."""
+def check_policy(settings: Settings, policy: Policy) -> None:
+    """Raise ConfigurationError if a policy cannot run with the mode, the codec or the robust rule."""
+    _check_mode(settings, policy)
+    _check_fragments(settings, policy)
+    if counts_models(policy) and (codec := settings.codec.get("name")) != "float32":
+        raise ConfigurationError(
+            f"the policy {type(policy).__name__} adds up what it receives, so the errors of a codec would change the sum of"
+            f' all models; set codec.name = "float32", got {codec!r}',
+            "codec",
+            "policy",
+        )
+
+
+def _check_mode(settings: Settings, policy: Policy) -> None:
+    if always_waits(policy) and settings.mode == "asynchronous":
+        raise ConfigurationError(
+            f'the policy {type(policy).__name__} needs mode = "synchronous": nodes that do not wait would pass its rounds'
+            " without training in no time; policies for them are ad-psgd and sgp",
+            "mode",
+            "policy",
+        )
     if never_waits(policy) and settings.mode == "synchronous":
         raise ConfigurationError(
             f'the policy {type(policy).__name__} needs mode = "asynchronous": its nodes take models of rounds that others'
@@ -159,7 +178,7 @@ def check_mode(settings: Settings, policy: Policy) -> None:
         )
 
 
-def check_fragments(settings: Settings, policy: Policy) -> None:
+def _check_fragments(settings: Settings, policy: Policy) -> None:
     """Raise ConfigurationError if a policy fetches fragments, but the codec or the robust rule works on whole models."""
     if not fetches_fragments(policy):
         return

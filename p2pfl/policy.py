@@ -388,7 +388,9 @@ class Policy(Protocol):
     same way, one that calls `Peers.fragments` has `fetches_fragments = True`.
 
     A policy whose nodes must not wait for each other, because it fetches models of rounds that have not ended everywhere,
-    has `asynchronous = True`; nodes refuse it with `mode = "synchronous"`.
+    has `asynchronous = True`; nodes refuse it with `mode = "synchronous"`. One whose nodes must wait, because some of its
+    rounds take no time, has `synchronous = True`. One that adds up what it receives has `counts_models = True`; nodes refuse
+    it with a codec that loses digits.
 
     A policy whose nodes mix their predictions with their own samples or with other models also has `memory`
     (p2pfl.prediction_mixing). All reported figures are then those of the mixed predictions.
@@ -494,6 +496,16 @@ def fetches_fragments(policy: Policy) -> bool:
 def never_waits(policy: Policy) -> bool:
     """Return whether a policy needs nodes that do not wait for each other."""
     return bool(getattr(policy, "asynchronous", False))
+
+
+def always_waits(policy: Policy) -> bool:
+    """Return whether a policy needs nodes that wait for each other."""
+    return bool(getattr(policy, "synchronous", False))
+
+
+def counts_models(policy: Policy) -> bool:
+    """Return whether a policy adds up what it receives, so that a codec with losses would change the sum of all models."""
+    return bool(getattr(policy, "counts_models", False))
 
 
 def check_topology(policy: Policy, changes: bool) -> None:

@@ -21,7 +21,7 @@ from p2pfl.node.federation.agreement import AGREED, Agreement
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
 from p2pfl.node.folder.config import NodeConfig
-from p2pfl.node.settings import check_coordinated, check_fragments, check_mode
+from p2pfl.node.settings import check_coordinated, check_policy
 from p2pfl.policies import make_policy
 from p2pfl.policy import Coordinated, Policy, check_topology
 from p2pfl.protocols.membership.log import Membership
@@ -90,10 +90,9 @@ def policy_of(setup: LoadedNode) -> Policy:
         policy = make_policy(*split_name("policy", own.policy))
         if isinstance(policy, Coordinated):
             check_coordinated(own)
-        check_fragments(own, policy)
+        check_policy(own, policy)
         if setup.agreement is not None:
             check_topology(policy, bool(setup.agreement.topology))
-        check_mode(own, policy)
     return policy
 
 

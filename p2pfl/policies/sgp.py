@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import fsum, isfinite
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ class Sgp:
     and a receiver adds what is new since the last time. So the policy also holds without waiting: what a slow node has not
     fetched yet is under way, as in the overlapped variant of the paper, and neither lost nor counted twice.
 
-    A robust rule is refused, because it would change these sums; a codec that loses digits changes them, too. A topology
+    A robust rule and a codec that loses digits are refused, because they would change these sums. A topology
     with a graph for each round is refused, because its weights are doubly stochastic and need no w. A member that joins
     later counts the sums since the beginning.
 
@@ -44,6 +44,8 @@ class Sgp:
             long.
         reported_stage: the model that drives early stopping and is reported.
     """
+
+    counts_models: ClassVar[bool] = True
 
     steps: int = 0
     epochs: int = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from p2pfl.parameters import Parameters
 from p2pfl.policies.dsgd import Dsgd
@@ -18,7 +18,8 @@ class SkipTrain(Dsgd):
 
     Blocks of `train_rounds` rounds of decentralised SGD are followed by `sync_rounds` rounds in which all nodes average
     without training. Averaging costs little energy, and brings the models closer together. All nodes have the same blocks,
-    so the policy is for synchronous federations. The paper searches both lengths for each graph.
+    and a round without training takes no time, so `mode = "asynchronous"` is refused. The paper searches both lengths for
+    each graph.
 
     `constrained` is SkipTrain-constrained: a node whose budget admits n trainings trains in each round of training with
     probability min(n / T, 1), where T is the number of these rounds in the whole run, and never beyond the budget. With
@@ -29,6 +30,8 @@ class SkipTrain(Dsgd):
         sync_rounds: Gamma_sync, rounds without training in a block.
         constrained: whether nodes spread the trainings of their budget over the run.
     """
+
+    synchronous: ClassVar[bool] = True
 
     train_rounds: int = 4
     sync_rounds: int = 4

@@ -20,7 +20,7 @@ from p2pfl.learning.optimizers import check_schedule
 from p2pfl.learning.task_stack import TaskStack, different, each, samples_of, tasks_of
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.node.exchange.model_encoding import ModelEncoder
-from p2pfl.node.settings import check_fragments, check_mode
+from p2pfl.node.settings import check_policy
 from p2pfl.parameters import Parameters
 from p2pfl.policies import make_policy
 from p2pfl.policy import Policy, check_topology
@@ -176,9 +176,8 @@ class RunPlan:
         """
         found = make_policy(*split_name("policy", self.scenario.policy_of(self.tasks[node].public_info.get("group"))))
         refuse(self.scenario, found)
-        check_fragments(self.scenario, found)
+        check_policy(self.scenario, found)
         check_topology(found, self.topology.rounds is not None)
-        check_mode(self.scenario, found)
         return found
 
 
@@ -435,8 +434,8 @@ def check(scenario: Scenario, graph: nx.Graph | None = None) -> Task:
         for group in (None, *scenario.policy_by_group):
             policy = make_policy(*split_name("policy", scenario.policy_of(group)))
             refuse(scenario, policy)
+            check_policy(scenario, policy)
             check_topology(policy, scheduled)
-            check_mode(scenario, policy)
         attack = scenario.attack_plan()
         if scheduled and attack is not None and attack.attack.targeted:
             raise ConfigurationError(

@@ -139,6 +139,11 @@ def test_sgp_refuses_a_robust_rule():
         simulate(policy={"name": "sgp"}, rounds=1, robust="median")
 
 
+def test_sgp_refuses_a_codec_that_loses_digits():
+    with pytest.raises(ConfigurationError, match=r'adds up what it receives, .*; set codec\.name = "float32", got'):
+        simulate(policy={"name": "sgp"}, rounds=1, codec={"name": "float16"})
+
+
 def test_sgp_refuses_a_graph_for_each_round():
     with pytest.raises(ConfigurationError, match='it is the policy dsgd with weights = "graph"'):
         simulate(policy={"name": "sgp"}, rounds=1, topology={"name": "base-k"})

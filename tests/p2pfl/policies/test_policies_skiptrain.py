@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from p2pfl.errors import ConfigurationError
 from p2pfl.node.settings import Settings
 from p2pfl.policies.dsgd import Dsgd
 from p2pfl.policies.skiptrain import SkipTrain
@@ -33,6 +34,11 @@ def test_blocks_of_training_and_of_averaging_alternate(lengths, trained):
     rounds = result_of(run(scenario(policy=policy))).rounds
     assert [rounds["trainings"][rounds["round"] == round].tolist() for round in range(1, 7)] == [[k] * 6 for k in trained]
     assert (rounds["models_in"] == 2).all()
+
+
+def test_nodes_that_do_not_wait_are_refused():
+    with pytest.raises(ConfigurationError, match=r'needs mode = "synchronous": .*; policies for them are ad-psgd and sgp'):
+        run(scenario(mode="asynchronous"))
 
 
 def test_without_rounds_of_averaging_it_is_decentralised_sgd():
