@@ -254,8 +254,9 @@ class FileStore:
                 except OSError as error:
                     raise ConfigurationError(f"cannot rename {path}, which is {what}: {explain(error)}") from error
                 done = f": renamed it to {aside.name}"
+            used = "continuing from" if set_aside else "reading"
             self._log.warning(
-                f"{path} is {what}{done}; continuing from the previous checkpoint, after round {round}",
+                f"{path} is {what}{done}; {used} the previous checkpoint, after round {round}",
                 kind="file-damaged",
                 path=str(path),
             )

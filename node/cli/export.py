@@ -46,7 +46,7 @@ class Exported(NamedTuple):
 
 
 def export(folder: Path, target: Path, force: bool = False, format: str = "", preference: Sequence[float] = ()) -> Exported:
-    """Write the best model of a node, running or not, and return a description of it.
+    """Write the best model of a node, running or not, and return a description of it; no file of the node is changed.
 
     Args:
         folder: the node's folder.
@@ -133,17 +133,13 @@ def _answer(
     return save({name: tensor.numpy() for name, tensor in module.state_dict().items()}, metadata)
 
 
-def newest(folder: Path, *, repair: bool = True) -> Checkpoint:
-    """Return a node's newest intact checkpoint.
-
-    Args:
-        repair: whether to set a damaged newer one aside; see p2pfl.node.checkpoint.FileStore.load.
+def newest(folder: Path) -> Checkpoint:
+    """Return a node's newest intact checkpoint; its files stay as they are.
 
     Raises:
         ConfigurationError: there is none.
     """
-    store = FileStore(folder / folders.CHECKPOINT)
-    checkpoint = store.load() if repair else store.peek()
+    checkpoint = FileStore(folder / folders.CHECKPOINT).peek()
     if checkpoint is None:
         raise ConfigurationError(f"{folder} has no checkpoint: the node has not finished a round yet")
     return checkpoint

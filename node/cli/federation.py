@@ -317,7 +317,7 @@ def stored_proofs(folder: Path) -> list[dict[str, Any]]:
 
     membership = member_of(folder)
     names = {member.key: name for name, member in membership.members.items()}
-    checkpoint = FileStore(folder / folders.CHECKPOINT).load()
+    checkpoint = FileStore(folder / folders.CHECKPOINT).peek()
     found = []
     for proof in [] if checkpoint is None else checkpoint.conduct.proofs:
         one, _ = read_proof(proof, membership.federation)

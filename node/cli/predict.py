@@ -70,7 +70,7 @@ def predict(folder: Path, path: Path, preference: Sequence[float] = ()) -> Predi
             model for the preference.
     """
     ready = loading.load(folder)
-    checkpoint = newest(folder, repair=False)
+    checkpoint = newest(folder)
     task = loading.task_of(ready, copies=READING)
     encoding = task.row_encoding
     if "inputs" not in encoding:

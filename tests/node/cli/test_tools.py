@@ -123,6 +123,13 @@ def test_export_reads_model_from_node_folder(tmp_path):
     assert export(folder, tmp_path / "model.safetensors").round == 3
     assert task.layout.flatten(load_file(tmp_path / "model.safetensors")).tobytes() == model.tobytes()
 
+    store = FileStore(folder / config.CHECKPOINT)  # a damaged newest one is left to the node, which may be running
+    store.save(checkpoint(task.layout, model, model))
+    store.path.write_bytes(store.path.read_bytes()[:-1])
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert export(folder, tmp_path / "again.safetensors").round == 3
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
 
 @pytest.mark.parametrize(
     ("name", "given", "format"),
