@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ def with_joules(run: Run, rounds: Table) -> Table:
     """Return the table of rounds with the column `joules`, if the nodes have devices: see `parts`."""
     if not _measured(run.plan.speeds):
         return rounds
-    joules = sum(parts(rounds, run.plan.speeds, run.scenario.compute.radio).values())
+    joules = sum(_parts_of(run, rounds).values())
     table: Table = {}
     for name, column in rounds.items():
         table[name] = column
@@ -28,18 +28,35 @@ def with_joules(run: Run, rounds: Table) -> Table:
     return table
 
 
-def parts(rounds: Table, speeds: Sequence[Speed], radio: float) -> dict[str, np.ndarray]:
+def _parts_of(run: Run, rounds: Table) -> dict[str, np.ndarray]:
+    plan, radio = run.plan, run.scenario.compute.radio
+    if (presence := plan.presence(run.scenario.seed)) is None:
+        return parts(rounds, plan.speeds, radio)
+    return parts(rounds, plan.speeds, radio, lambda node, begin, end: presence.seconds(plan.names[node], begin, end))
+
+
+def parts(
+    rounds: Table,
+    speeds: Sequence[Speed],
+    radio: float,
+    present: Callable[[int, float, float], float] | None = None,
+) -> dict[str, np.ndarray]:
     """Return for each row of the rounds the joules of trainings, of the time without training, and of the radio.
 
-    A round of a node lasts from the end of its last one to its own end.
+    A round of a node lasts from the end of its last one to its own end. Time in which the node is away costs nothing: it is
+    off, or does something else.
 
     Args:
         radio: joules of a byte.
+        present: returns for how many seconds a node is present between two times; None if nodes always are.
     """
     node, order = rounds["node"], np.argsort(rounds["node"], kind="stable")
     ends, begins = rounds["virtual_time"][order], np.diff(node[order], prepend=-1) != 0
     lasts = np.empty(len(node))
     lasts[order] = np.where(begins, ends, np.diff(ends, prepend=0.0))
+    if present is not None:
+        spans = zip(node.tolist(), rounds["virtual_time"].tolist(), lasts.tolist(), strict=True)
+        lasts = np.array([present(k, end - length, end) for k, end, length in spans])
     watts, idle = (np.array([getattr(speed, name) for speed in speeds])[node] for name in ("watts", "idle"))
     return {
         "training": watts * rounds["train_s"],
@@ -62,9 +79,7 @@ def of_run(run: Run, rounds: Table) -> dict[str, Any]:
     if run.state.trained["refused"].any():
         found["refused"] = of(run.state.trained["refused"].sum().item())
     if _measured(run.plan.speeds):
-        of_parts = {
-            name: float(values.sum()) for name, values in parts(rounds, run.plan.speeds, run.scenario.compute.radio).items()
-        }
+        of_parts = {name: float(values.sum()) for name, values in _parts_of(run, rounds).items()}
         found["joules"] = of(plain_sum(of_parts.values()))
         found["joules_by"] = of_parts
         names = sorted({speed.device for speed in run.plan.speeds})

@@ -168,6 +168,15 @@ class Presence:
             time = end
             k = self._find(name, time)
 
+    def seconds(self, name: str, begin: float, end: float) -> float:
+        """Return for how many seconds between two times a node is present."""
+        found = 0.0
+        while begin < end:
+            k = self._find(name, begin)
+            found += max(0.0, min(self._ends[name][k], end) - max(self._begins[name][k], begin))
+            begin = self._ends[name][k]
+        return found
+
 
 def _repeated(intervals: Sequence[Interval], period: float) -> Iterator[Interval]:
     for turn in count():

@@ -49,7 +49,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         samples: samples a second in a training.
         watts: power of the device while it trains.
-        idle: power at all other times; 0 counts none.
+        idle: power at all other times at which the node is present; 0 counts none.
         values: values of the model to which `samples` belongs: a model of twice as many takes twice as long. 0 is the
             model of the scenario.
     """

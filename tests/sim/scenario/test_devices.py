@@ -8,6 +8,7 @@ import pytest
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.results import costs
 from p2pfl.sim.results.results import result_of
+from p2pfl.sim.scenario.availability import Presence
 from p2pfl.sim.scenario.devices import LENET, SHIPPED, Speed, assign
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.plan import plan
@@ -87,6 +88,9 @@ def test_waiting_node_uses_its_idle_power():
         **{"bytes_in": np.zeros(4, int), "bytes_out": np.zeros(4, int), "train_s": np.array([1.0, 3.0, 1.0, 4.0])},
     }
     assert costs.parts(table, speeds, 0.0)["idle"].tolist() == [2.0, 0.0, 3.0, 0.0]
+    there = Presence({"a": iter([(0.0, 2.0), (4.0, 5.0), (5.0, 99.0)])})
+    idle = costs.parts(table, speeds, 0.0, lambda node, begin, end: end - begin if node else there.seconds("a", begin, end))
+    assert idle["idle"].tolist() == [1.0, 0.0, 2.0, 0.0]
 
 
 def test_one_device_for_all_runs_as_a_cohort_with_the_bits_of_single_nodes():
