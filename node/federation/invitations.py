@@ -58,6 +58,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             the machine, because it was created before the clock began to count.
         reuse_name: whether the name may be that of a former member.
         expired: whether the note was found expired once; this never changes back, whatever a clock shows.
+        looked_by: public key of the node that has read the federation's file with it last; empty before.
         used_by: public key of the node that has used it; empty before its use.
     """
 
@@ -67,6 +68,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     until: float
     reuse_name: bool = False
     expired: bool = False
+    looked_by: bytes = b""
     used_by: bytes = b""
 
     def is_late(self, now: float, booted: float) -> bool:
@@ -255,7 +257,6 @@ class InvitationService:
         self._working = 0
         self._refusals = TokenBucket(RECOVERY, REFUSALS)
         self._must_look = must_look
-        self._looked: dict[bytes, bytes] = {}  # the newcomer that has read the federation's file, by the secret of its token
 
     async def answer(self, key: bytes, frame: bytes, host: str) -> JoinReply:
         """Return the answer to a newcomer that has proven `key` and asks to join.
@@ -291,7 +292,7 @@ class InvitationService:
         """Make a newcomer a member; return whether it was one already and had lost the answer."""
         if await self._is_member(key, join):
             return True
-        if self._must_look and self._looked.get(join.secret) != key:
+        if self._must_look and (await asyncio.to_thread(self._redeemer.read_note, join.secret)).looked_by != key:
             await self._with_log(partial(self._redeemer.check, key=key, join=join))  # the other causes come first
             here = await asyncio.to_thread(describe_version)
             raise ProtocolError(
@@ -300,14 +301,12 @@ class InvitationService:
                 " the federation; upgrade the newcomer, and repeat join with the same token",
             )
         await self._with_log(partial(self._redeemer.redeem, key=key, join=join))
-        self._looked.pop(join.secret, None)
         return False
 
     async def _check(self, key: bytes, look: invitation.Look) -> None:
         """Check that a newcomer would be admitted, and leave it a stranger."""
         if not await self._is_member(key, look):
             await self._with_log(partial(self._redeemer.check, key=key, join=look))
-            self._looked[look.secret] = key
 
     async def _is_member(self, key: bytes, join: invitation.Join | invitation.Look) -> bool:
         """Return whether a newcomer is a member already, and had lost the answer; no file is written."""
@@ -407,14 +406,16 @@ class TokenRedeemer:
         return check_token(note, key, name, log, late)
 
     def check(self, log: Membership, key: bytes, join: invitation.Join | invitation.Look) -> None:
-        """Check that a newcomer would be admitted; its token remains unused.
+        """Check that a newcomer would be admitted; its token remains unused. A look is noted for its `join`.
 
         Raises:
             ProtocolError: the token does not admit this newcomer.
             ConfigurationError: a file cannot be read or written.
         """
         with as_configuration(), self.file.adding(log):
-            self._valid_note(log, key, join)
+            note = self._valid_note(log, key, join)
+            if isinstance(join, invitation.Look) and note is not None and note.looked_by != key:
+                write_note(self._folder, join.secret, replace(note, looked_by=key))
 
     def redeem(self, log: Membership, key: bytes, join: invitation.Join) -> None:
         """Add a newcomer to a log and its file, and mark its token as used.
