@@ -29,6 +29,7 @@ COSTS: tuple[tuple[str, str, Cost], ...] = (
     ("bytes sent", "B", lambda entry: entry.sent),
     ("virtual time", "s", lambda entry: entry.time.virtual_s),
 )
+ENERGY: tuple[str, str, Cost] = ("energy of all nodes", "J", lambda entry: entry.joules)
 
 
 def of_nodes(series: Series, entry: Entry, stage: str, what: str) -> np.ndarray:
@@ -148,11 +149,12 @@ def clipped(figure: Figure) -> Figure:
 
 
 def costs(series: Sequence[Series]) -> list[Figure]:
-    """Return a figure for each metric, with its cost in bytes and in virtual time."""
+    """Return a figure for each metric, with its cost in bytes, in virtual time and, with watts of devices, in joules."""
     figures = []
     for metric, alike in by_key(series, lambda one: one.metric).items():
         comparable = len({one.problem for one in alike}) == 1
-        views = [scatter(alike, label, unit, cost, comparable) for label, unit, cost in COSTS]
+        kinds = (*COSTS, ENERGY) if all(entry.joules for one in alike for entry in one.entries) else COSTS
+        views = [scatter(alike, label, unit, cost, comparable) for label, unit, cost in kinds]
         shown = views[0]["points"]
         note = (
             points(shown, reported_model(alike)) + _FRONT * (comparable and len(shown) > 1)

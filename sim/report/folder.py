@@ -255,6 +255,20 @@ class Clusters(msgspec.Struct, frozen=True):
     adjusted_rand: list[float] | None = None
 
 
+class Amount(msgspec.Struct, frozen=True):
+    """Amount of all nodes."""
+
+    total: float = 0.0
+
+
+class Effort(msgspec.Struct, frozen=True):
+    """What the trainings of a run cost; `joules` without devices, and in folders of versions without them, is None."""
+
+    trainings: Amount = Amount()
+    train_s: Amount = Amount()
+    joules: Amount | None = None
+
+
 class Entry(msgspec.Struct, frozen=True):
     """Run with one seed: an entry of `runs` in summary.json."""
 
@@ -271,6 +285,7 @@ class Entry(msgspec.Struct, frozen=True):
     selected_by: str = ""  # "last round", or what selects each node's round, such as "validation loss"
     topology: str = ""
     traffic: Traffic = Traffic(0, 0, 0, Preparation(0))  # that of a search
+    effort: Effort = msgspec.field(default=Effort(), name="cost")
     labels: list[str] = []
     groups: list[str | None] = []
     chosen_before: list[str] = []
@@ -288,6 +303,11 @@ class Entry(msgspec.Struct, frozen=True):
     def sent(self) -> int:
         """Return all bytes sent for learning, including the preparation."""
         return self.traffic.bytes + self.traffic.preparation.bytes
+
+    @property
+    def joules(self) -> float:
+        """Return the joules of all nodes; 0 without devices, or if they have no watts."""
+        return 0.0 if self.effort.joules is None else self.effort.joules.total
 
     @property
     def node_values(self) -> np.ndarray:

@@ -83,7 +83,7 @@ SECTIONS: tuple[Callable[[Sequence[Series]], Section | None], ...] = (
     traffic_section,
     elections_section,
 )
-LAST_ROUND, OWN_GROUP = "last round", "weight on own group"  # columns of the table
+LAST_ROUND, OWN_GROUP, TRAININGS = "last round", "weight on own group", "trainings"  # columns of the table
 DECIDED = (
     "A margin is decided if it exceeds its standard deviation over the seeds: this is the size of an effect and no test of"
     " significance, because a paired t-test may give p = 0.39 with 2 seeds, 0.23 with 3, 0.09 with 5 and 0.012 with 10."
@@ -307,6 +307,10 @@ def _costs(folder: Folder, series: Sequence[Series], rows: Sequence[Row]) -> dic
         "max models per round": [str(max(entry.traffic.max_models_in_round for entry in one.entries)) for one in series],
         "virtual time": [_seconds(_mean_of(one, lambda entry: entry.time.virtual_s)) for one in series],
     }
+    if any(entry.joules for one in series for entry in one.entries):
+        found[TRAININGS] = [number(_mean_of(one, lambda entry: entry.effort.trainings.total), 0) for one in series]
+        found["computing"] = [_seconds(_mean_of(one, lambda entry: entry.effort.train_s.total)) for one in series]
+        found["joules"] = column(_mean_of(one, lambda entry: entry.joules) for one in series)
     if folder.summary.target is not None:
         reached = [_format_target(row, len(one.entries)) for one, row in zip(series, rows, strict=True)]
         heads = ("rounds to target", "time to target", "bytes to target")
@@ -342,6 +346,8 @@ def _meaning(series: Sequence[Series], heads: Collection[str]) -> str:
         " Worst tenth: mean of the worst tenth of the nodes. ± over nodes: standard deviation over the nodes of a seed."
         " Bytes sent: total of all nodes, including the preparation."
     )
+    if TRAININGS in heads:
+        words += " Trainings, seconds of computing and joules: totals of all nodes; joules with idle time and radio."
     if "r2" in heads:
         words += f" {R2[0].upper()}{R2[1:]}."
     target = next((one.folder.summary.target for one in series if one.folder.summary.target is not None), None)

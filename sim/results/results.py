@@ -179,6 +179,7 @@ class Result(Views):
             **{f"test {name.replace('_', ' ')}": number(of["mean"]) for name, of in run.get("extra_metrics", {}).items()},
             "worst tenth": number(test["worst_decile"]),
             "sent": size(total_sent(run["traffic"])),
+            **_costs({kind: of["total"] for kind, of in run.get("cost", {}).items() if kind in costs.COSTS}),
             "virtual time": f"{run['time']['virtual_s']:,.1f} s",
         }
         return formatting.table([run["name"], f"seed {run['seed']}"], list(rows.items()))
@@ -276,15 +277,29 @@ class Results(list[Result], Views):
         several = any(row["seeds"] > 1 for row in rows)
         also = list(dict.fromkeys(name for row in rows for name in row.get("extra_metrics", {})))
         heads = ["run", f"test {metric}", *(["± over seeds"] if several else []), "seeds", *stages]
-        heads += [name.replace("_", " ") for name in also]
+        of_rows = [_costs(row.get("cost", {})) for row in rows]
+        paid = next(filter(None, of_rows), {})
+        heads += [*(name.replace("_", " ") for name in also), *paid]
         return heads, [
             [row["name"], number(row["mean"])]
             + ([number(row["std"] if row["seeds"] > 1 else None)] if several else [])
             + [str(row["seeds"])]
             + [number(row["stages"].get(stage)) for stage in stages]
             + [number(row.get("extra_metrics", {}).get(name)) for name in also]
-            for row in rows
+            + [own.get(head, "") for head in paid]
+            for row, own in zip(rows, of_rows, strict=True)
         ]
+
+
+def _costs(cost: Mapping[str, float]) -> dict[str, str]:
+    """Return the trainings of all nodes, their seconds and the joules, in words; none where no device has watts."""
+    if not cost.get("joules"):
+        return {}
+    return {
+        "trainings": f"{cost['trainings']:,.0f}",
+        "computing": f"{cost['train_s']:,.1f} s",
+        "energy": f"{number(cost['joules'])} J",
+    }
 
 
 def _varied_columns(result: Result, keys: Sequence[str], table: Table) -> Table:

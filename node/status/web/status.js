@@ -120,7 +120,7 @@ function showTiles(rows) {
   const done = Math.min(1, (state.round ?? 0) / (state.rounds || 1));
   const budget = state.budget ?? {};
   const tiles = [
-    ["State", NODE_STATES[state.state] ?? state.state, state.waiting ? `waiting for members: ${state.waiting.present} of ${state.waiting.needed}` : state.reason ?? ""],
+    ["State", NODE_STATES[state.state] ?? state.state, state.waiting ? `waiting for members: ${state.waiting.present} of ${state.waiting.needed}` : state.reason || state.ended_early || ""],
     ["Round", progress(), last?.seconds ? `${seconds(last.seconds)} for the last one${left && state.state === "running" ? `, about ${seconds(left)} left` : ""}` : "", done],
     [`Validation ${state.metric ?? "metric"}`, figure(judged.at(-1)?.validation), best ? `best model ${figure(best.validation)} in round ${best.round}, by validation ${state.best_by ?? "loss"}` : "not evaluated yet"],
     ["Connected peers", `${there} of ${peers.length}`, tally(peers)],
@@ -128,6 +128,11 @@ function showTiles(rows) {
     ["Received in the last round", last ? bytes(last.bytes_in) : "–", budget.bytes ? `models ${bytes(last?.budget_bytes ?? 0)} of ${bytes(budget.bytes.limit)}` : "no limit", budget.bytes && last ? (last.budget_bytes ?? 0) / budget.bytes.limit : undefined],
   ];
   if (state.election) tiles.push(["Coordinator", state.election.coordinator ?? "none", `term ${state.election.term}`]);
+  const cost = state.cost ?? {};
+  if (isNumber(cost.joules) && cost.trainings) { // only where the machine counts energy
+    const share = budget.joules ? cost.joules / budget.joules.limit : undefined;
+    tiles.push(["Energy of trainings", `${cost.joules.toLocaleString("en", { maximumFractionDigits: 1 })} J`, `${count(cost.trainings, "training")}, ${seconds(cost.train_s)} of computing${budget.joules ? `, budget ${budget.joules.limit} J` : ""}`, share]);
+  }
   if (budget.held) tiles.push(["Models held now", `${budget.held.used}`, `budget ${budget.held.limit}`, budget.held.used / budget.held.limit]);
   draw($("tiles"), tiles, () => tiles.map(([name, value, note, part]) => el("div", { class: "tile" },
     el("span", { class: "quiet" }, name), el("strong", {}, value), meter(part, name), el("span", { class: "quiet note" }, note))));

@@ -5,7 +5,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from p2pfl import simulate
 from p2pfl.errors import ConfigurationError
+from p2pfl.sim.report import figures
+from p2pfl.sim.report.folder import Folder
+from p2pfl.sim.report.series import gather
+from p2pfl.sim.report.write import results_table
 from p2pfl.sim.results import costs
 from p2pfl.sim.results.results import result_of
 from p2pfl.sim.scenario.availability import Presence
@@ -136,3 +141,17 @@ def test_scenario_without_devices_is_written_as_before(tmp_path):
     with_devices = resolve(SMALL | {"compute": {"device": {"fast": 1, "slow": 1}, "devices": OWN}}, [], "test", ".")
     (entry,) = with_devices.to_toml()["run"]
     assert resolve(entry, [], "test", ".").runs[0].compute == with_devices.runs[0].compute
+
+
+def test_report_and_notebook_show_energy_beside_bytes_only_with_watts(tmp_path):
+    shown = {}
+    for name, device in (("with", "slow"), ("without", "unpowered")):
+        compute = {"device": device, "devices": OWN | {"unpowered": {"samples": 50, "watts": 0.0}}}
+        results = simulate(SMALL | {"compute": compute}, progress=False, out=tmp_path / name)
+        with Folder(tmp_path / name) as folder:
+            series = gather([folder])
+            (figure,) = figures.costs(series)
+            axes = [view["label"] for view in figure["views"]]
+            shown[name] = [">joules<" in results_table([folder], series), "energy of all nodes" in axes]
+        shown[name] += [view._repr_html_().count("energy") == 1 for view in (results, results[0])]
+    assert shown == {"with": [True, True, True, True], "without": [False, False, False, False]}
