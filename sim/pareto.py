@@ -480,15 +480,11 @@ def write(path: Path, searches: Sequence[FrontSearch], summary: Mapping[str, Any
         )
         shutil.rmtree(path / MODELS, ignore_errors=True)
         for search, run in zip(searches, summary["runs"], strict=True):
-            _write_models(path / model_folder(run["name"], run["seed"]), search, run)
+            row = re.sub(r"[^A-Za-z0-9.-]+", "-", run["name"])
+            _write_models(path / MODELS / row / f"seed-{run['seed']}", search, run)
         replace_file(path / SUMMARY, [to_json(summary, indent=1).encode() + b"\n"])
     except OSError as error:
         raise RunError(f"cannot write to {path}: {reason(error)}") from error
-
-
-def model_folder(row: str, seed: int) -> str:
-    """Return the subfolder for the models of a search's front."""
-    return f"{MODELS}/{re.sub(r'[^A-Za-z0-9.-]+', '-', row)}/seed-{seed}"
 
 
 def _columns(search: FrontSearch, run: Mapping[str, Any]) -> Table:

@@ -270,16 +270,12 @@ class WorkerSettings:
             )
 
 
+@cache
 def prepare_worker(settings: WorkerSettings) -> None:
     """Prepare this process once; Ray uses it for several runs."""
-    _prepare(settings.path, settings.data)
-
-
-@cache
-def _prepare(path: tuple[str, ...], data: str) -> None:
-    if data:
-        os.environ.setdefault(ROOT, data)
-    prepare_process(path)
+    if settings.data:
+        os.environ.setdefault(ROOT, settings.data)
+    prepare_process(settings.path)
 
 
 def resources_of(device: str) -> dict[str, Any]:

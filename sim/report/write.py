@@ -153,22 +153,14 @@ def payload(
     made = [section(series) for section in of]
     sections = [each for each in made if each is not None and (each["figures"] or each["text"])]
     names = [one.name for one in series]
+    short, colours = labels(series), styles(series, factors(series))  # colours only if they come from factors
     return {
         "runs": names,
-        **_appearance(series),
+        **({"labels": short} if short else {}),
+        **({"styles": colours} if colours else {}),
         **({"shown": _shown_runs(series, sections)} if len(names) > MOST_RUNS else {}),
         "sections": sections,
     }
-
-
-def _appearance(series: Sequence[Series]) -> dict[str, Any]:
-    """Return the labels of runs, and their colours, if they come from factors."""
-    found: dict[str, Any] = {}
-    if short := labels(series):
-        found["labels"] = short
-    if colours := styles(series, factors(series)):
-        found["styles"] = colours
-    return found
 
 
 def _shown_runs(series: Sequence[Series], sections: Sequence[Section]) -> list[str]:

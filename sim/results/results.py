@@ -155,12 +155,9 @@ class Result(Views):
 
     def to_dir(self, path: str | PathLike[str]) -> None:
         """Write the folder of this run; see `Results.to_dir`."""
-        Results([self], self._own_file()).to_dir(path)
-
-    def _own_file(self) -> ScenarioFile:
         if self.file is None:
             raise ConfigurationError("this result does not know its scenario; use one of p2pfl.simulate or p2pfl.load")
-        return self.file
+        Results([self], self.file).to_dir(path)
 
     def _each(self) -> Sequence[Result]:
         return [self]

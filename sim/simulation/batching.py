@@ -68,11 +68,12 @@ class Batcher:
     Attributes:
         due: time at which the next job is due.
         queues: by the name of their queries, in the order in which they are computed.
+        loop: the virtual loop.
     """
 
     def __init__(self, backend: ComputeBackend, loop: VirtualLoop) -> None:
         self._backend = backend
-        self._loop = loop
+        self.loop = loop
         self.queues = {name: _Queue(backend) for name in FIRST}
         self._patient: dict[str, _Queue] = {}  # queues of queries that are not urgent
         self.due = inf
@@ -88,16 +89,16 @@ class Batcher:
         queue = self.queue(query.name)
         future: Future[R]
         if not query.urgent:
-            future = _Patient(self, queue, loop=self._loop)
-            queue.entries.append((job.node, job, self._loop.now, future))
+            future = _Patient(self, queue, loop=self.loop)
+            queue.entries.append((job.node, job, self.loop.now, future))
             self._patient[query.name] = queue
             return future
-        due = self._loop.now + seconds
+        due = self.loop.now + seconds
         if due < queue.due:
             queue.due = due
             if due < self.due:
                 self.due = due
-        future = Future(loop=self._loop)
+        future = Future(loop=self.loop)
         queue.entries.append((job.node, job, due, future))
         return future
 
@@ -109,20 +110,16 @@ class Batcher:
         self.queues = {name: self.queues[name] for name in FIRST} | dict(sorted(others.items()))
         return self.queues[name]
 
-    def hurry(self, queue: _Queue) -> None:
-        """Compute a queue's jobs now, because one of their results is awaited."""
-        queue.due = self.due = min(self.due, self._loop.now)
-
     def run(self) -> None:
         """Compute every queue with a due result; with trainings, also compute jobs that are not urgent."""
-        now = self._loop.now
+        now = self.loop.now
         if self.queues[Train.name].due <= now:
             for queue in self._patient.values():
                 if queue.entries:
                     queue.due = now
         for queue in self.queues.values():
             if queue.due <= now:
-                queue.run(self._loop)
+                queue.run(self.loop)
         self.due = min(queue.due for queue in self.queues.values())
 
 
@@ -136,7 +133,8 @@ class _Patient(Future[Any]):
 
     def __await__(self) -> Any:
         if not self.done():
-            self._batcher.hurry(self._queue)
+            batcher = self._batcher
+            self._queue.due = batcher.due = min(batcher.due, batcher.loop.now)
         return super().__await__()
 
     __iter__ = __await__

@@ -386,12 +386,12 @@ class _Me(policy.Me):
     def rng(self, purpose: str) -> np.random.Generator:
         return cast(np.random.Generator, GeneratorsOfEach(self._streams, self.round, purpose))
 
-    def compute(self, query: Query[R]) -> Awaitable[R]:
+    async def compute(self, query: Query[R]) -> R:
         if isinstance(query, QueriesOfEach):
-            return cast(Awaitable[R], _done(self._cohort.answers(query)))
+            return cast(R, self._cohort.answers(query))
         if not isinstance(query, Train):
             raise ConfigurationError(f"{type(query).__name__} has no form for cohorts")
-        return cast(Awaitable[R], _done(self._cohort.train(query)))
+        return cast(R, self._cohort.train(query))
 
     @property
     def trainings_left(self) -> float:
@@ -729,7 +729,3 @@ def _run(procedure: Coroutine[Any, Any, T]) -> T:
         return cast(T, end.value)
     procedure.close()
     raise ConfigurationError("a policy with a form for cohorts awaits something else than its node and its peers")
-
-
-async def _done(value: T) -> T:
-    return value

@@ -29,7 +29,7 @@ from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Extras, Fragment, PolicyStep, Stage, Submission, Update
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.simulation.modelled_coordinator import ModelledCoordination
-from p2pfl.sim.simulation.modelled_network import Gather, ModelledConfig, ModelledNetwork, ModelledPeer, Waiting, yield_once
+from p2pfl.sim.simulation.modelled_network import Gather, ModelledConfig, ModelledNetwork, ModelledPeer, Waiting
 
 Losses = Callable[[Parameters], Future[np.ndarray]]
 
@@ -199,7 +199,7 @@ class ModelledExchange:
         known = self.encoder.ask(ids)
         if network.synchronous and network.links.instant:
             # nodes with the same training time have then published too, so there is usually nothing to wait for
-            await yield_once()
+            await asyncio.sleep(0)
         fetch = Fetch(self.peer, ids, round, stages, known)
         await self._complete(fetch, ids)
         items = fetch.items

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
-from types import coroutine
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -496,9 +495,3 @@ class Gather:
     def close(self) -> None:
         """End the waiting at the deadline. It is not called if the waiting has ended."""
         self.expire()
-
-
-@coroutine
-def yield_once() -> Generator[None, None, None]:
-    """Let everything else run first that can run at this time."""
-    yield

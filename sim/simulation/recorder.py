@@ -338,7 +338,11 @@ class Recorder(Observer):
         preparation are in the first round.
         """
         table = self._rounds.table()
-        self._count_last(table)
+        last = np.full(len(self._place), -1)
+        last[table["node"]] = np.arange(len(table["node"]))
+        for place, (received, sent) in self._sent_last.items():  # the bytes after a node's last round count in that round
+            if last[place] >= 0:
+                table["bytes_in"][last[place]], table["bytes_out"][last[place]] = received, sent
         table = _rows_of(table, self._valid_rows(table))
         order = np.argsort(table["node"], kind="stable")  # each node's rows together, in their order
         begins = np.diff(table["node"][order], prepend=-1) != 0
@@ -354,14 +358,6 @@ class Recorder(Observer):
         if kept is None:
             return {"rounds": len(self._waited), "of": len(self._rounds)}
         return {"rounds": int(kept[self._waited].sum()), "of": int(kept.sum())}
-
-    def _count_last(self, table: Table) -> None:
-        """Write the bytes after the last rounds into the last row of each node."""
-        last = np.full(len(self._place), -1)
-        last[table["node"]] = np.arange(len(table["node"]))
-        for node, (received, sent) in self._sent_last.items():
-            if last[node] >= 0:
-                table["bytes_in"][last[node]], table["bytes_out"][last[node]] = received, sent
 
     def _valid_rows(self, table: Table) -> np.ndarray | None:
         """Return whether each row of all rounds is of a round that was not repeated, bool [K]; None if all are."""
