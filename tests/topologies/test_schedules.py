@@ -3,6 +3,7 @@
 from itertools import pairwise
 from math import log, log2
 
+import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from p2pfl._util import binding
 from p2pfl.errors import ConfigurationError
 from p2pfl.topologies import SCHEDULES, make_schedule, neighbours
-from p2pfl.topologies.consensus import consensus_errors, effective_gap, schedule_properties, union
+from p2pfl.topologies.consensus import consensus_errors, effective_gap, schedule_properties, static_schedule, union
+from p2pfl.topologies.graph_properties import spectral_gap
 from p2pfl.topologies.schedules import NamedSchedule, all_sources
 
 START = np.random.default_rng(7).standard_normal(200)
@@ -91,6 +93,12 @@ def test_one_peer_exponential_does_not_reach_consensus_otherwise():
 def test_gap_of_the_exponential_graph_is_that_of_its_paper(n):
     """Ying et al. 2021, proposition 1: 2 / (1 + ceil(log2(n))) for even n."""
     assert effective_gap(make_schedule("exponential", n, 0)) == pytest.approx(2 / (1 + np.ceil(log2(n))), abs=1e-6)
+
+
+@pytest.mark.parametrize("n", [30, 200])
+def test_gap_of_a_graph_that_mixes_slowly_is_that_of_its_matrix(n):
+    graph = nx.cycle_graph(n)
+    assert effective_gap(static_schedule(graph)) == pytest.approx(spectral_gap(graph), rel=1e-5)
 
 
 # Random graphs
