@@ -35,6 +35,7 @@ from p2pfl.robust.clipping import AssignmentLimits, MedianClip, factor_of, move_
 from p2pfl.robust.registry import CLIPPING, NONE, Robust, make_rule, split_robust
 from p2pfl.robust.selection import ClipLoss
 from p2pfl.topologies.schedules import NamedSchedule
+from p2pfl.update_rules import Rule
 
 U = TypeVar("U", Update, Fragment)
 DIVERGED_IN_A_ROW = 3  # failed trainings in a row after which the node ends
@@ -149,9 +150,9 @@ class Me(policy.Me):
         """The number of its trainings so far."""
         return self.training.trainings
 
-    @property
-    def trainings_left(self) -> float:
-        return self.training.left(self.n_samples)
+    def trainings_left(self, epochs: int = 1, rule: Rule | None = None) -> float:
+        query = Train(self.params, self.round, epochs, rule=rule)
+        return self.training.left(query.samples(self.n_samples, self.batch_size))
 
     def compute(self, query: Query[R]) -> Awaitable[R]:
         if not isinstance(query, Train):

@@ -231,9 +231,12 @@ class Me(Protocol):
     robust: str
     rule: MergeRule | None
 
-    @property
-    def trainings_left(self) -> float:
-        """Trainings of one epoch that the budget still allows; inf without a limit, and while their joules are not known."""
+    def trainings_left(self, epochs: int = 1, rule: Rule | None = None) -> float:
+        """Return how many trainings the budget still allows; inf without a limit, and while their joules are not known.
+
+        Args:
+            epochs, rule: of each training, on which its joules depend; see `train`.
+        """
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Return the generator of (federation seed, this node, this round, purpose)."""

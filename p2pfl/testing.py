@@ -29,6 +29,7 @@ from p2pfl.queries import Query, R, Train
 from p2pfl.random_streams import RandomStreams, common_order, federation_streams
 from p2pfl.robust.candidates import MergeRule
 from p2pfl.task import Task
+from p2pfl.update_rules import Rule
 
 T = TypeVar("T")
 
@@ -136,9 +137,8 @@ class InMemoryNode(Me):
     def rng(self, purpose: str) -> np.random.Generator:
         return self._streams.generator(self.round, purpose)
 
-    @property
-    def trainings_left(self) -> float:
-        return self.training.left(self.n_samples)
+    def trainings_left(self, epochs: int = 1, rule: Rule | None = None) -> float:
+        return self.training.left(Train(self.params, self.round, epochs, rule=rule).samples(self.n_samples))
 
     def compute(self, query: Query[R]) -> Awaitable[R]:
         if isinstance(query, Train):

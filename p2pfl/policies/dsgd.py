@@ -83,8 +83,12 @@ class Dsgd:
             return await merge(me, moved, updates, mixing_weights(updates, me.id, ids, self))
         return await merge(me, moved, updates, weights_of_graph(updates, me.id, given, self.mixing))
 
+    @property
+    def _rule(self) -> Steps | None:
+        return Steps(self.steps) if self.steps else None
+
     def _train(self, me: Me) -> Awaitable[Parameters]:
-        return me.train(epochs=self.epochs, rule=Steps(self.steps) if self.steps else None)
+        return me.train(epochs=self.epochs, rule=self._rule)
 
     def _move(self, start: Parameters, trained: Parameters) -> Parameters:
         """Return the model after the training, with momentum."""

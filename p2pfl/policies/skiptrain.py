@@ -48,7 +48,7 @@ class SkipTrain(Dsgd):
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         if self.constrained:
             training_rounds = sum(map(self.is_training_round, range(1, me.rounds + 1)))
-            self.probability = min(me.trainings_left / training_rounds, 1.0)
+            self.probability = min(me.trainings_left(self.epochs, self._rule) / training_rounds, 1.0)
         return await super().prepare(me, peers)
 
     def is_training_round(self, round: int) -> bool:

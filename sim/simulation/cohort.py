@@ -65,6 +65,7 @@ from p2pfl.sim.simulation.final_state import LIMITS, FinalState
 from p2pfl.sim.simulation.plan import RunPlan
 from p2pfl.sim.simulation.recorder import Recorder, Trained
 from p2pfl.task import batch_size_of
+from p2pfl.update_rules import Rule
 
 T = TypeVar("T")
 STAGES = get_args(Stage)
@@ -393,8 +394,7 @@ class _Me(policy.Me):
             raise ConfigurationError(f"{type(query).__name__} has no form for cohorts")
         return cast(R, self._cohort.train(query))
 
-    @property
-    def trainings_left(self) -> float:
+    def trainings_left(self, epochs: int = 1, rule: Rule | None = None) -> float:
         return inf  # nodes with a budget of trainings are no cohort
 
     def compare(self, own: Models, updates: UpdatesOfEach, measure: str) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ from p2pfl.policy import Budget
 from p2pfl.sim.results.results import result_of
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import Simulation
-from p2pfl.task import Part, make_task
+from p2pfl.task import Part, batch_size_of, make_task
 from p2pfl.testing import run_in_memory
 from tests.support.federation import play
 from tests.support.simulated import run
@@ -84,10 +84,13 @@ def test_constrained_probability_follows_from_the_joules_and_outlasts_a_restart(
     again.restore(policies["a"].state())
     assert again.probability == 0.25
     board = {"devices": {"board": {"samples": 100, "watts": 4.0}}, "device": "board"}
-    each = 4.0 * run(scenario()).tasks[0].n_samples / 100
-    made = Simulation(scenario(policy={"constrained": True}, compute=board, budget={"joules": 1.5 * each}))
-    made.run()
-    assert {policy.probability for policy in made.policies.values()} == {0.25}  # one of four rounds of training
+    task = run(scenario()).tasks[0]
+    each, of_step = 4.0 * task.n_samples / 100, min(batch_size_of(task) / task.n_samples, 1)
+    for options, share in (({}, 1), ({"epochs": 2}, 2), ({"steps": 1}, of_step)):  # of the joules of an epoch
+        policy, budget = {"constrained": True, **options}, {"joules": 1.5 * share * each}
+        made = Simulation(scenario(policy=policy, compute=board, budget=budget))
+        made.run()
+        assert {policy.probability for policy in made.policies.values()} == {0.25}  # one of four rounds of training
 
 
 def test_live_nodes_train_in_the_rounds_of_training_only():
