@@ -28,6 +28,7 @@ from p2pfl.random_streams import RandomStreams, federation_streams
 
 Interval = tuple[float, float]
 PURPOSE = "availability"
+LEAST_SHAPE = 0.1  # with less, nearly all intervals have no length, and millions precede the next one that has
 
 
 class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,9 +75,11 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.file and self.name:
             raise ConfigurationError("availability has a file and a name; give one of them", "availability")
-        for key in ("day", "present", "away", "shape"):
+        for key in ("day", "present", "away"):
             if not 0 < getattr(self, key) < inf:
                 raise must_be(f"availability.{key}", "a positive number", getattr(self, key))
+        if not LEAST_SHAPE <= self.shape < inf:
+            raise must_be("availability.shape", f"{LEAST_SHAPE} or more, and finite", self.shape)
         for key in ("zones", "groups"):
             if getattr(self, key) < 1:
                 raise must_be(f"availability.{key}", "1 or more", getattr(self, key))

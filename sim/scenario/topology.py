@@ -160,12 +160,18 @@ def with_files(table: Mapping[str, Any], folder: str) -> dict[str, Any]:
     if isinstance(network := layer.get("network"), dict) and network.get("places"):
         network["places"] = path_of("network.places", network["places"], folder)
     if isinstance(present := layer.get("availability"), dict) and isinstance(file := present.get("file"), str) and file:
-        present["file"] = str(Path(folder).resolve() / Path(file).expanduser())
+        present["file"] = interval_file(file, folder)
     graph = layer.get("topology")
     if isinstance(graph, Mapping) and (found := from_file(graph, folder)):
         layer["topology"], nodes = found
         layer.setdefault("nodes", nodes)
     return layer
+
+
+def interval_file(file: str, folder: str) -> str:
+    """Return the full path of a file of intervals: in the scenario's folder or, if it is only there, in the current one."""
+    home, here = (Path(place).resolve() / Path(file).expanduser() for place in (folder, Path.cwd()))
+    return str(here if here.is_file() and not home.is_file() else home)
 
 
 OF_RESULTS = "parts", "summary.json"  # one of which a folder of results has
@@ -219,6 +225,10 @@ def full_changes(changes: Iterable[tuple[str, Any]], folder: str) -> list[tuple[
         table = {option: value} if key in ("topology.file", "topology.name") else value if key == "topology" else None
         if key == "network.places" and value:
             result.append((key, path_of(key, value, folder)))
+        elif key == "availability.file" and isinstance(value, str) and value:
+            result.append((key, interval_file(value, folder)))
+        elif key == "availability" and isinstance(value, Mapping):
+            result.append((key, with_files({key: value}, folder)[key]))
         elif isinstance(table, Mapping) and (found := from_file(table, folder)):
             result += [("topology", found[0]), *([] if sets_nodes else [("nodes", found[1])])]
         else:

@@ -157,6 +157,17 @@ def test_asynchronous_nodes_train_only_while_they_are_there(tmp_path):
     assert len(mine) == 8
 
 
+def test_file_of_a_change_has_its_full_path(tmp_path, monkeypatch):
+    home, here = tmp_path / "home", tmp_path / "here"
+    home.mkdir(), here.mkdir()
+    monkeypatch.chdir(here)
+    (here / "trace.csv").write_text("node,start,end\n")
+    for change in ("availability.file=trace.csv", 'availability={file="trace.csv"}'):
+        assert resolve(SMALL, [change], "test", str(home)).runs[0].availability.file == str(here / "trace.csv")
+    (home / "trace.csv").write_text("node,start,end\n")  # the folder of the scenario comes first
+    assert resolve(SMALL, [change], "test", str(home)).runs[0].availability.file == str(home / "trace.csv")
+
+
 def test_file_of_a_scenario_is_in_its_folder_and_among_its_inputs(tmp_path):
     away = trace(tmp_path, *(f"{k},0,10" for k in range(4)))
     file = resolve(SMALL | {"availability": away}, [], "test", str(tmp_path))
