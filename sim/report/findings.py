@@ -515,11 +515,11 @@ def parentheses(seeds: int) -> str:
 
 
 def _problems_varied(runs: Sequence[Run], summary: Summary) -> list[str]:
-    """Return which varied keys change the learning problem, and the network or the speed of named rows."""
+    """Return which varied keys change the learning problem, and the network, speed or presence of named rows."""
     values = by_key([(key, value) for run in runs for key, value in run.shown.varied.items()], lambda pair: pair[0])
     keys = [key for key, pairs in values.items() if of_problem(key) and any(pair != pairs[0] for pair in pairs)]
     tables = [run.given() for run in runs if run.settings]
-    for name in ("network", "compute"):
+    for name in ("network", "compute", "availability"):
         known = any(key.partition(".")[0] == name for key in keys)
         if not known and any(table.get(name) != tables[0].get(name) for table in tables):
             keys.append(name)

@@ -32,7 +32,14 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import setting
 
 NAME = re.compile(r"\{(\w+)\}")
-PROBLEM = ("task", "attack", "nodes", "network", "compute")  # keys of a run that a federation does not choose
+PROBLEM = (
+    "task",
+    "attack",
+    "nodes",
+    "network",
+    "compute",
+    "availability",
+)  # keys of a run that a federation does not choose
 TRAINING = (  # keys of a task that say how a node trains, not what it learns
     *("lr", "momentum", "optimizer", "model", "batch_size", "private", "hidden", "output", "initial", "head", "sharpness"),
     *("penalty", "kept", "communicated", "personal", "steps", "rounds", "explore_rounds", "explore_least"),
@@ -223,8 +230,8 @@ def common_keys(rows: Sequence[Varied]) -> list[str]:
 def of_problem(key: str) -> bool:
     """Return whether a varied key changes the learning problem, so that results for different values are not comparable.
 
-    Data, attack, number of nodes, network and speed of nodes are given to a federation. Policy, topology, budget, codec
-    and the settings of training are its choice. An attack that is tuned to the rule of each row is one attack.
+    Data, attack, number of nodes, network, speed and presence of nodes are given to a federation. Policy, topology, budget,
+    codec and the settings of training are its choice. An attack that is tuned to the rule of each row is one attack.
     """
     first, _, rest = key.partition(".")
     chosen = {"task": TRAINING, "attack": (TUNED,)}.get(first, ())
@@ -234,8 +241,8 @@ def of_problem(key: str) -> bool:
 def problem_of(settings: Mapping[str, Any], varied: Varied) -> dict[str, Any]:
     """Return the settings of a run's learning problem; results for different problems are not comparable.
 
-    They are data, task, attack, nodes, network and speed, without the settings of training. The topology is a choice, as
-    the policy is.
+    They are data, task, attack, nodes, network, speed and presence, without the settings of training. The topology is a
+    choice, as the policy is.
 
     Args:
         settings: the table of the run in a resolved scenario; {} if unknown.

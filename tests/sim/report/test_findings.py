@@ -596,4 +596,6 @@ def test_rows_of_shipped_scenarios_are_separated_by_their_problem(scenario, size
 @pytest.mark.parametrize("key", ["task.momentum", "task.steps", "task.kept", "attack.against", "attack.against.share"])
 def test_settings_of_training_and_of_a_tuned_attack_are_no_problem(key):
     assert not of_problem(key)
-    assert all(map(of_problem, ("task.labels", "attack.share", "nodes", "network.loss", "compute.slowdown")))
+    assert all(
+        map(of_problem, ("task.labels", "attack.share", "nodes", "network.loss", "compute.slowdown", "availability.away"))
+    )
