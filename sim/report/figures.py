@@ -34,9 +34,9 @@ ENERGY: tuple[str, str, Cost] = ("energy of all nodes", "J", lambda entry: entry
 
 def of_nodes(series: Series, entry: Entry, stage: str, what: str) -> np.ndarray:
     """Return a metric of a snapshot by round, or by moment, and node; rounds without any evaluation are NaN."""
-    rounds = series.rounds(entry)
-    if series.asynchronous:
-        return series.timeline(entry).reported(stage, what)
+    rounds, timeline = series.rounds(entry), series.timeline(entry)
+    if series.asynchronous or timeline.incomplete:
+        return timeline.reported(stage, what)
     measured = [rounds[name] for name in (f"{stage}_{what}", f"merged_{what}") if name in rounds]
     evaluated = np.zeros(int(rounds["round"].max(initial=0)), bool)
     for column in measured:

@@ -22,7 +22,7 @@ import numpy as np
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import LIMITS, decimals, setting
 from p2pfl.sim.report.folder import MORE, Columns, Entry, Folder, Objectives, Summary
-from p2pfl.sim.results.learning_curves import Timeline
+from p2pfl.sim.results.learning_curves import Timeline, incomplete
 from p2pfl.sim.scenario.names import NAMED
 from p2pfl.sim.scenario.questions import base_of, label, problem_of
 from p2pfl.sim.scenario.scenario import LABELS
@@ -182,7 +182,9 @@ class Series(Run):
 
     def timeline(self, entry: Entry) -> Timeline:
         """Return the moments of a run: the ends of its rounds or, without rounds in common, the same for all seeds."""
-        return Timeline(self.rounds(entry), self.asynchronous, entry.traffic.preparation.bytes, self._moments)
+        rounds = self.rounds(entry)
+        lacking = incomplete(rounds, entry.nodes, entry.attackers)
+        return Timeline(rounds, self.asynchronous, entry.traffic.preparation.bytes, self._moments, lacking)
 
     @cached_property
     def _moments(self) -> np.ndarray | None:

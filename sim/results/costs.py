@@ -68,14 +68,16 @@ def parts(
 def of_run(run: Run, rounds: Table) -> dict[str, Any]:
     """Return the key `cost` of a run in summary.json: by kind the `total` over all nodes, and the `mean` of a node.
 
-    With devices, it has `joules` and their parts, see `parts`, and the number of nodes of each device, `devices`.
+    It is the cost of the rounds that nodes have ended; what the end of a run cuts off is dropped with its model. With
+    devices, it has `joules` and their parts, see `parts`, and the number of nodes of each device, `devices`.
     """
     count = len(run.tasks)
 
     def of(total: float) -> dict[str, float]:
         return {"total": total, "mean": total / count}
 
-    found: dict[str, Any] = {name: of(run.state.trained[name].sum().item()) for name in ("trainings", "samples", "train_s")}
+    counted = rounds if len(rounds["round"]) else run.state.trained  # without rounds, only the preparation trains
+    found: dict[str, Any] = {name: of(counted[name].sum().item()) for name in ("trainings", "samples", "train_s")}
     if run.state.trained["refused"].any():
         found["refused"] = of(run.state.trained["refused"].sum().item())
     if _measured(run.plan.speeds):

@@ -12,7 +12,7 @@ counts with the model that it has at that moment. `Timeline` is a run in either 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -94,6 +94,11 @@ def total_sent(traffic: Mapping[str, Any]) -> int:
     return int(traffic["bytes"] + traffic["preparation"]["bytes"])
 
 
+def incomplete(rounds: Columns, nodes: int, attackers: Collection[int]) -> bool:
+    """Return whether some honest node of a run has ended no round, so that there is never a mean over all nodes."""
+    return len({*np.unique(rounds["node"]).tolist(), *attackers}) < nodes
+
+
 @dataclass(frozen=True)
 class Timeline:
     """A run at the moments at which it is looked at: K of them, ascending.
@@ -103,12 +108,14 @@ class Timeline:
         asynchronous: whether its nodes do not wait for each other.
         preparation: bytes that all nodes sent before the first round.
         at: moments, in virtual seconds, in place of those at which nodes end a round; for asynchronous nodes only.
+        incomplete: see the function `incomplete`; metrics are then NaN at all moments.
     """
 
     rounds_table: Columns
     asynchronous: bool = False
     preparation: int = 0
     at: np.ndarray | None = None
+    incomplete: bool = False
 
     @cached_property
     def seconds(self) -> np.ndarray:
@@ -175,7 +182,8 @@ class Timeline:
 
     def reported(self, stage: str, what: str) -> np.ndarray:
         """Return a metric of the models that count, of each node at each moment; [K, nodes]. See the function `reported`."""
-        return self.values(reported(self.rounds_table, stage, what))
+        found = self.values(reported(self.rounds_table, stage, what))
+        return np.full_like(found, np.nan) if self.incomplete else found
 
     def value_at(self, curve: np.ndarray, axis: str, most: float) -> float:
         """Return a curve, [K], at the last moment with at most this much of one of AXES; NaN before the first moment."""

@@ -330,7 +330,8 @@ def result_of(run: Run, models: bool = False) -> Result:
     """
     rounds, edges, scenario = costs.with_joules(run, run.recorder.rounds_table()), run.recorder.edges_table(), run.scenario
     task, groups = run.tasks[0], groups_of(run.tasks)
-    metric = task.metric
+    metric, attack = task.metric, scenario.attack_plan()
+    complete = not learning_curves.incomplete(rounds, scenario.nodes, () if attack is None else attack.nodes)
     summary: dict[str, Any] = {
         "name": scenario.name,
         "seed": scenario.seed,
@@ -344,7 +345,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         "higher_is_better": task.higher_is_better,
         "reported_stage": _reported_stage(run, rounds, metric),
         "selected_by": _selected_by(run, metric),
-        "test": _test(run, metric, groups) | _last_round(rounds, _reported_stage(run, rounds, metric), metric),
+        "test": _test(run, metric, groups) | _last_round(rounds, _reported_stage(run, rounds, metric), metric, complete),
         "test_by_snapshot": summary_metrics.by_snapshot(rounds, metric, scenario.best_by, task.higher_is_better),
         "traffic": summary_metrics.traffic(run),
         "cost": costs.of_run(run, rounds),
@@ -368,7 +369,7 @@ def result_of(run: Run, models: bool = False) -> Result:
     also |= summary_metrics.late_figures(rounds, metric, scenario.late_rounds) if scenario.late_rounds else {}
     if also:
         summary["extra_metrics"] = also
-    if (attack := scenario.attack_plan()) is not None:
+    if attack is not None:
         summary["attackers"] = list(attack.nodes)
     if scenario.pool is not None:
         summary["pool"] = scenario.pool.name
@@ -455,11 +456,11 @@ def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _last_round(rounds: Table, stage: str, metric: str) -> dict[str, float]:
+def _last_round(rounds: Table, stage: str, metric: str, complete: bool) -> dict[str, float]:
     """Return the mean of the test metric of each node's model in the last round: the end of the curve; {} without any."""
     curve = learning_curves.mean(learning_curves.of_nodes(rounds, stage, f"test_{metric}"))
     there = curve[np.isfinite(curve)]
-    return {"last_round": float(there[-1])} if len(there) else {}
+    return {"last_round": float(there[-1])} if len(there) and complete else {}
 
 
 def _over_nodes(run: Run, name: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from p2pfl.parameters import Parameters, plain_sum
 from p2pfl.policy import BestBy, SupportsPreselection
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.formatting import number
-from p2pfl.sim.results.learning_curves import AXES, Columns, Timeline, mean
+from p2pfl.sim.results.learning_curves import AXES, Columns, Timeline, incomplete, mean
 from p2pfl.sim.simulation.final_state import LIMITS, FinalState
 from p2pfl.sim.simulation.simulation import Run
 from p2pfl.task import group_of
@@ -321,7 +321,8 @@ def at_equal_measures(rounds: Columns, run: Mapping[str, Any], measures: Mapping
 
 def timeline_of(rounds: Columns, run: Mapping[str, Any]) -> Timeline:
     """Return the moments of a run; see `time_to_target` for the arguments."""
-    return Timeline(rounds, run.get("mode") == "asynchronous", run["traffic"]["preparation"]["bytes"])
+    lacking = incomplete(rounds, run.get("nodes", 0), run.get("attackers", ()))
+    return Timeline(rounds, run.get("mode") == "asynchronous", run["traffic"]["preparation"]["bytes"], incomplete=lacking)
 
 
 def mean_reached(each: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:

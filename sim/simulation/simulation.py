@@ -446,7 +446,7 @@ class Simulation:
         return self.plan.scenario.end.seconds or inf
 
     def _note_early_nodes(self) -> None:
-        """Add a note if nodes have done all of their rounds before the run reached the end that its scenario asks for."""
+        """Add notes if nodes have done all of their rounds, or none, when the run reached the `end` of its scenario."""
         scenario = self.plan.scenario
         if scenario.end == End():
             return
@@ -460,6 +460,11 @@ class Simulation:
             self.notes.append(
                 f"{early} of {plural(len(self.nodes), 'node')} ended all {scenario.rounds} rounds before the `end`; more"
                 " `rounds` let them go on"
+            )
+        if late := int((ended == 0).sum()):
+            self.notes.append(
+                f"{late} of {plural(len(self.nodes), 'node')} ended no round before the `end`: their initial models count as"
+                " results, and no mean over all nodes exists by round, over time or for a target"
             )
 
     def _note_small_budgets(self) -> None:

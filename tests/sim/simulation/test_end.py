@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.sim.results.results import result_of
+from p2pfl.sim.results.summary_metrics import at_equal_measures, time_to_target
 from p2pfl.sim.scenario.scenario import resolve, restore
 from tests.support.simulated import run
 
@@ -64,6 +66,28 @@ def test_nodes_that_end_their_rounds_first_are_noted():
     early = sum(node.round == 3 for node in result.nodes.values())
     assert f"{early} of 4 nodes ended all 3 rounds before the `end`; more `rounds` let them go on" in result.notes
     assert not any("before the `end`" in note for note in run(scenario(end={"seconds": 9.7})).notes)
+
+
+def test_costs_are_those_of_the_rounds_that_have_ended():
+    devices = {"board": {"samples": 40, "watts": 2.0}}
+    result = result_of(run(scenario(compute={"device": "board", "devices": devices}, end={"seconds": 3.9})))
+    cost, rounds = result.summary["cost"], result.rounds
+    assert cost["trainings"]["total"] == rounds["trainings"].sum()
+    assert cost["joules"]["total"] == pytest.approx(2.0 * cost["train_s"]["total"])
+    assert 0 < rounds["virtual_time"].max() < 3.9  # a training of each node is cut off
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_run_in_which_a_node_ends_no_round_has_no_mean_over_all_nodes(mode):
+    part = scenario(mode=mode, compute={"slowdown": [1.0, 9.0]}, end={"seconds": 4.0}, deadline=1.0)
+    made = run(part)
+    result = result_of(made)
+    late = 4 - len(np.unique(result.rounds["node"]))
+    assert 0 < late < 4
+    assert any(note.startswith(f"{late} of 4 nodes ended no round before the `end`") for note in made.notes)
+    assert time_to_target(result.rounds, result.summary, 0.0) is None
+    assert np.isnan(at_equal_measures(result.rounds, result.summary, {"seconds": 4.0})["seconds"])
+    assert "last_round" not in result.summary["test"]
 
 
 @pytest.mark.parametrize(("key", "value"), [("seconds", -1.0), ("seconds", np.inf), ("bytes", -5)])
