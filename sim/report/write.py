@@ -344,7 +344,7 @@ def _meaning(series: Sequence[Series], heads: Collection[str]) -> str:
         words += f" {R2[0].upper()}{R2[1:]}."
     target = next((one.folder.summary.target for one in series if one.folder.summary.target is not None), None)
     if target is not None and reported_model(series) != LAST_MODEL:
-        moments = any(one.asynchronous for one in series)
+        moments = any(one.shown.mode for one in series)  # earlier versions looked at rounds in all runs
         words += f" T{target_meaning(series[0].metric, number(target), moments)[1:]}."
     if any(one.folder.summary.equal for one in series):
         words += f" {EQUAL[0].upper()}{EQUAL[1:]}."
