@@ -22,6 +22,7 @@ from p2pfl._version import __version__, describe_version
 from p2pfl.errors import BudgetExceededError, ConfigurationError, DivergenceError, RunError
 from p2pfl.node.cli import main as node_cli
 from p2pfl.node.folder.config import CONFIG, KEY, STATUS, NodeConfig, Track
+from p2pfl.node.settings import End
 from p2pfl.node.status.reader import write_state
 from p2pfl.policies import POLICIES
 from p2pfl.policy import Budget
@@ -469,6 +470,7 @@ def test_init_writes_every_setting_with_comment_and_default(capsys):
     assert written.keys() == set(NodeConfig.__struct_fields__)
     typed = written | {
         "budget": Budget(**written["budget"]),
+        "end": End(**written["end"]),
         "advertise": (),
         "preference": (),
         "track": Track(**written["track"] | {"tools": ()}),
