@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from p2pfl.sim.formatting import count, decimals, difference, number, size, some
+from p2pfl.sim.report.budgets import BudgetTable, budget_tables
 from p2pfl.sim.report.findings import best, parentheses
 from p2pfl.sim.report.folder import Row, Summary
 from p2pfl.sim.scenario.claims import MEAN
@@ -46,19 +47,22 @@ class Question(NamedTuple):
 
     Attributes:
         missing: what the answer lacks; for the end of the output.
+        tables: the best rows within budgets, for an answer with `within`.
     """
 
     asked: str = ""
     answers: Sequence[str] = ()
     missing: Sequence[str] = ()
+    tables: Sequence[BudgetTable] = ()
 
     def lines(self) -> list[str]:
         """Return the lines for a terminal."""
-        return [f"question: {self.asked}", *(f"answer: {each}" for each in self.answers)] if self.answers else []
+        said = [*self.answers, *(line for each in self.tables for line in each.lines())]
+        return [f"question: {self.asked}", *(f"answer: {each}" for each in said)] if said else []
 
     def last_lines(self) -> list[str]:
         """Return the lines for the end of the output in a terminal: those on what the answer lacks."""
-        asked = [f"question: {self.asked}"] if self.missing and not self.answers else []
+        asked = [f"question: {self.asked}"] if self.missing and not (self.answers or self.tables) else []
         return [*asked, *(f"answer: {each}" for each in self.missing)]
 
 
@@ -99,7 +103,12 @@ def question_of(summary: Summary) -> Question:
     without: dict[str, list[str]] = {}  # rows that are not among the results, and the figures that need them
     lacking: list[str] = []
     compared = False
+    tables = budget_tables(summary)
     for answer in summary.answers:
+        if answer.within:
+            if not pairs_of(answer, varied):
+                without.setdefault(_rows_needed(answer, rows), []).append("figures within budgets")
+            continue
         figure = answer.figure or summary.figure or MEAN
         pairs = pairs_of(answer, varied)
         known = [pair for pair in pairs if not _lacking(pair, rows, figure)]
@@ -122,9 +131,9 @@ def question_of(summary: Summary) -> Question:
     if without:
         needed = (f"{each}, for the {some(dict.fromkeys(figures))}" for each, figures in without.items())
         lacking.append(f"Not among these results: {some(needed)}.")
-    if not said and not lacking:
+    if not said and not lacking and not tables:
         lacking.append("Missing: the scenario does not state which rows answer it.")
-    return Question(summary.question, said, lacking)
+    return Question(summary.question, said, lacking, tables)
 
 
 def _words(figure: str, summary: Summary) -> str:

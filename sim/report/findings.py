@@ -142,6 +142,41 @@ ONE_SEED = "a single seed has no spread"
 WITHIN = "the margin is within its standard deviation over seeds"
 
 
+class Ranking(NamedTuple):
+    """Runs in the order of a figure, and whether the first of them is the best.
+
+    Attributes:
+        name, value: the first run in words, and the mean of its figure over the seeds.
+        rivals: others from which the first is not decided to be better; if there are none, the second.
+        decided: whether the margin over each other run is greater than its standard deviation over the seeds.
+        margins: of the first over the first of the rivals, by seed; empty without others.
+    """
+
+    name: str
+    value: float
+    rivals: list[tuple[str, float]]
+    decided: bool
+    margins: list[float]
+
+
+def ranking(ranked: Sequence[Ranked], higher: bool = False) -> Ranking:
+    """Rank one or more runs by a figure over their seeds.
+
+    Args:
+        higher: more is better.
+    """
+    sign = -1 if higher else 1
+    (name, values), *others = sorted(ranked, key=lambda each: sign * _mean(each[1].values()))
+    rivals = []
+    for other, theirs in others:
+        margins = [sign * (theirs[seed] - values[seed]) for seed in values if seed in theirs]
+        rivals.append(((other, _mean(theirs.values())), margins))
+    close = [each for each in rivals if len(each[1]) < 2 or _mean(each[1]) <= _deviation(each[1])]
+    shown = close or rivals[:1]
+    margins = shown[0][1] if shown else []
+    return Ranking(name, _mean(values.values()), [rival for rival, _ in shown], not close, margins)
+
+
 def best(
     question: str,
     ranked: Sequence[Ranked],
@@ -167,29 +202,23 @@ def best(
         each = [list(values.values()) for _, values in ranked]
         places = decimals((v for values in each for v in values), (_deviation(v) for v in each if len(v) > 1))
     write = unit if places is None else partial(unit, places=places)
-    sign = -1 if higher else 1
-    (name, values), *others = sorted(ranked, key=lambda each: sign * _mean(each[1].values()))
-    first = f"{name} ({write(_mean(values.values()))})"
-    if not others:
+    name, value, rivals, is_decided, margins = ranking(ranked, higher)
+    first = f"{name} ({write(value)})"
+    if not rivals:
         return Best(question, f"{first}, {alone}", "", name)
-    rivals = []
-    for other, theirs in others:
-        margins = [sign * (theirs[seed] - values[seed]) for seed in values if seed in theirs]
-        rivals.append((f"{other} ({write(_mean(theirs.values()))})", margins))
-    close = [each for each in rivals if len(each[1]) < 2 or _mean(each[1]) <= _deviation(each[1])]
-    rival, margins = (close or rivals)[0]
+    rival = f"{rivals[0][0]} ({write(rivals[0][1])})"
     if len(margins) < 2:
         return Best(question, f"first {first}, next {rival}", ONE_SEED, name)
-    margin, spread = _apart(unit, places, _mean(margins), _deviation(margins))
-    if not close:
+    margin, spread = apart(unit, places, _mean(margins), _deviation(margins))
+    if is_decided:
         answer = f"{first}; the margin of {margin} over {rival} exceeds its standard deviation over seeds, {spread}"
         return Best(question, answer, "", name)
-    more = f" and {len(close) - 1} more" if len(close) > 1 else ""
+    more = f" and {len(rivals) - 1} more" if len(rivals) > 1 else ""
     answer = f"first {first}, next {rival}{more}; the margin is {margin}, its standard deviation {spread}"
     return Best(question, answer, WITHIN, name)
 
 
-def _apart(unit: Callable[..., str], places: int | None, margin: float, spread: float) -> tuple[str, str]:
+def apart(unit: Callable[..., str], places: int | None, margin: float, spread: float) -> tuple[str, str]:
     """Return a margin and its spread with as many decimals as it takes to read both: a column's may make one of them 0.
 
     Args:

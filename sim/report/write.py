@@ -40,6 +40,7 @@ from p2pfl.sim.formatting import (
 )
 from p2pfl.sim.report.answers import question_of
 from p2pfl.sim.report.attacks import attacks_section
+from p2pfl.sim.report.budgets import budget_styles, budgets_section
 from p2pfl.sim.report.collaboration import collaboration_section
 from p2pfl.sim.report.comparison import comparison_section, comparisons, differences
 from p2pfl.sim.report.coordination import clusters_section, elections_section
@@ -70,6 +71,7 @@ from p2pfl.sim.scenario.questions import label
 
 SECTIONS: tuple[Callable[[Sequence[Series]], Section | None], ...] = (
     comparison_section,
+    budgets_section,
     grid_section,
     attacks_section,
     results_section,
@@ -153,7 +155,8 @@ def payload(
     made = [section(series) for section in of]
     sections = [each for each in made if each is not None and (each["figures"] or each["text"])]
     names = [one.name for one in series]
-    short, colours = labels(series), styles(series, factors(series))  # colours only if they come from factors
+    short = labels(series)
+    colours = budget_styles(series) or styles(series, factors(series))  # only if they come from budgets or factors
     return {
         "runs": names,
         **({"labels": short} if short else {}),
@@ -182,7 +185,11 @@ def answers(folders: Sequence[Folder]) -> str:
         if found.asked:
             where = f"{name}: " if len(folders) > 1 else ""
             html += f'<p class="question">{inline(where + found.asked)}</p>\n'
-            html += f'<div class="answer">{bullets([*found.answers, *found.missing])}</div>\n'
+            if said := bullets([*found.answers, *found.missing]):
+                html += f'<div class="answer">{said}</div>\n'
+            for each in found.tables:
+                html += f'<div class="budgets">{table(each.heads, each.cells)}</div>\n'
+                html += f'<p class="meaning">{escape(each.meaning)}</p>\n'
     return html
 
 

@@ -168,6 +168,21 @@ class Timeline:
             return found
         return self._sums("trainings") / max(1, len(self._nodes))
 
+    @cached_property
+    def joules(self) -> np.ndarray:
+        """Joules that a node has spent by then, mean over the nodes; float64 [K]. Zeros without devices.
+
+        As bytes, those of a round that an asynchronous node has not ended count in proportion.
+        """
+        table = self.rounds_table
+        if "joules" not in table:
+            return np.zeros(len(self.seconds))
+        if not self.asynchronous:
+            by_round = np.bincount(table["round"] - 1, table["joules"], len(self.seconds))
+            found: np.ndarray = np.cumsum(by_round) / max(1, len(np.unique(table["node"])))
+            return found
+        return self._sums("joules", within=True) / max(1, len(self._nodes))
+
     def values(self, rows: np.ndarray) -> np.ndarray:
         """Return what each node has at each moment, [K, nodes], of a value for each row; NaN before its first one."""
         if not self.asynchronous:
@@ -186,7 +201,11 @@ class Timeline:
         return np.full_like(found, np.nan) if self.incomplete else found
 
     def value_at(self, curve: np.ndarray, axis: str, most: float) -> float:
-        """Return a curve, [K], at the last moment with at most this much of one of AXES; NaN before the first moment."""
+        """Return a curve, [K], at the last moment with at most this much of a measure; NaN before the first moment.
+
+        Args:
+            axis: one of AXES, or "joules".
+        """
         place = int(np.searchsorted(getattr(self, axis), most * (1 + ROUNDING), side="right")) - 1
         return float(curve[place]) if place >= 0 else np.nan
 

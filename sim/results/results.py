@@ -512,6 +512,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result], measures: Mapping[s
         _mark_front(table, file, runs)
     measures = _measures(file, results) if measures is None else measures
     _compare_at(table, measures, results)
+    _compare_within(table, file, results)
     if file.against:
         _compare(table, file.against, runs)
     if file.claims or file.printed or file.answers:
@@ -576,6 +577,27 @@ def _compare_at(table: Sequence[dict[str, Any]], measures: Mapping[str, float], 
         ]
         means = {axis: float(np.mean([each[axis] for each in found])) for axis in measures}
         row["equal"] = {axis: None if np.isnan(value) else value for axis, value in means.items()}
+
+
+def _compare_within(table: Sequence[dict[str, Any]], file: ScenarioFile, results: Sequence[Result]) -> None:
+    """Add to each row `within`: by kind and budget, the mean over the seeds of its metric there; None if a seed has none."""
+    budgets: dict[str, dict[int, None]] = {}
+    for answer in file.answers:
+        for kind, limits in answer.within.items():
+            budgets.setdefault(kind, {}).update(dict.fromkeys(limits))
+    for row in table if budgets else ():
+        found = [
+            summary_metrics.within_budgets(result.rounds, result.summary, budgets)
+            for result in results
+            if result.summary["name"] == row["name"]
+        ]
+        means = {
+            kind: {str(most): float(np.mean([each[kind][str(most)] for each in found])) for most in limits}
+            for kind, limits in budgets.items()
+        }
+        row["within"] = {
+            kind: {most: None if np.isnan(value) else value for most, value in of.items()} for kind, of in means.items()
+        }
 
 
 def _add_seeds(

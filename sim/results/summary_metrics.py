@@ -7,7 +7,7 @@ equal time, bytes and trainings, and the development of the clusters of a coordi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isnan, nan
 from typing import Any
 
@@ -317,6 +317,27 @@ def at_equal_measures(rounds: Columns, run: Mapping[str, Any], measures: Mapping
     timeline = timeline_of(rounds, run)
     curve = mean(timeline.reported(run["reported_stage"], f"test_{run['metric']}"))
     return {axis: timeline.value_at(curve, axis, most) for axis, most in measures.items()}
+
+
+def within_budgets(
+    rounds: Columns, run: Mapping[str, Any], budgets: Mapping[str, Collection[int]]
+) -> dict[str, dict[str, float]]:
+    """Return the mean test metric of the nodes' current models within each budget; see p2pfl.sim.scenario.questions.Answer.
+
+    It is NaN if some node had not ended its first round by then, if a node received more `models` in a round, and within
+    `joules` if the nodes have no devices.
+    """
+    timeline = timeline_of(rounds, run)
+    curve = mean(timeline.reported(run["reported_stage"], f"test_{run['metric']}"))
+
+    def value(kind: str, most: int) -> float:
+        if kind == "models":
+            return float(curve[-1]) if len(curve) and run["traffic"]["max_models_in_round"] <= most else nan
+        if kind == "joules" and "joules" not in rounds:
+            return nan
+        return timeline.value_at(curve, kind, most * run["nodes"] if kind == "bytes" else most)
+
+    return {kind: {str(most): value(kind, most) for most in limits} for kind, limits in budgets.items()}
 
 
 def timeline_of(rounds: Columns, run: Mapping[str, Any]) -> Timeline:

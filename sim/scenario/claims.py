@@ -158,7 +158,8 @@ def check(claims: Sequence[Claim], figure: str, table: Sequence[Mapping[str, Any
 
 def figures_in(figure: str, printed: Iterable[str], compared: Sequence[Claim | Answer]) -> list[str]:
     """Return the figures of a row that a scenario compares: the mean, its `figure`, `printed` ones, and others."""
-    return list(dict.fromkeys([MEAN, figure, *printed, *(each.figure for each in compared if each.figure)]))
+    others = (each.figures if isinstance(each, Answer) else [each.figure] for each in compared)
+    return list(dict.fromkeys([MEAN, figure, *printed, *(each for found in others for each in found if each)]))
 
 
 def _standard_error(row: Mapping[str, Any], other: Mapping[str, Any] | None, figure: str) -> float:

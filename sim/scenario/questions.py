@@ -12,6 +12,11 @@ A name in braces stands for any text. It has the same text in `run` and in `agai
 with "{data}/local" of the same data. A name that only `against` has stands for each row. `by = "data"` collects the
 comparisons of each text of that name.
 
+[[answer]]
+run = "{schedule}, {devices}"      # rows that are ranked within each budget, in a table and a drawing of the report
+within = { bytes = [250_000, 1_000_000], seconds = [10, 20] }
+by = "devices"                     # a column of the table, and a panel of the drawing, for each text of this name
+
 In a sweep, a pattern may also follow the name of a row before the sweep, such as "dpfl" for "dpfl, budget.models=4". Such
 rows are compared only where the keys that both vary have the same values, and ranked within these values.
 
@@ -28,7 +33,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.sim.formatting import setting
 
 NAME = re.compile(r"\{(\w+)\}")
@@ -44,6 +49,7 @@ TRAINING = (  # keys of a task that say how a node trains, not what it learns
     *("lr", "momentum", "optimizer", "model", "batch_size", "private", "hidden", "output", "initial", "head", "sharpness"),
     *("penalty", "kept", "communicated", "personal", "steps", "rounds", "explore_rounds", "explore_least"),
 )
+BUDGETS = ("models", "bytes", "seconds", "trainings", "joules")  # kinds of limits in `within`
 TUNED = "against"  # option of an attack that searches: the rule that it assumes, which rows of different rules choose
 
 
@@ -57,6 +63,10 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         yes: side of `against` on which a row answers the question with yes; "" if it asks for a number. Without `against`,
             "below" ranks the least figure first.
         by: name in braces; its texts separate comparisons and rankings.
+        within: budgets, by kind, each a list of whole numbers. The rows are ranked within each of them by the mean test
+            metric of the nodes' current models when the budget was spent, or at the end if it never was. `bytes` are those
+            that a node has sent, `trainings` and `joules` those of a node, means over the nodes; `seconds` are virtual.
+            `models` a round rank at the end the rows in which no node received more models in a round.
     """
 
     run: str | list[str]
@@ -64,6 +74,13 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     figure: str = ""
     yes: Literal["", "above", "below"] = ""
     by: str = ""
+    within: dict[str, list[int]] = {}
+
+    @property
+    def figures(self) -> list[str]:
+        """Return the figures of a row in summary.json that it compares; [] for the scenario's `figure`."""
+        budgets = [f"within.{kind}.{most}" for kind, limits in self.within.items() for most in limits]
+        return budgets or ([self.figure] if self.figure else [])
 
     @property
     def runs(self) -> list[str]:
@@ -99,6 +116,14 @@ def check_answers(answers: Sequence[Answer]) -> None:
         if answer.by and not all(answer.by in NAME.findall(pattern) for pattern in answer.runs):
             known = f"its names in braces are {', '.join(sorted(names))}" if names else "it has no name in braces"
             raise ConfigurationError(f"answer: by = {answer.by!r} is not in every pattern of `run`; {known}", "answer")
+        if unknown_kinds := [kind for kind in answer.within if kind not in BUDGETS]:
+            raise unknown("answer.within", unknown_kinds[0], BUDGETS)
+        if any(most < 1 for limits in answer.within.values() for most in limits) or not all(answer.within.values()):
+            raise ConfigurationError("answer.within: each kind of budget must list whole numbers of 1 or more", "answer")
+        if answer.within and (answer.against is not None or answer.figure or answer.yes):
+            raise ConfigurationError(
+                "an answer with `within` ranks rows by the test metric; leave out `against`, `figure` and `yes`", "answer"
+            )
 
 
 def pairs_of(answer: Answer, rows: Mapping[str, Varied]) -> list[Pair]:
@@ -114,6 +139,22 @@ def pairs_of(answer: Answer, rows: Mapping[str, Varied]) -> list[Pair]:
             if other != row:
                 found[Pair(row, other, texts.get(answer.by, ""), level.get(row, ""))] = None  # type: ignore[arg-type]
     return list(found)
+
+
+def brief_names(answer: Answer, rows: Mapping[str, Varied]) -> dict[str, str]:
+    """Return names of rows that are ranked together, without what they share.
+
+    For the pattern "{schedule}, {devices}" by devices, it is "torus" for the row "torus, equal"; in a sweep, it is the name
+    before the sweep if that tells the rows apart.
+    """
+    patterns, found = [compiled(pattern) for pattern in answer.runs], {}
+    for row, varied in rows.items():
+        base = base_of(row, varied)
+        match = _match(patterns, base, {})
+        texts = {} if match is None else match.groupdict()
+        found[row] = ", ".join(text for name, text in texts.items() if name != answer.by) or base
+    unique = len(set(found.values())) == len(found)
+    return found if unique else {row: label(row, varied) for row, varied in rows.items()}
 
 
 def missing_rows(answer: Answer, rows: Mapping[str, Varied]) -> list[str]:

@@ -130,7 +130,7 @@ const KINDS = {
     data: (fig, { names, tab, log }) => {
       const view = fig.views[tab];
       const series = names.filter((name) => view.x[name]).map((name) => ({
-        name: short(name), colour: colours.get(name), x: view.x[name], y: fig.y[name], low: fig.low?.[name], high: fig.high?.[name],
+        name: fig.names?.[name] ?? short(name), colour: colours.get(name), x: view.x[name], y: fig.y[name], low: fig.low?.[name], high: fig.high?.[name],
       })).filter((one) => Array.prototype.some.call(one.y, finite));
       if (!series.length) return null;
       return { series, x: { label: view.label, unit: view.unit, log: log["log x"] }, y: { label: fig.y_label, unit: fig.y_unit, decimals: fig.decimals, log: log["log y"], whole: fig.even }, target: fig.target, named: runs.length > 1 };

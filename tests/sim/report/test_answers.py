@@ -41,11 +41,11 @@ def test_every_shipped_scenario_asks_a_question_and_its_report_answers_it(shippe
         assert file.question.endswith("?"), name
         assert bool(file.answers) != bool(file.unanswered), name
         rows = list(file.rows())
-        figures = {file.figure, "mean", *(answer.figure for answer in file.answers)}
+        figures = {file.figure, "mean", *(figure for answer in file.answers for figure in answer.figures)}
         by_seed = {row: {figure: [0.4, 0.5, 0.6] for figure in figures if figure} for row in rows}
         found = question_of(msgspec.structs.replace(summary_of(by_seed, []), **as_summary(file)))
         assert found.asked == file.question
-        assert found.answers or found.missing, name
+        assert found.answers or found.missing or found.tables, name
         missing = list(found.missing)
         assert missing == ([f"Missing: {file.unanswered}"] if file.unanswered else []), name
 
@@ -138,6 +138,31 @@ def test_rows_without_against_are_ranked_in_each_place():
     assert second.startswith("Highest test accuracy, data y: y/b (0.500); ")
 
 
+def test_best_row_within_each_budget_has_margin_or_is_not_decided():
+    figures = {
+        "ring, equal": {"within.bytes.1000": [0.5, 0.6, 0.7], "within.seconds.9": [0.5, 0.6, 0.7]},
+        "torus, equal": {"within.bytes.1000": [0.7, 0.8, 0.9], "within.seconds.9": [0.6, 0.6, 0.6]},
+        "base, equal": {"within.bytes.1000": [0.8, 0.7, 0.9], "within.seconds.9": [0.1, 0.1, None]},
+        "ring, unequal": {"within.bytes.1000": [0.4, 0.4, 0.4]},
+    }
+    answer = {"run": "{graph}, {devices}", "by": "devices", "within": {"bytes": [1000], "seconds": [9], "joules": [7]}}
+    found = question_of(summary_of(figures, [answer]))
+    (table,) = found.tables
+    assert table.heads == ["at most", "devices equal", "margin", "devices unequal", "margin"]
+    assert table.cells == [  # the row with a missing seed is not ranked, and no row has joules
+        ["1 kB sent by a node", "not decided: torus 0.80, base 0.80", "+0.00 ± 0.10", "ring 0.40", "the only row"],
+        ["9 s", "not decided: ring 0.60, torus 0.60", "+0.00 ± 0.10", "no row", ""],
+    ]
+    assert found.lines()[1:] == [
+        "answer: At most 1 kB sent by a node: devices equal: not decided: torus 0.80, base 0.80 (+0.00 ± 0.10);"
+        " devices unequal: ring 0.40 (the only row).",
+        "answer: At most 9 s: devices equal: not decided: ring 0.60, torus 0.60 (+0.00 ± 0.10); devices unequal: no row.",
+    ]
+    del figures["base, equal"]
+    (table,) = question_of(summary_of(figures, [answer])).tables
+    assert table.cells[0][1:3] == ["torus 0.80", "+0.20 ± 0.00 over ring 0.60"]
+
+
 def test_many_comparisons_are_counted():
     rows = {f"r{k}": [0.1 * k, 0.1 * k + 0.01] for k in range(14)} | {"none": [0.5, 0.5]}
     (first, _) = answers(rows, [{"run": "r{k}", "against": "none"}])
@@ -177,6 +202,10 @@ def test_missing_rows_and_figures_are_named():
         (Answer("a", []), "must name one or more rows"),
         (Answer("{x}/a", "b", by="y"), "by = 'y' is not in every pattern of `run`; its names in braces are x"),
         (Answer("a", "b", by="y"), "it has no name in braces"),
+        (Answer("a", within={"byte": [1]}), "unknown answer.within 'byte'; did you mean 'bytes'?"),
+        (Answer("a", within={"bytes": [0]}), "must list whole numbers of 1 or more"),
+        (Answer("a", within={"bytes": []}), "must list whole numbers of 1 or more"),
+        (Answer("a", "b", within={"bytes": [1]}), "leave out `against`, `figure` and `yes`"),
     ],
 )
 def test_answer_that_compares_nothing_is_refused(answer, words):

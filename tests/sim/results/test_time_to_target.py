@@ -211,3 +211,58 @@ def test_synchronous_rows_have_no_columns_at_equal_measures():
     )
     assert "equal" not in found.summary
     assert "mode" not in found.summary["runs"][0]
+
+
+BUDGETS = {
+    **{"nodes": 4, "seeds": [0, 1], "rounds": 20, "task": {"name": "digits", "samples": 40}, "question": "Which?"},
+    "compute": {"device": "board", "devices": {"board": {"watts": 2.0, "samples": 40}}},
+    **{"policy": {"name": "dsgd", "steps": 1}, "network": {"latency": 0.1}, "end": {"seconds": 6.0}},
+    "answer": [
+        {
+            "run": "{graph}, {mode}",
+            "by": "mode",
+            "within": {"models": [2, 3], "bytes": [10**5, 10**9], "seconds": [4], "trainings": [3], "joules": [1]},
+        }
+    ],
+    "run": [
+        {"name": "ring, wait", "topology": "ring"},
+        {"name": "complete, wait", "topology": "complete"},
+        {"name": "ring, go on", "topology": "ring", "mode": "asynchronous"},
+    ],
+}
+
+
+def test_rows_are_compared_within_budgets(tmp_path, capsys):
+    found = p2pfl.simulate(BUDGETS, out=tmp_path / "run", progress=False)
+    rows = {row["name"]: row for row in found.summary["table"]}
+    for result in found.only("wait"):  # by hand: the last round whose end all nodes reached within the budget
+        by_seed, seed = rows[result.summary["name"]]["by_seed"], result.summary["seed"]
+        rounds = range(1, 1 + result.rounds["round"].max())
+        each = [{name: column[result.rounds["round"] == k] for name, column in result.rounds.items()} for k in rounds]
+        curve = mean(of_nodes(result.rounds, "merged", "test_accuracy"))
+        spent = {
+            "bytes.100000": np.cumsum([one["bytes_out"].sum() for one in each]) / 4 <= 1e5,
+            "seconds.4": np.array([one["virtual_time"].max() for one in each]) <= 4 + 1e-9,
+            "trainings.3": np.cumsum([one["trainings"].sum() for one in each]) / 4 <= 3,
+            "joules.1": np.cumsum([one["joules"].sum() for one in each]) / 4 <= 1,
+        }
+        for budget, within in spent.items():
+            assert 0 < within.sum() < len(curve), budget
+            assert by_seed[f"within.{budget}"][seed] == pytest.approx(curve[within][-1]), budget
+        assert by_seed["within.bytes.1000000000"][seed] == pytest.approx(curve[-1])  # it never is spent
+    assert rows["ring, wait"]["within"]["models"]["2"] is not None
+    assert rows["complete, wait"]["within"]["models"]["2"] is None
+    assert rows["ring, go on"]["within"]["joules"]["1"] is not None
+    assert cli.main(["report", str(tmp_path / "run")]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert ">mode go on</th>" in page
+    assert ">100 kB sent by a node</th>" in page
+    panels = [figure for name, figure in figures(page).items() if name.startswith("budgets-")]
+    assert [[list(figure["names"].values()), figure["views"][0]["label"]] for figure in panels] == [
+        [["ring", "complete"], "bytes sent by a node"],
+        [["ring"], "bytes sent by a node"],
+        [["ring", "complete"], "virtual time"],
+        [["ring"], "virtual time"],
+    ]
+    own = np.mean([run["traffic"]["bytes"] for run in found.summary["runs"] if run["name"] == "ring, wait"]) / 4
+    assert panels[0]["views"][0]["x"]["ring, wait"][-1] == pytest.approx(own)
