@@ -111,8 +111,8 @@ def _cell(one: Ranking | None, places: int) -> tuple[str, str]:
     first = f"{one.name} {write(one.value)}"
     if not one.rivals:
         return first, "the only row"
-    mean, spread = float(np.mean(one.margins)), _deviation(one.margins)
-    margin = difference(mean, places) if spread is None else "+{} ± {}".format(*apart(number, places, mean, spread))
+    ahead, spread = float(np.mean(one.margins)), _deviation(one.margins)
+    margin = difference(ahead, places) if spread is None else "+{} ± {}".format(*apart(number, places, ahead, spread))
     if one.decided:
         return first, f"{margin} over {one.rivals[0][0]} {write(one.rivals[0][1])}"
     tied = [first, *(f"{name} {write(value)}" for name, value in one.rivals)]
