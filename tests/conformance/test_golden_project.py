@@ -13,7 +13,7 @@ from p2pfl.protocols.transports import tls as listener
 from p2pfl.protocols.wire import envelope, payload
 from p2pfl.protocols.wire import messages as m
 from tests.conformance import wire_project, wire_reader, wire_vectors
-from tests.conformance.test_golden import VECTORS, check_vector, vectors
+from tests.conformance.test_golden import GROUPS, VECTORS, check_vectors
 
 DOCUMENT = (VECTORS.parent / "wire-protocol.md").read_text()
 
@@ -22,9 +22,9 @@ def section(title):
     return DOCUMENT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-@pytest.mark.parametrize("vector", vectors())
-def test_project_agrees_with_vector(vector):
-    check_vector(vector, wire_project.run)
+@pytest.mark.parametrize("group", GROUPS)
+def test_project_agrees_with_vectors(group):
+    check_vectors(group, wire_project.run)
 
 
 def test_project_has_all_checks():

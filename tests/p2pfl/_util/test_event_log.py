@@ -156,15 +156,15 @@ BAD += "\u2066\u2067\u2068\u2069"
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()], ids=["text", "json"])
-@pytest.mark.parametrize("bad", BAD, ids=ascii)
-def test_formatters_remove_control_characters(formatter, bad):
-    line = formatter.format(new_record(f"refused, {bad}[2Jgrüße", peer=f"{bad}[2J"))
-    assert line.isprintable()
-    event = json.loads(line) if line.startswith("{") else {"event": line.split(maxsplit=3)[3], "peer": ""}
-    assert event["event"].replace("\n", "").isprintable()
-    assert event["event"].startswith("refused, ")
-    assert event["event"].endswith("[2Jgrüße")
-    assert event["peer"].isprintable()
+def test_formatters_remove_control_characters(formatter):
+    for bad in BAD:
+        line = formatter.format(new_record(f"refused, {bad}[2Jgrüße", peer=f"{bad}[2J"))
+        assert line.isprintable(), ascii(bad)
+        event = json.loads(line) if line.startswith("{") else {"event": line.split(maxsplit=3)[3], "peer": ""}
+        assert event["event"].replace("\n", "").isprintable(), ascii(bad)
+        assert event["event"].startswith("refused, "), ascii(bad)
+        assert event["event"].endswith("[2Jgrüße"), ascii(bad)
+        assert event["peer"].isprintable(), ascii(bad)
 
 
 # Printing
