@@ -7,6 +7,7 @@ import signal
 import pytest
 from hypothesis import settings
 
+from tests.support.depth import many
 from tests.support.extras import skip_without_extras
 from tests.support.loops import LOOPS, run_on
 
@@ -24,8 +25,8 @@ LONG = 1.0  # seconds after which a test must be marked `slow`
 FIRST, *OTHERS = LOOPS
 
 # An example has no deadline: on a busy machine a process may stand still for longer than any that would help.
-settings.register_profile("whole", deadline=None)
-settings.register_profile("quick", deadline=None, max_examples=10)  # for tests that do not set a number of examples
+settings.register_profile("whole", deadline=None, max_examples=many(25, 300))
+settings.register_profile("quick", deadline=None, max_examples=8)  # for tests that do not set a number of examples
 settings.load_profile("whole")
 
 

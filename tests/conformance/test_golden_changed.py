@@ -195,6 +195,6 @@ def compare(seed, times):
 
 @pytest.mark.slow
 def test_reader_and_project_agree_on_changed_vectors():
-    seen = compare(1, int(os.environ.get("P2PFL_FUZZ", "3000")))
-    assert seen["accepted"] > 100
+    seen = compare(1, int(os.environ.get("P2PFL_FUZZ", "1000")))
+    assert seen["accepted"] > 30
     assert len(seen) > 15, seen

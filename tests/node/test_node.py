@@ -22,6 +22,7 @@ from p2pfl.policy import Budget, Merge, Update
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, Payload
 from p2pfl.task import Part, make_task
+from tests.support.depth import pairs, spread
 from tests.support.federation import LATENCY, play
 from tests.support.liars import Liar
 
@@ -436,7 +437,7 @@ def test_node_ahead_of_others_returns_to_their_round(speed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [5.0, 6.0, 6.5, 7.5])
+@pytest.mark.parametrize("seconds", spread([5.0, 6.0, 6.5, 7.5], 2))
 def test_nodes_ignore_rounds_claimed_before_outage(seconds):
     """After the outage, the first message may be a ping, which does not carry the current round of its sender."""
 
@@ -476,8 +477,7 @@ def test_slower_half_skips_ahead_after_partition_heals():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("honest", ["abc", "ab", "a"])
-@pytest.mark.parametrize("claimed", [2**32 - 1, 40, 0])
+@pytest.mark.parametrize(("claimed", "honest"), pairs([2**32 - 1, 40, 0], ["abc", "ab", "a"]))
 def test_lie_about_round_does_not_move_others(honest, claimed):
     async def test(federation):
         federation.start(*honest)

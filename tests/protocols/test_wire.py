@@ -9,7 +9,7 @@ import msgpack
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pfl.protocols.errors import IdentityError, ProtocolError
@@ -483,7 +483,6 @@ def test_old_frames_are_rejected_after_sender_restarts(pair):
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
 @given(st.binary(max_size=700))
 def test_random_frames_raise_only_documented_error(data):
     with pytest.raises(ProtocolError):
@@ -491,7 +490,6 @@ def test_random_frames_raise_only_documented_error(data):
 
 
 @pytest.mark.slow
-@settings(max_examples=500)
 @given(st.data())
 def test_mutated_frames_raise_only_documented_error(data):
     pair = make_pair()

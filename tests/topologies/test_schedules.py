@@ -136,7 +136,6 @@ DOUBLY = [name for name in SCHEDULES if name not in ("epidemic", "hypercube")]
 
 
 @pytest.mark.parametrize("name", DOUBLY)
-@settings(max_examples=25)
 @given(st.integers(1, 60), st.integers(0, 9), st.integers(1, 90))
 def test_weights_are_doubly_stochastic(name, n, seed, round):
     check_rounds([make_schedule(name, n, seed).graph(round)], n, max(1, n - 1))

@@ -5,7 +5,7 @@ from math import inf, log10
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pfl.node.peering.failure_detector import MAX_HEALTH, AskOthers, Dead, FailureDetector, Ping, Suspect
@@ -243,7 +243,6 @@ def test_detector_on_lagging_event_loop_suspects_no_peer():
     assert world.steps_of(Suspect, Dead) == []
 
 
-@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     latencies=st.lists(st.floats(0, 0.99), min_size=1, max_size=20),
@@ -256,7 +255,6 @@ def test_peer_that_answers_in_time_is_never_suspected(seed, latencies, lags):
     assert world.steps_of(AskOthers, Suspect, Dead) == []
 
 
-@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     n=st.integers(1, 20),
@@ -281,7 +279,6 @@ def test_silent_peer_is_suspected_and_dead_within_bounds(seed, n, silent, when, 
     assert {step.name for step in world.steps_of(Suspect)} == gone
 
 
-@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     events=st.lists(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pfl._util import machine
@@ -138,7 +138,6 @@ def test_idx_read_larger_than_memory_is_refused_early(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
 @given(content=st.one_of(st.binary(max_size=40), st.binary(max_size=20).map(lambda end: b"\0\0\x08\1\0\0\0" + end)))
 def test_idx_read_of_any_bytes_succeeds_or_refuses(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "any"

@@ -17,7 +17,7 @@ from p2pfl.protocols.wire.envelope import OVERHEAD, FrameSigner
 from tests.support.elections import BrokenInvariantError, DisturbedWorld
 
 BEAT, LEASE, PATIENCE = 0.4, 1.6, 2.0
-SEEDS = int(os.environ.get("P2PFL_ELECTION_SEEDS", "30"))  # of 600 virtual seconds each
+SEEDS = int(os.environ.get("P2PFL_ELECTION_SEEDS", "8"))  # of 600 virtual seconds each
 
 
 def electorate(names="abc", eligible=None, membership_version=1):

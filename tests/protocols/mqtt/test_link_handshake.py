@@ -1,7 +1,7 @@
 """TLS 1.3 and the proof of both keys in packets through an untrusted broker."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pfl.protocols.errors import ProtocolError
@@ -195,7 +195,6 @@ def test_listener_ignores_messages_after_the_proof():
         assert b.packet_in(make_packet(bytes(16), number, b"forged"), 0.0) == Progress()
 
 
-@settings(max_examples=200)
 @given(st.binary(max_size=300))
 def test_noise_in_packet_or_message_is_refused(noise):
     with pytest.raises(DamageError):

@@ -557,9 +557,9 @@ def fuzz(seed, most, seconds):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")
 def test_fuzzed_inputs_raise_only_documented_errors():
-    seen, growth = fuzz(1, 30_000, 240)
-    assert seen.total() >= 30_000
-    assert min(seen.values()) > 100
+    seen, growth = fuzz(1, 8_000, 240)
+    assert seen.total() >= 8_000
+    assert min(seen.values()) > 25
     assert growth < GROWTH
 
 

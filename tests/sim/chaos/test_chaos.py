@@ -16,6 +16,7 @@ from p2pfl.sim.chaos.invariants import Invariants
 from p2pfl.sim.chaos.run import Trials, search
 from p2pfl.sim.chaos.schedule import KINDS, Fault, Schedule, draw_schedule, read_schedule, write_schedule
 from p2pfl.sim.scenario.scenario import load
+from tests.support.depth import many
 
 MEMBERS = ["node-0", "node-1", "node-2", "node-3"]
 
@@ -284,7 +285,7 @@ def test_entries_that_are_not_on_disk_after_all_are_found(trials, monkeypatch):
 
 @pytest.mark.slow
 def test_invariants_hold_for_many_seeds():
-    results = []
-    search(load("chaos"), range(60), workers=2, received=results.append)
+    results, seeds = [], many(10, 60)
+    search(load("chaos"), range(seeds), workers=2, received=results.append)
     assert [str(found.violation) for found in results if found.violation is not None] == []
-    assert len(results) == 60
+    assert len(results) == seeds

@@ -22,6 +22,7 @@ from p2pfl.sim.simulation.final_state import LIMITS
 from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.task import Part, make_task
 from p2pfl.topologies import SCHEDULES
+from tests.support.depth import many, spread
 
 SMALL = {"nodes": 9, "rounds": 4, "task": {"name": "digits", "samples": 24}, "policy": {"name": "random", "neighbours": 3}}
 HERE = __name__
@@ -165,7 +166,7 @@ def test_cohort_equals_single_nodes(policy):
     check_equal({"policy": policy})
 
 
-@pytest.mark.parametrize("policy", POLICIES_WITH_COHORTS, ids=lambda policy: "-".join(map(str, policy.values())))
+@pytest.mark.parametrize("policy", spread(POLICIES_WITH_COHORTS, 3), ids=lambda policy: "-".join(map(str, policy.values())))
 def test_cohort_whose_nodes_stop_early_equals_single_nodes(policy):
     changes = {"policy": policy, "patience": 1, "rounds": 9, "task": RESTLESS, "topology": RING}
     assert len({*simulation(**changes).run().state.counts["rounds"].tolist()}) > 1
@@ -182,7 +183,7 @@ def test_cohort_equals_single_nodes_if_some_are_left_alone_in_a_round():
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=many(10, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_cohort_equals_single_nodes_in_random_scenarios(data):
     draw = data.draw

@@ -19,6 +19,7 @@ from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.clock import DeadlockError
 from p2pfl.sim.simulation.simulation import Simulation
+from tests.support.depth import many, pairs, spread
 from tests.support.simulated import LOOKED_AT
 
 NODES, ROUNDS = 6, 16
@@ -146,8 +147,7 @@ LINKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
-@pytest.mark.parametrize("links", LINKS)
+@pytest.mark.parametrize(("links", "mode"), pairs(LINKS, ["synchronous", "asynchronous"]))
 def test_links_of_one_kind_modelled_equal_wire(links, mode):
     outages = [("node-2", 4.3, 9.1), ("node-4", 7.7, 12.9)] if links == "outages" else []
     lossy = {"loss": 1e-9} if outages else {}  # a run in which the last messages may be lost ends without them
@@ -180,7 +180,7 @@ def worlds(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=8, derandomize=True)
+@settings(max_examples=many(3, 8), derandomize=True)
 @given(worlds())
 def test_links_of_several_kinds_modelled_agree_with_wire(world):
     modelled, wire = ([run(fidelity, seed=seed, **world) for seed in range(SEEDS)] for fidelity in ("modelled", "wire"))
@@ -192,7 +192,7 @@ def test_links_of_several_kinds_modelled_agree_with_wire(world):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [{"loss": 0.01}, {"loss": 0.1}, {"jitter": 2.5}, {"bandwidth": 8000.0}])
+@pytest.mark.parametrize("network", spread([{"loss": 0.1}, {"loss": 0.01}, {"jitter": 2.5}, {"bandwidth": 8000.0}], 2))
 def test_introductions_change_totals_little(network):
     """Compare totals only: with introductions other frames are lost, and the first round starts later."""
     options = {"deadline": 4.0, "network": {"latency": 0.05, **network}, "introduced": False}

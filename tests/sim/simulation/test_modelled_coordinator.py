@@ -17,6 +17,7 @@ from p2pfl.sim.simulation.plan import plan
 from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.task import Part, make_task
 from p2pfl.testing import run_in_memory
+from tests.support.depth import pairs, spread
 from tests.support.simulated import run
 
 NAMES = [f"node-{k}" for k in range(6)]
@@ -62,8 +63,9 @@ WORLDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "world"), dict.fromkeys([*pairs(POLICIES, WORLDS), *(("fedpref", world) for world in WORLDS)])
+)
 def test_coordinated_simulation_equals_run_in_memory(policy, world):
     result = run(scenario(policy, **WORLDS[world]))
     assert params(result.nodes) == on_dictionaries(policy)
@@ -181,8 +183,10 @@ def delayed(simulation, name, round, seconds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["node-4", "node-0"])
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [*((policy, "node-4") for policy in POLICIES), *((policy, "node-0") for policy in spread(POLICIES, 2))],
+)
 def test_late_participant_is_left_out_and_informed(policy, name):
     simulation = Simulation(scenario(policy))
     delayed(simulation, name, 2, 4.5)  # the coordinator waits for 4 seconds, participants for 8

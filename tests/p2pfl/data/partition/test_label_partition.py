@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pfl.data.image_sets import Images, ImageSet
@@ -89,7 +89,6 @@ def partitions(labels):
 
 
 @pytest.mark.parametrize("name", partitions(np.zeros(1)))
-@settings(max_examples=40)
 @given(n=st.integers(1, 120), classes=st.integers(1, 12), nodes=st.integers(1, 150), seed=st.integers(0, 99))
 def test_partition_assigns_each_sample_to_one_node(name, n, classes, nodes, seed):
     divide = partitions(labels_of(n, classes, seed))[name]
@@ -102,7 +101,6 @@ def test_partition_assigns_each_sample_to_one_node(name, n, classes, nodes, seed
     assert all(np.array_equal(a, b) for a, b in zip(shares, divide(nodes, rng(seed)), strict=True))
 
 
-@settings(max_examples=60)
 @given(
     n=st.integers(1, 200),
     classes=st.integers(1, 10),
@@ -225,7 +223,6 @@ def test_partitions_match_golden_fingerprints():
 # Splits
 
 
-@settings(max_examples=100)
 @given(
     n=st.integers(1, 300),
     samples=st.integers(0, 200),
@@ -250,7 +247,6 @@ def test_hold_out_of_large_share_has_requested_sizes():
     assert sizes == [(200, 100), (500, 100), (200, 50), (480, 120)]
 
 
-@settings(max_examples=100)
 @given(
     wanted=st.lists(st.integers(0, 60), min_size=4, max_size=4).filter(any),
     there=st.lists(st.integers(0, 40), min_size=4, max_size=4),
@@ -281,7 +277,6 @@ SHIFTS = [
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
 @given(
     shift=st.sampled_from(SHIFTS),
     partition=st.sampled_from(
