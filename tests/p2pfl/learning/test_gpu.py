@@ -4,6 +4,7 @@ The same tests run on the CPU, and so through the same code, where there is no G
 """
 
 from copy import deepcopy
+from itertools import product
 
 import numpy as np
 import pytest
@@ -91,17 +92,24 @@ def difference(some, others):
     return max(np.abs(a - b).max() / np.abs(a).max() for a, b in zip(some, others, strict=True))
 
 
-@on_devices
-@pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize(
-    "counts", [pytest.param((20,) * NODES, marks=pytest.mark.slow), (20, 7, 16, 33, 8)], ids=["equal", "unequal"]
-)
-@pytest.mark.parametrize(
-    "optimizer",
-    [pytest.param(SGD(0.05, 0.9), marks=pytest.mark.slow), SGD(0.05, 0.9, lasting=True), Adam(0.01)],
-    ids=["SGD", "lasting", "Adam"],
-)
-@pytest.mark.parametrize("options", [{}, {"rule": Lookahead(0.05)}, {"proximal": 0.5}], ids=["plain", "rule", "proximal"])
+SIZES = {"equal": (20,) * NODES, "unequal": (20, 7, 16, 33, 8)}
+OPTIMIZERS = {"SGD": SGD(0.05, 0.9), "lasting": SGD(0.05, 0.9, lasting=True), "Adam": Adam(0.01)}
+OPTIONS = {"plain": {}, "rule": {"rule": Lookahead(0.05)}, "proximal": {"proximal": 0.5}}
+
+
+def trainings():
+    """Yield every combination for a GPU; for the CPU, each module with each optimizer and with each option."""
+    for (i, name), size, (j, optimizer), (k, options) in product(
+        enumerate(MODULES), SIZES, enumerate(OPTIMIZERS), enumerate(OPTIONS)
+    ):
+        id = f"{options}-{optimizer}-{size}-{name}"
+        given = name, SIZES[size], OPTIMIZERS[optimizer], OPTIONS[options]
+        yield pytest.param("cuda", *given, marks=GPU.marks, id=f"{id}-cuda")
+        if size == "unequal" and (i + j + k) % 3 == 0:
+            yield pytest.param("cpu", *given, id=f"{id}-cpu")
+
+
+@pytest.mark.parametrize(("device", "name", "counts", "optimizer", "options"), list(trainings()))
 def test_training_on_a_device_equals_one_by_one(device, name, counts, optimizer, options):
     stacked = BatchedLearner(learners(name, device, counts, optimizer=optimizer))
     by_hand = MODULES[name][1]

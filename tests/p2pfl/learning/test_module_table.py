@@ -6,6 +6,7 @@ For each module, a restart between two rounds changes no bit, and the exported t
 import random
 import warnings
 from functools import partial
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -638,65 +639,75 @@ def learners(entry):
         return [task(entry, n, k).learner(RandomStreams(5, f"node-{k}")) for k, n in enumerate(N)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, entry in TABLE.items() if not entry.refused])
-@pytest.mark.filterwarnings("ignore")
-def test_stacked_training_is_that_of_single_nodes_or_refused(name):
-    entry, splits = TABLE[name], ("train", "validation", "test")
+SPLITS = "train", "validation", "test"
+
+
+@pytest.fixture(scope="module", params=[name for name, entry in TABLE.items() if not entry.refused])
+def alone(request):
+    """Single learners of an entry after their first round; the tests of an entry share it.
+
+    Attributes:
+        start: initial model.
+        models, figures: of each learner after round 1.
+        tensors, outputs: of the first one: exported tensors, and outputs for its test data.
+        first: the first learner, which only test_restart_changes_no_bit trains further.
+    """
+    entry = TABLE[request.param]
     team = learners(entry)
-    start = team[0].task.initial(5)
-    single = [one.train(start, round=1) for one in team]
-    figures = [one.evaluate([model], splits)[0] for one, model in zip(team, single, strict=True)]
+    task, start = team[0].task, team[0].task.initial(5)
+    models = [one.train(start, round=1) for one in team]
+    tensors, outputs = task.tensors(models[0], 5), None
+    if not task.conduct.draws_in_evaluation:
+        outputs = team[0].outputs(models[0], task.data["test"].x)
+    figures = [one.evaluate([model], SPLITS)[0] for one, model in zip(team, models, strict=True)]
+    team[0].evaluate([models[0], start], ("validation",))
+    found = {"models": models, "figures": figures, "tensors": tensors, "outputs": outputs}
+    return SimpleNamespace(entry=entry, task=task, start=start, first=team[0], **found)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_stacked_training_is_that_of_single_nodes_or_refused(alone):
+    entry = alone.entry
     if entry.reason:
         with pytest.raises(ConfigurationError) as refusal:
             BatchedLearner(learners(entry))
         assert str(refusal.value).startswith(entry.reason)
         return
     stack = BatchedLearner(learners(entry))
-    together = stack.compute([NodeQuery(k, Train(start, 1)) for k in range(len(N))])
-    for one, other in zip(single, together, strict=True):
+    together = stack.compute([NodeQuery(k, Train(alone.start, 1)) for k in range(len(N))])
+    for one, other in zip(alone.models, together, strict=True):
         assert other == pytest.approx(one, rel=1e-4, abs=1e-5)
-    found = stack.compute([NodeQuery(k, Evaluate([single[k]], splits)) for k in range(len(N))])
-    for one, (other,) in zip(figures, found, strict=True):
+    found = stack.compute([NodeQuery(k, Evaluate([alone.models[k]], SPLITS)) for k in range(len(N))])
+    for one, (other,) in zip(alone.figures, found, strict=True):
         assert other == pytest.approx(one, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, entry in TABLE.items() if not entry.refused])
 @pytest.mark.filterwarnings("ignore")
-def test_restart_changes_no_bit(name):
-    entry = TABLE[name]
-    first, _ = learners(entry)
-    start = first.task.initial(5)
-    middle = first.train(start, round=1)
-    first.evaluate([middle, start], ("validation",))
-    end = first.train(middle, round=2)
-    again, _ = learners(entry)
-    if first.task.conduct.uncarried:
-        assert any("neither a checkpoint" in note for note in first.task.module_notes)
+def test_restart_changes_no_bit(alone):
+    if alone.task.conduct.uncarried:
+        assert any("neither a checkpoint" in note for note in alone.task.module_notes)
         return
+    first, middle = alone.first, alone.models[0]
+    end = first.train(middle, round=2)
+    again, _ = learners(alone.entry)
     assert again.train(middle, round=2).tobytes() == end.tobytes()
     assert again.evaluate([end], ("test",)) == first.evaluate([end], ("test",))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, entry in TABLE.items() if not entry.refused])
 @pytest.mark.filterwarnings("ignore")
-def test_exported_tensors_load_by_the_documented_line(name):
-    entry = TABLE[name]
-    first, _ = learners(entry)
-    model = first.train(first.task.initial(5), round=1)
-    tensors = {key: torch.from_numpy(array) for key, array in first.task.tensors(model, 5).items()}
-    module = entry.make()
-    module.load_state_dict(tensors)
-    conduct, x = first.task.conduct, first.task.data["test"].x
+def test_exported_tensors_load_by_the_documented_line(alone):
+    module, conduct, notes = alone.entry.make(), alone.task.conduct, alone.task.module_notes
+    module.load_state_dict({key: torch.from_numpy(array) for key, array in alone.tensors.items()})
     if conduct.unsaved:
-        assert any("files of the model lack" in n or "neither a checkpoint" in n for n in first.task.module_notes)
+        assert any("files of the model lack" in n or "neither a checkpoint" in n for n in notes)
     elif conduct.drawn:
-        assert any("draws scale when it is made" in note for note in first.task.module_notes)
+        assert any("draws scale when it is made" in note for note in notes)
     elif not conduct.draws_in_evaluation:
         with torch.no_grad():
-            torch.testing.assert_close(module.eval()(x), first.outputs(model, x))
+            torch.testing.assert_close(module.eval()(alone.task.data["test"].x), alone.outputs)
 
 
 @pytest.mark.parametrize("name", [name for name, entry in TABLE.items() if entry.refused])
