@@ -8,6 +8,7 @@ import json
 import pytest
 
 from p2pfl.sim import reproduction
+from tests.support.depth import deep
 from tests.support.pages import DOCS, line
 from tests.support.readme import bash
 from tests.support.reproductions import outcome, whole_tables
@@ -167,6 +168,7 @@ def test_dpfl_finds_its_group_with_one_seed():
 
 
 @pytest.mark.slow
+@deep
 def test_dpfl_budget_saves_bytes_with_one_seed():
     table, _ = outcome("dpfl-budgets", ["local", "fedavg", "dpfl", "dpfl/.1N", "dpfl/int8"], "short")
     assert_budget_tradeoff(table)
@@ -184,6 +186,7 @@ def test_fedpref_clusters_by_preferences_with_one_seed():
 
 
 @pytest.mark.slow
+@deep
 def test_complete_graph_needs_fewest_rounds_and_most_bytes():
     names = [name.format(topology) for topology in ("complete", "ring") for name in (FREE, FOUR)]
     table, runs = outcome("topology-study", [*names, FREE.format("geant")], "short")

@@ -167,6 +167,7 @@ def test_load_detects_change_of_any_byte(store):
         assert refusal(store.load).endswith("checkpoint; move them away to start from round 0")
 
 
+@pytest.mark.slow
 def test_load_detects_truncated_or_extended_file(store):
     store.save(checkpoint())
     whole = store.path.read_bytes()

@@ -263,6 +263,7 @@ def test_run_on_full_disk_does_not_start(capsys, tmp_path, monkeypatch):
     assert (code, err) == (2, "cannot write alice/facts: File too large; permit larger files\n")
 
 
+@pytest.mark.slow
 def test_run_fails_if_its_last_round_is_not_on_the_disk(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command(capsys, "init", "alice", "--policy", "local")
@@ -307,6 +308,7 @@ for k in range(5):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "told"), [("published", 1), ("published:3", 3), ("published:6", 5), ("", 5)])
 def test_process_ends_at_its_failpoint(text, told):
     environment = os.environ | {"PYTHONPATH": str(ROOT), failpoints.VARIABLE: text}

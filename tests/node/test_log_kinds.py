@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 import p2pfl
 from tests.support.pages import DOCS
 
@@ -21,6 +23,7 @@ def events():
                 yield f"{path.name}:{call.lineno}", {keyword.arg: keyword.value for keyword in call.keywords}
 
 
+@pytest.mark.slow
 def test_every_event_has_a_kind():
     assert len(list(events())) > 20
     assert [place for place, keywords in events() if "kind" not in keywords] == []

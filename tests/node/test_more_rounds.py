@@ -83,6 +83,7 @@ def test_extended_run_equals_run_with_more_rounds(when):
         assert extended.nodes[name].exchange.expired == 0
 
 
+@pytest.mark.slow
 def test_extension_during_evaluation_of_result_is_run():
     async def test(federation):
         serve(federation)
@@ -102,6 +103,7 @@ def test_extension_during_evaluation_of_result_is_run():
     assert [federation.nodes[name].round for name in NAMES] == [6, 6, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"policy": CoordinatedFedAvg}, {"edges": [("a", "b"), ("b", "c")]}], ids=str)
 def test_serving_nodes_continue_although_one_learns_later(options):
     async def test(federation):
@@ -120,6 +122,7 @@ def test_serving_nodes_continue_although_one_learns_later(options):
         assert federation.nodes[name].exchange.expired == 0
 
 
+@pytest.mark.slow
 def test_asynchronous_nodes_continue():
     async def test(federation):
         serve(federation)
@@ -141,6 +144,7 @@ class Stubborn(Local):
         return Merge(me.initial, {me.id: 1.0})
 
 
+@pytest.mark.slow
 def test_node_that_stopped_early_does_not_continue():
     async def test(federation):
         federation.policy = Stubborn
@@ -244,6 +248,7 @@ def test_gossip_knows_which_peers_have_more_entries():
     assert not MembershipGossip(None, None).lacks_entries(peer)
 
 
+@pytest.mark.slow
 def test_node_does_not_end_while_peer_has_entries_for_it():
     """The missing entries may be an extension, which a node with --until-done would miss."""
 

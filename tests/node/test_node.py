@@ -41,6 +41,7 @@ async def to_the_end(federation):
 # Without faults
 
 
+@pytest.mark.slow
 def test_nodes_complete_all_rounds_with_all_peers():
     federation = play(to_the_end, NAMES, settings())
     for name in NAMES:
@@ -56,6 +57,7 @@ def test_nodes_average_to_the_same_model():
     assert all((p == params[0]).all() for p in params)
 
 
+@pytest.mark.slow
 def test_round_lasts_as_long_as_slowest_node_and_messages():
     federation = play(to_the_end, NAMES, settings(), speeds={"c": 3.0})
     for name in NAMES:
@@ -69,6 +71,7 @@ def test_single_node_learns_alone():
     assert federation.watch["a"].result["test_mse"] < 5000
 
 
+@pytest.mark.slow
 def test_disconnected_topology_exchanges_within_components():
     federation = play(to_the_end, (*NAMES, "e"), settings(), edges=[("a", "b"), ("c", "d")])
     assert federation.partners("a", 5) == {"b"}
@@ -76,6 +79,7 @@ def test_disconnected_topology_exchanges_within_components():
     assert federation.partners("e", 5) == set()
 
 
+@pytest.mark.slow
 def test_nodes_learn_only_with_neighbours():
     federation = play(to_the_end, NAMES, settings(), edges=[("a", "b"), ("b", "c"), ("c", "d")])
     assert federation.partners("b", 3) == {"a", "c"}
@@ -91,6 +95,7 @@ def test_zero_rounds_still_give_a_result():
 # Asynchronous
 
 
+@pytest.mark.slow
 def test_asynchronous_nodes_do_not_wait_for_each_other():
     federation = play(to_the_end, NAMES, settings(mode="asynchronous"), speeds={"d": 4.0})
     ends = {name: federation.watch[name].times[5] for name in NAMES}
@@ -387,6 +392,7 @@ def test_node_stopped_early_still_serves_last_model():
     assert all(node.exchange.expired == 0 for node in federation.nodes.values())
 
 
+@pytest.mark.slow
 def test_result_is_best_model_on_validation():
     federation = play(to_the_end, NAMES, settings(rounds=6), policy=lambda: Random(neighbours=1, reported_stage="trained"))
     for name in NAMES:
@@ -397,6 +403,7 @@ def test_result_is_best_model_on_validation():
         assert federation.watch[name].result["validation_loss"] == losses[best]
 
 
+@pytest.mark.slow
 def test_auto_result_is_best_model_of_both_stages():
     federation = play(to_the_end, NAMES, settings(rounds=6), policy=lambda: Random(neighbours=2, reported_stage="auto"))
     for name in NAMES:
@@ -694,6 +701,7 @@ def test_node_sends_two_models_at_once_and_then_the_newest():
     assert said[2].reason == "busy"
 
 
+@pytest.mark.slow
 def test_policy_that_exceeds_budget_ends_node():
     class Greedy(Random):
         async def round(self, me, peers):
@@ -735,6 +743,7 @@ def test_nodes_with_different_layouts_refuse_each_other():
         play(test, ("a", "b"), settings())
 
 
+@pytest.mark.slow
 def test_node_with_other_settings_is_left_out():
     async def test(federation):
         federation.start("a", "b")
@@ -794,6 +803,7 @@ def answer(params, extras=b"", **change):
     return script
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("params", "cause"),
     [
@@ -820,11 +830,13 @@ def test_model_other_than_requested_is_counted_and_dropped(change, cause):
     assert_dropped(answer(np.zeros(11, np.float32), **change), cause)
 
 
+@pytest.mark.slow
 def test_array_too_large_for_numpy_is_counted_and_dropped():
     shape = 0, 2**24, 2**24, 2**24
     assert_dropped(answer(np.zeros(11, np.float32), msgspec.msgpack.encode([["x", "f8", shape, b""]])), "malformed")
 
 
+@pytest.mark.slow
 def test_loss_instead_of_model_is_counted_and_dropped():
     def script(say, message):
         if isinstance(message, m.Get):
@@ -835,6 +847,7 @@ def test_loss_instead_of_model_is_counted_and_dropped():
     assert_dropped(script, "not asked for")
 
 
+@pytest.mark.slow
 def test_model_instead_of_loss_is_counted_and_dropped():
     honest = answer(np.zeros(11, np.float32))
 
@@ -856,6 +869,7 @@ def assert_dropped(script, cause):
     assert all(federation.partners("a", round) == {"c"} for round in range(1, 6))
 
 
+@pytest.mark.slow
 def test_unsolicited_answers_are_dropped():
     def script(say, message):
         for request in range(5):
@@ -867,6 +881,7 @@ def test_unsolicited_answers_are_dropped():
     assert all("b" not in federation.partners("a", round) for round in range(1, 6))
 
 
+@pytest.mark.slow
 def test_claim_of_far_future_round_is_ignored():
     def script(say, message):
         if isinstance(message, m.RoundReached):
@@ -876,6 +891,7 @@ def test_claim_of_far_future_round_is_ignored():
     assert sorted(federation.watch["a"].weights) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_concurrent_loss_requests_are_limited_per_peer():
     busy = []
 
@@ -938,6 +954,7 @@ def test_node_refuses_checkpoint_of_another_policy(tmp_path):
         play(test, ("a",), settings(rounds=1), folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_pending_evaluation_keeps_its_round_after_restart(tmp_path):
     async def test(federation):
         federation.start("a")
@@ -951,6 +968,7 @@ def test_pending_evaluation_keeps_its_round_after_restart(tmp_path):
     assert sorted(federation.watch["a"].metrics) == [5, 10, 11]
 
 
+@pytest.mark.slow
 def test_stopped_node_is_not_treated_as_finished():
     async def test(federation):
         federation.start()
@@ -1017,6 +1035,7 @@ class OfNoStage(Random):
         self.reported_stage = "mergd"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "message"),
     [

@@ -24,6 +24,7 @@ from p2pfl.protocols.wire import messages as m
 from p2pfl.robust.candidates import cap_samples, coarse, combine, distances_from
 from p2pfl.robust.clipping import ClippedModel, MedianClip, clip_models, factor_of, without_clipping
 from p2pfl.robust.registry import make_rule
+from tests.support.depth import many
 from tests.support.federation import play
 from tests.support.liars import Liar
 
@@ -162,6 +163,7 @@ class Remembering(FedAvg):
             del peers.models
 
 
+@pytest.mark.slow
 def test_merge_does_not_read_values_of_clipped_models():
     federation = play(
         to_the_end, ("a", "b", "c", "d"), Settings(rounds=2, deadline=10.0, robust="median-clip"), policy=Remembering
@@ -307,8 +309,15 @@ def clean_mse(policy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("robust", ["median-clip", "clip-loss"])
-@pytest.mark.parametrize(("policy", "attacks"), [(Random, ATTACKS), (Dac, ("huge", "flip")), (FedAvg, ("huge", "flip"))])
+@pytest.mark.parametrize(
+    ("policy", "attacks", "robust"),
+    [
+        (Random, ATTACKS, "median-clip"),
+        (FedAvg, ("huge", "flip"), "clip-loss"),
+        *many([], [(Random, ATTACKS, "clip-loss"), (FedAvg, ("huge", "flip"), "median-clip")]),
+        *((Dac, ("huge", "flip"), rule) for rule in many(["median-clip"], ["median-clip", "clip-loss"])),
+    ],
+)
 def test_poison_costs_little_with_clipping(policy, attacks, robust):
     clean = clean_mse(policy)
     for attack in attacks:
@@ -372,6 +381,7 @@ def test_clip_loss_weighs_by_losses_relative_to_initial():
     np.testing.assert_allclose(found, scores / scores.sum(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_claimed_samples_give_at_most_a_share():
     def claim(liar, victim):
         return victim.me.params

@@ -371,6 +371,7 @@ def test_summary_reports_mean_use_of_budget():
     assert found["bytes"] == {"least": 10_000, "greatest": 10_000, "used": pytest.approx(2 * size / 10_000)}
 
 
+@pytest.mark.slow
 def test_searches_of_all_nodes_are_batched():
     result = run(dpfl(nodes=24))
     count, jobs = result.batches["greedy"]
@@ -416,6 +417,7 @@ async def to_the_end(federation):
     await federation.done()
 
 
+@pytest.mark.slow
 def test_real_node_receives_models_within_budget():
     settings = Settings(rounds=3, deadline=10.0)
     federation = play(to_the_end, NAMES, settings, policy=Greedy, budget=Budget(models=2), lenient=True)

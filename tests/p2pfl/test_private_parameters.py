@@ -286,12 +286,14 @@ def test_codecs_encode_only_the_shared_part(codec):
     assert bytes_by_kind(modelled) == bytes_by_kind(wire)
 
 
+@pytest.mark.slow
 def test_fedavg_ends_with_equal_bodies_and_own_heads():
     done = run(scenario(policy={"name": "fedavg"}))
     assert len({node.me.params.tobytes() for node in done.nodes.values()}) == 1
     assert len({head.tobytes() for head in heads(done.nodes)}) == 6
 
 
+@pytest.mark.slow
 def test_private_heads_improve_accuracy():
     """Each node permutes the classes, so one head for all is no better than a guess."""
     options = {"rounds": 15, "policy": {"name": "fedavg"}, "trainer": "stacked"}
@@ -349,12 +351,14 @@ def test_simulation_refuses_different_shared_start():
         Simulation(scenario(task={"name": "tests.p2pfl.test_private_parameters:other_starts"}))
 
 
+@pytest.mark.slow
 def test_stacked_trace_ignores_order_of_nodes():
     made = [Simulation(scenario(trainer="stacked"), order=order).run() for order in (None, [3, 1, 5, 0, 2, 4])]
     assert trace(made[0]) == trace(made[1])
     assert wholes(made[0].nodes) == wholes(made[1].nodes)
 
 
+@pytest.mark.slow
 def test_run_in_memory_equals_simulation():
     tasks = {name: headed(Part(k, 6), 0) for k, name in enumerate(f"node-{k}" for k in range(6))}
     policies = {name: make_policy("coordinated-fedavg", {}) for name in tasks}
@@ -366,6 +370,7 @@ def test_run_in_memory_equals_simulation():
 # FedRep
 
 
+@pytest.mark.slow
 def test_fedrep_trains_head_then_body_and_averages_bodies():
     tasks = {name: headed(Part(k, 4), 0) for k, name in enumerate(NAMES)}
     policies = {name: make_policy("fedrep", {"head_epochs": 3, "epochs": 2}) for name in NAMES}
@@ -428,6 +433,7 @@ def test_killed_node_restarts_with_its_private_part(tmp_path):
         assert restarted.watch[name].metrics[4] == whole.watch[name].metrics[4]
 
 
+@pytest.mark.slow
 def test_checkpoint_of_other_private_part_is_refused(tmp_path):
     async def test(federation):
         federation.start()
@@ -469,6 +475,7 @@ def test_agreement_covers_only_the_shared_part(tmp_path):
     assert f"(layouts {other.layout.shared.fingerprint.hex()} and {agreed.model.layout})" in str(refused.value)
 
 
+@pytest.mark.slow
 def test_nodes_with_different_private_parts_learn_together():
     federation = play(to_the_end, NAMES, settings(), task="tests.p2pfl.test_private_parameters:wide")
     assert all(federation.partners(name, 5) for name in NAMES)

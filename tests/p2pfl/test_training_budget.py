@@ -202,6 +202,7 @@ def test_real_node_logs_and_shows_the_end_of_its_budget_once(tmp_path):
     assert "p2pfl_training_joules" not in metrics
 
 
+@pytest.mark.slow
 def test_restarted_node_keeps_its_count_of_trainings(tmp_path):
     async def test(federation):
         federation.start()

@@ -51,6 +51,7 @@ def needed_distributions():
             left += [(Requirement(text), each) for text in texts for each in (*needed.extras, "")]
 
 
+@pytest.mark.slow
 def test_every_distribution_of_the_environment_is_pinned():
     missing = set(needed_distributions()) - set(VERSIONS)
     assert sorted(name for name in missing if not name.startswith(("nvidia-", "cuda-", "triton"))) == []  # they follow torch

@@ -61,6 +61,7 @@ def test_keyboard_judge_finds_hidden_focus(opened):
     assert pages.press_tab(page, count) == ([0], ["control 0 shows no focus"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("removed", [None, *pages.REQUIRED])
 def test_policy_judge_finds_removed_header(monkeypatch, removed):
     monkeypatch.setattr(http_server, "HEADERS", {k: v for k, v in http_server.HEADERS.items() if k != removed})
@@ -69,6 +70,7 @@ def test_policy_judge_finds_removed_header(monkeypatch, removed):
     assert [fault.split()[1] for fault in faults] == ([removed] if removed else [])
 
 
+@pytest.mark.slow
 def test_metrics_judge_finds_sample_that_is_there_twice(monkeypatch):
     assert wire.judge_metrics().violations == []
     good = wire.text

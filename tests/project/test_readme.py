@@ -15,6 +15,7 @@ from p2pfl.sim import reproduction
 from p2pfl.task_specs import TASKS
 from p2pfl.topologies.builders import BUILDERS
 from p2pfl.topologies.schedules import SCHEDULES
+from tests.support import forked
 from tests.support.browser import needs_chromium
 from tests.support.extras import needs_torch
 from tests.support.pages import DOCS
@@ -142,9 +143,10 @@ def test_readme_policy_runs_on_a_node(tmp_path):
 
 
 @needs_chromium
-def test_picture_of_the_status_page_can_be_made(tmp_path):
+def test_picture_of_the_status_page_can_be_made(tmp_path, monkeypatch):
     from scripts.tools import status_picture
 
+    monkeypatch.setattr(status_picture, "_command", lambda *words: [forked.executable(), "-m", "p2pfl.node", *words])
     status_picture.take(tmp_path / "status.png")
     assert (tmp_path / "status.png").read_bytes()[:4] == b"\x89PNG"
     assert (ROOT / "docs" / "status.png").stat().st_size < 150_000

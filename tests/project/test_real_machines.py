@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from p2pfl.node.folder.config import STATUS
+from tests.support import forked
 from tests.support.namespaces import machines, until
 from tests.support.pages import block, blocks
 
@@ -33,7 +34,8 @@ class Homes:
 
     def __init__(self, net, root):
         self.net, self.root, self.running = net, root, []
-        self.environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin:/usr/sbin:/sbin"}
+        commands = f"{forked.commands()}:" if forked.POSSIBLE else ""
+        self.environment = {"PATH": f"{commands}{Path(sys.executable).parent}:/usr/bin:/bin:/usr/sbin:/sbin"}
 
     def type(self, i, command):
         return self.net.run(i, ["bash", "-ec", command], cwd=self.root, env=self.environment, timeout=LONG).stdout

@@ -99,6 +99,7 @@ def test_cells_are_escaped_and_symbols_stay_lower_case():
     assert sentence("m, the number.") == "m, the number."
 
 
+@pytest.mark.slow
 def test_every_page_of_the_reference_can_be_printed_without_building_the_site(capsys):
     for path in sorted(PAGES.glob("*.md")):
         assert main([path.stem]) == 0

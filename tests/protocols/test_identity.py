@@ -95,6 +95,7 @@ def test_encrypted_key_file_does_not_contain_plain_key(encrypted):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_encrypted_key_with_changed_byte_is_damaged(encrypted):
     path, _ = encrypted
     whole = path.read_bytes()

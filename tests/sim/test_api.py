@@ -52,6 +52,7 @@ async def in_loop(*args, **options):
 # Event loops
 
 
+@pytest.mark.slow
 def test_simulate_in_event_loop_gives_equal_results(plain):
     torch.set_num_threads(2)
     try:
@@ -63,11 +64,13 @@ def test_simulate_in_event_loop_gives_equal_results(plain):
     assert (found[1].rounds["merged_test_loss"] == plain[1].rounds["merged_test_loss"]).all()
 
 
+@pytest.mark.slow
 def test_simulate_in_event_loop_raises_errors_of_the_run():
     with pytest.raises(ConfigurationError, match=r"unknown key 'policy\.few'"):
         asyncio.run(in_loop(SMALL | {"policy": {"name": "random", "few": 1}}))
 
 
+@pytest.mark.slow
 def test_progress_function_is_called_in_the_thread_of_the_caller():
     calls = []
 
@@ -78,6 +81,7 @@ def test_progress_function_is_called_in_the_thread_of_the_caller():
     assert calls == [(done, 16, threading.main_thread()) for done in (4, 8, 12, 16)]
 
 
+@pytest.mark.slow
 def test_error_of_progress_function_ends_the_run():
     def fail(done, total):
         raise ZeroDivisionError
@@ -143,6 +147,7 @@ def test_importable_objects_become_names():
     assert run.task == {"name": f"{__name__}:own_task"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     [Own(), lambda: Own(1), {"name": lambda few: Own(few), "few": 1}, Own, {"name": Own, "few": 1}],
@@ -154,6 +159,7 @@ def test_policy_may_be_an_object(policy, plain):
     assert traces(found) == traces(expected)
 
 
+@pytest.mark.slow
 def test_policy_object_is_copied_for_each_node():
     class Counting(Random):
         rounds = ()
@@ -168,6 +174,7 @@ def test_policy_object_is_copied_for_each_node():
     assert policy.rounds == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["function", "list"])
 def test_task_may_be_an_object(kind):
     expected = p2pfl.simulate(SMALL | {"task": {"name": "concept-shift", "samples": 20}})
@@ -179,6 +186,7 @@ def test_task_may_be_an_object(kind):
     assert traces(found) == traces(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -196,12 +204,14 @@ def test_unusable_object_reports_one_line(change, message):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_written_scenario_with_object_cannot_be_run(tmp_path):
     p2pfl.simulate(SMALL | {"policy": lambda: Own(1)}, out=tmp_path / "out")
     with pytest.raises(ConfigurationError, match=r"policy 'object:.*<lambda>' was an object of a Python program"):
         load(str(tmp_path / "out" / "scenario.toml"))
 
 
+@pytest.mark.slow
 def test_seeds_may_be_a_number(plain):
     assert [result.summary["seed"] for result in plain] == [0, 1]
     assert traces(p2pfl.simulate(SMALL, seeds=np.int64(2))) == traces(p2pfl.simulate(SMALL, seeds=np.arange(2)))
@@ -264,6 +274,7 @@ def test_invalid_number_of_workers_is_refused():
 # Folders and models
 
 
+@pytest.mark.slow
 def test_simulate_writes_and_load_reads_the_folder(tmp_path):
     made = p2pfl.simulate(SMALL, seeds=2, out=tmp_path / "out", report=True, models=True)
     read = p2pfl.load(tmp_path / "out")
@@ -280,6 +291,7 @@ def test_simulate_writes_and_load_reads_the_folder(tmp_path):
     assert traces(p2pfl.simulate(tmp_path / "out" / "scenario.toml")) == traces(made)
 
 
+@pytest.mark.slow
 def test_simulate_returns_results_if_folder_becomes_unwritable(tmp_path):
     def block(done, total):
         (tmp_path / "out" / "rounds.parquet").mkdir(exist_ok=True)
@@ -290,6 +302,7 @@ def test_simulate_returns_results_if_folder_becomes_unwritable(tmp_path):
     assert traces(p2pfl.load(tmp_path / "other")) == traces(made)
 
 
+@pytest.mark.slow
 def test_models_are_those_of_the_results():
     (found,) = p2pfl.simulate(SMALL, models=True)
     task = make_task("concept-shift", {}, Part(2, 4), 0)
@@ -299,6 +312,7 @@ def test_models_are_those_of_the_results():
     assert p2pfl.simulate(SMALL)[0].models is None
 
 
+@pytest.mark.slow
 def test_folder_of_given_graph_repeats_the_run(tmp_path):
     graph = nx.DiGraph([("hub", "x"), ("hub", "y"), ("y", "x")])
     graph.add_node("alone", latitude=1.0, longitude=2.0)
@@ -312,6 +326,7 @@ def test_folder_of_given_graph_repeats_the_run(tmp_path):
         assert again[0].summary["topology_properties"] == made[0].summary["topology_properties"]
 
 
+@pytest.mark.slow
 def test_folder_with_a_run_is_refused_before_the_run(tmp_path, plain):
     plain[1].to_dir(tmp_path / "one")
     assert [result.summary["seed"] for result in p2pfl.load(tmp_path / "one")] == [1]
@@ -324,6 +339,7 @@ def test_report_needs_a_folder():
         p2pfl.simulate(SMALL, report=True)
 
 
+@pytest.mark.slow
 def test_load_names_damaged_files(tmp_path, plain):
     plain.to_dir(tmp_path / "out")
     (tmp_path / "out" / "scenario.toml").write_text("nodes = [")

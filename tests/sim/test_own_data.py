@@ -43,6 +43,7 @@ def test_simulation_takes_dataset_module_and_partition(dataset):
     assert run.summary["batches"]["train"]["mean_jobs"] == 4  # all nodes are trained in one batch
 
 
+@pytest.mark.slow
 def test_undefined_figure_of_a_node_is_left_out_of_the_mean(dataset):
     def task(part, seed):
         rule = p2pfl.partition("pathological", classes=1 + part.index // 3)  # the first nodes have one class

@@ -5,7 +5,10 @@ A release runs the deep tests; see docs/release.md.
 
 import os
 
+import pytest
+
 DEEP = os.environ.get("P2PFL_DEEP", "") == "1"
+deep = pytest.mark.skipif(not DEEP, reason="long: P2PFL_DEEP=1 runs it")
 
 
 def many(few, deep):

@@ -266,6 +266,7 @@ def scenario(file, *changes, **keys):
     return found
 
 
+@pytest.mark.slow
 def test_topology_file_sets_nodes_and_labels(write):
     file = write("net.edges", "anna bert 2\nbert carl\ndora\nanna anna\n")
     (result,) = p2pfl.simulate(SMALL | {"topology": {"file": file}})
@@ -282,6 +283,7 @@ def test_topology_file_sets_nodes_and_labels(write):
     assert result.notes == ["left out: 1 edge from a node to itself"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
 def test_directed_topology_file_sets_direction_of_models(write, fidelity):
     file = write("net.edges", "0 1\n1 2\n2 0\n3 0\n")
@@ -291,6 +293,7 @@ def test_directed_topology_file_sets_direction_of_models(write, fidelity):
     assert "labels" not in result.summary  # the labels are the numbers
 
 
+@pytest.mark.slow
 @needs_torch
 def test_nodes_must_agree_with_topology_file(write):
     file = write("net.edges", "a b\nb c\n")
@@ -358,6 +361,7 @@ def test_shipped_graph_can_be_varied_and_give_places():
     assert placed.network.places == geant.topology["file"]
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize(
     ("topology", "message"),

@@ -237,6 +237,7 @@ def test_ambiguous_fields_are_refused_with_the_line(write, name, text, message):
     assert refusal(write(name, text)).startswith(f"{name}: {message}")
 
 
+@pytest.mark.slow
 def test_gzip_is_limited_after_decompression(write):
     bomb = gzip.compress(b"\n" * (33 * 2**20))
     assert len(bomb) < 100_000
@@ -335,6 +336,7 @@ def test_graphml_weight_is_found_by_the_id_of_its_key(write):
 # Facts
 
 
+@pytest.mark.slow
 def test_facts_are_shown_by_both_commands_and_in_the_summary(write, tmp_path, capsys):
     file = write("net.csv", "id_1,id_2,weight,year\n2,1,3,1\n\n1,0,,2\n0,0,1,3\n1,2,2,4\n")
     line = (

@@ -144,6 +144,7 @@ def test_properties_of_large_graph_omit_slow_ones():
     assert (found["diameter"], found["spectral_gap"], found["clustering"]) == (1, 1.0, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [0, -1.0, "much", float("nan"), float("inf")])
 def test_simulate_refuses_invalid_edge_weight(weight):
     graph = nx.Graph()
@@ -154,6 +155,7 @@ def test_simulate_refuses_invalid_edge_weight(weight):
     assert str(refused.value) == f"run 'scenario', seed 0: {words}"
 
 
+@pytest.mark.slow
 def test_summary_contains_topology_properties():
     keys = {"nodes": 8, "run": [{"name": "a", "topology": {"name": "ring"}}, {"name": "b", "topology": {"name": "star"}}]}
     ring, star = p2pfl.simulate(SMALL | keys)
@@ -331,6 +333,7 @@ def test_invalid_places_file_is_refused(tmp_path):
     assert refused([], network=network | {"latency": 0.1}) == only
 
 
+@pytest.mark.slow
 def test_geographic_latency_without_coordinates_is_refused():
     scenario = SMALL | {"nodes": 4, "network": {"latency": "geography"}}
     for graph in (None, place(("a", 0, 0), ("b",), ("c",), ("d",))):

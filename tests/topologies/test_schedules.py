@@ -45,6 +45,7 @@ def check_rounds(graphs, n, degree):
     assert max(graph.degree for graph in graphs) <= degree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("degree", range(1, 7))
 @pytest.mark.parametrize("name", ["base-k", "simple-base-k"])
 def test_base_graphs_reach_consensus_within_the_rounds_of_the_theorem(name, degree):
@@ -59,6 +60,7 @@ def test_base_graphs_reach_consensus_within_the_rounds_of_the_theorem(name, degr
         assert np.abs(values - START[:n].mean()).max() < 1e-12  # the claim is 1e-6
 
 
+@pytest.mark.slow
 def test_base_graph_is_not_longer_than_the_simple_one_and_sometimes_shorter():
     rounds = {
         name: np.array([make_schedule(name, n, 0, degree=k).period for n in range(2, 201, 7) for k in (1, 2, 3)])
@@ -116,6 +118,7 @@ def ratios(schedule, rounds):
     return np.array(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eta", [0.3, 0.5])
 @pytest.mark.parametrize("n", [9, 24, 100])
 def test_directed_equidyn_has_its_expected_rate(n, eta):
@@ -126,6 +129,7 @@ def test_directed_equidyn_has_its_expected_rate(n, eta):
     assert found.mean() - error < 1 - 2 * eta * (1 - eta)  # theorem 3 of Song et al.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [9, 24, 100])
 def test_undirected_equidyn_is_within_its_expected_rate(n):
     found = ratios(make_schedule("ou-equidyn", n, 5), 1000)
@@ -151,6 +155,7 @@ def test_epidemic_sends_to_different_receivers_and_takes_the_mean(n, seed, round
     assert np.allclose(graph.own, 1 / (1 + received))
 
 
+@pytest.mark.slow
 def test_epidemic_draws_every_receiver_alike():
     schedule = make_schedule("epidemic", 7, 1, degree=3)
     counts = sum(matrix(schedule.graph(round)) > 0 for round in range(1, 2001)) - 2000 * np.eye(7)

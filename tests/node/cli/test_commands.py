@@ -393,6 +393,7 @@ def test_workers_end_when_parent_process_is_killed(tmp_path):
     process.communicate(timeout=PATIENCE)  # returns when the workers have ended
 
 
+@pytest.mark.slow
 @needs_torch
 def test_run_mentions_rows_made_equal_by_changes(capsys):
     smoke = ["run", "dac-synthetic", "--set", "form=smoke", "--engine", "local"]
@@ -923,6 +924,7 @@ def test_json_log_has_structured_events(capsys):
     assert not logging.getLogger("p2pfl.node").isEnabledFor(logging.INFO)  # the level is restored
 
 
+@pytest.mark.slow
 def test_text_log_has_times_levels_and_messages(capsys):
     init(capsys)
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=1")
@@ -933,6 +935,7 @@ def test_text_log_has_times_levels_and_messages(capsys):
     assert messages(last).startswith("finished; the model of round")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "levels"), [("-v", {"debug", "info"}), ("--verbose", {"debug", "info"}), ("-q", set())])
 def test_log_level_follows_options(capsys, option, levels):
     init(capsys)
@@ -1010,6 +1013,7 @@ def test_set_without_equals_sign_is_a_usage_error(capsys):
         )
 
 
+@pytest.mark.slow
 def test_node_run_with_json_prints_no_log(capsys):
     init(capsys)
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=1", "--json")
@@ -1017,6 +1021,7 @@ def test_node_run_with_json_prints_no_log(capsys):
     assert json.loads(out)["state"] == "finished"
 
 
+@pytest.mark.slow
 def test_run_of_member_refuses_changes_of_agreed_settings(capsys):
     init(capsys)
     node(capsys, "federation", "create", "alice", "--backup", "backup.pem", "--set", "rounds=3", "--edge", "alice-bob")

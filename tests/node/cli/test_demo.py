@@ -56,6 +56,7 @@ def wait_for_end(process, folder):
     return out, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
@@ -73,6 +74,7 @@ def test_demo_reports_invalid_policy_before_starting(tmp_path, policy, message):
     assert (process.returncode, out, err) == (2, "", message)
 
 
+@pytest.mark.slow
 def test_demo_compares_three_nodes_together_and_alone(tmp_path):
     with demo(tmp_path, "--nodes", "3", "--rounds", "3") as process:
         out, err = wait_for_end(process, tmp_path)
@@ -97,6 +99,7 @@ def test_demo_compares_three_nodes_together_and_alone(tmp_path):
     assert float(gain[1]) == pytest.approx(together - alone, abs=0.0011)
 
 
+@pytest.mark.slow
 def test_demo_with_json_prints_one_object(tmp_path):
     with demo(
         tmp_path, "--nodes", "2", "--rounds", "2", "--policy", "random", "--json", python=forked.executable()
@@ -122,6 +125,7 @@ def restored_sigterm_handler():
     signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("installed", ["Mosquitto", "amqtt"])
 def test_demo_through_broker_finishes(tmp_path, monkeypatch, capsys, restored_sigterm_handler, installed):
     if installed == "Mosquitto" and not (shutil.which("mosquitto") or shutil.which("/usr/sbin/mosquitto")):
@@ -140,6 +144,7 @@ def test_demo_through_broker_finishes(tmp_path, monkeypatch, capsys, restored_si
         assert {peer["link"] for peer in state["peers"]} <= {"broker", ""}  # "": the peer has left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "whom"),
     [(signal.SIGINT, "the demo"), (signal.SIGINT, "everyone, as a terminal does"), (signal.SIGTERM, "the demo")],

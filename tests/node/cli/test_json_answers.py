@@ -62,6 +62,7 @@ def test_init_and_request_answer_with_the_key(answer):
     assert Request.parse(answer("request", "bob")["request"]).key.hex() == made["key"]
 
 
+@pytest.mark.slow
 def test_membership_commands_answer_with_results(answer, capsys):
     for name in ("alice", "bob"):
         config.create(Path(name), name, "127.0.0.1:4101")

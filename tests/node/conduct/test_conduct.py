@@ -248,6 +248,7 @@ def test_models_too_old_to_be_used_are_no_free_riding():
     assert sum(len(federation.partners(name, round)) for name in "abcd" for round in range(1, 41)) < 160
 
 
+@pytest.mark.slow
 def test_models_that_nobody_requested_hide_no_free_rider():
     def ride(liar, peer, message, payload):
         if isinstance(message, m.Get):

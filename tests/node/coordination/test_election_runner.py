@@ -82,6 +82,7 @@ def joint_rounds(federation, name):
 # Elections
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 def test_members_elect_one_coordinator(count):
     async def test(federation):
@@ -501,6 +502,7 @@ def test_coordinated_policy_refuses_async_mode_and_codec(tmp_path, changes, said
 # The vote
 
 
+@pytest.mark.slow
 def test_vote_is_saved_and_survives_restart(tmp_path):
     votes = FileVotes(tmp_path / "vote")
     assert votes.load(1) == Ballot()

@@ -232,6 +232,7 @@ def test_participant_far_ahead_waits_for_others():
     assert backend.answers["c", 9] == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_repeated_submissions_count_once():
     async def main():
         async with council(CoordinatedFedAvg()) as (here, mallory):

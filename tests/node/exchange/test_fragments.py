@@ -84,6 +84,7 @@ def other_part(exchange):
     exchange.peering.send = change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "cause"), [(shorter, "wrong length"), (infinite, "not finite"), (other_part, "not asked for")]
 )
@@ -107,6 +108,7 @@ def test_node_without_fragments_refuses_requests_for_them():
     play(test, NAMES, Settings(rounds=2, deadline=10.0), policy=Random)
 
 
+@pytest.mark.slow
 def test_malformed_request_is_refused_without_an_answer():
     async def test(federation):
         federation.start()
@@ -142,6 +144,7 @@ def test_node_whose_policy_fetches_no_fragments_differs():
     assert partners(federation, "a") == {"b", "d"}
 
 
+@pytest.mark.slow
 def test_node_that_does_not_wait_learns_on_while_a_peer_is_silent():
     async def test(federation):
         federation.start()
@@ -162,6 +165,7 @@ def test_node_that_does_not_wait_learns_on_while_a_peer_is_silent():
         assert {"a", "b", "c", "d"} - {name} == partners(federation, name)
 
 
+@pytest.mark.slow
 def test_different_parts_for_different_peers_are_a_proof():
     def equivocate(exchange):
         numbers = count(1)

@@ -411,6 +411,7 @@ def run_concurrently(*works):
     return results
 
 
+@pytest.mark.slow
 def test_concurrent_admissions_are_all_kept(home):
     lines = [membership_changes.request(home.node(f"node-{k}")) for k in range(8)]
     works = [
@@ -535,6 +536,7 @@ def test_token_of_another_node_is_unknown(home, inviter, tmp_path, digits):
     assert refusals(inviter, (BOB, token.secret)) == ["invitation unknown"]
 
 
+@pytest.mark.slow
 def test_refusals_are_limited_per_host(home, inviter):
     token, more = home.token(minutes=60), REFUSALS + 5
     causes = refusals(inviter, *[(EVE, os.urandom(16)) for _ in range(more)])
@@ -578,6 +580,7 @@ def test_admitted_newcomers_do_not_count_as_refusals(home, inviter):
         assert isinstance(inviter.ask(key, home.token(f"node-{k}").secret, f"node-{k}"), Joined)
 
 
+@pytest.mark.slow
 def test_concurrent_questions_beyond_limit_are_refused_as_busy(home, inviter):
     """Another process holds the lock, so all questions wait; the node's event loop continues."""
     tokens, keys = [home.token(f"node-{k}") for k in range(6)], [Identity.from_seed(os.urandom(32)).public for _ in range(6)]
@@ -672,6 +675,7 @@ def test_inviter_refuses_malformed_question(inviter):
     assert inviter.causes == ["malformed"]
 
 
+@pytest.mark.slow
 def test_token_used_by_two_nodes_at_once_admits_one(home):
     for k in range(5):
         token, inviters = home.token(f"node-{k}"), [Inviter(home), Inviter(home)]
@@ -771,6 +775,7 @@ def test_join_refuses_token_for_another_name_before_dialling(home):
     assert str(caught.value) == f"the token is for a node named carol, but name in {bob / 'node.toml'} is bob"
 
 
+@pytest.mark.slow
 def test_join_retries_while_inviter_is_busy(tmp_path, monkeypatch):
     monkeypatch.setattr(join, "PAUSE", 0.01)
     alice_folder = folders(tmp_path, "alice", "carol")["alice"]
@@ -829,6 +834,7 @@ def refuse(own, agreement):
     raise ConfigurationError("the data do not fit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("earlier", [False, True])
 def test_newcomer_that_refuses_the_federation_can_use_its_token_again(tmp_path, earlier):
     inviting = Inviting(tmp_path, earlier)
@@ -846,6 +852,7 @@ def test_newcomer_that_refuses_the_federation_can_use_its_token_again(tmp_path, 
     assert [*load_federation(inviting.bob).members] == ["alice", "bob", "carol"]
 
 
+@pytest.mark.slow
 def test_newcomer_approves_the_federation_once(tmp_path):
     inviting, asked = Inviting(tmp_path), []
     inviting.serve(lambda token: joining.join(inviting.bob, token, lambda own, agreement: asked.append(agreement.rounds)))
@@ -879,6 +886,7 @@ def test_newcomer_that_has_not_read_the_federation_is_refused_with_versions_and_
     assert [*home.log().members] == ["alice", "bob"]
 
 
+@pytest.mark.slow
 def test_newcomer_that_the_federation_does_not_fit_does_not_ask_to_join(tmp_path):
     inviting = Inviting(tmp_path)
     config.create(tmp_path / "eve" / "bob", "bob", "127.0.0.1:0", task="digits")
@@ -1209,6 +1217,7 @@ def test_request_new_key_while_running_is_refused(home):
     assert (bob / config.KEY).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_repeated_request_is_the_same_until_node_joins(home):
     bob = home.node("bob")
     home.accept(bob, home.bundle(bob))
@@ -1218,6 +1227,7 @@ def test_repeated_request_is_the_same_until_node_joins(home):
     assert load_federation(bob).refusal(Identity.load(bob / config.KEY).public) == ""
 
 
+@pytest.mark.slow
 def test_key_is_replaced_a_second_time(home):
     bob = home.node("bob")
     home.accept(bob, home.bundle(bob))

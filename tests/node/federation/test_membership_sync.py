@@ -111,6 +111,7 @@ def test_membership_sync_mends_a_damaged_log(bob):
     assert path.read_bytes() == (bob.folder / "membership.copy").read_bytes()
 
 
+@pytest.mark.slow
 def test_membership_sync_waits_for_lock_without_blocking_node(tmp_path, monkeypatch):
     bob = Node(tmp_path, monkeypatch, patience=0.02)
     news, path = bob.revoke("carol"), bob.folder / "membership"

@@ -103,6 +103,7 @@ def test_create_with_bad_passphrase_writes_nothing(tmp_path, typed, capsys, line
     assert not (tmp_path / "backup.pem").exists()
 
 
+@pytest.mark.slow
 def test_admit_reads_passphrase_from_every_source(home, monkeypatch, typed):
     assert home.admit("bob", "--passphrase-file", home.file) == 0
     typed.append(WORDS)
@@ -156,6 +157,7 @@ def rotate(home, *options):
     return code, home.alice / "admission.pem", backup
 
 
+@pytest.mark.slow
 def test_rotate_keeps_passphrase_by_default(home):
     code, key, backup = rotate(home, "--old-passphrase-file", home.file)
     assert code == 0
@@ -169,12 +171,14 @@ def test_rotate_keeps_passphrase_by_default(home):
     assert home.admit("bob") == 0
 
 
+@pytest.mark.slow
 def test_rotate_encrypts_plain_admission_key(tmp_path):
     home = Home(tmp_path)
     assert rotate(home, "--passphrase-file", home.file)[0] == 0
     assert key_files.is_encrypted(home.alice / "admission.pem")
 
 
+@pytest.mark.slow
 def test_interrupted_rotation_completes_with_new_passphrase(home):
     old = (home.alice / "admission.pem").read_bytes()
     assert rotate(home, "--old-passphrase-file", home.file, "--passphrase-file", str(home.root / "more"))[0] == 0
@@ -232,6 +236,7 @@ def test_node_without_passphrase_reports_it_answers_no_tokens(home, monkeypatch,
     assert service is None
 
 
+@pytest.mark.slow
 def test_running_node_uses_rotated_admission_key(home):
     log = load_federation(home.alice)
     service = InvitationService(TokenRedeemer(home.alice, WORDS.encode()), log)

@@ -135,6 +135,7 @@ def command(capsys, *arguments):
     return code, out, err
 
 
+@pytest.mark.slow
 def test_commands_of_revoked_node_name_the_revocation(members, capsys):
     folder = members["alice"]
     membership_changes.revoke(folder, "alice")

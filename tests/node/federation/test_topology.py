@@ -40,6 +40,7 @@ def drafted(alice, topology):
     return agreement.draft("test", ready.config, loading.task_of(ready), topology=topology)
 
 
+@pytest.mark.slow
 def test_members_compute_the_same_graphs_when_three_of_25_leave_and_two_join(alice):
     """Each member has a copy of the log, and learns of each change at another time."""
     file = FederationFile.sign(drafted(alice, BASE), ADMISSION)
@@ -75,6 +76,7 @@ def test_members_compute_the_same_graphs_when_three_of_25_leave_and_two_join(ali
         assert matrix.sum() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", [{"name": "base-k"}, {"name": "epidemic", "degree": 2}])
 def test_running_nodes_equal_the_simulated_ones(topology):
     names = [f"node-{k}" for k in range(5)]

@@ -47,6 +47,7 @@ def test_signer_learns_round_of_its_newest_model():
     assert signer(10).foreign(frame(original)[:OVERHEAD] + model[:OVERHEAD]) is None
 
 
+@pytest.mark.slow
 def test_signer_ignores_frames_of_forgotten_sessions():
     original = signer(5)
     first = frame(original)[:OVERHEAD]
@@ -76,6 +77,7 @@ def test_verifier_keeps_newest_frame_of_sender():
     assert verifier.newest(ALICE.public) == second[:OVERHEAD]
 
 
+@pytest.mark.slow
 def test_node_of_restored_folder_detects_its_later_incarnation(tmp_path):
     members = folders(tmp_path, "alice", "bob")
     old = tmp_path / "backup"

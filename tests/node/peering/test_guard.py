@@ -3,6 +3,8 @@
 import asyncio
 import os
 
+import pytest
+
 from p2pfl.node.peering.peering_config import CAUSE, FIRST_EXCLUSION, FORGIVEN, LONGEST_EXCLUSION, TOLERATED, Guard
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.log import Membership
@@ -85,6 +87,7 @@ def test_guard_delegates_to_access_control():
     assert access.extend(b"two") == 3
 
 
+@pytest.mark.slow
 def test_member_that_sends_garbage_is_reported_and_excluded(tmp_path):
     members = folders(tmp_path, "alice", "bob", "mallory")
 
@@ -108,6 +111,7 @@ def test_member_that_sends_garbage_is_reported_and_excluded(tmp_path):
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_membership_log_is_sent_to_member_few_times_only(tmp_path):
     members = folders(tmp_path, "alice", "mallory")
 

@@ -107,6 +107,7 @@ def test_member_that_never_reads_uses_bounded_memory(tmp_path, monkeypatch):
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_truncated_frame_closes_only_its_link(tmp_path):
     members = folders(tmp_path, "alice", "bob", "mallory")
 
@@ -128,6 +129,7 @@ def test_truncated_frame_closes_only_its_link(tmp_path):
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_links_per_member_are_limited(tmp_path):
     members = folders(tmp_path, "alice", "bob", "mallory")
 
@@ -166,6 +168,7 @@ def test_processes_continue_while_one_is_attacked(tmp_path):
     assert "attack to control" in done.stdout
 
 
+@pytest.mark.slow
 def test_membership_log_longer_than_message_is_sent_in_full(tmp_path, monkeypatch):
     monkeypatch.setattr(m.Entries, "LIMIT", 600)  # two or three entries
     members = folders(tmp_path, "alice", "bob")

@@ -489,6 +489,7 @@ def test_token_admits_only_one_node(members, bus):
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_valid_token_works_from_other_host_after_guessing(members, bus):
     """Wrong secrets delay only the host that sent them; the valid token works at once from another host."""
 
@@ -507,6 +508,7 @@ def test_valid_token_works_from_other_host_after_guessing(members, bus):
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_refused_host_may_ask_again_later(members, bus):
     async def main():
         async with honest(members["alice"], bus=bus) as alice:

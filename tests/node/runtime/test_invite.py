@@ -309,6 +309,7 @@ def test_client_does_not_wait_for_wrong_address(tmp_path, monkeypatch, address):
     assert said == slept == []
 
 
+@pytest.mark.slow
 def test_client_uses_first_address_that_answers(tmp_path, caplog):
     """Another address accepts connections and says nothing; its attempt ends without an error in the log."""
     members = folders(tmp_path, "alice", "carol")

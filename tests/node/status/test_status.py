@@ -320,6 +320,7 @@ def test_best_models_of_stages_outlast_the_history():
     assert best_by_stage(node, [{"round": 9}], first) == {"merged": {"round": 10, "validation_loss": 0.4}}
 
 
+@pytest.mark.slow
 def test_node_that_goes_back_logs_no_later_round_after_it(tmp_path):
     said = []
 
@@ -337,6 +338,7 @@ def test_node_that_goes_back_logs_no_later_round_after_it(tmp_path):
     assert following.startswith(f"round {target} of 60")
 
 
+@pytest.mark.slow
 def test_restarted_node_logs_no_start_of_a_round_that_it_skips(tmp_path):
     said = []
 
@@ -436,6 +438,7 @@ def test_status_file_is_valid_json_for_any_metric(tmp_path):
     assert [row["test"] for row in found] == [None, 0.5]
 
 
+@pytest.mark.slow
 def test_status_file_holds_final_state(tmp_path):
     async def test(federation):
         status_observer = start_watched(federation, "a", tmp_path / "status.json", [])
@@ -464,6 +467,7 @@ def test_failed_node_connects_to_no_peer(tmp_path):
 # Clocks
 
 
+@pytest.mark.slow
 def test_durations_ignore_jumps_of_wall_clock(tmp_path):
     moments = iter([1e9, *[1e9 + jump for jump in (86_400.0, -7200.0, 3e8, -1e9) for _ in range(50)]] * 50)
 

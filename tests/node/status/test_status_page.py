@@ -271,6 +271,7 @@ def test_status_json_replaces_nan_and_can_be_shortened(on_loop):
 # As a command
 
 
+@pytest.mark.slow
 def test_run_refuses_taken_status_port_and_warns_of_public_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (port,) = free_ports(1)

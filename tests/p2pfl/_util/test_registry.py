@@ -106,6 +106,7 @@ def test_make_policy_accepts_wrapped_class(study, monkeypatch):
 # Permitted imports
 
 
+@pytest.mark.slow
 def test_module_in_the_scenario_folder_is_imported(study):
     file = load(scenario(study, '{ name = "authored:Random" }'))
     assert file.path == (str(study),)
@@ -114,6 +115,7 @@ def test_module_in_the_scenario_folder_is_imported(study):
     assert (study / "imported").exists()
 
 
+@pytest.mark.slow
 @needs_torch
 def test_scenario_without_modules_leaves_path_unchanged(study):
     assert load(scenario(study, '{ name = "random" }')).path == ()
@@ -122,6 +124,7 @@ def test_scenario_without_modules_leaves_path_unchanged(study):
     assert sys.path == before
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize("place", ["current", "elsewhere"])
 def test_module_outside_the_scenario_folder_needs_trust(capsys, monkeypatch, study, tmp_path, place):
@@ -203,6 +206,7 @@ def test_name_on_the_command_line_needs_no_trust(capsys, study, tmp_path):
     assert sim(capsys, *vary)[2] == ""
 
 
+@pytest.mark.slow
 def test_simulate_trusts_names_in_a_dict(study, monkeypatch):
     monkeypatch.chdir(study)
     tables = {"nodes": 2, "rounds": 1, "task": {"name": "concept-shift"}, "policy": {"name": "authored:Random"}}

@@ -187,6 +187,7 @@ def test_ggc_without_limit_is_no_worse_than_mean_of_all():
         assert found <= everyone * (1 + 1e-4) + 1e-6, seed
 
 
+@pytest.mark.slow
 def test_ggc_result_may_be_worse_than_own_model():
     """The paper claims the contrary, but GGC accepts a candidate that helps neither X nor, by its removal, Y."""
     worse = 0
@@ -200,6 +201,7 @@ def test_ggc_result_may_be_worse_than_own_model():
     assert worse
 
 
+@pytest.mark.slow
 def test_bggc_holds_one_batch_and_few_sums():
     size, batch, count = 250_000, 4, 17
     rng = np.random.default_rng(0)

@@ -120,6 +120,7 @@ def test_spectral_pushes_sides_of_a_cut_apart():
     assert right > 1.0
 
 
+@pytest.mark.slow
 def test_fiedler_vector_of_a_large_graph_is_approximated(monkeypatch):
     length = 60
     around = {f"n{k:02}": [f"n{j:02}" for j in (k - 1, k + 1) if 0 <= j < length] for k in range(length)}

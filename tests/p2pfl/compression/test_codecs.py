@@ -324,6 +324,7 @@ def test_public_of_constant_model_converges_in_expected_steps(params, share):
     assert (public.params == params).all()
 
 
+@pytest.mark.slow
 def test_public_mean_over_rounds_equals_published_mean():
     rng = np.random.default_rng(0)
     centre = rng.standard_normal(50).astype(np.float32)

@@ -532,6 +532,7 @@ task.batch_size = 16
 """
 
 
+@pytest.mark.slow
 @needs_torch
 def test_data_check_of_scenario_lists_splits_of_nodes(tmp_path, capsys):
     path = tmp_path / "mine.toml"

@@ -269,6 +269,7 @@ def test_batch_of_all_samples_makes_one_step_of_an_epoch():
     assert task.batch_size == sum(node(k).n_samples for k in range(NODES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CREWS[1:])
 @pytest.mark.parametrize("options", [{}, {"kind": "covariance"}, {"measure": "equalised-odds"}, {"batch_size": 0}])
 def test_fairness_stacked_equals_one_by_one(kind, options):
@@ -302,6 +303,7 @@ def test_fairness_preference_trades_accuracy_for_parity():
     assert fair[1] > 0.85
 
 
+@pytest.mark.slow
 def test_front_leaves_out_trivially_fair_models():
     """Nodes that prefer only fairness accept no one or everyone: that is fair, but no solution."""
     groups = {"name": "groups", "weights": [[1.0, 0.0], [0.0, 1.0]]}

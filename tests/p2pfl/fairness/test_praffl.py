@@ -31,6 +31,7 @@ from p2pfl.sim.results.results import result_of, summarise, write
 from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.simulation.clock import run as run_virtually
 from p2pfl.task import Part, make_task
+from tests.support.depth import deep
 from tests.support.federation import Federation
 from tests.support.report_pages import figures
 from tests.support.simulated import run
@@ -276,6 +277,7 @@ def test_frames_contain_no_hypernetwork_or_preference(policy, monkeypatch):
             assert preference.astype(np.float32).tobytes() not in wire
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fedavg", "coordinated-fedavg", "dac", "matfl"])
 def test_policies_average_body_and_keep_hypernetworks_private(policy):
     table = {"nodes": 3, "rounds": 2, "task": {"name": "praffl", **SMALL}, "policy": {"name": policy}}
@@ -392,6 +394,7 @@ def test_export_preference_of_single_model_task_is_refused():
 
 
 @pytest.mark.slow
+@deep
 def test_praffl_on_synthetic_beats_fedavg_front():
     """Row 3 of table 3 with one seed; the paper reports 0.763."""
     file = load("praffl-synthetic", ["form=short"])

@@ -189,6 +189,7 @@ def test_module_that_flattens_at_once_uses_the_dense_kernel():
     assert isinstance(kernel_for(task(module), CPU), DenseKernel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [(24, 24, 24, 24), (20, 9, 31, 8)])
 @pytest.mark.parametrize("options", [{}, {"proximal": 0.5}, {"epochs": 2}])
 def test_training_and_evaluation_equal_those_of_single_nodes(counts, options):

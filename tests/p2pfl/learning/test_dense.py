@@ -115,6 +115,7 @@ def test_linear_regression_equals_torch():
     np.testing.assert_allclose(trained(dense, 1, epochs=3), trained(torch, 1, epochs=3), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_figures_equal_torch():
     names = ["f1", "auc", "balanced_accuracy"]
     dense = replace(pair()[0], measures=measures_of(["accuracy", *names]))

@@ -109,6 +109,7 @@ def trainings():
             yield pytest.param("cpu", *given, id=f"{id}-cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "name", "counts", "optimizer", "options"), list(trainings()))
 def test_training_on_a_device_equals_one_by_one(device, name, counts, optimizer, options):
     stacked = BatchedLearner(learners(name, device, counts, optimizer=optimizer))
@@ -132,6 +133,7 @@ def test_training_on_a_device_equals_one_by_one(device, name, counts, optimizer,
     assert difference(start, found) > 2 * tolerance
 
 
+@pytest.mark.slow
 @on_devices
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_layers_on_a_device_do_not_depend_on_the_stack(device, name):
@@ -188,6 +190,7 @@ def test_a_gpu_computes_more_at_once():
     assert values_at_once(100, torch.device("cuda")) == ON_GPU
 
 
+@pytest.mark.slow
 @on_devices
 def test_simulation_on_a_device_has_the_figures_of_the_cpu(device):
     table = {

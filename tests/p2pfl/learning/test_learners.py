@@ -167,6 +167,7 @@ def test_optimizer_in_blocks_gives_the_same_bits(monkeypatch, optimizer, shape):
     assert all(torch.equal(one, other) for one, other in zip(stepped(), whole, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CREWS)
 @pytest.mark.parametrize("optimizer", [SGD, Adam, AdamW])
 def test_training_follows_the_schedule_of_each_nodes_round(kind, optimizer):
@@ -187,6 +188,7 @@ def test_stacked_training_of_other_chains_equals_one_by_one(kind, module):
     assert difference(expected, backend(kind, module).compute(jobs(module))) < 1e-5
 
 
+@pytest.mark.slow
 def test_stacked_training_of_custom_module_equals_one_by_one():
     expected = backend("one by one", Own).compute(jobs(Own))
     stacked = backend("dense", Own)
@@ -196,6 +198,7 @@ def test_stacked_training_of_custom_module_equals_one_by_one():
     assert all((after[frozen] == job.query.params[frozen]).all() for after, job in zip(expected, jobs(Own), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [Lookahead(0.05), Mixture(0.3, models(1, Own, 9)[0]), Aligned(0.5, models(1, Own, 9)[0])])
 def test_vmap_training_with_rules_keeps_frozen_parameters(rule):
     expected = backend("one by one", Own).compute(jobs(Own, rule=rule))
@@ -211,6 +214,7 @@ def test_stacked_training_allows_different_rules():
     assert difference(backend("one by one").compute(asked), backend("dense").compute(asked)) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CREWS[1:])
 @pytest.mark.parametrize("options", [*OPTIONS[:3], {"rule": Steps(2)}])
 def test_stacked_training_on_equal_counts_equals_one_by_one(kind, options):
@@ -267,6 +271,7 @@ def test_trained_models_are_not_overwritten_later(kind):
     assert all((a == b).all() for a, b in zip(first, kept, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CREWS)
 def test_training_draws_depend_on_round_and_purpose(kind):
     model = models()[0]
@@ -309,6 +314,7 @@ def test_lasting_momentum_equals_one_pytorch_optimizer():
     assert np.abs(trained - expected).max() < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [SGD(0.1, 0.9, lasting=True), Adam(0.01, lasting=True)])
 @pytest.mark.parametrize("kind", CREWS[1:])
 def test_lasting_state_of_stacked_training_equals_one_by_one(kind, optimizer):
@@ -359,6 +365,7 @@ def test_adam_equals_pytorch_adam():
 # Losses, metrics, means
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CREWS)
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_losses_of_several_models_equal_one_by_one(kind, split):
@@ -503,6 +510,7 @@ class Noisy(nn.Module):
         return self.layer(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [Dropping, Feature, Noisy])
 @pytest.mark.parametrize("options", [{"epochs": 2}, {"purpose": "another", "epochs": 2}])
 def test_random_layers_draw_the_same_when_stacked(module, options):
@@ -516,6 +524,7 @@ def dropping_chain():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"epochs": 2}, {"purpose": "another", "epochs": 2}])
 def test_dense_chain_draws_the_same_dropout(options):
     team = backend("dense", dropping_chain)
@@ -543,6 +552,7 @@ def dropping_all():
     return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(1.0), nn.Linear(5, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [dropping_twice, dropping_after_tanh, dropping_all])
 def test_other_dropout_is_left_to_torch(module):
     team = backend("dense", module)
@@ -551,6 +561,7 @@ def test_other_dropout_is_left_to_torch(module):
     assert difference(expected, team.compute(jobs(module, epochs=2))) < 2e-5
 
 
+@pytest.mark.slow
 def test_random_layers_of_rules_with_two_gradients_draw_the_same():
     given = [
         NodeQuery(k, Train(model, 1, epochs=2, rule=Mixture(0.4, model * 0.5)))
@@ -560,6 +571,7 @@ def test_random_layers_of_rules_with_two_gradients_draw_the_same():
     assert difference(expected, backend("vmap", Dropping).compute(given)) < 2e-5
 
 
+@pytest.mark.slow
 def test_stacked_random_layers_keep_the_state_of_torch():
     team = backend("vmap", Dropping)
     assert team.kernel.random
@@ -694,6 +706,7 @@ def _outputs(made, model, x):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hidden", "samples"), [(8, 16), (5, 33)])
 def test_training_in_parts_equals_the_whole(monkeypatch, hidden, samples):
     rng, nodes = np.random.default_rng(0), 130

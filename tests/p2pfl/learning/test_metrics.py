@@ -70,6 +70,7 @@ def learners(count=4, **options):
     return [task.learner(RandomStreams(0, str(k))) for k, task in enumerate(tasks)]
 
 
+@pytest.mark.slow
 def test_stacked_metrics_equal_one_by_one():
     options = {"metric": "f1", "metrics": ["auc", "accuracy", p2pfl.Metric("kappa", kappa)]}
     team = learners(**options)

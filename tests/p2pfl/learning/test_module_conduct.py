@@ -90,6 +90,7 @@ def test_last_sample_is_trained_with_the_batch_before(module):
         assert trained[name] == pytest.approx(tensor.numpy(), abs=1e-6), name
 
 
+@pytest.mark.slow
 def test_stack_joins_the_last_sample_too():
     counts = (17, 33, 24, 9, 16)
     tasks = [task(normed(track_running_stats=False), n, k) for k, n in enumerate(counts)]

@@ -141,6 +141,7 @@ def test_images_and_arrays_in_one_set_are_refused(other):
             read(*samples)
 
 
+@pytest.mark.slow
 def test_run_names_the_modes_of_images(tmp_path):
     pictures = [(Image.fromarray(np.full((2, 2), 200 * (k % 2), np.uint8)), k % 2) for k in range(20)]
     mixed = [(p.convert("RGB").quantize(4) if k < 5 else p, y) for k, (p, y) in enumerate(pictures)]

@@ -331,6 +331,7 @@ def test_regression_is_divided_without_classes():
         task(p2pfl.partition("dirichlet", alpha=1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -325,6 +325,7 @@ def forms(number):
     return [*packed, repr(number).encode(), f"{number:.6f}".encode(), f"{number:.4e}".encode()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["name"])
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task["name"])
 def test_messages_contain_no_preference(monkeypatch, task, policy):
@@ -376,6 +377,7 @@ def blindly(monkeypatch, task, policy):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["name"])
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task["name"])
 def test_messages_do_not_depend_on_preferences(monkeypatch, task, policy):

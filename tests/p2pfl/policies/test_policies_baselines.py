@@ -390,6 +390,7 @@ def test_baselines_modelled_equals_wire_bit_for_bit(name):
     assert runs[1].expired == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ditto", "apfl", "per-fedavg"])
 def test_personal_models_stay_on_their_nodes(name):
     travelled = set()

@@ -66,12 +66,14 @@ def test_dpfl_averages_with_those_whom_it_has_chosen():
     assert any(policy.chosen != policy.omega for policy in policies.values())
 
 
+@pytest.mark.slow
 def test_dpfl_may_count_its_own_model():
     for options, most in (({}, 2), ({"count_self": True}, 1)):
         policies, *_ = play(lambda options=options: Dpfl(initial_epochs=1, epochs=1, **options), 1, budget=Budget(models=2))
         assert max(len(policy.omega) for policy in policies.values()) == most
 
 
+@pytest.mark.slow
 def test_dpfl_prepares_by_training_from_the_initial_model():
     policies, cast, _ = play(lambda: Dpfl(initial_epochs=3, epochs=1), rounds=1)
     actor = cast["node-4"]
@@ -145,6 +147,7 @@ def test_dpfl_that_trains_between_averages_every_period_only():
     assert any(set(history[3][name].weights) - {name} for name in NAMES)
 
 
+@pytest.mark.slow
 def test_dpfl_without_selection_trains_alone_but_publishes():
     policies, cast, history = play(lambda: Dpfl(initial_epochs=2, epochs=2, select="none"), rounds=2)
     assert all(not any(actor.asked.values()) for actor in cast.values())
@@ -191,6 +194,7 @@ def test_dpfl_skips_missing_peer_and_accepts_it_again():
 # FedAvg and FedProx
 
 
+@pytest.mark.slow
 def test_fedavg_gives_all_nodes_the_same_mean():
     _, cast, history = play(lambda: FedAvg(epochs=2))
     params = [actor.params for actor in cast.values()]
@@ -200,6 +204,7 @@ def test_fedavg_gives_all_nodes_the_same_mean():
     assert np.allclose(params[0], np.mean(models, axis=0), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [Budget(models=2), Budget(held=2), Budget(bytes=2 * 4 * 11)])
 @pytest.mark.parametrize("make", [FedAvg, FedProx])
 def test_fedavg_with_budget_draws_peers_each_round(make, budget):

@@ -61,6 +61,7 @@ def test_momentum_moves_no_model_in_a_round_of_averaging():
     assert after[1] == pytest.approx(after[0], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_constrained_nodes_train_by_their_budget_and_not_beyond():
     policy = {"constrained": True}
     rounds = 60

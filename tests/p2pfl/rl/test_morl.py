@@ -296,6 +296,7 @@ def test_nodes_of_a_run_in_processes_give_same_result():
     assert shared.summary["trace"] == here.summary["trace"]
 
 
+@pytest.mark.slow
 def test_returns_on_few_observations_equal_predictions(monkeypatch):
     from p2pfl.rl import morl_learner
 

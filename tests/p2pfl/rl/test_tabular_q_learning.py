@@ -207,6 +207,7 @@ def test_local_nodes_find_more_treasures_than_common_table():
     assert alone.summary["test"]["nodes"] == pytest.approx(rewards.tolist())
 
 
+@pytest.mark.slow
 def test_q_learning_modelled_equals_wire():
     scenario = {"nodes": 4, "rounds": 3, "task": {"name": "deep-sea-treasure", "steps": 100}, "policy": {"name": "fedavg"}}
     modelled, wire = (simulate(scenario | {"fidelity": fidelity})[0] for fidelity in ("modelled", "wire"))

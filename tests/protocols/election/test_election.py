@@ -535,6 +535,7 @@ def test_elections_in_disturbed_world_keep_invariants(n):
         DisturbedWorld(seed, n).run(600)
 
 
+@pytest.mark.slow
 def test_disturbed_world_is_reproducible_from_seed():
     first, again = DisturbedWorld(7).run(300), DisturbedWorld(7).run(300)
     assert first.figures == again.figures

@@ -1148,6 +1148,7 @@ async def reset_soon(reader, writer):
     writer.transport.abort()
 
 
+@pytest.mark.slow
 def test_bus_survives_broker_that_resets_mid_packet(on_loop):
     strays = []
 
@@ -1230,6 +1231,7 @@ def test_bus_keeps_only_the_beginning_of_a_long_packet(on_loop):
     assert all(length > LARGEST for length, _ in listener.contents[:-1])  # too long for every receiver
 
 
+@pytest.mark.slow
 def test_newest_of_too_many_waiting_packets_are_sent(on_loop):
     received = []
 
@@ -1331,6 +1333,7 @@ def test_real_broker_that_denies_publishing_is_reported(monkeypatch):
         run_with_broker(broker, test)
 
 
+@pytest.mark.slow
 def test_real_broker_login_failure_is_reported_without_password():
     async def test(here):
         a = await here.node(ALICE, bus=here.bus(f"mqtt://alice:geheim@127.0.0.1:{broker.port}"))

@@ -574,6 +574,7 @@ def test_tls_large_frame_on_untrusted_link_ends_it(on_loop):
     on_loop(main())
 
 
+@pytest.mark.slow
 def test_tls_drops_oldest_strangers_and_serves_members(monkeypatch, on_loop):
     monkeypatch.setattr("p2pfl.protocols.transports.tls.HOST_BURST", 1000)
 

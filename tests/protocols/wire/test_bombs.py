@@ -186,6 +186,7 @@ def test_stream_limits_memory_of_early_chunks():
     assert peak_memory(lambda: [send(number) for number in range(1, 200)]) < 4 * (limit + reliable_stream.CHUNK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2**32 - 1, 0, "more than a frame may have"])
 def test_announced_size_beyond_limit_closes_only_that_link(tmp_path, size):
     members = folders(tmp_path, "alice", "mallory")

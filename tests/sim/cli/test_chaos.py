@@ -94,6 +94,7 @@ def test_interrupted_chaos_names_seeds_to_continue_with(results, capsys):
     assert "continue with --seeds 2:1000" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_chaos_of_too_few_nodes_is_refused(capsys):
     assert main(["chaos", "chaos", "--set", "nodes=2", "--seeds", "0:1", "--workers", "1", "-q"]) == 2
     assert "chaos needs at least 3 nodes, got 2" in capsys.readouterr().err

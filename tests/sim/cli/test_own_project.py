@@ -51,6 +51,7 @@ def test_run_ends_in_a_result(folder, capsys):
     assert {run["name"] for run in json.loads(capsys.readouterr().out)["runs"]} == {"alone", "dac", "fedavg"}
 
 
+@pytest.mark.slow
 def test_values_of_site_column_are_labels_of_nodes(folder, capsys):
     assert new("--from", "own.csv") == 0
     capsys.readouterr()
@@ -108,6 +109,7 @@ def test_own_module_is_tried_with_the_data(folder, capsys, monkeypatch, width, c
     assert task.n_samples == 24
 
 
+@pytest.mark.slow
 @needs_torch
 def test_doctor_checks_scenario_and_its_data(folder, capsys):
     assert new("own", "--from", "own.csv") == 0

@@ -34,6 +34,7 @@ def test_static_graph_is_measured_on_request(capsys):
     assert late == pytest.approx(1 - found["spectral_gap"], abs=2e-3)
 
 
+@pytest.mark.slow
 def test_nodes_that_never_agree_are_reported(capsys):
     assert "error of 0.1: not reached in 1,000 rounds" in printed(
         capsys, "erdos-renyi", "--nodes", "9", "--set", "p=0", "--error", "0.1"

@@ -369,6 +369,7 @@ def test_two_files_of_one_name_count_both(tmp_path):
     assert {"task.more d.csv", "task.more d.csv (2)"} <= found.keys()
 
 
+@pytest.mark.slow
 def test_edited_module_is_imported_again_with_a_note():
     scenario = {"nodes": 2, "rounds": 1, "task": {"name": "mine:task"}, "policy": {"name": "local"}}
     first = p2pfl.simulate(scenario, progress=False)
@@ -382,6 +383,7 @@ def test_edited_module_is_imported_again_with_a_note():
     assert third[0].notes == first[0].notes == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("run", "change"), [(FAIR, lambda: table(1)), (IMAGES, lambda: pictures(1)), (WEIGHTS, weights)])
 def test_process_reads_changed_files_again(run, change):
     Path("study.toml").write_text(f"nodes = 2\nrounds = 1\npolicy = {{ name = 'local' }}\n{run}\n")

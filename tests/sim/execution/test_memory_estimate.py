@@ -84,6 +84,7 @@ def test_scenario_larger_than_memory_is_refused_early(capsys, tmp_path, monkeypa
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_simulate_refuses_scenario_larger_than_memory(free):
     with pytest.raises(ConfigurationError, match=r"run 'scenario' needs .* most of it for its edges"):
         p2pfl.simulate(SMALL | {"nodes": 10**9})
@@ -91,6 +92,7 @@ def test_simulate_refuses_scenario_larger_than_memory(free):
         p2pfl.simulate(SMALL | {"task": {"name": "digits", "hidden": 10**9}})
 
 
+@pytest.mark.slow
 def test_ignore_memory_option_skips_the_check(capsys, tmp_path, free):
     free(GIB // 1_000_000)
     (tmp_path / "small.toml").write_text(

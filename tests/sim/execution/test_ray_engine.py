@@ -243,6 +243,7 @@ def test_options_for_other_engines_are_refused(capsys, tmp_path, monkeypatch):
     assert capsys.readouterr().err == "--dry-run measures this machine, not a cluster; leave out --engine ray\n"
 
 
+@pytest.mark.slow
 def test_missing_ray_and_its_client_give_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "ray", None)

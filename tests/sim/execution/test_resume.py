@@ -17,6 +17,7 @@ from p2pfl.sim.execution.resume import Parts, explain_resume
 from p2pfl.sim.results.tables import PARTS
 from p2pfl.sim.scenario.scenario import resolve
 from tests.support import forked
+from tests.support.depth import spread
 from tests.support.extras import needs_torch
 from tests.support.processes import PATIENCE
 
@@ -168,6 +169,7 @@ def test_resume_recomputes_part_of_changed_scenario(capsys):
     assert left_behind("here") == left_behind("whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
@@ -186,6 +188,7 @@ def test_resume_refuses_options_that_change_the_run(capsys, arguments, what):
     assert err == f"--resume continues a run with its own settings; leave out {what}\n"
 
 
+@pytest.mark.slow
 def test_resume_of_empty_or_finished_folder_is_refused(capsys):
     Path("empty").mkdir()
     code, _, err = sim(capsys, "--resume", "empty")
@@ -200,6 +203,7 @@ def test_resume_of_empty_or_finished_folder_is_refused(capsys):
     )
 
 
+@pytest.mark.slow
 def test_run_does_not_overwrite_unfinished_run(capsys):
     stopped(capsys)
     code, _, err = sim(capsys, "study.toml", "--out", "here")
@@ -212,6 +216,7 @@ def test_run_does_not_overwrite_unfinished_run(capsys):
     assert Path("mine/scenario.toml").read_text() == "nodes = 2\n"
 
 
+@pytest.mark.slow
 def test_interrupted_run_without_finished_part_leaves_nothing(capsys):
     Path("stop").write_text("interrupt")
     Path("there").mkdir()
@@ -231,6 +236,7 @@ class Interrupting:
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["imports", "own module"])
 def test_interruption_before_the_runs_says_what_is_kept(capsys, monkeypatch, when):
     stopped(capsys)
@@ -284,7 +290,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("end", spread([signal.SIGKILL, signal.SIGINT], 2))
 def test_run_killed_repeatedly_completes_by_resume(end, whole):
     options, times = (*LONG, "--workers", "2", "--no-report", "--out", "here"), 0
     while True:
@@ -301,6 +307,7 @@ def test_run_killed_repeatedly_completes_by_resume(end, whole):
     assert left_behind("here") == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", [True, False])
 def test_runs_of_an_edited_module_are_computed_again(capsys, changed):
     scenario = SCENARIO.replace(
@@ -346,6 +353,7 @@ def test_nothing_is_written_when_every_row_diverges(capsys):
     assert not Path("here").exists()
 
 
+@pytest.mark.slow
 def test_row_that_has_diverged_can_be_resumed(capsys):
     broken = POLICY.replace("import RunError", "import DivergenceError, RunError").replace(
         "        if me",
@@ -374,6 +382,7 @@ def test_interruption_before_the_first_result_says_that_nothing_is_kept(tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_interruption_while_the_disk_is_flushed_counts_the_result_that_is_there(tmp_path, monkeypatch, capsys):
     write, result = resume.write_sealed, p2pfl.simulate({"nodes": 2, "rounds": 1, "policy": {"name": "local"}})[0]
 

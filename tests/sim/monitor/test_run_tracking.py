@@ -21,6 +21,7 @@ def trackers(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_simulate_gives_each_run_to_the_tracker(trackers, tmp_path):
     results = p2pfl.simulate(SMALL, seeds=2, track=MemoryTracker, out=tmp_path / "run")
     assert [tracker.run.name.rpartition("/")[2] for tracker in trackers] == ["seed-0", "seed-1"]
@@ -38,6 +39,7 @@ def test_simulate_gives_each_run_to_the_tracker(trackers, tmp_path):
         assert tracker.result["result/test_mse"] == result.summary["test"]["mean"]
 
 
+@pytest.mark.slow
 def test_tracker_receives_rounds_of_a_run_in_progress(trackers, monkeypatch):
     monkeypatch.setattr("p2pfl.sim.execution.snapshots.EVERY", 0.0)  # a snapshot after each node's round
     p2pfl.simulate(SMALL | {"rounds": 4}, track=MemoryTracker)
@@ -49,6 +51,7 @@ def test_tracker_receives_rounds_of_a_run_in_progress(trackers, monkeypatch):
     assert len(logged) == len(set(logged))
 
 
+@pytest.mark.slow
 def test_tracking_in_an_event_loop_gives_equal_figures(trackers):
     async def cell():
         return p2pfl.simulate(SMALL, track=MemoryTracker)
@@ -65,11 +68,13 @@ def test_tracker_receives_runs_of_worker_processes(trackers):
     assert all(tracker.result for tracker in trackers)
 
 
+@pytest.mark.slow
 def test_tracking_changes_no_result(trackers):
     plain, tracked = p2pfl.simulate(SMALL), p2pfl.simulate(SMALL, track=MemoryTracker)
     assert plain[0].summary["trace"] == tracked[0].summary["trace"]
 
 
+@pytest.mark.slow
 def test_means_leave_out_nodes_without_an_evaluation():
     (result,) = p2pfl.simulate(SMALL)
     result.rounds["merged_test_mse"][:3] = [1.0, np.nan, 3.0]
@@ -80,6 +85,7 @@ def test_means_leave_out_nodes_without_an_evaluation():
     assert np.isnan(found[2]["merged/test_mse"])
 
 
+@pytest.mark.slow
 def test_failing_tracker_ends_no_simulation(trackers):
     with pytest.warns(UserWarning, match="the tracker FailingTracker has failed: server refuses; the run continues"):
         results = p2pfl.simulate(SMALL, seeds=2, track=[FailingTracker, MemoryTracker])
@@ -101,6 +107,7 @@ def command(*options, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_run_command_gives_runs_to_trackers(trackers, tmp_path, capsys):
     options = [f"--track=tests.support.trackers:{name}" for name in ("FailingTracker", "MemoryTracker")]
     assert command(*options, "--seeds", "0:2", tmp_path=tmp_path) == 0

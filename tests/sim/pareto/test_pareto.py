@@ -271,6 +271,7 @@ def test_resumed_search_retrains_only_damaged_candidates(capsys):
     assert front_files("here") == front_files("there")
 
 
+@pytest.mark.slow
 def test_resumed_search_retrains_after_scenario_change(capsys):
     some_kept("here")
     text = Path("here/scenario.toml").read_text()
@@ -289,6 +290,7 @@ def test_resumed_search_reuses_kept_candidates(capsys, monkeypatch):
     assert solved == list(range(4, 12))
 
 
+@pytest.mark.slow
 def test_search_and_run_do_not_resume_each_other(capsys):
     some_kept("here")
     assert main(["run", "--resume", "here"]) == 2
@@ -326,6 +328,7 @@ def test_pareto_report_shows_fronts_and_hypervolumes(whole):
     assert all(figure["drawn"] and not figure["empty"] for figure in seen.figures)
 
 
+@pytest.mark.slow
 def test_report_does_not_compare_search_with_run(capsys, whole):
     main(["run", "study.toml", "--set", "form=one", "--engine", "local", "--out", "run", "--no-report"])
     assert "note: single trainings with the preference of the task; p2pfl-sim pareto study" in capsys.readouterr().out

@@ -68,6 +68,7 @@ def test_weight_of_attackers_is_by_round_and_node(page):
     assert texts(page)["attacks"] == ["1 of 3 nodes attack. All figures of this section are of the honest nodes."]
 
 
+@pytest.mark.slow
 def test_settings_have_a_view_each_and_one_of_the_worst(tmp_path):
     runs = [
         {"name": f"{policy} {rule} {attack}", "policy": {"name": policy}, "robust": rule, "attack": {"name": attack}}
@@ -82,11 +83,13 @@ def test_settings_have_a_view_each_and_one_of_the_worst(tmp_path):
     assert set(views[0]["cells"]) == {run["name"] for run in runs if run["policy"]["name"] == "fedavg"}
 
 
+@pytest.mark.slow
 def test_runs_without_attackers_have_no_section(tmp_path):
     page = report([leave(tmp_path / "run", [run_of("a", 0.5, 0.5), run_of("b", 0.5, 0.5)])])
     assert "attacks" not in [section["id"] for section in payload(page)["sections"]]
 
 
+@pytest.mark.slow
 def test_one_rule_has_no_heat_map(tmp_path):
     page = report([leave(tmp_path / "run", [run_of("a", 0.5, 0.5, [2])])])
     assert "attacks-mean" not in figures(page)

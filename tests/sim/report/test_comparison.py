@@ -42,11 +42,13 @@ SENTENCES = [
 ]
 
 
+@pytest.mark.slow
 def test_comparison_pairs_runs_by_name_and_seed(two):
     assert compare(two) == SENTENCES
     assert compare(two[:1]) == []
 
 
+@pytest.mark.slow
 def test_one_common_seed_has_its_figures_and_no_spread(tmp_path):
     folders = [make(tmp_path / name, {"a": means}) for name, means in (("x", (0.5, 0.6)), ("y", (0.4,)))]
     assert compare(folders) == [
@@ -55,11 +57,13 @@ def test_one_common_seed_has_its_figures_and_no_spread(tmp_path):
     assert rows(report(folders))["a"]["difference"] == "-0.100"
 
 
+@pytest.mark.slow
 def test_comparison_of_equal_figures_says_so(tmp_path):
     folders = [make(tmp_path / name, {"a": (mean,)}) for name, mean in (("x", 0.5), ("y", 0.5001))]
     assert compare(folders) == ["a: y leaves the test accuracy at 0.500, not decided, because a single seed has no spread."]
 
 
+@pytest.mark.slow
 def test_comparison_of_many_runs_is_a_count_and_the_extremes(tmp_path):
     before = {f"run {k}": (0.5, 0.6) for k in range(9)}
     after = {f"run {k}": (0.5 + 0.01 * (k - 2), 0.6 + 0.01 * (k - 2)) for k in range(9)}
@@ -69,6 +73,7 @@ def test_comparison_of_many_runs_is_a_count_and_the_extremes(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_comparison_of_many_equal_runs_says_so(tmp_path):
     runs = {f"run {k}": (0.5, 0.6) for k in range(9)}
     folders = [make(tmp_path / name, runs) for name in ("before", "after")]
@@ -77,6 +82,7 @@ def test_comparison_of_many_equal_runs_says_so(tmp_path):
     assert "; 7 are equal; 2 are not decided. " in compare([folders[0], mixed])[0]
 
 
+@pytest.mark.slow
 def test_comparison_of_a_sweep_names_runs_in_words(tmp_path):
     def draw(path, mean):
         name = "ring, budget.models=0"
@@ -92,6 +98,7 @@ def test_comparison_of_a_sweep_names_runs_in_words(tmp_path):
     assert "<dt>Seed</dt><dd>3</dd>" in text
 
 
+@pytest.mark.slow
 def test_report_of_two_folders_shows_differences(two):
     text = report(two)
     assert all(sentence in text for sentence in SENTENCES)
@@ -105,6 +112,7 @@ def test_report_of_two_folders_shows_differences(two):
     ]
 
 
+@pytest.mark.slow
 def test_report_command_prints_the_comparison(two, tmp_path, capsys):
     folders = [str(path) for path in two]
     assert main(["report", *folders, "--out", str(tmp_path / "page.html")]) == 0

@@ -34,6 +34,7 @@ def series_of():
         yield lambda *paths: gather([stack.enter_context(Folder(path)) for path in paths])
 
 
+@pytest.mark.slow
 def test_factors_are_topology_and_budget_with_none_last(tmp_path, series_of):
     found = factors(series_of(study(tmp_path / "run")))
     assert [(factor.key, factor.texts) for factor in found] == [
@@ -44,6 +45,7 @@ def test_factors_are_topology_and_budget_with_none_last(tmp_path, series_of):
     assert grid(found) == tuple(found)
 
 
+@pytest.mark.slow
 def test_setting_determined_by_another_one_is_no_factor(tmp_path, series_of):
     runs = [{"name": name, "topology": {"name": name}, "rounds": k} for k, name in enumerate(("ring", "star", "torus"), 1)]
     made = [(entry(run["name"], 0, 2, run["rounds"]), rounds_of(2, run["rounds"]), edges_of()) for run in runs]
@@ -52,11 +54,13 @@ def test_setting_determined_by_another_one_is_no_factor(tmp_path, series_of):
     assert grid(found) is None
 
 
+@pytest.mark.slow
 def test_folder_is_a_factor_of_equal_scenarios(tmp_path, series_of):
     found = factors(series_of(study(tmp_path / "a"), study(tmp_path / "b")))
     assert [(factor.key, factor.texts) for factor in found][2:] == [("folder", ("a", "b"))]
 
 
+@pytest.mark.slow
 def test_styles_have_hue_by_first_and_tint_by_second_factor(tmp_path, series_of):
     series = series_of(study(tmp_path / "run"))
     looks = dict(zip([one.name for one in series], styles(series, factors(series)), strict=True))
@@ -65,6 +69,7 @@ def test_styles_have_hue_by_first_and_tint_by_second_factor(tmp_path, series_of)
     assert styles(series, factors(series)[:1]) is None
 
 
+@pytest.mark.slow
 def test_sentences_name_runs_in_words(tmp_path):
     folders = [study(tmp_path / name, seeds=(0, 1), target=0.4) for name in ("one", "two")]
     text = report(folders)
@@ -73,6 +78,7 @@ def test_sentences_name_runs_in_words(tmp_path):
     assert "Most accurate: one: complete, models=1 (" in text  # the other folder has the same events
 
 
+@pytest.mark.slow
 def test_labels_have_the_last_part_of_each_varied_key(tmp_path, series_of):
     assert labels(series_of(study(tmp_path / "run")))["ring, budget.models=0"] == "ring, models=none"
     text = payload(report([tmp_path / "run"]))
@@ -82,6 +88,7 @@ def test_labels_have_the_last_part_of_each_varied_key(tmp_path, series_of):
     assert (heads[0], rows[1][0]) == ("Run", "ring, models=none")
 
 
+@pytest.mark.slow
 def test_heat_maps_show_metric_and_costs(tmp_path):
     found = figures(report([study(tmp_path / "run", seeds=(0, 2), target=0.5)]))
     heat = found["grid-metric"]
@@ -106,6 +113,7 @@ def test_heat_maps_show_metric_and_costs(tmp_path):
     assert "grid-time" not in found
 
 
+@pytest.mark.slow
 def test_heat_maps_frame_the_best_of_each_learning_problem(tmp_path):
     losses = {0.0: (0.9, 0.8), 0.2: (0.5, 0.6)}
     runs = [{"name": n, "policy": {"name": n}, "each": {"network.loss": [*losses]}} for n in ("random", "fedavg")]
@@ -126,6 +134,7 @@ def test_heat_maps_frame_the_best_of_each_learning_problem(tmp_path):
     assert heat["note"].endswith("The best value of each learning problem has a frame.")
 
 
+@pytest.mark.slow
 def test_sparse_combinations_have_no_heat_map(tmp_path, series_of):
     runs = [{"name": name, "policy": {"name": name}} for name in ("local", "random", "dac", "fedavg")]
     runs += [{"name": f"random/{k}", "policy": {"name": "random"}, "budget": {"models": k}} for k in (1, 2)]
@@ -136,14 +145,17 @@ def test_sparse_combinations_have_no_heat_map(tmp_path, series_of):
     assert styles(series_of(tmp_path / "run"), found) is None
 
 
+@pytest.mark.slow
 def test_equal_costs_have_no_heat_map(tmp_path):
     assert "grid-time" not in figures(report([study(tmp_path / "run")]))  # all take one virtual second
 
 
+@pytest.mark.slow
 def test_runs_of_one_factor_have_no_heat_map(tmp_path):
     assert "grid-metric" not in figures(report([study(tmp_path / "run", names=("ring",))]))
 
 
+@pytest.mark.slow
 def test_budget_of_zero_is_drawn_as_none(tmp_path):
     points = figures(report([study(tmp_path / "run")]))["against-budget-models"]["points"]
     assert {(point["label"], point["x"], point.get("no_limit")) for point in points if point["label"] == "ring"} == {

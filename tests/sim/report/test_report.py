@@ -118,6 +118,7 @@ def test_loss_curve_is_of_the_reported_model(text):
     assert figures(text)["loss"]["y"] == {"a": [1.0, 0.5]}
 
 
+@pytest.mark.slow
 def test_curve_uses_last_value_of_stopped_node(tmp_path):
     table = rounds_of(2, 3, trained_test_accuracy=lambda r, n: r + 10.0 * n)
     kept = ~((table["node"] == 1) & (table["round"] > 1))  # node 1 stops after round 1
@@ -127,6 +128,7 @@ def test_curve_uses_last_value_of_stopped_node(tmp_path):
     assert found["models"]["y"]["a"] == [1.0, 0.5, 0.5]
 
 
+@pytest.mark.slow
 def test_curve_leaves_out_rounds_without_evaluation(tmp_path):
     table = rounds_of(2, 4, trained_test_accuracy=lambda r, n: r if r % 2 == 0 else np.nan)
     found = figures(report([leave(tmp_path / "run", [(entry("a", 0, 2, 4), table, edges_of())])]))
@@ -135,6 +137,7 @@ def test_curve_leaves_out_rounds_without_evaluation(tmp_path):
     assert found["learning"]["views"][1]["x"]["a"] == [40, 80]
 
 
+@pytest.mark.slow
 def test_curve_uses_last_value_of_shorter_seed(tmp_path):
     made = [
         (entry("a", seed, 1, 3), rounds_of(1, last, trained_test_accuracy=lambda r, n, s=seed: r + s * 1.0), edges_of())
@@ -145,6 +148,7 @@ def test_curve_uses_last_value_of_shorter_seed(tmp_path):
     assert found["views"][2]["x"]["a"] == [1.0, 2.0, 2.5]
 
 
+@pytest.mark.slow
 def test_figures_of_early_stopped_run_end_at_last_round(tmp_path):
     made = [
         (
@@ -176,6 +180,7 @@ def test_fill_gaps_repeats_the_last_number(given):
 # Results
 
 
+@pytest.mark.slow
 def test_distribution_shows_one_seed_and_marks_worst_nodes(by_hand, text):
     found = figures(text)["nodes"]
     assert found["runs"]["a"] == {"values": pytest.approx([0.1, 0.9, 0.5]), "worst": [1, 0, 0], "mean": pytest.approx(0.5)}
@@ -184,6 +189,7 @@ def test_distribution_shows_one_seed_and_marks_worst_nodes(by_hand, text):
     assert "seed 1" in other["note"]
 
 
+@pytest.mark.slow
 def test_distribution_of_many_nodes_shows_part_of_them(by_hand, monkeypatch):
     monkeypatch.setattr(node_results, "MOST_MARKS", 4)
     monkeypatch.setattr(node_results, "LEAST_MARKS", 2)
@@ -248,6 +254,7 @@ def test_report_names_run_without_links(text):
     assert texts(text)["collaboration"] == ["Runs in which no node received a model of another: b."]
 
 
+@pytest.mark.slow
 def test_matrix_starts_with_peers_chosen_before_round_1(tmp_path):
     summary = entry("a", 0, 3, 2, chosen_before=["1 2", "", "0"])
     folder = leave(tmp_path / "run", [(summary, rounds_of(3, 2), edges_of((2, 1, 0)))])
@@ -337,6 +344,7 @@ def test_topology_figure_has_edges_and_links_of_each_run(text):
     assert list(found["runs"]) == ["a"]
 
 
+@pytest.mark.slow
 def test_topology_of_many_nodes_is_not_drawn(tmp_path):
     n = MOST_NODES + 1
     folder = leave(tmp_path / "run", [(entry("a", 0, n, 1), rounds_of(n, 1), edges_of((1, 0, 1)))])
@@ -347,6 +355,7 @@ def test_topology_of_many_nodes_is_not_drawn(tmp_path):
     assert "The topologies of more than 2,000 nodes are not drawn: a." in texts(text)["collaboration"]
 
 
+@pytest.mark.slow
 def test_topology_figures_name_the_topology_and_list_its_runs(tmp_path):
     tables = {f"small, {k}": {"name": "small-world", "degree": k} for k in (2, 4)} | {"dac, all": {"name": "complete"}}
     runs = [{"name": name, "topology": table} for name, table in tables.items()]
@@ -363,6 +372,7 @@ def test_topology_figures_name_the_topology_and_list_its_runs(tmp_path):
     assert found["topology-2"]["note"].startswith("Of dac, all. Links: ")
 
 
+@pytest.mark.slow
 def test_topology_that_changes_has_the_graph_of_each_round(tmp_path):
     runs = [
         {"name": "base", "topology": {"name": "base-k"}},
@@ -386,6 +396,7 @@ def test_topology_that_changes_has_the_graph_of_each_round(tmp_path):
     assert sorted(map(len, (each["edges"] for each in drawings.values()))) == [0, 4, 4]
 
 
+@pytest.mark.slow
 def test_topology_figure_uses_geographic_positions(tmp_path):
     graph = nx.Graph()
     for k, (latitude, longitude) in enumerate([(50.0, 0.0), (50.0, 10.0), (60.0, 5.0)]):
@@ -433,6 +444,7 @@ def test_traffic_figure_divides_bytes_by_purpose(text):
     assert figures(text)["sent"]["runs"]["b"]["parts"] == {"models": 0}
 
 
+@pytest.mark.slow
 def test_best_run_is_chosen_among_equal_tasks(tmp_path):
     means = {"a": 0.5, "b": 0.7, "c": 0.9, "d": 0.9, "e": 0.3}
     tasks = {"a": {"labels": 2}, "b": {"labels": 2, "lr": 0.5}, "c": {"labels": 3}, "d": {"labels": 3}, "e": {"labels": 3}}
@@ -462,6 +474,7 @@ def test_on_front_marks_non_dominated_points():
     assert on_front([], [], True) == []
 
 
+@pytest.mark.slow
 def test_budget_figures_show_share_of_limit(tmp_path):
     budget = {"models": {"least": 2, "greatest": 5, "used": 0.75}, "bytes": {"least": 9, "greatest": 9, "used": 0.5}}
     made = [(entry("a", 0, 2, 1, traffic={"budget": budget}), rounds_of(2, 1), edges_of())]
@@ -485,6 +498,7 @@ def given_summary(folder, change):
     return folder
 
 
+@pytest.mark.slow
 def test_target_figures_show_rounds_time_and_bytes(tmp_path):
     costs = {"round": 3, "virtual_s": 4.0, "bytes": 700}
     made = [
@@ -521,6 +535,7 @@ def test_target_figures_show_rounds_time_and_bytes(tmp_path):
     assert found["learning"]["target"] == 0.8
 
 
+@pytest.mark.slow
 def test_target_that_no_run_reaches_has_one_line_and_no_figures(tmp_path):
     made = [(entry(name, 0, 2, 1), rounds_of(2, 1, trained_test_accuracy=0.5), edges_of()) for name in "ab"]
 
@@ -535,6 +550,7 @@ def test_target_that_no_run_reaches_has_one_line_and_no_figures(tmp_path):
     assert not [id for id in figures(text) if id.startswith("target-")]
 
 
+@pytest.mark.slow
 def test_sweep_figure_shows_metric_against_varied_key(tmp_path):
     values = [(1, "x"), (10, "x"), (10, "y")]
     made = [
@@ -567,6 +583,7 @@ def test_sweep_figure_shows_metric_against_varied_key(tmp_path):
     assert list(figures(text)).count("cost") == 1
 
 
+@pytest.mark.slow
 def test_sweep_of_topologies_has_labels_without_name_keys(tmp_path):
     budget = {"models": {"least": 2, "greatest": 2, "used": 0.5}}
     names = [f"topology.name={word}, policy.tau=1" for word in ("ring", "complete")]
@@ -610,6 +627,7 @@ def test_report_of_many_runs_shows_best_ones_initially(sweep_of_20):
     assert "unfiltered" not in figures(text)["learning"]
 
 
+@pytest.mark.slow
 def test_report_of_many_runs_shows_one_in_each_figure(tmp_path):
     limited = {"traffic": {"budget": {"models": {"least": 1, "greatest": 1, "used": 0.5}}}}
     made = [
@@ -667,6 +685,7 @@ def test_runs_of_equal_name_are_prefixed_with_folder(pair):
     assert payload(report(pair))["runs"] == ["one: both", "two: both", "first", "second"]
 
 
+@pytest.mark.slow
 def test_comparison_lists_differences_of_scenarios(pair):
     text = report(pair)
     (found,) = [table for table in Tables(text).tables if table[0][0] == "Key"]
@@ -731,6 +750,7 @@ def test_flat_joins_keys_with_dots():
 # Destination
 
 
+@pytest.mark.slow
 def test_report_is_written_into_the_folder(by_hand, capsys):
     assert main(["report", str(by_hand)]) == 0
     assert capsys.readouterr().out == f"report: {by_hand / 'report.html'}\n"
@@ -748,6 +768,7 @@ def test_comparison_is_written_into_current_folder(pair, tmp_path, monkeypatch, 
     assert (tmp_path / "there.html").read_text() == (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_write_report_accepts_folder_as_destination(by_hand, tmp_path):
     assert write_report([by_hand], tmp_path) == tmp_path / "report.html"
 
@@ -780,6 +801,7 @@ def test_run_writes_report_with_every_section(tmp_path, capsys):
     assert all(section["figures"] for section in found["sections"])
 
 
+@pytest.mark.slow
 def test_run_with_no_report_option_writes_no_report(tmp_path, capsys):
     asked = ["run", "digits-gossip", "--set", "form=smoke", "--only", "local", "--engine", "local", "--no-report"]
     assert main([*asked, "--out", str(tmp_path / "out")]) == 0
@@ -787,6 +809,7 @@ def test_run_with_no_report_option_writes_no_report(tmp_path, capsys):
     assert not (tmp_path / "out" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_run_with_failing_report_adds_note(tmp_path, capsys, monkeypatch):
     def broken(paths):
         raise ZeroDivisionError("of no use")
@@ -877,6 +900,7 @@ def test_report_without_readable_scenario_is_written(by_hand, tmp_path, content)
     assert "does not suffice to rebuild the topology" in found["topology"]["note"]
 
 
+@pytest.mark.slow
 def test_comparison_names_folder_without_scenario(by_hand, tmp_path):
     folder = broken(by_hand, tmp_path, lambda folder: (folder / "scenario.toml").unlink())
     assert "no readable scenario.toml in broken" in report([by_hand, folder])

@@ -87,6 +87,7 @@ def test_fronts_table_by_hand(text):
     assert "0.000, 5.00: set by the task" in text
 
 
+@pytest.mark.slow
 def test_fronts_without_reference_use_point_beyond_worst(tmp_path):
     made = [(entry("a", 0, 2, 1, **several([[0, 0], [10, 20]], (True, True), igd=0.0)), rounds_of(2, 1), edges_of())]
     text = report([leave(tmp_path / "run", made)])
@@ -94,6 +95,7 @@ def test_fronts_without_reference_use_point_beyond_worst(tmp_path):
     assert rows(text, 1)["a"]["hypervolume"] == f"{11 * 22:.2f}"
 
 
+@pytest.mark.slow
 def test_fronts_and_solutions_are_separate_for_each_loss_of_the_network(tmp_path):
     run = {"name": "a", "each": {"network.loss": [0.0, 0.1]}}
     made = [
@@ -113,6 +115,7 @@ def test_fronts_and_solutions_are_separate_for_each_loss_of_the_network(tmp_path
     assert all(point["on_front"] for point in found["fronts-1"]["points"] if point["x"] == 5)
 
 
+@pytest.mark.slow
 def test_fronts_of_three_objectives_have_view_of_each_pair(tmp_path):
     objectives = {"higher_is_better": dict.fromkeys("abc", True), "nodes": [[1, 2, 3], [1, 1, 4]], "igd": 0.0}
     made = [(entry("a", 0, 2, 1, objectives=objectives), rounds_of(2, 1), edges_of())]
@@ -315,6 +318,7 @@ def test_election_timeline_is_drawn(elected, tmp_path):
 # Runs without these figures
 
 
+@pytest.mark.slow
 def test_report_of_plain_run_has_no_preference_figures(tmp_path):
     made = [(entry("plain", 0, 3, 2), rounds_of(3, 2, trained_test_accuracy=0.5), edges_of((1, 0, 1)))]
     text = report([leave(tmp_path / "run", made)])
@@ -323,6 +327,7 @@ def test_report_of_plain_run_has_no_preference_figures(tmp_path):
     assert "<h3>Fronts</h3>" not in text
 
 
+@pytest.mark.slow
 def test_comparison_of_plain_and_preference_runs(by_hand, tmp_path):
     made = [(entry("plain", 0, 3, 2), rounds_of(3, 2, trained_test_accuracy=0.5), edges_of((1, 0, 1)))]
     text = report([by_hand, leave(tmp_path / "other", made)])

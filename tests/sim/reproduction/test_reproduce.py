@@ -449,6 +449,7 @@ def test_markdown_counts_rows_of_a_large_study():
     assert f"1 row not run yet: {first}" in text
 
 
+@pytest.mark.slow
 def test_markdown_of_a_large_study_has_the_strongest_attacks():
     each = {"attack.name": ["ipm", "scale"], "attack.share": [0.3, 0.05], "robust": ["none", "rfa"]}
     runs = [

@@ -23,6 +23,7 @@ TABLE = {
 SHIFT = {"name": "label-groups", "groups": [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]}
 
 
+@pytest.mark.slow
 def test_mean_model_is_that_of_honest_nodes_and_of_each_group():
     file = resolve(TABLE | {"task": TABLE["task"] | {"shift": SHIFT}}, [], "test", ".")
     done = run(file.runs[0])
@@ -61,6 +62,7 @@ def test_private_parts_are_not_averaged_in_a_mean_model():
     assert result_of(done).summary["extra_metrics"]["mean_model"]["mean"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_test_samples_of_all_classes_are_common_to_all_nodes():
     tasks = {"own": {}, "all": {"test_classes": "all"}}
     found = {}

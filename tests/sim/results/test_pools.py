@@ -291,6 +291,7 @@ def test_report_shows_front_of_each_pool(ran):
     assert rows(text, 0)["same"]["± over seeds"] == f"{summary['table'][0]['std']:.3f}"
 
 
+@pytest.mark.slow
 def test_report_marks_solutions_left_out_by_the_task(tmp_path):
     objectives = {
         "higher_is_better": {"a": True, "b": True},

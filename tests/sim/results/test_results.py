@@ -256,6 +256,7 @@ def test_front_of_a_sweep_is_of_the_same_learning_problem():
     assert fronts(alone, [0.5, 0.6]) == [None, None]  # each is compared with no other
 
 
+@pytest.mark.slow
 def test_groups_may_differ_between_seeds_and_in_type():
     file = resolve({"run": [{"name": "a"}]}, [], "study", ".")
     groups = ({"0": 1.0, "1": 3.0}, {"1": 5.0, "b": 7.0})
@@ -308,6 +309,7 @@ def test_worst_decile_of_few_nodes_is_the_worst_node():
     assert results.result_of(finished).summary["test"]["worst_decile"] == max(values)
 
 
+@pytest.mark.slow
 def test_summary_names_reported_stage_and_metric_direction(folder):
     assert [entry(folder, name)["reported_stage"] for name in RUNS] == [
         "trained",
@@ -329,6 +331,7 @@ def test_summary_names_reported_stage_and_metric_direction(folder):
     assert {result.summary["higher_is_better"] for result in found} == {True}  # the accuracy on digits
 
 
+@pytest.mark.slow
 def test_auto_takes_better_stage_in_result_curve_and_table():
     scenario = {
         "nodes": 6,
@@ -386,6 +389,7 @@ def test_summary_lists_peers_chosen_by_dpfl():
     assert any(omega)
 
 
+@pytest.mark.slow
 def test_summary_contains_versions_and_notes(tmp_path):
     file = resolve({"nodes": 3, "rounds": 1, "budget": {"bytes": 9}}, [], "study", ".")
     found = summary(leave(file, tmp_path / "small"))
@@ -413,6 +417,7 @@ def test_result_of_node_is_from_best_validation_round(folder, name, stage):
             assert found["per_group"][str(group)] == pytest.approx(sum(of_group) / len(of_group), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_summary_of_nodes_without_test_data_has_nulls(tmp_path):
     file = resolve({"nodes": 3, "rounds": 1, "task": {"name": "tests.sim.results.test_results:untested"}}, [], "study", ".")
     found = summary(leave(file, tmp_path / "out"))
@@ -421,6 +426,7 @@ def test_summary_of_nodes_without_test_data_has_nulls(tmp_path):
     assert found["table"][0]["mean"] is None
 
 
+@pytest.mark.slow
 def test_test_by_snapshot_is_from_best_validation_round(folder):
     for name in ("together", "alone"):
         found, means = entry(folder, name), {}
@@ -489,6 +495,7 @@ def test_rounds_table_has_a_row_per_round_and_node(folder):
     assert set(rows) == expected
 
 
+@pytest.mark.slow
 def test_rounds_table_has_virtual_time_of_round_end(folder):
     assert sql(folder, "SELECT DISTINCT virtual_time - round FROM rounds WHERE run = 'together'") == [(0.0,)]
     steps = sql(
@@ -557,6 +564,7 @@ def test_edges_table_has_documented_columns(folder):
     assert {found[name] for name in ("seed", "round", "src", "dst", "bytes")} <= {"BIGINT", "INTEGER"}
 
 
+@pytest.mark.slow
 def test_edges_table_has_a_row_per_aggregated_model(folder):
     rows = sql(
         folder, "SELECT seed, round, dst, count(DISTINCT src), count(*) FROM edges WHERE run = 'together' GROUP BY ALL"
@@ -623,6 +631,7 @@ class Fading(Random):
         return Merge(await me.train(), {me.id: 1.0})
 
 
+@pytest.mark.slow
 def test_collaboration_without_late_links_is_zero():
     (found,) = p2pfl.simulate(
         {
@@ -691,6 +700,7 @@ def with_policy(name):
     return found
 
 
+@pytest.mark.slow
 def test_models_fetched_in_two_requests_are_one_edge_each():
     found = with_policy("tests.sim.results.test_results:InTwoRequests")
     edges = list(zip(*(found.edges[name].tolist() for name in ("round", "src", "dst", "weight", "bytes")), strict=True))
@@ -700,6 +710,7 @@ def test_models_fetched_in_two_requests_are_one_edge_each():
     assert found.summary["traffic"]["max_models_in_round"] == 3
 
 
+@pytest.mark.slow
 def test_model_with_zero_weight_is_no_edge():
     found = with_policy("tests.sim.results.test_results:Unmoved")
     assert len(found.edges["src"]) == 0
@@ -707,6 +718,7 @@ def test_model_with_zero_weight_is_no_edge():
     assert found.summary["traffic"]["models"] == found.rounds["models_in"].sum() == 4 * 3 * 2
 
 
+@pytest.mark.slow
 def test_trace_depends_on_received_models():
     found = {name: with_policy(f"tests.sim.results.test_results:{name}") for name in ("Unmoved", "Deaf")}
     assert found["Unmoved"].summary["test"] == found["Deaf"].summary["test"]  # the models are the same
@@ -716,6 +728,7 @@ def test_trace_depends_on_received_models():
 # Empty and mixed runs
 
 
+@pytest.mark.slow
 def test_run_without_rounds_writes_empty_tables(tmp_path):
     path = leave(resolve({"nodes": 3, "rounds": 0, "task": {"name": "concept-shift"}}, [], "none", "."), tmp_path / "out")
     assert sql(path, "SELECT (SELECT count(*) FROM rounds), (SELECT count(*) FROM edges)") == [(0, 0)]
@@ -832,6 +845,7 @@ def test_trace_detects_missing_or_repeated_event(place):
 SMALL = {"nodes": 12, "rounds": 4, "task": {"name": "concept-shift"}, "policy": {"name": "random"}}
 
 
+@pytest.mark.slow
 def test_fetch_without_models_is_harmless():
     slow = {
         "mode": "asynchronous",
@@ -842,6 +856,7 @@ def test_fetch_without_models_is_harmless():
     assert found.summary["traffic"]["models"] >= len(found.edges["src"]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"mode": "asynchronous", "compute": {"slowdown": [1.0, 10.0]}}, {"rounds": 12, "patience": 1}]
 )
@@ -857,17 +872,20 @@ class Prepared(Random):
         return await merge(me, me.params, updates, fedavg(samples(me, updates)))
 
 
+@pytest.mark.slow
 def test_models_fetched_in_preparation_are_no_edges():
     found = with_policy("tests.sim.results.test_results:Prepared")
     first = (found.edges["round"] == 1) & (found.edges["dst"] == 0)
     assert found.edges["weight"][first].sum() == pytest.approx(0.75)
 
 
+@pytest.mark.slow
 def test_trace_of_local_run_depends_on_seed():
     first, second = p2pfl.simulate(SMALL | {"policy": {"name": "local"}, "seeds": [0, 1]})
     assert first.summary["trace"] != second.summary["trace"]
 
 
+@pytest.mark.slow
 def test_summary_of_given_graph_names_no_builder():
     (found,) = p2pfl.simulate(SMALL, graph=nx.star_graph(3))
     assert found.summary["topology"] == "a graph of one's own"
@@ -885,6 +903,7 @@ def test_run_without_rounds_leaves_types_of_others(tmp_path):
     assert columns(path, "rounds")["round"] == "BIGINT"
 
 
+@pytest.mark.slow
 def test_written_scenario_finds_modules_of_original_folder(tmp_path):
     study = tmp_path / "study"
     study.mkdir()
@@ -918,6 +937,7 @@ def test_long_and_short_tables_are_written_below_each_other(tmp_path, monkeypatc
         np.testing.assert_array_equal(np.ma.filled(found[name], np.nan) if name == "loss" else found[name], column)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"evaluate_every": 2, "rounds": 5}, {"patience": 1, "rounds": 8}])
 def test_late_figures_are_of_each_nodes_last_evaluations(changes):
     table = {"nodes": 4, "late_rounds": 2, "task": {"name": "digits", "samples": 30}, "policy": "random"}
@@ -930,12 +950,14 @@ def test_late_figures_are_of_each_nodes_last_evaluations(changes):
     assert found.summary["extra_metrics"]["late"]["nodes"] == pytest.approx(last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"evaluate_every": 0}, {"rounds": 0}])
 def test_late_figures_without_evaluations_are_undefined(changes):
     (found,) = p2pfl.simulate({"nodes": 2, "rounds": 2, "late_rounds": 1, "policy": "local"} | changes, progress=False)
     assert np.isnan(found.summary["extra_metrics"]["late"]["mean"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["deep-sea-treasure", "teachers"])
 def test_objectives_are_those_of_honest_nodes(task):
     table = {"nodes": 4, "rounds": 1, "task": task, "policy": "random", "attack": {"name": "gaussian", "nodes": [1]}}

@@ -179,6 +179,7 @@ EQUAL = {
 }
 
 
+@pytest.mark.slow
 def test_asynchronous_rows_are_compared_at_equal_time_bytes_and_trainings(tmp_path, capsys):
     found = p2pfl.simulate(EQUAL, out=tmp_path / "run", progress=False)
     equal, rows = found.summary["equal"], {row["name"]: row for row in found.summary["table"]}
@@ -204,6 +205,7 @@ def test_asynchronous_rows_are_compared_at_equal_time_bytes_and_trainings(tmp_pa
     assert "the model that each node has at a moment" in learning["note"]
 
 
+@pytest.mark.slow
 def test_synchronous_rows_have_no_columns_at_equal_measures():
     found = p2pfl.simulate(
         EQUAL | {"answer": [], "seeds": [0], "mode": "synchronous", "run": [{"name": "a"}, {"name": "b", "rounds": 2}]},

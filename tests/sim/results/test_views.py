@@ -71,6 +71,7 @@ def test_frame_names_unknown_tables_and_libraries(results, monkeypatch):
         results.frame("polars")
 
 
+@pytest.mark.slow
 def test_plot_draws_a_line_for_each_run(results, monkeypatch):
     ax = results.plot()
     assert ax.get_ylabel() == "test mse, mean over nodes"
@@ -127,6 +128,7 @@ def test_repr_is_short_and_html_is_escaped(results):
         assert "<peers>" not in html
 
 
+@pytest.mark.slow
 def test_result_without_metric_names_the_reason():
     rng = np.random.default_rng(3)
     tasks = []
@@ -144,6 +146,7 @@ def test_result_without_metric_names_the_reason():
     assert line_of(found.file)(found).startswith("scenario, seed 0: not computed (")
 
 
+@pytest.mark.slow
 def test_views_show_further_metrics():
     rng = np.random.default_rng(3)
     samples = rng.normal(size=(60, 4)), rng.integers(0, 2, 60)
@@ -156,6 +159,7 @@ def test_views_show_further_metrics():
     assert f"<td>{figure}</td>" in found[0]._repr_html_()
 
 
+@pytest.mark.slow
 def test_frames_of_a_sweep_have_a_column_for_each_varied_key():
     file = {
         "nodes": 2,
@@ -175,6 +179,7 @@ def test_frames_of_a_sweep_have_a_column_for_each_varied_key():
     assert list(results[1].frame()["policy.neighbours"].unique()) == [1]
 
 
+@pytest.mark.slow
 def test_plot_of_many_runs_repeats_no_look_and_keeps_its_legend_outside():
     curves = {f"run {k}": [np.full((2, 3), k / 30)] for k in range(30)}
     ax = draw_curves(curves, "test accuracy")
@@ -183,6 +188,7 @@ def test_plot_of_many_runs_repeats_no_look_and_keeps_its_legend_outside():
     assert ax.get_legend().get_window_extent().x0 >= ax.get_window_extent().x1
 
 
+@pytest.mark.slow
 def test_figure_of_a_report_becomes_a_file(results, tmp_path, capsys):
     results.to_dir(tmp_path / "run")
     assert main(["plot", str(tmp_path / "run")]) == 0

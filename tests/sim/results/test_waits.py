@@ -62,6 +62,7 @@ def test_description_and_notes_name_overridden_settings():
     assert resolve(LOSSY, ["rounds=3"], "test", ".").overridden == ""
 
 
+@pytest.mark.slow
 def test_note_says_which_rows_a_varied_network_does_not_change():
     base = {**LOSSY, "rounds": 2, "run": [{"name": "alone", "policy": {"name": "local"}}, {"name": "random"}]}
     file = sweep(resolve(base, [], "test", "."), parse(["network.loss=0.0,0.2", "task.samples=20,30"]))

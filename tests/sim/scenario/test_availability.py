@@ -126,6 +126,7 @@ def test_invalid_keys_are_refused(changes, message):
         scenario(**changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
 def test_node_that_is_away_neither_trains_nor_answers_and_comes_back(tmp_path, fidelity):
     away = trace(tmp_path, "0,0,1000", "1,0,1000", "2,0,1000", "3,0,2.5", "3,20,1000")

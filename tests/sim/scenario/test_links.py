@@ -120,6 +120,7 @@ def test_range_draws_one_loss_for_each_pair():
     assert 0.1 <= links.loss("node-0", "node-1") == links.loss("node-1", "node-0") != links.loss("node-0", "node-2") <= 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
 def test_equal_loss_of_all_links_is_that_of_the_network(fidelity):
     uniform = trace(network={"loss": 0.2}, fidelity=fidelity)

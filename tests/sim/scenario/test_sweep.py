@@ -325,6 +325,7 @@ def test_sweep_of_shipped_scenario_varies_its_rows():
     assert len(file.runs) == 2 + 2 + 6 + 6
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.usefixtures("study")
 def test_few_test_samples_are_noted_before_and_after_the_runs(capsys):

@@ -44,11 +44,13 @@ def test_attack_by_victim_needs_modelled_network():
         resolve({**BASE, "attack": {"name": "dissensus"}, "fidelity": "wire"}, [], "x", ".")
 
 
+@pytest.mark.slow
 def test_attack_by_victim_refuses_coordinated_policy():
     with pytest.raises(ConfigurationError, match="a coordinated policy needs an attack that sends one model to all"):
         simulate(attack={"name": "dissensus"}, policy="coordinated-fedavg")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attack_runs_and_only_honest_nodes_count(name):
     result = simulate(attack={"name": name, "nodes": [1]}, **({"policy": "dac"} if name == "dac-similarity" else {}))
@@ -59,11 +61,13 @@ def test_attack_runs_and_only_honest_nodes_count(name):
     assert np.isfinite(test["worst_decile"])
 
 
+@pytest.mark.slow
 def test_scenario_without_attack_stays_as_it_was():
     assert "attack" not in resolve(BASE, [], "x", ".").to_toml()["run"][0]
     assert "attackers" not in simulate().summary
 
 
+@pytest.mark.slow
 def test_rule_keeps_honest_nodes_from_harm():
     def error(**changes):
         return simulate(rounds=6, attack={"name": "scale", "share": 0.2}, **changes).summary["test"]["mean"]
@@ -72,18 +76,21 @@ def test_rule_keeps_honest_nodes_from_harm():
     assert error(policy="coordinated-fedavg", robust="nna") * 10 < error(policy="coordinated-fedavg")
 
 
+@pytest.mark.slow
 def test_edges_show_weights_after_the_rule():
     result = simulate(attack={"name": "scale", "nodes": [1]}, robust="nna")
     edges = result.edges
     assert 1 not in set(edges["src"][edges["dst"] != 1].tolist())
 
 
+@pytest.mark.slow
 def test_table_has_worst_tenth_of_honest_nodes():
     results = p2pfl.simulate({**BASE, "run": [{"name": "clean"}, {"name": "bad", "attack": {"name": "ipm"}}]})
     for row, result in zip(results.summary["table"], results, strict=True):
         assert row["extra_metrics"]["worst_tenth"] == result.summary["test"]["worst_decile"]
 
 
+@pytest.mark.slow
 def test_attack_is_equal_over_messages():
     plain, wire = (
         simulate(attack={"name": "alie", "nodes": [1]}, fidelity=how).summary["test"] for how in ("modelled", "wire")
@@ -91,6 +98,7 @@ def test_attack_is_equal_over_messages():
     assert wire["nodes"] == pytest.approx(plain["nodes"], nan_ok=True)
 
 
+@pytest.mark.slow
 def test_attackers_train_only_for_attacks_that_need_it():
     for name, trainings in (("gaussian", 12), ("negated-mean", 10)):
         batches = simulate(attack={"name": name, "nodes": [1]}).summary["batches"]["train"]

@@ -137,6 +137,7 @@ def test_recording_does_not_change_results(monkeypatch):
     assert other.recorder.clusters.tables().keys() == {"clusters"}
 
 
+@pytest.mark.slow
 def test_recorded_clusters_modelled_equal_wire():
     policy = {"name": "fedpref", "epsilon": 2.0, "patience": 1}
     tables = []

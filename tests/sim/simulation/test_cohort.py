@@ -161,11 +161,13 @@ RESTLESS, RING = {"name": f"{HERE}:uneven", "lr": 0.8}, {"name": "ring"}
 """The validation losses do not fall in every round."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES_WITH_COHORTS, ids=lambda policy: "-".join(map(str, policy.values())))
 def test_cohort_equals_single_nodes(policy):
     check_equal({"policy": policy})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", spread(POLICIES_WITH_COHORTS, 3), ids=lambda policy: "-".join(map(str, policy.values())))
 def test_cohort_whose_nodes_stop_early_equals_single_nodes(policy):
     changes = {"policy": policy, "patience": 1, "rounds": 9, "task": RESTLESS, "topology": RING}
@@ -173,11 +175,13 @@ def test_cohort_whose_nodes_stop_early_equals_single_nodes(policy):
     check_equal(changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", BY_ROUND, ids=lambda topology: topology["name"])
 def test_cohort_equals_single_nodes_on_graphs_by_round(topology):
     check_equal({"policy": {"name": "dsgd"}, "topology": topology, "budget": {"models": [1, 3]}})
 
 
+@pytest.mark.slow
 def test_cohort_equals_single_nodes_if_some_are_left_alone_in_a_round():
     check_equal({"policy": {"name": "dac", "neighbours": 1}, "topology": {"name": "base-k"}})
 
@@ -213,6 +217,7 @@ def selects_once(policy):
     return policy["name"] == "dpfl" or policy.get("graph") == "fixed"
 
 
+@pytest.mark.slow
 def test_oracle_runs_as_cohort():
     check_equal({"policy": {"name": "oracle", "neighbours": 2}, "task": {"name": "concept-shift"}, "nodes": 12})
 
@@ -223,6 +228,7 @@ def test_all_policies_that_declare_cohorts_are_compared():
     assert declared == {name for name in compared if ":" not in name}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -247,6 +253,7 @@ def test_reason_why_nodes_run_singly_is_in_the_summary(changes, reason):
     assert result_of(made.run()).summary["computed"] == f"node by node: {reason}"
 
 
+@pytest.mark.slow
 def test_summary_says_that_nodes_ran_as_cohort():
     assert result_of(simulation().run()).summary["computed"] == "all nodes at once"
 

@@ -25,6 +25,7 @@ def rows(table, upto=np.inf):
     return sorted(row for row in zip(*columns, strict=True) if row[2] <= upto)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
 def test_run_that_ends_at_a_time_is_the_beginning_of_the_whole_run(mode, fidelity):
@@ -51,6 +52,7 @@ def test_model_between_evaluations_is_evaluated_at_the_end():
     assert sorted({row[1] for row in rows(found) if np.isfinite(row[3])}) == [3, 5]
 
 
+@pytest.mark.slow
 def test_node_ends_with_the_round_in_which_it_has_received_its_bytes():
     whole = run(scenario(mode="asynchronous")).recorder.rounds_table()
     limit = int(whole["bytes_in"].sum() / 8)
@@ -61,6 +63,7 @@ def test_node_ends_with_the_round_in_which_it_has_received_its_bytes():
         assert (received[:-2] < limit).all()  # after its last round it may still receive requests
 
 
+@pytest.mark.slow
 def test_nodes_that_end_their_rounds_first_are_noted():
     result = run(scenario(mode="asynchronous", rounds=3, end={"seconds": 9.7}))
     early = sum(node.round == 3 for node in result.nodes.values())

@@ -112,6 +112,7 @@ def assert_close(modelled, wire):
         assert abs(found[name] - value) <= most * unit, f"{name}: {found[name]} modelled, {value} on the wire"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
 def test_deadlock_names_waiting_nodes_and_the_deadline(fidelity):
     world = {"nodes": 3, "rounds": 3, "deadline": float("inf"), "network": {"jitter": 0.01}}
@@ -124,6 +125,7 @@ def test_deadlock_names_waiting_nodes_and_the_deadline(fidelity):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mosaic", "divshare"])
 def test_fragments_over_slow_links_modelled_equal_wire(policy):
     options = {"policy": {"name": policy, "fragments": 4, "receivers": 3}, "mode": "asynchronous"}

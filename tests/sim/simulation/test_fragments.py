@@ -40,6 +40,7 @@ WORLDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_modelled_network_equals_messages(world):
     modelled, wire = (play(fidelity=fidelity, **WORLDS[world]) for fidelity in ("modelled", "wire"))
@@ -52,6 +53,7 @@ def test_modelled_network_equals_messages(world):
 SLOW = {"mode": "asynchronous", "compute": {"slowdown": [1.0, 2.0]}, "network": {"latency": 0.3, "bandwidth": 8000.0}}
 
 
+@pytest.mark.slow
 def test_nodes_that_do_not_wait_lose_no_time_on_slow_links_and_average_what_has_come():
     going, waiting = play(policy={"name": "divshare", "fragments": 4, "receivers": 2}, **SLOW), play(**SLOW)
     assert going.virtual_s == play(policy={"name": "local"}, **SLOW).virtual_s
@@ -86,6 +88,7 @@ def test_one_fragment_is_epidemic_learning_with_whole_models():
         np.testing.assert_allclose(node.me.params, mean, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_fragments_that_are_lost_are_left_out_and_the_others_are_used():
     result = play(network={"loss": 0.2}, deadline=5.0, rounds=6)
     assert result.expired > 0
@@ -95,6 +98,7 @@ def test_fragments_that_are_lost_are_left_out_and_the_others_are_used():
     assert ((weights > 0) & (weights < 0.5)).any()
 
 
+@pytest.mark.slow
 def test_attackers_that_send_each_node_other_fragments_are_convicted():
     attack = {"name": "dissensus", "share": 0.25}
     result = play(nodes=8, attack=attack, robust="trimmed", distrust=5)

@@ -23,6 +23,7 @@ def scenario(**changes):
     return resolve(SMALL | changes, [], "test", ".").runs[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "topology", [{"name": "base-k"}, {"name": "epidemic", "degree": 2}, {"name": "one-peer-exponential"}]
 )
@@ -51,6 +52,7 @@ def test_nodes_learn_from_the_sources_of_each_round_with_their_weights():
         assert np.allclose(edges["weight"][here][order], graph.weights)
 
 
+@pytest.mark.slow
 def test_models_are_equal_after_a_period_without_training():
     """The weights of the graph bring the models of nodes that start apart to their mean; those of Metropolis do not."""
     noisy = {"name": "dsgd", "start_noise": 1.0}

@@ -23,6 +23,7 @@ from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.simulation.plan import names, plan, plan_topology
 from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.task import make_task
+from tests.support.depth import many, spread
 from tests.support.simulated import run
 
 ROOT = Path(__file__).parents[3]
@@ -66,6 +67,7 @@ def test_complete_topology_is_planned_without_edges():
     assert planned.topology.properties == given.topology.properties
 
 
+@pytest.mark.slow
 def test_complete_topology_gives_the_results_of_its_graph():
     assert trace(run(scenario(topology={"name": "complete"}))) == trace(run(scenario(), graph=nx.complete_graph(12)))
 
@@ -177,7 +179,7 @@ def uncoded(world):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("codec", "world"), list(coded_pairs()))
+@pytest.mark.parametrize(("codec", "world"), spread(coded_pairs(), 2))
 def test_modelled_exchange_with_codec_equals_wire(codec, world):
     options = {"trainer": "one-by-one", "codec": CODECS[codec]} | CODED_WORLDS[world]
     modelled, wire = (run(scenario(fidelity=fidelity, **options)) for fidelity in ("modelled", "wire"))
@@ -245,6 +247,7 @@ class Nosy(Random):
         return merged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
 def test_topology_limits_models_that_a_policy_receives(fidelity):
     policy = {"name": "tests.sim.simulation.test_simulation:Nosy", "neighbours": 13}
@@ -273,6 +276,7 @@ def test_directed_topology_modelled_equals_wire():
 # Determinism
 
 
+@pytest.mark.slow
 def test_trace_depends_on_seed():
     first, again, other = (run(scenario(seed=seed)) for seed in (0, 0, 1))
     assert trace(first) == trace(again)
@@ -280,6 +284,7 @@ def test_trace_depends_on_seed():
     assert trace(first) != trace(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"mode": "asynchronous", "compute": {"slowdown": [1.0, 10.0]}}])
 def test_trace_ignores_order_of_nodes(options):
     order = np.random.default_rng(0).permutation(12).tolist()
@@ -305,16 +310,16 @@ def test_trace_is_equal_in_other_processes():
     )
     printed = [
         subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", code],  # not forked: the seed of hashes is read when Python starts
             cwd=ROOT,
             env=os.environ | {"PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
             check=True,
         ).stdout.strip()
-        for seed in ("1", "2")
+        for seed in many(["1"], ["1", "2"])
     ]
-    assert printed == [trace(run(scenario()))] * 2
+    assert {*printed, trace(run(scenario()))} == {printed[0]}
 
 
 @pytest.mark.slow
@@ -449,6 +454,7 @@ def test_link_keeps_the_order_of_its_frames():
 # From Python
 
 
+@pytest.mark.slow
 def test_simulate_accepts_any_networkx_graph():
     graph = nx.Graph([("hub", "x"), ("hub", "y"), ("hub", "z")])
     graph.add_node("alone")
@@ -458,6 +464,7 @@ def test_simulate_accepts_any_networkx_graph():
     assert edges == {(0, 1), (1, 0), (0, 2), (2, 0), (0, 3), (3, 0)}
 
 
+@pytest.mark.slow
 def test_simulate_directed_graph_sets_direction_of_models():
     (result,) = p2pfl.simulate(SMALL | {"policy": {"name": "random"}}, graph=nx.DiGraph([(0, 1), (1, 2)]))
     edges = set(zip(result.edges["src"].tolist(), result.edges["dst"].tolist(), strict=True))
@@ -491,6 +498,7 @@ def test_unstackable_module_is_trained_one_by_one_with_a_note():
     ]
 
 
+@pytest.mark.slow
 def test_module_with_dropout_is_stacked():
     task = {"name": "tests.sim.simulation.test_simulation:with_layer", "layer": "Dropout"}
     stacked, single = (
@@ -548,6 +556,7 @@ def convolving(part, seed, side: int):
     return p2pfl.classification(lambda: nn.Sequential(*parts), data, data, data)
 
 
+@pytest.mark.slow
 def test_summary_of_run_without_rounds_is_json():
     (result,) = p2pfl.simulate(SMALL | {"rounds": 0})
     json.dumps(result.summary)

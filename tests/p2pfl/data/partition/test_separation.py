@@ -65,6 +65,7 @@ def test_nodes_with_the_same_samples_hold_out_the_same_ones(train, sizes):
     assert held(other) != held(tasks[0])
 
 
+@pytest.mark.slow
 def test_nodes_with_the_same_samples_are_noted():
     assert simulate(lambda part: {"train": (X, Y), "test": 0.2}) == [SAME]
     assert simulate(lambda part: {"train": (X, Y), "test": 0.2}, partition=p2pfl.partition("iid")) == []
@@ -75,6 +76,7 @@ def windows(part):
     return range(10 * part.index, 10 * part.index + 30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "of_node",
     [
@@ -92,6 +94,7 @@ def test_overlapping_samples_that_are_held_out_stop_the_run(of_node):
         simulate(lambda part: {"train": of_node(part), "test": 0.3})
 
 
+@pytest.mark.slow
 def test_same_rows_with_different_sizes_of_the_test_stop_the_run():
     def task(part, seed):
         return p2pfl.classification(
@@ -104,6 +107,7 @@ def test_same_rows_with_different_sizes_of_the_test_stop_the_run():
         simulate_task(task, 2)
 
 
+@pytest.mark.slow
 def test_duplicates_in_the_data_are_noted_with_their_number():
     twice = np.concatenate([X[:20], X[:20]]), np.concatenate([Y[:20], Y[:20]])
     others, own = simulate(lambda part: {"train": twice, "test": 0.2}, partition=p2pfl.partition("iid"))
@@ -112,6 +116,7 @@ def test_duplicates_in_the_data_are_noted_with_their_number():
     assert own.endswith(" of the 8 test samples of all nodes are training samples of the same node")
 
 
+@pytest.mark.slow
 def test_given_test_samples_among_the_training_samples_are_noted():
     rule = p2pfl.partition("iid", judged_on="all")
     others, same = simulate(lambda part: {"train": (X, Y), "test": (X[50:], Y[50:])}, partition=rule)
@@ -123,6 +128,7 @@ def test_given_test_samples_among_the_training_samples_are_noted():
     assert own == ["5 of the 10 test samples of all nodes are training samples of the same node"]
 
 
+@pytest.mark.slow
 def test_test_samples_of_a_users_own_task_are_compared():
     class Own(p2pfl.Task):
         """A task of a user around another one."""

@@ -55,6 +55,7 @@ def test_number_that_is_not_held_out_is_noted():
     assert own(test=20, validation=0.1).data_notes == ()
 
 
+@pytest.mark.slow
 def test_run_counts_nodes_with_smaller_splits():
     def task(part, seed):
         rule = p2pfl.partition("iid")

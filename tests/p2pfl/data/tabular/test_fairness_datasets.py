@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -409,6 +410,11 @@ def test_load_refuses_rows_option_for_other_data_sets(tmp_path):
 # Real tables
 
 
+@cache
+def load_real(name):
+    return fairness_datasets.load(name, REAL, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "attribute", "counts"),
@@ -426,5 +432,4 @@ def test_load_refuses_rows_option_for_other_data_sets(tmp_path):
     ],
 )
 def test_real_tables_have_the_groups_of_the_papers(name, attribute, counts):
-    data = fairness_datasets.load(name, REAL, 0)
-    assert np.bincount(data.groups(attribute)).tolist() == counts
+    assert np.bincount(load_real(name).groups(attribute)).tolist() == counts
