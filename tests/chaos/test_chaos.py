@@ -17,6 +17,7 @@ from tests.chaos.faults import BROKER, KINDS, MEMBERSHIP, NETWORK, NODE, draw_ep
 from tests.chaos.federation import FAKETIME, ROOT, Federation
 from tests.chaos.invariants import Incarnations, Violated, check, check_status
 from tests.support import without_torch
+from tests.support.depth import deep
 from tests.support.namespaces import PATH, why_not
 
 NAMES = ("node-1", "node-2", "node-3")
@@ -103,6 +104,7 @@ def test_wrong_clock_changes_wall_clock_only(tmp_path):
     assert monotonic == pytest.approx(time.monotonic(), abs=3600)
 
 
+@deep
 @pytest.mark.slow
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "possible")
 @pytest.mark.skipif(shutil.which("mosquitto", path=PATH) is None, reason="Mosquitto is not installed")

@@ -22,6 +22,7 @@ from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Invitation
 from tests.support import brokers, forked
+from tests.support.depth import spread
 from tests.support.logs import messages
 from tests.support.processes import Processes
 
@@ -154,7 +155,7 @@ def broker(request):
         yield broker
 
 
-@pytest.mark.parametrize(("broker", "size"), [("mosquitto", LARGE), ("amqtt", MIDDLE)], indirect=["broker"])
+@pytest.mark.parametrize(("broker", "size"), spread([("mosquitto", LARGE), ("amqtt", MIDDLE)], 2), indirect=["broker"])
 def test_broker_carries_models_of_millions_of_parameters(tmp_path, broker, size):
     with home(tmp_path, rounds=3, size=size) as federation:
         federation.start(changes=[f"broker={broker.url}", NOWHERE])
@@ -414,7 +415,7 @@ def test_eavesdropper_at_broker_sees_no_model_and_no_secret(tmp_path):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("way", ["directly", "through a broker"])
+@pytest.mark.parametrize("way", spread(["through a broker", "directly"], 2))
 def test_slow_model_transfer_is_not_treated_as_silence(tmp_path, way):
     names = ABC[:2]
     with home(tmp_path, names, rounds=1, size=MIDDLE) as federation, brokers.mosquitto() as broker:

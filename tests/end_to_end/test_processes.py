@@ -11,6 +11,7 @@ from p2pfl.node.cli.export import export
 from p2pfl.node.peering.peers import KINDS
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.scenario.scenario import resolve
+from tests.support.depth import deep, spread
 from tests.support.processes import processes
 from tests.support.simulated import run
 
@@ -39,7 +40,7 @@ RUNS = {  # the task, the policy, and other settings
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", RUNS)
+@pytest.mark.parametrize("options", spread(RUNS, 2))
 def test_processes_match_simulator_bit_for_bit(tmp_path, options):
     """Five processes and a simulation with the same seed give identical models and identical traffic."""
     task, policy, codec = RUNS[options]
@@ -115,6 +116,7 @@ def test_killed_process_resumes_while_others_continue(tmp_path):
         assert all(causes.keys() <= {"link lost"} for causes in refused), refused  # a frame may be in transit at the kill
 
 
+@deep
 @pytest.mark.slow
 def test_nine_processes_on_a_changing_graph_equal_the_simulator_and_survive_a_kill(tmp_path):
     """The same nine nodes run twice on a Base-2 graph: undisturbed, and with one that is killed and started again."""
@@ -160,7 +162,7 @@ def test_silent_process_costs_one_deadline(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "private"), [(signal.SIGINT, ""), (signal.SIGTERM, "head")])
+@pytest.mark.parametrize(("number", "private"), spread([(signal.SIGTERM, "head"), (signal.SIGINT, "")], 2))
 def test_stopped_node_resumes_and_ends_with_same_model(tmp_path, number, private):
     rounds = f'rounds = 15\ndeadline = 10.0\n[task]\nname = "digits"\nprivate = "{private}"\n[policy]\nname = "local"\n'
     with processes(tmp_path / "whole", ("alice",), rounds) as whole:

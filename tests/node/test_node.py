@@ -422,7 +422,7 @@ def test_auto_result_is_best_model_of_both_stages():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("speed", [1.0, 0.2])
+@pytest.mark.parametrize("speed", spread([0.2, 1.0], 2))
 def test_node_ahead_of_others_returns_to_their_round(speed):
     async def test(federation):
         federation.start()
@@ -522,7 +522,7 @@ async def rounds_until_together(federation, names):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slow", ["bcd", "b", "abcd"])
+@pytest.mark.parametrize("slow", spread(["bcd", "b", "abcd"], 2))
 def test_slow_nodes_synchronise_again_within_ten_rounds(slow):
     async def test(federation):
         federation.start()

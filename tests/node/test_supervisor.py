@@ -23,6 +23,7 @@ from p2pfl.protocols import discovery
 from p2pfl.protocols.mqtt.transport import MqttTransport
 from p2pfl.sim.simulation.clock import run
 from tests.support import brokers
+from tests.support.depth import spread
 from tests.support.federation import play
 from tests.support.logs import log_to
 from tests.support.loops import LOOPS, run_on
@@ -176,7 +177,7 @@ PARTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "loop"), list(zip(PARTS, cycle(LOOPS), strict=False)))
+@pytest.mark.parametrize(("what", "loop"), spread(zip(PARTS, cycle(LOOPS), strict=False), 3))
 def test_node_restarts_failed_part_and_continues(tmp_path, monkeypatch, what, loop):
     part, owner, name = PARTS[what]
     monkeypatch.setattr(connectivity, "FIRST_PAUSE", 0.05)
@@ -221,7 +222,7 @@ def test_node_counts_unawaited_errors_and_continues(tmp_path, monkeypatch, on_lo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("trick", "loop"), list(zip(brokers.TRICKS, cycle(LOOPS), strict=False)))
+@pytest.mark.parametrize(("trick", "loop"), spread(zip(brokers.TRICKS, cycle(LOOPS), strict=False), 5))
 def test_node_survives_broker_that_sends_garbage(tmp_path, monkeypatch, trick, loop):
     monkeypatch.setattr("p2pfl.protocols.mqtt.broker_client.CONNECTING", 0.3)
 

@@ -12,6 +12,7 @@ import pytest
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.robust.registry import RULES
 from tests.support import forked
+from tests.support.depth import deep
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"  (\w+) +([\d,]+) +([\d.]+) x loop \(([\d.]+) to ([\d.]+)\)(?:, +([\d.]+) x stacked)?(?:; time .*)?")
@@ -40,6 +41,7 @@ def benchmark(folder, *options, program="sim_speed.py"):
     return done.stdout, json.loads((folder / "figures.json").read_text())
 
 
+@deep
 @pytest.mark.slow
 def test_simulator_speed_benchmark_writes_figures(tmp_path):
     out, figures = benchmark(tmp_path, "--quick", "--only", "digits")
@@ -57,6 +59,7 @@ def test_simulator_speed_benchmark_writes_figures(tmp_path):
             assert len(shown[workload][system]) == 1 + len(ratios)
 
 
+@deep
 @pytest.mark.slow
 def test_simulator_speed_benchmark_compares_policies_with_gossip(tmp_path):
     out, figures = benchmark(tmp_path, "--quick", "--only", "linear", "--policy", "dac", "--policy", "dpfl")
@@ -78,6 +81,7 @@ def test_scale_benchmark_writes_time_and_memory(tmp_path):
     assert re.fullmatch(r"60 nodes, 5 rounds: [\d.]+ s, [\d.]+ s of one core, at most [\d.]+ GiB\n", out)
 
 
+@deep
 @pytest.mark.slow
 def test_graph_benchmark_compares_with_static_graph(tmp_path):
     out, figures = benchmark(tmp_path, "--graphs", "--nodes", "20", "--repeat", "1")

@@ -38,7 +38,7 @@ def test_every_command_of_reproduced_is_run_by_a_test():
 def test_data_commands_of_reproduced_run(tmp_path):
     if "P2PFL_DATA" not in os.environ:
         pytest.skip("P2PFL_DATA names no folder with data sets")
-    said = bash(block(PAGE, "data check"), tmp_path)
+    said = bash(block(PAGE, "data check").replace(" --out", " --engine local --set rounds=1 --out"), tmp_path)
     assert "fashion-mnist" in said
     assert "dpfl-table1 " in said
     assert json.loads((tmp_path / "runs" / "smoke" / "summary.json").read_text())["scenario"] == "dac-fmnist-covariate"

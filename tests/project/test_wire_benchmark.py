@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.support import forked
+from tests.support.depth import deep
 
 ROOT = Path(__file__).parents[2]
 SYSTEMS = {"p2pfl", "p2pfl-new", "tls-loop", "tls-blocking", "grpc", "grpc-tls", "pickle"}
 
 
+@deep
 @pytest.mark.slow
 def test_wire_benchmark_writes_figures(tmp_path):
     pytest.importorskip("grpc", reason="grpcio is not installed")

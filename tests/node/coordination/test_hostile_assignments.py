@@ -16,6 +16,7 @@ from p2pfl.policies.fedpref import FedPref
 from p2pfl.policies.pfedgraph import PFedGraph
 from p2pfl.robust.clipping import STEPS, AssignmentLimits, ratio_of
 from p2pfl.robust.selection import ClipLoss
+from tests.support.depth import spread
 from tests.support.federation import play
 
 NAMES = tuple("abcd")
@@ -90,7 +91,7 @@ LIES += [(policy, robust, near, 7) for policy in POLICIES[1:] for robust in ("me
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "robust", "lie", "begins"), LIES)
+@pytest.mark.parametrize(("policy", "robust", "lie", "begins"), spread(LIES, 2))
 def test_false_assignments_do_bounded_harm(policy, robust, lie, begins):
     false = lying(policy, lie, begins)
     federation = played(false, robust)

@@ -35,6 +35,7 @@ from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.task import Part, make_task
 from p2pfl.testing import run_in_memory
 from p2pfl.update_rules import Aligned, Descent, Lookahead
+from tests.support.depth import pairs
 from tests.support.restarted import Restarted
 from tests.support.simulated import run
 
@@ -336,8 +337,9 @@ def with_lasting_momentum(part, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["stacked", "one-by-one"])
-@pytest.mark.parametrize("task", ["digits", f"{__name__}:with_lasting_momentum"], ids=["", "lasting"])
+@pytest.mark.parametrize(
+    ("trainer", "task"), pairs(["stacked", "one-by-one"], [f"{__name__}:with_lasting_momentum", "digits"])
+)
 @pytest.mark.parametrize(
     ("policy", "like"),
     [

@@ -18,6 +18,7 @@ from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.scenario import load
 from p2pfl.task import Part, StatefulLearner, make_task
 from p2pfl.tasks.morl import ENVIRONMENTS
+from tests.support.depth import spread
 from tests.support.federation import Federation, run
 
 pytest.importorskip("mo_gymnasium", reason="needs the extra morl")
@@ -265,7 +266,7 @@ def test_training_leaves_no_temporary_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("environment", [name for name in ENVIRONMENTS if name != "deep-sea-treasure"])
+@pytest.mark.parametrize("environment", spread([name for name in ENVIRONMENTS if name != "deep-sea-treasure"], 2))
 def test_each_environment_trains_and_is_evaluated(environment, capfd):
     scenario = {
         "nodes": 2,

@@ -16,7 +16,7 @@ from p2pfl.sim.chaos.invariants import Invariants
 from p2pfl.sim.chaos.run import Trials, search
 from p2pfl.sim.chaos.schedule import KINDS, Fault, Schedule, draw_schedule, read_schedule, write_schedule
 from p2pfl.sim.scenario.scenario import load
-from tests.support.depth import many
+from tests.support.depth import deep, many, spread
 
 MEMBERS = ["node-0", "node-1", "node-2", "node-3"]
 
@@ -228,7 +228,7 @@ FOUND = {  # schedules that have led to violations
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("run", "seed", "faults"), FOUND.values(), ids=FOUND)
+@pytest.mark.parametrize(("run", "seed", "faults"), spread(FOUND.values(), 2), ids=spread(FOUND, 2))
 def test_schedules_that_led_to_violations_hold(trials, run, seed, faults):
     assert trials.replay(Schedule(run, seed, faults)).violation is None
 
@@ -238,8 +238,8 @@ def test_schedules_that_led_to_violations_hold(trials, run, seed, faults):
     ("plant", "invariants"),
     [
         (skip_flush, {"round lost", "error"}),  # an error: no checkpoint is intact
-        (repeat_start, {"number reused"}),
-        (keep_revoked, {"revoked member served"}),
+        pytest.param(repeat_start, {"number reused"}, marks=deep),
+        pytest.param(keep_revoked, {"revoked member served"}, marks=deep),
     ],
 )
 def test_planted_bug_is_found_shrunk_and_replayed(trials, tmp_path, monkeypatch, plant, invariants):
@@ -263,6 +263,7 @@ def test_second_answer_to_a_request_is_found_without_faults(trials, monkeypatch)
     assert "more models for request" in violation.text
 
 
+@deep
 @pytest.mark.slow
 def test_training_beyond_the_budget_is_found(monkeypatch):
     limited = Trials(load("chaos", ["budget.trainings=3"]))

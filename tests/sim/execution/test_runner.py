@@ -20,6 +20,7 @@ from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.simulation.sharding import balance_by_samples
 from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.sim.simulation.workers import WorkerLostError
+from tests.support.depth import spread
 from tests.support.processes import PATIENCE
 
 TASKS = '''
@@ -258,7 +259,7 @@ def test_balance_by_samples_divides_nodes_evenly(samples, processes):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("end", spread([signal.SIGKILL, signal.SIGINT], 2))
 def test_no_process_remains_after_divided_run_is_killed(tmp_path, end):
     Path("long.toml").write_text(
         'nodes = 2\nrounds = 100000\ntask = { name = "own:Careless" }\npolicy = { name = "local" }\n'

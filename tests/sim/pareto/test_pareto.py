@@ -22,6 +22,7 @@ from p2pfl.sim.scenario.scenario import Search, jobs_of, load, resolve
 from p2pfl.task import Part, make_task
 from tests.support import forked
 from tests.support.browser import CHROMIUM, browser, opened_report
+from tests.support.depth import spread
 from tests.support.processes import PATIENCE
 
 STUDY = """
@@ -381,7 +382,7 @@ def test_search_table_of_run_extends_common_table():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mofld-minecart", "mofld-lander"])
+@pytest.mark.parametrize("name", spread(["mofld-minecart", "mofld-lander"], 2))
 def test_search_in_other_environments_completes(name, capsys):
     pytest.importorskip("mo_gymnasium", reason="needs the extra morl")
     options = ["--set", "form=smoke", "--set", "search.samples=1", "--workers", "1", "--out", "here", "--no-report"]

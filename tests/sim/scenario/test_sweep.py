@@ -20,6 +20,7 @@ from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.scenario.sweep import parse, sweep
 from tests.sim.execution.test_resume import left_behind
 from tests.support import forked
+from tests.support.depth import deep
 from tests.support.extras import needs_torch
 from tests.support.processes import PATIENCE
 
@@ -363,6 +364,7 @@ def finished(line):
     return line.rpartition(":")[0] if ", seed " in line and line.rstrip().endswith("s)") else None
 
 
+@deep
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")

@@ -7,6 +7,7 @@ import p2pfl
 from p2pfl.attacks.registry import ATTACKS
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.scenario.scenario import plan_attack, resolve
+from tests.support.depth import spread
 
 BASE = {"nodes": 6, "rounds": 2, "task": "concept-shift", "policy": "fedavg"}
 
@@ -51,7 +52,7 @@ def test_attack_by_victim_refuses_coordinated_policy():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", spread(ATTACKS, 2))
 def test_attack_runs_and_only_honest_nodes_count(name):
     result = simulate(attack={"name": name, "nodes": [1]}, **({"policy": "dac"} if name == "dac-similarity" else {}))
     test = result.summary["test"]
