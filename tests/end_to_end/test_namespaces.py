@@ -12,6 +12,7 @@ import pytest
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.folder import config
 from tests.support import forked, readme
+from tests.support.depth import spread
 from tests.support.namespaces import PATH, machines, until
 from tests.support.pages import block
 
@@ -225,8 +226,8 @@ def test_page_real_machines_federates_three_machines(tmp_path):
 
 @pytest.mark.parametrize(
     ("mode", "laptop"),
-    [("synchronous", 0.05), ("asynchronous", 0.2)],
-    ids=["synchronous, the lone one is ahead", "asynchronous, the others are ahead"],
+    spread([("synchronous", 0.05), ("asynchronous", 0.2)], 2),
+    ids=spread(["synchronous, the lone one is ahead", "asynchronous, the others are ahead"], 2),
 )
 def test_partition_sides_continue_and_rejoin_after_healing(tmp_path, mode, laptop):
     cut_off = {"laptop": ("pi-1", "pi-2"), "pi-1": ("laptop",), "pi-2": ("laptop",)}

@@ -16,6 +16,7 @@ from p2pfl.sim.scenario.scenario import load, resolve
 from p2pfl.sim.scenario.sweep import parse, sweep
 from p2pfl.sim.scenario.topology import topology
 from p2pfl.topologies import files, labels, neighbours, properties, read
+from tests.support.depth import spread
 from tests.support.extras import needs_torch
 
 HEAD = '<?xml version="1.0" encoding="utf-8"?><graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
@@ -424,7 +425,7 @@ def test_read_internet_topology_zoo_equals_networkx(name):
 
 @pytest.mark.slow
 def test_real_graphs_run_with_geographic_latencies():
-    for path in sorted(zoo().glob("*.graphml")):
+    for path in spread(sorted(zoo().glob("*.graphml")), 3):
         keys = {"topology": {"file": str(path)}, "network": {"latency": "geography"}, "deadline": 60.0}
         (result,) = p2pfl.simulate(SMALL | keys)
         assert result.summary["topology"] == path.stem

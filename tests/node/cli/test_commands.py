@@ -32,6 +32,7 @@ from p2pfl.sim.scenario.scenario import shipped_scenarios
 from p2pfl.sim.simulation.workers import WorkerLostError
 from p2pfl.task_specs import TASKS
 from tests.support import forked
+from tests.support.depth import spread
 from tests.support.extras import needs_torch
 from tests.support.logs import messages
 from tests.support.processes import PATIENCE
@@ -364,12 +365,15 @@ def start_long_run(folder, *options, python=sys.executable):
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
 @pytest.mark.parametrize(
     ("engine", "interrupt", "forks"),
-    [
-        ("local", lambda process: process.send_signal(signal.SIGINT), True),
-        ("local", lambda process: process.send_signal(signal.SIGTERM), True),
-        ("process", lambda process: process.send_signal(signal.SIGTERM), True),
-        ("process", lambda process: os.killpg(process.pid, signal.SIGINT), False),  # as a terminal does
-    ],
+    spread(
+        [
+            ("local", lambda process: process.send_signal(signal.SIGTERM), True),
+            ("local", lambda process: process.send_signal(signal.SIGINT), True),
+            ("process", lambda process: os.killpg(process.pid, signal.SIGINT), False),  # as a terminal does
+            ("process", lambda process: process.send_signal(signal.SIGTERM), True),
+        ],
+        2,
+    ),
 )
 def test_interrupted_run_exits_with_code_130_and_resume_hint(tmp_path, engine, interrupt, forks):
     process = start_long_run(tmp_path, "--engine", engine, python=forked.executable() if forks else sys.executable)

@@ -9,6 +9,7 @@ import pytest
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import loading
 from p2pfl.node.folder import config
+from tests.support.depth import spread
 
 ROOT = Path(__file__).parents[3]
 TASK = """
@@ -62,7 +63,7 @@ def test_loading_finds_custom_policy_without_custom_task(tmp_path, path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["digits", "mine:make"])
+@pytest.mark.parametrize("task", spread(["mine:make", "digits"], 2))
 def test_run_imports_no_library_from_current_or_node_folder(tmp_path, task):
     """Both folders hold modules with names that the node or one of its libraries imports or tries to import."""
     folder = make(tmp_path, task=task)

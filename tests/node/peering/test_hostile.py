@@ -17,6 +17,7 @@ from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transports.certificates import client_context
 from p2pfl.protocols.transports.tls import LINKS_PER_KEY, STRANGERS
 from p2pfl.protocols.wire import messages as m
+from tests.support.depth import deep
 from tests.support.loopback_nodes import Intruder, folders, honest, until
 
 ROOT = Path(__file__).parents[3]
@@ -150,6 +151,7 @@ def test_links_per_member_are_limited(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.alone
+@deep
 def test_processes_continue_while_one_is_attacked(tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "hostile.py"), "--quick", "--json", "figures.json"],
