@@ -100,6 +100,7 @@ def name_source(source: str, changed: Collection[str] = (), changer: str = COMMA
 
 IN_EXTRAS = {
     "torch": ("PyTorch", "torch"),
+    "dp_accounting": ("dp-accounting", "privacy"),
     "duckdb": ("DuckDB", "sim"),
     "networkx": ("NetworkX", "sim"),
     "PIL": ("Pillow", "images"),

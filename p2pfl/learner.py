@@ -23,8 +23,9 @@ def answers(*operations: type) -> Callable[[Answer], Answer]:
     """Mark a method of a learner as the one that answers queries with these operations.
 
     Args:
-        operations: types of queries, `p2pfl.update_rules.Rule` for `Train` with a rule, and
-            `p2pfl.prediction_mixing.PredictionMixer` for `Evaluate` with a memory; see `p2pfl.queries.Query.operation`.
+        operations: types of queries, `p2pfl.update_rules.Rule` for `Train` with a rule, `p2pfl.update_rules.Mechanism` for
+            a private one, and `p2pfl.prediction_mixing.PredictionMixer` for `Evaluate` with a memory; see
+            `p2pfl.queries.Query.operation`.
     """
 
     def mark(method: Answer) -> Answer:

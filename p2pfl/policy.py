@@ -164,6 +164,20 @@ class Assignment(msgspec.Struct, frozen=True, gc=False):
     size: int = 0
 
 
+class PlannedTraining(NamedTuple):
+    """What a policy trains in a run, so that the noise of a privacy budget can be planned; see p2pfl.privacy.
+
+    Attributes:
+        passes: passes over the training data in the whole run, the sum over its trainings.
+        steps: steps besides these passes.
+        validates: whether what the policy releases depends on validation data.
+    """
+
+    passes: int
+    steps: int = 0
+    validates: bool = False
+
+
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits of what a node may receive, and of its trainings; 0 means no limit. p2pfl.budget defines how they are charged.
 
@@ -398,6 +412,8 @@ class Policy(Protocol):
     A policy whose nodes mix their predictions with their own samples or with other models also has `memory`
     (p2pfl.prediction_mixing). All reported figures are then those of the mixed predictions.
 
+    A policy that may run under a privacy budget has a method `under_privacy`; see `planned_training`.
+
     A policy with additional content for reports implements SupportsPreselection or SupportsSimilarities.
 
     A class whose procedures also compute with the values of all nodes of a simulation at once has `cohort = True`, or a
@@ -534,6 +550,32 @@ def check_topology(policy: Policy, changes: bool) -> None:
             "policy",
             "topology",
         )
+
+
+def planned_training(policy: Policy, rounds: int) -> PlannedTraining | str:
+    """Return what a policy plans to train in a run, or why a node with a privacy budget must refuse it.
+
+    A policy says so in its method `under_privacy(rounds)`. With a PlannedTraining it states that what leaves a node (models,
+    extras, submissions, requests, and when it sends them) depends on training data through trained models only. A subclass
+    does not inherit the method, because its procedures may release more.
+    """
+    if "under_privacy" not in vars(type(policy)):
+        return (
+            "it does not say what leaves a node; if all of it follows from trained models, give the class a method"
+            " under_privacy(self, rounds) that returns p2pfl.policy.PlannedTraining"
+        )
+    found: PlannedTraining | str = policy.under_privacy(rounds)  # type: ignore[attr-defined]
+    return found
+
+
+def refused_under_privacy(reason: str) -> Callable[[Any, int], str]:
+    """Return the method `under_privacy` of a policy that must not run under a privacy budget; see `planned_training`."""
+    return lambda policy, rounds: reason
+
+
+def passes_and_steps(rounds: int, epochs: int, steps: int) -> PlannedTraining:
+    """Return what a policy plans that trains for so many epochs in each round or, if `steps` is not 0, so many steps."""
+    return PlannedTraining(0, rounds * steps) if steps else PlannedTraining(rounds * epochs)
 
 
 def runs_as_cohort(policy: Policy) -> bool:

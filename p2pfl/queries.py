@@ -30,7 +30,7 @@ from p2pfl.parameters import Parameters, PrivateParameters, weighted_mean
 from p2pfl.prediction_mixing import PredictionMixer
 from p2pfl.robust.candidates import Combined, MergeRule, combine
 from p2pfl.robust.clipping import Clipped, clip_models
-from p2pfl.update_rules import Rule
+from p2pfl.update_rules import Mechanism, Rule
 
 R = TypeVar("R")
 
@@ -66,6 +66,11 @@ class Query(msgspec.Struct, Generic[R], frozen=True, gc=False):
     @property
     def passes(self) -> int:
         return 0
+
+    @property
+    def reads(self) -> Split | Literal[""]:
+        """The node's data that the answer tells about, besides a training; "" for none. See p2pfl.privacy."""
+        return "train" if self.needs_data else ""
 
     def complete(self, private: PrivateParameters) -> Self:
         """Return the query with its models completed from [S] to [P]."""
@@ -123,6 +128,7 @@ class Train(Query[Parameters], frozen=True, gc=False):
         proximal: (mu, anchor) adds mu/2 ||w - anchor||^2 to the loss. w are the shared values: the private values of
             `anchor` are ignored.
         rule: another update rule than the gradient at the model; see p2pfl.update_rules.
+        mechanism: makes the steps private; the node sets it if it has a privacy budget.
 
     Raises:
         DivergenceError: the training produces values that are not finite.
@@ -137,9 +143,12 @@ class Train(Query[Parameters], frozen=True, gc=False):
     proximal: tuple[float, Parameters] | None = None
     purpose: str = "train"
     rule: Rule | None = None
+    mechanism: Mechanism | None = None
 
     @property
     def operation(self) -> type:
+        if self.mechanism is not None:  # only of learners that know it: others would train without noise
+            return Mechanism
         return Train if self.rule is None else Rule
 
     @property
@@ -252,6 +261,10 @@ class Loss(Query[np.ndarray], frozen=True, gc=False):
 
     stack: Sequence[Parameters]
     split: Split = "validation"
+
+    @property
+    def reads(self) -> Split:
+        return self.split
 
     def complete(self, private: PrivateParameters) -> Self:
         return replace(self, stack=[private.whole(params) for params in self.stack])

@@ -38,6 +38,18 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
         return epochs * n_samples
 
 
+class Mechanism(msgspec.Struct, frozen=True, gc=False):
+    """Steps along clipped gradients with noise, instead of the gradient of a batch; see p2pfl.privacy.
+
+    Attributes:
+        clip: greatest norm of the gradient of a sample.
+        noise: standard deviation of the noise in each value of the sum of these gradients, divided by `clip`.
+    """
+
+    clip: float
+    noise: float
+
+
 class Lookahead(Rule, frozen=True, gc=False):
     """Step along the gradient at the model that one step of plain gradient descent would give.
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from p2pfl.cohort import EACH, Counts, GeneratorsOfEach, IdsOfEach, QueriesOfEach, UpdatesOfEach, of_each
 from p2pfl.parameters import Parameters, PrivateParameters
 from p2pfl.policy import Update
-from p2pfl.queries import Answering, AnsweringTogether, Loss, Losses, Query
+from p2pfl.queries import Answering, AnsweringTogether, Loss, Losses, Query, Split
 
 Fetch = Callable[[Sequence[str]], Awaitable[Sequence[Update]]]
 
@@ -114,6 +114,10 @@ class DecideGreedily(Query[Decisions], frozen=True, gc=False):
     limit: int
     added: bool = True
     private: PrivateParameters | None = None
+
+    @property
+    def reads(self) -> Split:
+        return "validation"
 
     def complete(self, private: PrivateParameters) -> Self:
         return replace(self, private=private) if private.layout.unshared else self

@@ -8,7 +8,7 @@ from typing import Any
 
 from p2pfl.parameters import Parameters
 from p2pfl.policies.personal import Personal, from_bytes, to_bytes
-from p2pfl.policy import Me, Merge, Peers, built_in
+from p2pfl.policy import Me, Merge, Peers, built_in, refused_under_privacy
 from p2pfl.update_rules import Mixture
 
 NEAR = 0.01  # distance from alpha at which the losses for the difference quotient are computed
@@ -40,6 +40,8 @@ class Apfl(Personal):
 
     mixed: float = field(default=0.0, init=False, repr=False)  # current alpha
     own: Parameters | None = field(default=None, init=False, repr=False)  # v; None is the common initial model
+
+    under_privacy = refused_under_privacy("it adapts its mixture by losses on training data")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,7 +13,8 @@ from p2pfl.algorithms.selection import fedavg
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.clusters import Cluster, credible, extras_of, gather, remember
 from p2pfl.policies.coordinated import CoordinatedFedAvg, together
-from p2pfl.policy import Assignment, Extras, Submission, built_in
+from p2pfl.policies.fedavg import planned_averages
+from p2pfl.policy import Assignment, Extras, PlannedTraining, Submission, built_in
 
 
 @built_in("cfl")
@@ -54,6 +55,9 @@ class Cfl(CoordinatedFedAvg):
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.patience < 1:
             raise ValueError(f"patience must be 1 or more, got {self.patience}")
+
+    def under_privacy(self, rounds: int) -> PlannedTraining:
+        return planned_averages(self, rounds)
 
     def _credible(self, extras: Extras, round: int) -> bool:
         return credible(extras, round)

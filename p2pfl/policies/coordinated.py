@@ -14,8 +14,8 @@ import numpy as np
 
 from p2pfl.algorithms.selection import fedavg
 from p2pfl.parameters import Layout, Parameters, weighted_mean
-from p2pfl.policies.fedavg import FedAvg
-from p2pfl.policy import Assignment, Extras, Me, Merge, Peers, Submission, built_in
+from p2pfl.policies.fedavg import FedAvg, planned_averages
+from p2pfl.policy import Assignment, Extras, Me, Merge, Peers, PlannedTraining, Submission, built_in
 
 
 @built_in("coordinated-fedavg")
@@ -32,6 +32,9 @@ class CoordinatedFedAvg(FedAvg):
 
     needs_start: ClassVar[bool] = False  # whether the step needs the model with which a round began
     previous: Extras = field(default_factory=dict, init=False, repr=False)
+
+    def under_privacy(self, rounds: int) -> PlannedTraining | str:
+        return planned_averages(self, rounds)
 
     async def aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
         self._forget_later_extras(me.round)
@@ -106,6 +109,9 @@ class FedProx(FedAvg):
         if not 0 <= self.mu < inf:
             raise ValueError(f"mu must be 0 or more, and finite, got {self.mu}")
 
+    def under_privacy(self, rounds: int) -> PlannedTraining | str:
+        return planned_averages(self, rounds)
+
     def _proximal(self, me: Me) -> tuple[float, Parameters] | None:
         return self.mu, me.params
 
@@ -114,6 +120,9 @@ class FedProx(FedAvg):
 @dataclass
 class CoordinatedFedProx(CoordinatedFedAvg, FedProx):
     """`coordinated-fedavg` with the proximal term of FedProx (Li et al. 2020, algorithm 2); see `fedprox`."""
+
+    def under_privacy(self, rounds: int) -> PlannedTraining | str:
+        return planned_averages(self, rounds)
 
 
 def sender(submission: Submission) -> str:

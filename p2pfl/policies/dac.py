@@ -15,7 +15,19 @@ from p2pfl.algorithms.similarity import PeerSimilarities, SimilaritiesOfEach
 from p2pfl.cohort import IdsOfEach, UpdatesOfEach, WeightsOfEach, of_each
 from p2pfl.parameters import Parameters
 from p2pfl.policies.random import Schedule, stages
-from p2pfl.policy import Extras, Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs, merge, samples
+from p2pfl.policy import (
+    Extras,
+    Me,
+    Merge,
+    Peers,
+    PlannedTraining,
+    ReportedStage,
+    Update,
+    built_in,
+    check_epochs,
+    merge,
+    samples,
+)
 
 TAU = {"cosine-weights": 140.0, "cosine-gradients": 140.0, "l2": 19.0, "inverse-loss": 5000.0}
 
@@ -104,6 +116,11 @@ class Dac:
     @property
     def cohort(self) -> bool:
         return self.schedule == "synchronous" and not self.asks_scores
+
+    def under_privacy(self, rounds: int) -> PlannedTraining | str:
+        if self.similarity == "inverse-loss":
+            return "its similarity inverse-loss is a loss on training data; set policy.similarity to another measure"
+        return PlannedTraining(rounds * self.epochs)
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         self.known = similarity.unknown(peers.ids)

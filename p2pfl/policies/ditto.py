@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from p2pfl.policies.personal import Personal
-from p2pfl.policy import Me, Merge, Peers, built_in
+from p2pfl.policy import Me, Merge, Peers, PlannedTraining, built_in
 
 
 @built_in("ditto")
@@ -32,6 +32,9 @@ class Ditto(Personal):
         super().__post_init__()
         if not 0 <= self.weight < inf:
             raise ValueError(f"weight must be 0 or more, and finite, got {self.weight}")
+
+    def under_privacy(self, rounds: int) -> PlannedTraining:
+        return PlannedTraining(2 * rounds * self.epochs)
 
     async def round(self, me: Me, peers: Peers) -> Merge:
         shared = self._shared_values(me)

@@ -12,7 +12,18 @@ from p2pfl.algorithms.ggc import Fetch, bggc, ggc
 from p2pfl.algorithms.selection import fedavg, number, present
 from p2pfl.cohort import Counts, IdsOfEach, UpdatesOfEach, of_each
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs, merge, samples
+from p2pfl.policy import (
+    Me,
+    Merge,
+    Peers,
+    PlannedTraining,
+    ReportedStage,
+    Update,
+    built_in,
+    check_epochs,
+    merge,
+    samples,
+)
 
 
 @built_in("dpfl")
@@ -65,6 +76,9 @@ class Dpfl:
         if self.period < 1:
             raise ValueError(f"period must be 1 or more, got {self.period}")
         self.reported_stage = "merged" if self.snapshot == "aggregated" else "trained"
+
+    def under_privacy(self, rounds: int) -> PlannedTraining:
+        return PlannedTraining(self.initial_epochs + rounds * self.epochs, validates=self.select == "ggc")
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         trained = await me.train(epochs=self.initial_epochs)

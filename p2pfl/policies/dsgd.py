@@ -11,7 +11,19 @@ import numpy as np
 
 from p2pfl.cohort import ExtrasOfEach, IdsOfEach, UpdatesOfEach, WeightsOfEach, of_each
 from p2pfl.parameters import Parameters, plain_sum
-from p2pfl.policy import Extras, Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs, merge
+from p2pfl.policy import (
+    Extras,
+    Me,
+    Merge,
+    Peers,
+    PlannedTraining,
+    ReportedStage,
+    Update,
+    built_in,
+    check_epochs,
+    merge,
+    passes_and_steps,
+)
 from p2pfl.update_rules import Steps
 
 DEGREE = "degree"  # name of the extra with a node's number of neighbours
@@ -67,6 +79,9 @@ class Dsgd:
     @property
     def needs_weights(self) -> bool:
         return self.weights == "graph"
+
+    def under_privacy(self, rounds: int) -> PlannedTraining:
+        return passes_and_steps(rounds, self.epochs, self.steps)
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         if not self.start_noise:

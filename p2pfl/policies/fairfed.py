@@ -13,7 +13,7 @@ from p2pfl.algorithms.group_statistics import GroupCounts, disparity, from_extra
 from p2pfl.parameters import Layout
 from p2pfl.policies.coordinated import sender, together
 from p2pfl.policies.lft import LftFedAvg, check_step
-from p2pfl.policy import Assignment, Extras, Submission, built_in
+from p2pfl.policy import Assignment, Extras, Submission, built_in, refused_under_privacy
 
 MOST = 1e9  # of a node's weight: low enough that sums do not overflow
 
@@ -43,6 +43,8 @@ class FairFed(LftFedAvg):
     """
 
     beta: float = 1.0
+
+    under_privacy = refused_under_privacy("it submits counts of labels and groups on training data")
 
     def __post_init__(self) -> None:
         super().__post_init__()

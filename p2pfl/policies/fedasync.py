@@ -8,7 +8,19 @@ from math import isfinite
 from typing import Any
 
 from p2pfl.algorithms.selection import fedavg, uniform
-from p2pfl.policy import Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs, merge, samples
+from p2pfl.policy import (
+    Me,
+    Merge,
+    Peers,
+    PlannedTraining,
+    ReportedStage,
+    Update,
+    built_in,
+    check_epochs,
+    merge,
+    passes_and_steps,
+    samples,
+)
 from p2pfl.update_rules import Steps
 
 
@@ -45,6 +57,9 @@ class FedAsync:
         if self.steps < 0:
             raise ValueError(f"steps must be 0 or more, got {self.steps}")
         check_epochs(self.epochs)
+
+    def under_privacy(self, rounds: int) -> PlannedTraining:
+        return passes_and_steps(rounds, self.epochs, self.steps)
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         return Merge(me.params, {me.id: 1.0})

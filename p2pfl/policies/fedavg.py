@@ -10,7 +10,7 @@ import numpy as np
 
 from p2pfl.algorithms.selection import fedavg
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Me, Merge, Peers, ReportedStage, built_in, check_epochs, merge, samples
+from p2pfl.policy import Me, Merge, Peers, PlannedTraining, ReportedStage, built_in, check_epochs, merge, samples
 from p2pfl.update_rules import Rule
 
 FineTuning = Literal["", "replace-last", "from-best"]
@@ -48,6 +48,9 @@ class FedAvg:
     @property
     def cohort(self) -> bool:
         return self.ft != "from-best"  # each node remembers its own best round
+
+    def under_privacy(self, rounds: int) -> PlannedTraining | str:
+        return planned_averages(self, rounds)
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         return Merge(me.params, {me.id: 1.0})
@@ -96,3 +99,10 @@ class FedAvg:
     def restore(self, state: dict[str, Any]) -> None:
         self.best = np.frombuffer(state["best"], np.float32) if state["best"] else None
         self.loss = state["loss"]
+
+
+def planned_averages(policy: FedAvg, rounds: int) -> PlannedTraining:
+    """Return what a policy that trains as FedAvg plans in a run."""
+    if policy.ft != "from-best":
+        return PlannedTraining(rounds * policy.epochs)
+    return PlannedTraining((rounds + 2) * policy.epochs, validates=True)

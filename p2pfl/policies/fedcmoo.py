@@ -14,7 +14,7 @@ from p2pfl.multiobjective.mgda import sketch, weigh
 from p2pfl.multiobjective.scalarisation import DifferentiateObjectives, ObjectiveGradients
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policies.coordinated import CoordinatedFedAvg, sender
-from p2pfl.policy import Assignment, Extras, Me, Merge, Peers, Submission, built_in
+from p2pfl.policy import Assignment, Extras, Me, Merge, Peers, Submission, built_in, refused_under_privacy
 from p2pfl.random_streams import RandomStreams
 from p2pfl.update_rules import Rule, Scalarised
 
@@ -61,6 +61,8 @@ class FedCmoo(CoordinatedFedAvg):
 
     seen: ObjectiveGradients | None = field(default=None, init=False, repr=False)
     now: int = field(default=0, init=False, repr=False)  # the round
+
+    under_privacy = refused_under_privacy("it submits gradients by objective on training data")
 
     def __post_init__(self) -> None:
         super().__post_init__()

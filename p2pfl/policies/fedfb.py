@@ -15,7 +15,7 @@ from p2pfl.algorithms.selection import fedavg
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.coordinated import CoordinatedFedAvg, sender, together
 from p2pfl.policies.lft import check_step
-from p2pfl.policy import Assignment, Extras, Me, Submission, built_in
+from p2pfl.policy import Assignment, Extras, Me, Submission, built_in, refused_under_privacy
 from p2pfl.update_rules import Weighted
 
 MOST = 1e9  # of a sample's weight: balancing weights are below 2; those with mean 1 do not exceed the number of samples
@@ -103,6 +103,8 @@ class FedFB(Weighing):
 
     alpha: float = 0.1
 
+    under_privacy = refused_under_privacy("it submits counts of labels and groups on training data")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_step("alpha", self.alpha)
@@ -136,6 +138,8 @@ class AgnosticFair(Weighing):
     """
 
     rate: float = 0.1
+
+    under_privacy = refused_under_privacy("it submits counts of labels and groups on training data")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,8 @@ from p2pfl.algorithms.clustering import Layer, Matrix, layers, similarity, spect
 from p2pfl.parameters import Layout
 from p2pfl.policies.clusters import Cluster, credible, extras_of, gather, mean, remember
 from p2pfl.policies.coordinated import CoordinatedFedAvg, apart
-from p2pfl.policy import Assignment, Extras, Submission, built_in
+from p2pfl.policies.fedavg import planned_averages
+from p2pfl.policy import Assignment, Extras, PlannedTraining, Submission, built_in
 
 
 @built_in("fedpref")
@@ -82,6 +83,9 @@ class FedPref(CoordinatedFedAvg):
             raise ValueError(f"min_members must be 2 or more, got {self.min_members}")
         if not 0 <= self.min_progress <= 1:
             raise ValueError(f"min_progress must be from 0 to 1, got {self.min_progress}")
+
+    def under_privacy(self, rounds: int) -> PlannedTraining:
+        return planned_averages(self, rounds)
 
     def _credible(self, extras: Extras, round: int) -> bool:
         return credible(extras, round)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2pfl.policies.personal import Personal
-from p2pfl.policy import Me, Merge, Peers, built_in, check_epochs
+from p2pfl.policy import Me, Merge, Peers, PlannedTraining, built_in, check_epochs
 from p2pfl.update_rules import TrainSubset
 
 
@@ -34,6 +34,9 @@ class FedRep(Personal):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_epochs(self.head_epochs, "head_epochs")
+
+    def under_privacy(self, rounds: int) -> PlannedTraining:
+        return PlannedTraining(rounds * (self.head_epochs + self.epochs))
 
     async def round(self, me: Me, peers: Peers) -> Merge:
         await me.train(epochs=self.head_epochs, purpose="head", rule=TrainSubset("private"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from p2pfl.policies.coordinated import CoordinatedFedAvg
-from p2pfl.policy import built_in
+from p2pfl.policy import built_in, refused_under_privacy
 from p2pfl.prediction_mixing import KnnDatastore
 
 
@@ -37,6 +37,8 @@ class KnnPer(CoordinatedFedAvg):
     neighbours: int = 10
     weight: float = 0.5
     scale: float = 1.0
+
+    under_privacy = refused_under_privacy("its predictions look up training samples")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,7 +13,7 @@ from p2pfl.algorithms.group_statistics import CountGroups, GroupCounts, even, fe
 from p2pfl.parameters import Parameters
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.fedavg import FedAvg
-from p2pfl.policy import Me, Merge, Peers, built_in, samples
+from p2pfl.policy import Me, Merge, Peers, built_in, refused_under_privacy, samples
 from p2pfl.prediction_mixing import ModelEnsemble
 from p2pfl.update_rules import Weighted
 
@@ -86,6 +86,8 @@ class LftFedAvg(LocalFair, CoordinatedFedAvg):
         updates: number of updates of the weights in a round; the epochs must be divisible by it.
     """
 
+    under_privacy = refused_under_privacy("it weighs samples by counts of labels and groups on training data")
+
 
 @built_in("lft-ensemble")
 @dataclass
@@ -104,6 +106,8 @@ class LftEnsemble(LocalFair):
         alpha: the fairness hyperparameter: step size of the weights by label and group; 0 disables the balancing.
         updates: number of updates of the weights in a round; the epochs must be divisible by it.
     """
+
+    under_privacy = refused_under_privacy("it weighs samples by counts of labels and groups on training data")
 
     others: Sequence[Parameters] = field(default=(), init=False, repr=False)
     shares: Sequence[float] = field(default=(), init=False, repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from p2pfl.policy import Me, Merge, Peers, ReportedStage, built_in, check_epochs
+from p2pfl.policy import Me, Merge, Peers, PlannedTraining, ReportedStage, built_in, check_epochs
 
 
 @built_in("local")
@@ -25,6 +25,9 @@ class Local:
 
     def __post_init__(self) -> None:
         check_epochs(self.epochs)
+
+    def under_privacy(self, rounds: int) -> PlannedTraining:
+        return PlannedTraining(rounds * self.epochs)
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         return Merge(me.params, {me.id: 1.0})

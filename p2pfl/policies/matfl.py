@@ -12,7 +12,8 @@ from p2pfl.algorithms.clustering import Matrix, layers, similarity
 from p2pfl.parameters import Layout
 from p2pfl.policies.clusters import mean
 from p2pfl.policies.coordinated import CoordinatedFedAvg, apart, sender
-from p2pfl.policy import Assignment, Extras, Submission, built_in
+from p2pfl.policies.fedavg import planned_averages
+from p2pfl.policy import Assignment, Extras, PlannedTraining, Submission, built_in
 
 
 @built_in("matfl")
@@ -40,6 +41,9 @@ class MaTfl(CoordinatedFedAvg):
         super().__post_init__()
         if self.neighbours < 1:
             raise ValueError(f"neighbours must be 1 or more, got {self.neighbours}")
+
+    def under_privacy(self, rounds: int) -> PlannedTraining:
+        return planned_averages(self, rounds)
 
     def _credible(self, extras: Extras, round: int) -> bool:
         return not extras

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from p2pfl.algorithms.selection import drawn_fragments
 from p2pfl.fragments import Division, Fragments
-from p2pfl.policy import Me, Merge, Peers, ReportedStage, built_in, check_epochs, merge_fragments
+from p2pfl.policy import Me, Merge, Peers, PlannedTraining, ReportedStage, built_in, check_epochs, merge_fragments
 
 
 @built_in("mosaic")
@@ -46,6 +46,9 @@ class Mosaic:
         if self.receivers < 0:
             raise ValueError(f"receivers must be 0 or more, got {self.receivers}")
         check_epochs(self.epochs)
+
+    def under_privacy(self, rounds: int) -> PlannedTraining:
+        return PlannedTraining(rounds * self.epochs)
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         self.cut.count(me.layout)  # refuses a model with too few values or too many tensors before any training
@@ -91,3 +94,6 @@ class DivShare(Mosaic):
     waits: ClassVar[bool] = False
 
     fragments: int = 10
+
+    def under_privacy(self, rounds: int) -> PlannedTraining:
+        return PlannedTraining(rounds * self.epochs)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from p2pfl.policies.personal import Personal
-from p2pfl.policy import Me, Merge, Peers, built_in
+from p2pfl.policy import Me, Merge, Peers, built_in, refused_under_privacy
 from p2pfl.update_rules import Descent, Lookahead
 
 
@@ -31,6 +31,8 @@ class PerFedAvg(Personal):
     """
 
     lr: float = 0.01
+
+    under_privacy = refused_under_privacy("its steps take gradients at a second point, which no clip limits")
 
     def __post_init__(self) -> None:
         super().__post_init__()

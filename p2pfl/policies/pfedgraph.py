@@ -15,7 +15,7 @@ from p2pfl.multiobjective.preferences import nearest
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.cfl import layout_as_one
 from p2pfl.policies.coordinated import CoordinatedFedAvg, apart, sender
-from p2pfl.policy import Assignment, Extras, Me, ReportedStage, Submission, built_in
+from p2pfl.policy import Assignment, Extras, Me, ReportedStage, Submission, built_in, refused_under_privacy
 from p2pfl.update_rules import Aligned, Rule
 
 SAME = 0.9  # higher similarities count as 1, as in the authors' program
@@ -46,6 +46,8 @@ class PFedGraph(CoordinatedFedAvg):
     alpha: float = 0.8
     weight: float = 0.01
     needs_start: ClassVar[bool] = True
+
+    under_privacy = refused_under_privacy("its steps have a second term, which is not private yet")
 
     def __post_init__(self) -> None:
         super().__post_init__()

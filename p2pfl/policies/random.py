@@ -13,7 +13,7 @@ from typing import Any, Literal
 from p2pfl.algorithms.selection import fedavg, present, uniform
 from p2pfl.cohort import IdsOfEach, of_each
 from p2pfl.errors import ConfigurationError
-from p2pfl.policy import Me, Merge, Peers, ReportedStage, Stage, built_in, check_epochs, merge, samples
+from p2pfl.policy import Me, Merge, Peers, PlannedTraining, ReportedStage, Stage, built_in, check_epochs, merge, samples
 
 Schedule = Literal["synchronous", "sequential"]
 """`synchronous`: all nodes exchange their trained models. `sequential`: one node after another, in an order drawn in
@@ -54,6 +54,9 @@ class Random:
     @property
     def selects_once(self) -> bool:
         return self.graph == "fixed"
+
+    def under_privacy(self, rounds: int) -> PlannedTraining:
+        return PlannedTraining(rounds * self.epochs)
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         if self.graph == "fixed":
@@ -97,6 +100,9 @@ class Oracle(Random):
     @property
     def cohort(self) -> bool:
         return self.schedule == "synchronous"
+
+    def under_privacy(self, rounds: int) -> PlannedTraining:
+        return PlannedTraining(rounds * self.epochs)
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         if "group" not in peers.public_info(me.id):

@@ -11,7 +11,17 @@ from numpy.typing import NDArray
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Me, Merge, Peers, ReportedStage, Update, built_in, check_epochs
+from p2pfl.policy import (
+    Me,
+    Merge,
+    Peers,
+    PlannedTraining,
+    ReportedStage,
+    Update,
+    built_in,
+    check_epochs,
+    passes_and_steps,
+)
 from p2pfl.update_rules import Steps
 
 WEIGHT = "weight"  # name of the extra with the sum of the push-sum weights that a node has sent to each receiver
@@ -60,6 +70,9 @@ class Sgp:
         if self.steps < 0:
             raise ValueError(f"steps must be 0 or more, got {self.steps}")
         check_epochs(self.epochs)
+
+    def under_privacy(self, rounds: int) -> PlannedTraining:
+        return passes_and_steps(rounds, self.epochs, self.steps)
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         if me.robust != "none":

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from p2pfl.parameters import Parameters
 from p2pfl.policies.dsgd import Dsgd
-from p2pfl.policy import Me, Merge, Peers, built_in
+from p2pfl.policy import Me, Merge, Peers, PlannedTraining, built_in, passes_and_steps
 
 
 @built_in("skiptrain")
@@ -44,6 +44,9 @@ class SkipTrain(Dsgd):
         for name, least in (("train_rounds", 1), ("sync_rounds", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be {least} or more, got {getattr(self, name)}")
+
+    def under_privacy(self, rounds: int) -> PlannedTraining:
+        return passes_and_steps(sum(map(self.is_training_round, range(1, rounds + 1))), self.epochs, self.steps)
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         if self.constrained:

@@ -1,0 +1,365 @@
+"""Privacy as a budget: how much the models that a node releases may tell about its training samples.
+
+Theory of operation
+-------------------
+
+What is promised. Two data sets of a node are neighbours if they are equal except that one sample of the first is replaced
+in the second by one that changes nothing (the zero-out relation of Kairouz et al. 2021; the number of samples is therefore
+public). Whatever a node releases in a run, all together, has a probability under one data set of at most exp(epsilon) times
+that under the other one, plus delta: differential privacy (Dwork et al. 2006) for single samples of a node, against
+everybody who sees its models, members included.
+
+How. A node touches its training data in the steps of its trainings alone, and these are DP-SGD (Abadi et al. 2016,
+algorithm 1):
+
+1. Each sample enters a step with probability q = min(1, batch_size / n), independently of all others (Poisson sampling). The
+   number of samples of a step varies, and may be 0.
+2. The gradient of each sample, over all trained values, is scaled down to a norm of at most `clip`.
+3. Normal noise with the standard deviation `noise * clip` is added to each value of their sum, and the sum is divided by
+   the expected number of samples, q n. The optimiser takes this as the gradient: momentum, Adam's moments, weight decay and
+   a proximal term read nothing else of the data.
+
+An epoch has ceil(n / batch_size) steps. A step without any sample is made nevertheless, because its absence would tell.
+
+All else that a node computes is a function of these noisy sums and of what others send: it costs no privacy
+(post-processing). A policy therefore does not see the data. `Me.compute` refuses each query that reads them in another way
+(losses on training data, counts by group), and a policy must say in `under_privacy` that nothing else leaves its nodes
+(`planned_training`); without this it is refused. Validation samples are not protected. Unless their owner declares them
+public (`validation = "public"`), nothing looks at them: neither a policy, nor early stopping, nor the choice of the best
+model.
+
+How much noise. Steps compose adaptively. Before the first round the number of steps that the policy plans is known, and the
+noise is the smallest with which all of them together spend `epsilon` at `delta` (`noise_for`). The accountant is the library
+dp-accounting of Google: the distribution of the privacy loss (PLD; Koskela et al. 2020, Doroshenko et al. 2022), rounded to
+the safe side. The bound by Renyi divergences (Mironov 2017), which is looser, checks it.
+
+Enforcement. `PrivacyTracker` counts the steps, before a training begins: a training that fails, or whose model is never
+released, counts. One that would exceed the planned steps is refused as a whole. The node then serves and merges without
+training, or ends its rounds (`when_spent`).
+
+What must never be:
+
+- A learner that does not know `Mechanism` trains: a query with one is another operation (`Train.operation`).
+- A node evaluates on, or is asked for, anything that reads its samples, and the answer leaves the node.
+- Noise that others can compute. In a simulation it is drawn from (seed, node, round, purpose), as all draws are, so that a
+  run can be repeated: whoever knows the seed can remove the noise. A run shows what the mechanism costs; its files protect
+  nobody. On machines the seed is known to all members, and a node must draw from a secret of its own; until it does, a
+  `node.toml` refuses a privacy budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from math import exp, inf, log
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from p2pfl.errors import ConfigurationError, RunError, must_be, needs_extra
+from p2pfl.policy import PlannedTraining, Policy, planned_training
+from p2pfl.queries import Query, Train
+from p2pfl.random_streams import RandomStreams
+from p2pfl.update_rules import Mechanism, Rule, Steps, TrainSubset
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+RULES = (Steps, TrainSubset)  # whose steps are along the gradient at the node's own model
+LEAST_NOISE, MOST_NOISE = 0.3, 1e6  # less noise than the least costs the accountant much memory, and protects little
+FINE, COARSE = 1e-4, 1e-3  # width of the cells of a privacy loss; a wider one gives a greater epsilon
+FEW_STEPS = 1000  # up to which coarse cells raise epsilon by less than a thousandth
+CLOSE = 2e-3  # share of a planned epsilon that may stay unused
+TRIES = 60
+DRAWN = 2**11  # draws of samples that are made at once
+ORDERS = (*range(2, 64), 80, 128, 256, 512)  # of Renyi divergences
+
+
+class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Privacy budget of a node.
+
+    Attributes:
+        epsilon: the budget for all that the node releases in a run; 0 is no privacy.
+        delta: probability with which the bound may fail; it should be less than 1 / samples.
+        clip: greatest norm of a sample's gradient.
+        validation: whether the owner declares the validation samples `public`. If they are `private`, nothing looks at
+            them.
+        when_spent: what a node does that may not train any more: `merge`, go on without training, or `stop`, end its
+            rounds and serve its last model.
+    """
+
+    epsilon: float = 0.0
+    delta: float = 1e-5
+    clip: float = 1.0
+    validation: Literal["private", "public"] = "private"
+    when_spent: Literal["merge", "stop"] = "merge"
+
+    def check(self, key: str = "privacy") -> None:
+        """Raise ConfigurationError for an invalid value; `key` names the table."""
+        if not 0 <= self.epsilon < inf:
+            raise must_be(f"{key}.epsilon", "0 (no privacy) or more, and finite", self.epsilon)
+        if not 0 < self.delta < 1:
+            raise must_be(f"{key}.delta", "above 0 and below 1", self.delta)
+        if not 0 < self.clip < inf:
+            raise must_be(f"{key}.clip", "above 0, and finite", self.clip)
+
+
+class PrivacyPlan(NamedTuple):
+    """What the trainings of one node do, and how many steps they may make.
+
+    Attributes:
+        rate: q, probability with which a sample enters a step.
+        steps: the planned steps of the whole run, which spend the budget.
+        mechanism: the clip, and the noise.
+    """
+
+    privacy: Privacy
+    rate: float
+    steps: int
+    mechanism: Mechanism
+
+    def epsilon(self, steps: int) -> float:
+        """Return what some steps spend."""
+        return epsilon_of(self.rate, self.mechanism.noise, steps, self.privacy.delta)
+
+
+def plan_privacy(privacy: Privacy, planned: PlannedTraining, n_samples: int, batch_size: int) -> PrivacyPlan:
+    """Return the plan of a node.
+
+    Raises:
+        ConfigurationError: no step is planned, or no noise suffices.
+        MissingRequirementError: dp-accounting is not installed.
+    """
+    steps = planned.passes * _steps_of_pass(n_samples, batch_size) + planned.steps
+    if steps < 1:
+        raise ConfigurationError(
+            "a privacy budget is planned for a number of rounds with trainings, but none is planned; set rounds", "privacy"
+        )
+    rate = rate_of(n_samples, batch_size)
+    noise = noise_for(privacy.epsilon, privacy.delta, rate, steps)
+    return PrivacyPlan(privacy, rate, steps, Mechanism(privacy.clip, noise))
+
+
+def check_policy(privacy: Privacy | None, policy: Policy, rounds: int) -> PlannedTraining:
+    """Return what a policy plans to train.
+
+    Args:
+        privacy: the budget of its node; None if only other nodes have one.
+
+    Raises:
+        ConfigurationError: the policy may release more than models that were trained privately.
+    """
+    planned, name = planned_training(policy, rounds), type(policy).__name__
+    if isinstance(planned, str):
+        raise ConfigurationError(f"the policy {name} is refused under a privacy budget: {planned}", "privacy", "policy")
+    if planned.validates and privacy is not None and privacy.validation != "public":
+        raise ConfigurationError(
+            f"the policy {name} selects by validation data, which a privacy budget does not protect; declare them with"
+            ' privacy.validation = "public" if they are, or take another policy',
+            "privacy",
+            "policy",
+        )
+    return planned
+
+
+# Steps and draws, alike for all learners
+
+
+def rate_of(n_samples: int, batch_size: int) -> float:
+    """Return the probability with which a sample enters a step."""
+    return min(1.0, batch_size / n_samples)
+
+
+def steps_of(query: Train, n_samples: int, batch_size: int) -> int:
+    """Return the number of steps of a training under a privacy budget."""
+    each = _steps_of_pass(n_samples, batch_size)
+    return min(query.rule.steps, each) if isinstance(query.rule, Steps) else query.epochs * each
+
+
+def _steps_of_pass(n_samples: int, batch_size: int) -> int:
+    return -(-n_samples // batch_size)
+
+
+def check_rule(rule: Rule | None) -> None:
+    """Raise ConfigurationError for an update rule whose steps are not private."""
+    if rule is not None and not isinstance(rule, RULES):
+        raise ConfigurationError(
+            f"the update rule {type(rule).__name__} reads the data in more than clipped gradients at the node's model, and"
+            " is refused under a privacy budget",
+            "privacy",
+            "policy",
+        )
+
+
+class StepDraws:
+    """Draws of one private training: the samples of each step, and the noise.
+
+    Both come from (seed, node, round, purpose), each from a generator of its own.
+    """
+
+    def __init__(self, streams: RandomStreams, query: Train, n_samples: int, batch_size: int) -> None:
+        self.steps = steps_of(query, n_samples, batch_size)
+        self.expected = float(min(batch_size, n_samples))
+        self._n, self._rate = n_samples, rate_of(n_samples, batch_size)
+        self._samples = streams.generator(query.round, f"{query.purpose} samples")
+        self._noise = streams.generator(query.round, f"{query.purpose} noise")
+        self._drawn: Iterator[np.ndarray] = iter(())
+
+    def batch(self) -> np.ndarray:
+        """Return the samples of the next step, ascending; int64 [b], b >= 0."""
+        found = next(self._drawn, None)
+        if found is None:  # some steps at once, which takes less time, to the same draws
+            taken = self._samples.random((max(1, DRAWN // self._n), self._n)) < self._rate
+            steps, samples = np.nonzero(taken)
+            self._drawn = iter(np.split(samples, np.searchsorted(steps, np.arange(1, len(taken)))))
+            found = next(self._drawn)
+        return found
+
+    def noise(self, out: np.ndarray) -> None:
+        """Write the standard normal noise of the next step; `out` is float32 [P], contiguous."""
+        self._noise.standard_normal(dtype=np.float32, out=out)
+
+
+def clip_factors(norms: Any, clip: float) -> Any:
+    """Return the factors of gradients of these norms, an array of NumPy: at most 1, and 0 for a norm that is not finite."""
+    return np.where(np.isfinite(norms), clip / np.maximum(norms, clip), 0.0).astype(np.float32)
+
+
+# The ledger of a node
+
+
+class PrivacyTracker:
+    """Ledger of the steps of one node's trainings.
+
+    Attributes:
+        plan: the plan, and with it the budget.
+        steps: number of steps so far; it counts a training before it begins.
+        refused: number of trainings that the budget has refused.
+        refusal: reason of the last one; "" if the budget has refused none.
+    """
+
+    def __init__(self, plan: PrivacyPlan, batch_size: int) -> None:
+        self.plan = plan
+        self.steps = 0
+        self.refused = 0
+        self.refusal = ""
+        self._batch_size = batch_size
+
+    @property
+    def epsilon(self) -> float:
+        """What the steps so far have spent."""
+        return self.plan.epsilon(self.steps)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the node ends its rounds, because its budget has refused a training."""
+        return self.refused > 0 and self.plan.privacy.when_spent == "stop"
+
+    def check(self, query: Query[Any]) -> None:
+        """Raise ConfigurationError if an answer to a policy's query would tell more than the budget accounts for."""
+        if isinstance(query, Train):
+            check_rule(query.rule)
+            return
+        public = self.plan.privacy.validation == "public"
+        reads = query.reads
+        if reads and not (reads == "validation" and public):
+            what = f"the policy's query {type(query).__name__} reads the {reads} data"
+            remedy = '; declare them with privacy.validation = "public" if they are' if reads == "validation" else ""
+            raise ConfigurationError(f"{what} and is refused under a privacy budget{remedy}", "privacy", "policy")
+
+    def admit(self, query: Train, n_samples: int) -> Train | None:
+        """Charge a training and return it with the mechanism; None if its steps are more than the budget has left."""
+        steps = steps_of(query, n_samples, self._batch_size)
+        if self.steps + steps > self.plan.steps:
+            self.refused += 1
+            self.refusal = f"the privacy budget is spent: {self.steps} of {self.plan.steps} steps"
+            return None
+        self.steps += steps
+        return msgspec.structs.replace(query, mechanism=self.plan.mechanism)
+
+
+# The accountant
+
+
+@lru_cache(maxsize=4096)
+def epsilon_of(rate: float, noise: float, steps: int, delta: float) -> float:
+    """Return the epsilon of steps of the subsampled Gaussian mechanism: an upper bound, close to the exact value.
+
+    Args:
+        rate: probability with which a sample enters a step; see `rate_of`.
+        noise: standard deviation of the noise, divided by the clip.
+
+    Raises:
+        MissingRequirementError: dp-accounting is not installed.
+    """
+    if not steps:
+        return 0.0
+    losses = _losses(rate, noise, COARSE if steps <= FEW_STEPS else FINE)
+    return float(losses.self_compose(steps).get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=64)
+def _losses(rate: float, noise: float, width: float) -> PrivacyLossDistribution:
+    """Return the distribution of the privacy loss of one step."""
+    with needs_extra("a privacy budget"):
+        from dp_accounting.pld import privacy_loss_distribution
+
+        return privacy_loss_distribution.from_gaussian_mechanism(
+            noise, sampling_prob=rate, value_discretization_interval=width
+        )
+
+
+def epsilon_by_renyi(rate: float, noise: float, steps: int, delta: float) -> float:
+    """Return the epsilon of the same steps by Renyi divergences (Mironov 2017): a looser bound; see `epsilon_of`."""
+    with needs_extra("a privacy budget"):
+        import dp_accounting
+        from dp_accounting.rdp import rdp_privacy_accountant
+
+        accountant = rdp_privacy_accountant.RdpAccountant(ORDERS)
+        step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+        accountant.compose(dp_accounting.SelfComposedDpEvent(step, steps))
+        return float(accountant.get_epsilon(delta))
+
+
+@lru_cache(maxsize=4096)
+def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
+    """Return the least noise, to four digits, with which steps spend at most `epsilon`; see `epsilon_of`.
+
+    Raises:
+        ConfigurationError: no noise suffices.
+        RunError: the two bounds contradict each other.
+    """
+    low, high = LEAST_NOISE, 1.0
+    if epsilon_of(rate, low, steps, delta) <= epsilon:
+        return low
+    while (spent := epsilon_of(rate, high, steps, delta)) > epsilon:
+        low, high = high, 2 * high
+        if high > MOST_NOISE:
+            raise ConfigurationError(
+                f"no noise keeps {steps} steps within epsilon = {epsilon:g} at delta = {delta:g}; raise privacy.epsilon, or"
+                " plan fewer rounds",
+                "privacy",
+            )
+    below = epsilon_of(rate, low, steps, delta)
+    for _ in range(TRIES):  # epsilon is nearly a power of the noise: a secant of the logarithms, kept within the bracket
+        if spent >= epsilon * (1 - CLOSE) or high / low < 1 + CLOSE / 10:
+            break
+        share = log(max(below, 1e-300) / epsilon) / log(max(below, 1e-300) / max(spent, 1e-300))
+        tried = _rounded(exp(log(low) + min(0.9, max(0.1, share * (1 + CLOSE))) * log(high / low)))
+        if not low < tried < high:
+            break
+        found = epsilon_of(rate, tried, steps, delta)
+        if found > epsilon:
+            low, below = tried, found
+        else:
+            high, spent = tried, found
+    looser = epsilon_by_renyi(rate, high, steps, delta)
+    if spent > looser * (1 + CLOSE) + COARSE:
+        raise RunError(f"the bounds of the privacy loss contradict each other: {spent:.6g} by PLD, {looser:.6g} by RDP")
+    return high
+
+
+def _rounded(noise: float) -> float:
+    """Return a number of four digits: the last ones of a search differ between machines."""
+    return float(f"{noise:.4g}")
