@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
@@ -44,17 +44,20 @@ from p2pfl.learning.kernels.kernel import VmapKernel, kernel_for
 from p2pfl.learning.losses import of_each
 from p2pfl.learning.modules import computes_alike
 from p2pfl.learning.optimizers import LastingState, at_round, lasting
+from p2pfl.learning.private_training import Node, PrivateTraining
 from p2pfl.learning.row_randomness import RowGenerators
 from p2pfl.learning.rule_gradients import most_steps, plan, shared_values
 from p2pfl.learning.torch_learner import TorchLearner, batch_sizes, check_batches, evaluation_seed, least_batch, module_seed
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.parameters import Parameters, weighted_mean
+from p2pfl.privacy import steps_of
 from p2pfl.queries import Clip, Combine, Evaluate, Loss, Losses, Mean, NodeQuery, R, Split, Train
 from p2pfl.random_streams import RandomStreams, permutations
 from p2pfl.robust.batches import Rows, clip_together, combine_together
 from p2pfl.robust.candidates import Combined
 from p2pfl.update_rules import Mixture, Scalarised
 
+PRIVATE_PART = 2**18  # values of models trained at once with private steps, which need more memory
 PART = 2**20  # values of models trained at once: 4 MiB, which fit into the cache
 CHUNK = 2**19  # values of inputs on which candidates are evaluated at once: 2 MiB
 LARGEST_MIX = 2**26  # values of different models that are copied to be averaged together, 256 MiB
@@ -270,11 +273,12 @@ class BatchedLearner:
         results: list[Parameters] = [np.empty(0, np.float32)] * len(queries)
         groups = defaultdict(list)
         keeps = lasting(self._task.optimizer)  # each purpose has its own state
+        counts = self._data["train"].counts
         for k, query in enumerate(queries):
             key = None if query.rule is None else query.rule.batch_key
             together = occasion(query) if keeps else query.proximal is None
-            groups[query.epochs, together, key, self._rate(query.round)].append(k)
-        counts = self._data["train"].counts
+            steps = -1 if query.mechanism is None else steps_of(query, int(counts[nodes[k]]), self._task.batch_size)
+            groups[query.epochs, together, key, self._rate(query.round), steps].append(k)
         for ks in groups.values():
             if not self._equal_counts:  # most batches first: the nodes with a full batch left are then at the front
                 full = self._full_batches(counts, queries[ks[0]])
@@ -297,6 +301,10 @@ class BatchedLearner:
         start = self._means.stack([query.params for query in queries])
         new = torch.empty_like(start)
         size = len(nodes)
+        if queries[0].mechanism is not None:
+            self._train_privately(nodes, queries, start, new)
+            self._trained = RowCache(new)
+            return self._trained.rows
         least = self.kernel.alignment
         if self._device.type == "cpu" and least and self._equal_counts:
             size = max(least, PART // start.shape[1] // least * least)
@@ -304,6 +312,30 @@ class BatchedLearner:
             self._train_part(nodes[first:end], queries[first:end], start[first:end], new[first:end])
         self._trained = RowCache(new)
         return self._trained.rows
+
+    def _train_privately(self, nodes: list[int], queries: list[Train], start: Tensor, new: Tensor) -> None:
+        """Train models as `_train_part` does, with private steps; they agree in the number of steps, too."""
+        planned, purpose = at_round(self._task.optimizer, queries[0].round), occasion(queries[0])
+        size = max(1, PRIVATE_PART // start.shape[1])
+        for part in (slice(first, first + size) for first in range(0, len(nodes), size)):
+            asked = [
+                Node(query, self._streams[k], *self._data["train"].samples(k), module_seed(self._streams[k], query))
+                for k, query in zip(nodes[part], queries[part], strict=True)
+            ]
+            new[part], state = self._private.train(asked, start[part], self._lasting.start(planned, purpose, nodes[part]))
+            self._lasting.keep(purpose, nodes[part], planned, state)
+        self._check_finite(nodes, queries, new)
+
+    @cached_property
+    def _private(self) -> PrivateTraining:
+        return PrivateTraining(self._task, self._device, self._shared, self._streams[0].seed)
+
+    def _check_finite(self, nodes: list[int], queries: list[Train], new: Tensor) -> None:
+        """Raise DivergenceError for the first model with values that are not finite."""
+        finite = new.sum(1).isfinite()
+        if not (self._lenient or finite.all()):
+            first = int((~finite).nonzero()[0])
+            raise DivergenceError(self._streams[nodes[first]].name, queries[first].round)
 
     def _train_part(self, nodes: list[int], queries: list[Train], start: Tensor, new: Tensor) -> None:
         """Train the models `start`, [K, P], as `_train_alike` does; the results are written into `new`, [K, P]."""
@@ -351,10 +383,7 @@ class BatchedLearner:
         if isinstance(self.kernel, VmapKernel):
             self.kernel.check_unchanged()
         self._lasting.keep(occasion(queries[0]), nodes, optimizer, training.state)
-        finite = new.sum(1).isfinite()
-        if not (self._lenient or finite.all()):
-            first = int((~finite).nonzero()[0])
-            raise DivergenceError(self._streams[nodes[first]].name, queries[first].round)
+        self._check_finite(nodes, queries, new)
 
     def _orders(self, nodes: list[int], queries: list[Train], batch_size: int, epochs: int) -> Iterator[Orders]:
         """Yield the order of the samples of each node for each epoch; int64 [K, n] if all have equally many."""
@@ -553,7 +582,7 @@ class BatchedLearner:
 
 def _is_plain(query: Train, first: Train) -> bool:
     """Return whether a training has no rule and no proximal term, and otherwise the options of `first`."""
-    plain = query.rule is None and query.proximal is None
+    plain = query.rule is None and query.proximal is None and query.mechanism is None
     return plain and (query.round, query.epochs, query.purpose) == (first.round, first.epochs, first.purpose)
 
 

@@ -26,10 +26,11 @@ from p2pfl.learning.optimizers import SGD, at_round, check_batch_size
 from p2pfl.multiobjective.scalarisation import DifferentiateObjectives
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.prediction_mixing import PredictionMixer
+from p2pfl.privacy import StepDraws, check_rule, clip_factors
 from p2pfl.queries import Evaluate, Loss, Query, Split, Train
 from p2pfl.random_streams import RandomStreams, federation_streams
 from p2pfl.task import Task
-from p2pfl.update_rules import Descent, Mixture, Rule, Steps, TrainSubset
+from p2pfl.update_rules import Descent, Mechanism, Mixture, Rule, Steps, TrainSubset
 
 KNOWN_RULES = (Descent, Steps, TrainSubset)
 LossWithGradient = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -51,12 +52,14 @@ class DenseLearner(Learner):
         self.streams = streams
         self._velocities: dict[str, np.ndarray] = {}  # of a lasting optimiser, by the occasion of the training
 
-    @answers(Train, Rule)
+    @answers(Train, Rule, Mechanism)
     def _train(self, query: Train) -> Parameters:
         rule = query.rule
+        if query.mechanism is not None:
+            check_rule(rule)
         if rule is not None and not isinstance(rule, KNOWN_RULES):
             _refuse(f"the policy's update rule {type(rule).__name__}")
-        x, y = self.task.data["train"]
+        x, _ = self.task.data["train"]
         optimizer, batch_size, epochs = at_round(self.task.optimizer, query.round), self.task.batch_size, query.epochs
         assert isinstance(optimizer, SGD)
         if isinstance(rule, Descent):
@@ -66,9 +69,11 @@ class DenseLearner(Learner):
         params = query.params.copy()
         moves = self._moved_by(rule)
         velocity = self._first_velocity(optimizer, occasion(query))
-        order = orders(self.streams, query.round, query.purpose, n=len(x), batch_size=batch_size, epochs=epochs)
-        for index in islice(_batches(order, batch_size), rule.steps if isinstance(rule, Steps) else None):
-            step = self.task.network.gradient(params, x[index], y[index], self.task.loss)
+        if query.mechanism is None:
+            steps = self._gradients(params, query, batch_size=batch_size, epochs=epochs)
+        else:
+            steps = self._private_gradients(params, query, query.mechanism)
+        for step in steps:
             if query.proximal is not None:
                 mu, anchor = query.proximal
                 step += np.float32(mu) * ((params - anchor) * self._shared)
@@ -84,6 +89,26 @@ class DenseLearner(Learner):
         if optimizer.lasting and velocity is not None and np.isfinite(velocity.sum()):
             self._velocities[occasion(query)] = velocity
         return params
+
+    def _gradients(self, params: Parameters, query: Train, *, batch_size: int, epochs: int) -> Iterator[Parameters]:
+        """Yield the gradient of each step at `params`, which the steps change in place."""
+        (x, y), rule = self.task.data["train"], query.rule
+        order = orders(self.streams, query.round, query.purpose, n=len(x), batch_size=batch_size, epochs=epochs)
+        for index in islice(_batches(order, batch_size), rule.steps if isinstance(rule, Steps) else None):
+            yield self.task.network.gradient(params, x[index], y[index], self.task.loss)
+
+    def _private_gradients(self, params: Parameters, query: Train, mechanism: Mechanism) -> Iterator[Parameters]:
+        """Yield the noisy gradient of each step of a private training; see p2pfl.privacy."""
+        x, y = self.task.data["train"]
+        draws = StepDraws(self.streams, query, len(x), self.task.batch_size)
+        noise = np.empty_like(params)
+        for _ in range(draws.steps):
+            index = draws.batch()
+            total = self.task.network.clipped_sum(params, x[index], y[index], self.task.loss, mechanism.clip)
+            draws.noise(noise)
+            total += noise * np.float32(mechanism.noise * mechanism.clip)
+            total /= np.float32(draws.expected)
+            yield total
 
     def state(self) -> dict[str, np.ndarray]:
         """Return a copy of what lasts from one training to the next: the velocity of SGD with `lasting`."""
@@ -310,6 +335,35 @@ class DenseNetwork:
                 slope = slope @ layers[k][0]
                 slope *= activations[k] > 0
         return gradient
+
+    def clipped_sum(
+        self, params: Parameters, x: np.ndarray, y: np.ndarray, loss: LossWithGradient, clip: float
+    ) -> Parameters:
+        """Return the sum of the gradients of single samples at a model, each scaled to a norm of at most `clip`; [P].
+
+        The gradient of a sample in a layer is the product of its slope and its input, so that norms need no gradients
+        (Goodfellow 2015).
+        """
+        total = np.zeros_like(params)
+        if not len(x):
+            return total
+        layers, own = self._layers(params), self._layers(total)
+        inputs = self._forward(layers, x)
+        _, slope = loss(inputs.pop(), y)
+        slopes = [slope]
+        for k in reversed(range(1, len(layers))):
+            slope = slope @ layers[k][0]
+            slope *= inputs[k] > 0
+            slopes.insert(0, slope)
+        squares = np.zeros(len(x), np.float32)
+        for slope, each in zip(slopes, inputs, strict=True):
+            squares += np.square(slope).sum(axis=1) * (np.square(each).sum(axis=1) + np.float32(1))
+        factors = clip_factors(np.sqrt(squares), clip)[:, None]
+        for k, (slope, each) in enumerate(zip(slopes, inputs, strict=True)):
+            scaled, kept = np.where(factors > 0, slope * factors, 0), np.where(factors > 0, each, 0)  # not 0 times infinity
+            np.matmul(scaled.T, kept, out=own[k][0])
+            scaled.sum(axis=0, out=own[k][1])
+        return total
 
     def _layers(self, params: Parameters) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return views of the weight and the bias of each layer."""

@@ -37,6 +37,7 @@ from p2pfl.learning.losses import cross_entropy
 from p2pfl.learning.module_probe import is_plain
 from p2pfl.learning.modules import seeded
 from p2pfl.learning.optimizers import LastingState, Optimizer, State, at_round
+from p2pfl.learning.private_training import Node, PrivateTraining
 from p2pfl.learning.rule_gradients import follow, most_steps, plan, resting, shared_values
 from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.multiobjective.preferences import Preference
@@ -45,7 +46,7 @@ from p2pfl.parameters import Parameters, plain_sum
 from p2pfl.prediction_mixing import KnnDatastore, ModelEnsemble, PredictionMixer, knn_mixed_logits
 from p2pfl.queries import Evaluate, Loss, Split, Train
 from p2pfl.random_streams import RandomStreams
-from p2pfl.update_rules import Lookahead, Mixture, Rule, Scalarised, TrainSubset, Weighted
+from p2pfl.update_rules import Lookahead, Mechanism, Mixture, Rule, Scalarised, TrainSubset, Weighted
 
 Place = tuple[str, int, int, tuple[int, ...]]  # name, start, stop and shape of a tensor in the flat vector
 
@@ -93,6 +94,23 @@ class TorchLearner(Learner):
     @cached_property
     def _shared(self) -> Tensor | None:
         return shared_values(self.task.layout, self.device)
+
+    @cached_property
+    def _private(self) -> PrivateTraining:
+        return PrivateTraining(self.task, self.device, self._shared, self.streams.seed)
+
+    @answers(Mechanism)
+    @torch.no_grad()
+    def _train_privately(self, query: Train) -> Parameters:
+        node = Node(query, self.streams, *self.data["train"], module_seed(self.streams, query))
+        planned, purpose = at_round(self.task.optimizer, query.round), occasion(query)
+        start = torch.tensor(query.params, device=self.device).unsqueeze(0)
+        models, state = self._private.train([node], start, self._lasting.start(planned, purpose, [0]))
+        if not models.sum().isfinite():
+            raise DivergenceError(self.streams.name, query.round)
+        self._lasting.keep(purpose, [0], planned, state)
+        trained: Parameters = models[0].cpu().numpy()
+        return trained
 
     @answers(Train, Rule)
     def _train(self, query: Train) -> Parameters:
