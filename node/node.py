@@ -43,6 +43,7 @@ from p2pfl.node.settings import End, Settings, Used, check_policy
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters, detached, problem
 from p2pfl.policy import Budget, Coordinated, Merge, Policy, Stage, asks_scores, check_stage, fetches_fragments, memory_of
+from p2pfl.privacy import PrivacyPlan, PrivacyTracker
 from p2pfl.queries import Evaluate, Split
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Task, batch_size_of
@@ -90,6 +91,7 @@ class Node:
         resume_after: the newest round whose model of this node peers hold; it continues after that round.
         end: seconds and bytes of rounds after which the node ends before all of its rounds; no limit by default.
         rounds: the graph of each round; None if the topology is the same in all rounds.
+        privacy: the plan of the node's privacy budget; None without one.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Node:
         resume_after: int = 0,
         end: End = End(),  # noqa: B008 (it is frozen)
         rounds: NamedSchedule | None = None,
+        privacy: PrivacyPlan | None = None,
     ) -> None:
         settings.check()
         check_stage(policy)
@@ -149,6 +152,7 @@ class Node:
             robust=settings.robust,
             lenient=lenient,
             batch_size=batch_size_of(task),
+            privacy=None if privacy is None else PrivacyTracker(privacy, batch_size_of(task)),
         )
         self.peers = NodePeers(
             self.me,
@@ -172,15 +176,26 @@ class Node:
 
     @property
     def done(self) -> bool:
-        """Return whether the node has finished: all rounds are done, it has stopped early, or its `end` is reached."""
-        return self.me.round >= self.settings.rounds or self.early_stopping.stop or bool(self.end_reached)
+        """Return whether the node has finished: all rounds are done, it has stopped early, or a limit ends its rounds."""
+        ended = bool(self.end_reached or self._spent_privacy)
+        return self.me.round >= self.settings.rounds or self.early_stopping.stop or ended
+
+    @property
+    def _spent_privacy(self) -> str:
+        """The reason why the privacy budget ends the rounds; "" if it does not."""
+        privacy = self.me.privacy
+        return "" if privacy is None or not privacy.ended else privacy.refusal
 
     @property
     def why_early(self) -> str:
         """The reason why the node has ended before all of its rounds; "" if it has not."""
         if self.me.round >= self.settings.rounds or not self.done:
             return ""
-        return self.end_reached or f"no model was better for {plural(self.settings.patience, 'round')} (patience)"
+        return (
+            self.end_reached
+            or self._spent_privacy
+            or f"no model was better for {plural(self.settings.patience, 'round')} (patience)"
+        )
 
     @property
     def used(self) -> Used:
@@ -357,6 +372,10 @@ class Node:
         memory = memory_of(self.policy)
         if memory is not None:
             memory = memory.complete(self.me.private_parameters.whole)
+        privacy = self.me.privacy
+        if privacy is not None and privacy.plan.privacy.validation == "private":
+            # nothing looks at them: the round in which a node stops, and its best model, would tell about them
+            return self.trainer.submit(Evaluate(models, ("test",), memory))
         return self.trainer.submit(Evaluate(models, SPLITS, memory))
 
     def _reported_parameters(self) -> Parameters:

@@ -26,6 +26,7 @@ from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Layout, Parameters, PrivateParameters, detached
 from p2pfl.policy import Assignment, Budget, Extras, Fragment, Stage, Submission, Update, relative_losses
+from p2pfl.privacy import PrivacyTracker
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.payload import encode_extras
 from p2pfl.queries import Clip, Query, R, Train
@@ -78,6 +79,7 @@ class Me(policy.Me):
 
     Attributes:
         training: the tracker of its trainings, and of their budget.
+        privacy: the ledger of its privacy budget; None without one.
         pauses: whether a refused training lasts as long as a mean one: nobody paces an asynchronous node, which would
             begin one round after another.
     """
@@ -96,6 +98,7 @@ class Me(policy.Me):
         "observers",
         "params",
         "pauses",
+        "privacy",
         "private_parameters",
         "robust",
         "round",
@@ -120,6 +123,7 @@ class Me(policy.Me):
         robust: Robust = "none",
         lenient: bool = False,
         batch_size: int = 0,
+        privacy: PrivacyTracker | None = None,
     ) -> None:
         self.id = id
         self.observers: Sequence[Observer] = ()
@@ -136,6 +140,7 @@ class Me(policy.Me):
         self.budget = budget
         self.batch_size = batch_size
         self.training = TrainingTracker(budget, trainer.used, trainer.joules)
+        self.privacy = privacy
         self.pauses = False
         self.round = 0
         self.rounds = rounds
@@ -155,13 +160,18 @@ class Me(policy.Me):
         return self.training.left(query.samples(self.n_samples, self.batch_size))
 
     def compute(self, query: Query[R]) -> Awaitable[R]:
+        if self.privacy is not None:
+            self.privacy.check(query)
         if not isinstance(query, Train):
             return self._ask(query)
         samples = query.samples(self.n_samples, self.batch_size)
-        if not self.training.admits(samples):
+        admitted: Train | None = query if self.training.admits(samples) else None
+        if admitted is not None and self.privacy is not None:
+            admitted = self.privacy.admit(admitted, self.n_samples)
+        if admitted is None:
             return cast("Awaitable[R]", _untrained(query.params, self.training.mean_seconds if self.pauses else 0.0))
         self.training.charge(samples)
-        return cast("Awaitable[R]", self._train_leniently(query) if self.lenient else self._ask(query))
+        return cast("Awaitable[R]", self._train_leniently(admitted) if self.lenient else self._ask(admitted))
 
     def _ask(self, query: Query[R]) -> Awaitable[R]:
         """Return the trainer's answer to a query, which is completed with the private part if there is one."""

@@ -141,7 +141,7 @@ def plan_privacy(privacy: Privacy, planned: PlannedTraining, n_samples: int, bat
     return PrivacyPlan(privacy, rate, steps, Mechanism(privacy.clip, noise))
 
 
-def check_policy(privacy: Privacy | None, policy: Policy, rounds: int) -> PlannedTraining:
+def check_private_policy(privacy: Privacy | None, policy: Policy, rounds: int) -> PlannedTraining:
     """Return what a policy plans to train.
 
     Args:

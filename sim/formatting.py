@@ -44,6 +44,9 @@ def decimals(values: Iterable[float | None], spreads: Iterable[float | None] = (
     return min(max(min(first + 1, limit), first, 0), MOST_DECIMALS)
 
 
+EPSILON = "epsilon: what the released models of a node may tell about one training sample, the greatest of a node in a run"
+
+
 def number(value: float | None, places: int | None = None) -> str:
     """Format a number; "" if it is not a number.
 

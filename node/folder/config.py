@@ -295,7 +295,12 @@ def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
     if missing := [key for key in ("name", "listen") if key not in table]:
         raise ConfigurationError(f"{path}: {missing[0]} is missing; {CONFIG_REMEDY}")
     with name_source(str(path), [toml_tables.parse_change(change)[0] for change in changes]):
-        config = bind(toml_tables.with_changes(table, changes), NodeConfig)
+        whole = toml_tables.with_changes(table, changes)
+        if "privacy" in whole:  # its noise would follow from the federation's seed, which all members know
+            raise ConfigurationError(
+                "nodes have no privacy budget yet, only simulations have; remove the key privacy", "privacy"
+            )
+        config = bind(whole, NodeConfig)
         config.check()
         return config
 

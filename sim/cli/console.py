@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from p2pfl.sim.formatting import (
+    EPSILON,
     EQUAL,
     PARETO_OPTIMAL,
     R2,
@@ -41,9 +42,9 @@ def print_table(summary: Mapping[str, Any]) -> None:
     """Print the table of a summary.
 
     It has the bytes sent where codecs or runs are compared, the cost of reaching the target, and the metric at equal time,
-    bytes and trainings where asynchronous runs are compared. With devices it has trainings and joules of all nodes.
-    It also has the means of the nodes' groups or, without groups, the front of several objectives; the clusters; and a
-    paper's figures.
+    bytes and trainings where asynchronous runs are compared. With devices it has trainings and joules of all nodes, with
+    privacy budgets the greatest epsilon that a node has spent. It also has the means of the nodes' groups or, without
+    groups, the front of several objectives; the clusters; and a paper's figures.
     """
     from rich.table import Table
 
@@ -59,7 +60,9 @@ def print_table(summary: Mapping[str, Any]) -> None:
     stages = [stage for stage in STAGES if any(stage in row.get("stages", {}) for row in rows)]
     sent, costs = any("bytes" in row for row in rows), any("joules" in row.get("cost", {}) for row in rows)
     versus = _against(rows)
-    headings = [*stages, *(["MB sent"] if sent else []), *(["trainings", "joules"] if costs else []), *versus]
+    private = any("epsilon" in row for row in rows)
+    headings = [*stages, *(["epsilon"] if private else []), *(["MB sent"] if sent else [])]
+    headings += [*(["trainings", "joules"] if costs else []), *versus]
     headings += [f"rounds to {number(summary['target'])}", "virtual s", "MB"] if "target" in summary else []
     headings += (equal := measures_at(summary.get("equal", {}))).values()
     front = any(row.get("front") for row in rows)
@@ -84,6 +87,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
     for k, (row, run) in enumerate(zip(rows, names, strict=True)):
         deviation = [of_metric(row["std"])] if seeds > 1 else []
         cells = [of_metric(row["stages"].get(stage)) for stage in stages]
+        cells += [*([number(row.get("epsilon"), places=2)] if private else [])]
         cells += [*([f"{row['bytes'] / 1e6:.2f}"] if sent else []), *(_costs(row) if costs else [])]
         of_groups = [of_metric(row["per_group"][group]) if group in row.get("per_group", {}) else "" for group in groups]
         cells += [own[k] for own in versus.values()]
@@ -142,6 +146,8 @@ def _meanings(
         yield R2
     if "target" in summary and any(run.get("selected_by") != "last round" for run in summary["runs"]):
         yield target_meaning(metric, number(summary["target"]), any("mode" in run for run in summary["runs"]))
+    if any("epsilon" in row for row in rows):
+        yield EPSILON
     if "equal" in summary:
         yield EQUAL
     if front:

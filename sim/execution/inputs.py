@@ -296,7 +296,10 @@ def settings_of(job: Scenario, without: Collection[str]) -> dict[str, str]:
     Args:
         without: keys that do not count, for example because their values are paths of inputs.
     """
-    found = dict(_flatten("", msgspec.to_builtins(job, enc_hook=str)))
+    table = msgspec.to_builtins(job, enc_hook=str)
+    if not job.privacy.wanted:  # figures that were recorded before there was this key stay valid
+        del table["privacy"]
+    found = dict(_flatten("", table))
     return {key: value for key, value in {"p2pfl": __version__, **found}.items() if key not in {"paper", *without}}
 
 

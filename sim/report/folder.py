@@ -358,6 +358,7 @@ class Row(msgspec.Struct, frozen=True):
     against: Against | None = None
     reached: MeanReached | None = None
     equal: dict[str, float | None] = {}  # the metric at equal measures; see p2pfl.sim.results.summary_metrics
+    epsilon: float | None = None  # the greatest that a node has spent
     front: bool = False
     extra_metrics: dict[str, float | None] = {}
     seeds: int = 1

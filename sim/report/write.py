@@ -19,6 +19,7 @@ import numpy as np
 from p2pfl._util.atomic_files import reason, replace_file
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.formatting import (
+    EPSILON,
     EQUAL,
     PARETO_OPTIMAL,
     R2,
@@ -280,6 +281,8 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
     groups = list(dict.fromkeys(group for one in series for entry in one.entries for group in entry.test.per_group))
     for group in groups if 1 < len(groups) <= MOST_GROUPS else ():
         found[f"group {group}"] = of_metric(_of_group(one, group) for one in series)
+    if any(row.epsilon is not None for row in own):
+        found["epsilon"] = [number(row.epsilon, places=2) for row in own]
     found |= _costs(folder, series, own)
     for axis, head in measures_at(folder.summary.equal).items():
         found[head] = of_metric(row.equal.get(axis) for row in own)
@@ -355,6 +358,7 @@ def _meaning(series: Sequence[Series], heads: Collection[str]) -> str:
         words += f" T{target_meaning(series[0].metric, number(target), moments)[1:]}."
     if any(one.folder.summary.equal for one in series):
         words += f" {EQUAL[0].upper()}{EQUAL[1:]}."
+    words += f" {EPSILON[0].upper()}{EPSILON[1:]}." if "epsilon" in heads else ""
     return words + (f" * {PARETO_OPTIMAL}" if "front" in heads else "")
 
 

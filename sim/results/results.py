@@ -28,7 +28,7 @@ from p2pfl.queries import Split
 from p2pfl.sim import formatting
 from p2pfl.sim.columns import Table
 from p2pfl.sim.formatting import STAGES, count, number, setting, size
-from p2pfl.sim.results import costs, learning_curves, objectives, summary_metrics
+from p2pfl.sim.results import costs, learning_curves, objectives, privacy, summary_metrics
 from p2pfl.sim.results.learning_curves import draw_curves, total_sent
 from p2pfl.sim.results.objectives import on_front
 from p2pfl.sim.results.tables import (
@@ -349,6 +349,7 @@ def result_of(run: Run, models: bool = False) -> Result:
         "test_by_snapshot": summary_metrics.by_snapshot(rounds, metric, scenario.best_by, task.higher_is_better),
         "traffic": summary_metrics.traffic(run),
         "cost": costs.of_run(run, rounds),
+        **({"privacy": spent} if (spent := privacy.of_run(run)) else {}),
         "collaboration": summary_metrics.collaboration(edges, rounds, groups),
         "time": {
             "wall_s": round(run.wall_s, 4),
@@ -639,6 +640,8 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
         row["bytes"] = float(np.mean([total_sent(run["traffic"]) for run in mine]))
     if cost := costs.over_seeds(mine):
         row["cost"] = cost
+    if (spent := privacy.over_seeds(mine)) is not None:
+        row["epsilon"] = spent
     shares = [run.get("collaboration", {}).get("weight_within_group") for run in mine]
     if all(share is not None for share in shares):
         row["weight_within_group"] = float(np.mean(shares))

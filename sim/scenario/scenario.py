@@ -87,6 +87,7 @@ from p2pfl.sim.scenario.devices import SHIPPED as SHIPPED_DEVICES
 from p2pfl.sim.scenario.devices import Device, NodeFacts, Speed, assign, check_devices
 from p2pfl.sim.scenario.names import KINDS, given_names, module_folders, with_tables
 from p2pfl.sim.scenario.network import Budgets, Network, Range, check_number, check_range
+from p2pfl.sim.scenario.privacy import Privacies
 from p2pfl.sim.scenario.questions import Answer, base_of, check_answers
 from p2pfl.sim.scenario.topology import (
     FACTORIES,
@@ -262,6 +263,8 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
             p2pfl.sim.scenario.availability.
         budget: limits on what each node may receive, and on its trainings; a policy that requests more models ends the
             run, and a node whose trainings are used up goes on without them.
+        privacy: differential privacy of what nodes release: epsilon, delta and the clip, for all nodes, by group or by node;
+            see p2pfl.sim.scenario.privacy. By default none.
         attack: the attack of some nodes: a table with a `name`, the `share` of the nodes that attack (0.2 by default) or
             their numbers in `nodes`, and options of the attack; without it all nodes are honest.
         mean_model: whether to evaluate the mean of the honest nodes' models as well, and the mean of each group's models.
@@ -289,6 +292,7 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     availability: Availability = Availability()
     end: End = End()
     budget: Budgets = Budgets()
+    privacy: Privacies = Privacies()
     attack: dict[str, Any] | None = None
     mean_model: bool = False
     late_rounds: int = 0
@@ -321,6 +325,7 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 key,
             )
         self.budget.check()
+        self._check_privacy()
         if self.adaptive and self.fidelity == "modelled":
             raise ConfigurationError('adaptive = true needs fidelity = "wire"', "adaptive", "fidelity")
         if self.paper is not None and not isfinite(self.paper):
@@ -342,6 +347,15 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if found is not None and found.attack.targeted and self.fidelity == "wire":
             raise ConfigurationError(
                 'an attack that sends each victim another model needs fidelity = "modelled"', "attack", "fidelity"
+            )
+
+    def _check_privacy(self) -> None:
+        self.privacy.check_all(self.nodes)
+        if self.privacy.wanted and self.search is not None:
+            raise ConfigurationError(
+                "a search trains on the same data again and again, which no privacy budget covers; remove one of them",
+                "privacy",
+                "search",
             )
 
     def attack_plan(self) -> AttackPlan | None:
@@ -497,7 +511,7 @@ class ScenarioFile(FileKeys, frozen=True, kw_only=True):
             del table["varied"]
         if not run.network.links:
             del table["network"]["links"]
-        for key in ("end", "availability"):
+        for key in ("end", "availability", "privacy"):
             if getattr(run, key) == type(getattr(run, key))():
                 del table[key]
         for key in ("device", "by_group", "devices", "radio"):

@@ -89,6 +89,7 @@ def why_not(plan: RunPlan, first: Policy, backend: ComputeBackend, links: Links)
         (not isinstance(scenario.compute.slowdown, Sequence), "nodes differ in speed"),
         (len({(speed.pass_s, speed.sample_s, speed.device) for speed in plan.speeds}) == 1, "nodes differ in speed"),
         (not (scenario.budget.trainings or scenario.budget.joules), "trainings are limited"),
+        (not scenario.privacy.wanted, "nodes have privacy budgets"),
         (scenario.compute.seconds > 0, "training takes no time"),  # nodes of one time may then be in different rounds
         (scenario.attack is None, "nodes attack"),
         (scenario.robust == "none" and not scenario.distrust, "nodes protect themselves"),

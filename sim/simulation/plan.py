@@ -16,16 +16,21 @@ from p2pfl.cohort import IdsOfEach
 from p2pfl.compression.codecs import Codec, make_codec
 from p2pfl.data.partition.splits import FEW, check_separation, parts_of
 from p2pfl.errors import ConfigurationError
+from p2pfl.learning.dense import DenseTask
 from p2pfl.learning.optimizers import check_schedule
+from p2pfl.learning.private_training import check_private
 from p2pfl.learning.task_stack import TaskStack, different, each, samples_of, tasks_of
 from p2pfl.learning.torch_learner import choose_device
+from p2pfl.learning.torch_task import TorchTask
 from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.settings import check_policy
 from p2pfl.parameters import Parameters
 from p2pfl.policies import make_policy
 from p2pfl.policy import Policy, check_topology
+from p2pfl.privacy import PrivacyPlan, check_private_policy, plan_privacy
 from p2pfl.protocols.identity import Identity
 from p2pfl.random_streams import RandomStreams
+from p2pfl.robust.registry import make_rule, split_robust
 from p2pfl.sim.formatting import count
 from p2pfl.sim.scenario.availability import Presence
 from p2pfl.sim.scenario.devices import NodeFacts, Speed
@@ -135,6 +140,7 @@ class RunPlan:
         positions: coordinates by name, if latency depends on them.
         link_values: values of single links and nodes of the network.
         speeds: speed and power of each node.
+        privacy: the plan of each node's privacy budget, None for a node without one; empty if no node has one.
     """
 
     scenario: Scenario
@@ -147,6 +153,7 @@ class RunPlan:
     link_values: LinkValues
     speeds: Sequence[Speed]
     notes: tuple[str, ...]
+    privacy: Sequence[PrivacyPlan | None] = ()
 
     def links(self, seed: int) -> Links:
         """Return the network of a run with a seed."""
@@ -174,7 +181,7 @@ class RunPlan:
         Raises:
             ConfigurationError: it cannot run with the scenario's settings.
         """
-        found = make_policy(*split_name("policy", self.scenario.policy_of(self.tasks[node].public_info.get("group"))))
+        found = policy_of(self.scenario, self.tasks[node])
         refuse(self.scenario, found)
         check_policy(self.scenario, found)
         check_topology(found, self.topology.rounds is not None)
@@ -209,7 +216,8 @@ def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters 
     values = link_values(scenario.network, graph, Nodes(known_as, around.labels), around.neighbours)
     notes += values.notes
     notes += election_notes(scenario, known_as, encoder, Links(scenario.network, scenario.seed, positions, values))
-    notes = [*around.notes, *scarcity, *notes]
+    privacy, spoken = plan_of_privacy(scenario, tasks)
+    notes = [*around.notes, *scarcity, *notes, *spoken]
     return RunPlan(
         scenario,
         known_as,
@@ -221,6 +229,81 @@ def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters 
         values,
         speeds_of(scenario, known_as, tasks),
         tuple(notes),
+        privacy,
+    )
+
+
+def policy_of(scenario: Scenario, task: Task) -> Policy:
+    """Return a new policy for the node of a task."""
+    return make_policy(*split_name("policy", scenario.policy_of(task.public_info.get("group"))))
+
+
+def plan_of_privacy(scenario: Scenario, tasks: Sequence[Task]) -> tuple[list[PrivacyPlan | None], list[str]]:
+    """Return the plan of each node's privacy budget, [] if no node has one, and notes.
+
+    Raises:
+        ConfigurationError: a node cannot have its budget with its task, its policy, or the settings of the run.
+    """
+    if not scenario.privacy.wanted:
+        return [], []
+    groups = [group_of(task) for task in tasks]
+    scenario.privacy.check_groups(groups)
+    budgets = [scenario.privacy.of(k, group) for k, group in enumerate(groups)]
+    if not any(budgets):
+        return [], ["no node has a privacy budget: privacy.epsilon is 0 for all"]
+    plans: list[PrivacyPlan | None] = []
+    for task, privacy in zip(tasks, budgets, strict=True):
+        # of all nodes: one without a budget could ask another one for what its budget does not cover
+        planned = check_private_policy(privacy, policy_of(scenario, task), scenario.rounds)
+        if privacy is not None:
+            _check_private_run(scenario, privacy.validation == "public")
+            _check_private_task(task)
+        plans.append(None if privacy is None else plan_privacy(privacy, planned, task.n_samples, batch_size_of(task)))
+    pairs = zip(plans, tasks, strict=True)
+    loose = sum(found is not None and found.privacy.delta >= 1 / task.n_samples for found, task in pairs)
+    if not loose:
+        return plans, []
+    return plans, [
+        f"privacy.delta of {count(loose, 'node')} is 1 / samples or more: the bound may fail for a whole sample; lower it"
+    ]
+
+
+def _check_private_run(scenario: Scenario, public: bool) -> None:
+    """Raise ConfigurationError for settings that look at the validation data of a node with a privacy budget."""
+    if public:
+        return
+    remedy = 'declare the validation data with privacy.validation = "public" if they are'
+    if scenario.patience:
+        raise ConfigurationError(
+            f"early stopping (patience) looks at validation data, which a privacy budget does not protect; {remedy}, or set"
+            " patience = 0",
+            "patience",
+            "privacy",
+        )
+    rule = make_rule(scenario.robust)
+    if rule is not None and rule.needs_losses:
+        name, _ = split_robust(scenario.robust)
+        raise ConfigurationError(
+            f"the robust rule {name} takes losses on validation data, which a privacy budget does not protect; {remedy}, or"
+            " take another rule",
+            "robust",
+            "privacy",
+        )
+
+
+def _check_private_task(task: Task) -> None:
+    """Raise ConfigurationError for a task whose learner has no private steps."""
+    if isinstance(task, DenseTask) and type(task).learner is DenseTask.learner:
+        return
+    if isinstance(task, TorchTask) and type(task).learner is TorchTask.learner and type(task).stacked is Task.stacked:
+        check_private(task)
+        return
+    kind = type(task).__name__
+    raise ConfigurationError(
+        f"a privacy budget needs a task whose samples give gradients, such as p2pfl.classification or digits; {kind} is"
+        " refused",
+        "privacy",
+        "task",
     )
 
 

@@ -101,6 +101,7 @@ class Recorder(Observer):
             **{"bytes_in": np.int64, "bytes_out": np.int64, "models_in": np.int64},
             **{"trainings": np.int64, "samples": np.int64, "train_s": np.float64},
         )
+        self._private = Columns(round=np.int64, node=np.int64, steps=np.int64)  # of nodes with a privacy budget
         self._repeated: list[tuple[int, int, int]] = []  # (K, node, round): of the first K rows, a node's from a round on
         self._sent_last: dict[int, tuple[int, int]] = {}  # by node: the bytes after its last round
         self._edges = Columns(row=np.int64, round=np.int32, src=np.int32, dst=np.int32, weight=np.float32, bytes=np.int64)
@@ -169,6 +170,8 @@ class Recorder(Observer):
                 *(trained.trainings, trained.samples, trained.effort.seconds),
             )
         )
+        if node.me.privacy is not None:
+            self._private.append((round, place, node.me.privacy.steps))
         for src, size in zip(*self._got.pop(name, _NOTHING), strict=True):
             if (weight := weights.get(src, 0.0)) > 0:
                 self._edges.append((row, round, self._place[src], place, weight, size))
@@ -351,6 +354,17 @@ class Recorder(Observer):
             table[name][order] = np.where(begins, sums, np.diff(sums, prepend=0))
         table["train_s"] = np.round(table["train_s"], 9)  # a difference of sums is off in its last digits
         return table | self._metrics_table(table)
+
+    def private_steps(self, nodes: int) -> np.ndarray:
+        """Return the private steps of each node until the end of each round, int64 [rounds + 1, N]; see p2pfl.privacy.
+
+        Steps of a round that a node repeats count again: each of them was made.
+        """
+        table = self._private.table()
+        steps = np.zeros((int(table["round"].max(initial=0)) + 1, nodes), np.int64)
+        np.maximum.at(steps, (table["round"], table["node"]), table["steps"])
+        found: np.ndarray = np.maximum.accumulate(steps)
+        return found
 
     def waits(self) -> dict[str, int]:
         """Return how many `rounds` waited for a deadline, `of` all in the table of rounds: not those that were repeated."""

@@ -225,8 +225,13 @@ class Simulation:
         )
 
     def _notes_on_trainings(self) -> list[str]:
-        """Return a note if budgets of trainings or of joules were used up."""
+        """Return a note if budgets of trainings, of joules or of privacy were used up."""
         refused = [node for node in self.nodes.values() if node.me.training.refused]
+        private = [node.me.privacy for node in self.nodes.values()] if self.plan.privacy else []
+        if spent := [tracker for tracker in private if tracker is not None and tracker.refused]:
+            few = f"{len(spent)} of {plural(len(self.nodes), 'node')}"
+            then = "ended their rounds" if any(tracker.ended for tracker in spent) else "went on without training"
+            return [f"{few} had spent the privacy budget before the end: they {then}"]
         if not refused:
             return []
         few = f"{len(refused)} of {plural(len(self.nodes), 'node')}"
@@ -399,6 +404,7 @@ class Simulation:
             lenient=scenario.attack is not None,  # as on machines: one harmful model does not end the run
             end=End(bytes=scenario.end.bytes),  # the clock of the simulation ends its seconds
             rounds=plan.topology.rounds,
+            privacy=plan.privacy[k] if plan.privacy else None,
         )
         if scenario.attack is not None:
             node.me.most_diverged = inf

@@ -19,7 +19,7 @@ from p2pfl.privacy import (
     Privacy,
     PrivacyTracker,
     StepDraws,
-    check_policy,
+    check_private_policy,
     epsilon_by_renyi,
     epsilon_of,
     noise_for,
@@ -204,7 +204,7 @@ def test_policy_that_does_not_say_what_leaves_a_node_is_refused():
         pass
 
     with pytest.raises(ConfigurationError, match=r"the policy Similar is refused .* does not say what leaves a node"):
-        check_policy(Privacy(epsilon=8), Similar(), 10)
+        check_private_policy(Privacy(epsilon=8), Similar(), 10)
     with pytest.raises(ConfigurationError, match="the policy Dpfl selects by validation data"):
-        check_policy(Privacy(epsilon=8), make_policy("dpfl", {}), 10)
-    assert check_policy(Privacy(epsilon=8, validation="public"), make_policy("dpfl", {}), 10).validates
+        check_private_policy(Privacy(epsilon=8), make_policy("dpfl", {}), 10)
+    assert check_private_policy(Privacy(epsilon=8, validation="public"), make_policy("dpfl", {}), 10).validates

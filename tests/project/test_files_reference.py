@@ -81,6 +81,8 @@ DEVICES = {"joules"}  # column of rounds of nodes with devices
 PLACED = {
     "cost.joules", "cost.joules_by", "cost.devices", "cost.refused",
     "figure", "left_out", "mean_left_out", "of_nodes", "unanswered",
+    "epsilon", "privacy.nodes", "privacy.budget", "privacy.delta", "privacy.noise", "privacy.rate",
+    "privacy.validation", "privacy.epsilon", "privacy.by_round", "privacy.refused",
     "answers.dead", "test.without_data", "data.columns_not_listed",
 }  # fmt: skip
 

@@ -628,6 +628,10 @@ def test_status_shows_running_only_while_lock_is_held(capsys):
     ("change", "message"),
     [
         ("rouns=3", "command line: unknown key 'rouns'; did you mean 'rounds'?"),
+        (
+            "privacy.epsilon=8",
+            "command line: nodes have no privacy budget yet, only simulations have; remove the key privacy",
+        ),
         ("rounds=-3", "command line: rounds must be 0 or more, got -3"),
         ("budget.models=-3", "command line: a budget cannot be negative"),
         ("rounds=many", "command line: rounds must be a whole number, got 'many'"),

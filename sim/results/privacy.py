@@ -1,0 +1,59 @@
+"""What the nodes of a run have spent of their privacy budgets, by round; see p2pfl.privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from p2pfl.sim.simulation.simulation import Run
+
+TIMES = 10  # rounds, at equal distances, of which the spent epsilon is reported
+
+
+def of_run(run: Run) -> dict[str, Any]:
+    """Return the key `privacy` of a run in summary.json; {} if no node has a privacy budget.
+
+    It has the number of nodes with a budget; of these the least and the greatest budget, delta, noise and rate; whether
+    their validation data are `private` or `public`; `epsilon`, spent in the whole run: the greatest of a node, and the mean;
+    and the same after some rounds, `by_round`. `refused` are trainings that budgets have refused.
+    """
+    if not run.scenario.privacy.wanted:
+        return {}
+    trackers = {k: node.me.privacy for k, node in enumerate(run.nodes.values()) if node.me.privacy is not None}
+    if not trackers:
+        return {}
+    plans = {k: tracker.plan for k, tracker in trackers.items()}
+
+    def bounds(values: Sequence[float]) -> dict[str, float]:
+        return {"least": min(values), "greatest": max(values)}
+
+    rounds = run.recorder.private_steps(len(run.tasks))
+    last = len(rounds) - 1
+    shown = sorted({round(last * part / TIMES) for part in range(1, TIMES + 1)} - {0}) if last > 0 else []
+    by_round: dict[str, list[float]] = {"round": list(map(float, shown)), "greatest": [], "mean": []}
+    for at in shown:
+        spent = [plan.epsilon(int(rounds[at, k])) for k, plan in plans.items()]
+        by_round["greatest"].append(max(spent))
+        by_round["mean"].append(float(np.mean(spent)))
+    spent = [tracker.epsilon for tracker in trackers.values()]
+    found: dict[str, Any] = {
+        "nodes": len(trackers),
+        "budget": bounds([plan.privacy.epsilon for plan in plans.values()]),
+        "delta": bounds([plan.privacy.delta for plan in plans.values()]),
+        "noise": bounds([plan.mechanism.noise for plan in plans.values()]),
+        "rate": bounds([plan.rate for plan in plans.values()]),
+        "validation": sorted({plan.privacy.validation for plan in plans.values()}),
+        "epsilon": {"greatest": max(spent), "mean": float(np.mean(spent))},
+        "by_round": by_round,
+    }
+    if refused := sum(tracker.refused for tracker in trackers.values()):
+        found["refused"] = refused
+    return found
+
+
+def over_seeds(runs: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the greatest epsilon that a node has spent in a run of a row; None if a run has no node with a budget."""
+    spent = [run["privacy"]["epsilon"]["greatest"] for run in runs if "privacy" in run]
+    return max(spent) if spent and len(spent) == len(runs) else None
