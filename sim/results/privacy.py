@@ -32,7 +32,7 @@ def of_run(run: Run) -> dict[str, Any]:
     rounds = run.recorder.private_steps(len(run.tasks))
     last = len(rounds) - 1
     shown = sorted({round(last * part / TIMES) for part in range(1, TIMES + 1)} - {0}) if last > 0 else []
-    by_round: dict[str, list[float]] = {"round": list(map(float, shown)), "greatest": [], "mean": []}
+    by_round: dict[str, list[Any]] = {"round": shown, "greatest": [], "mean": []}
     for at in shown:
         spent = [plan.epsilon(int(rounds[at, k])) for k, plan in plans.items()]
         by_round["greatest"].append(max(spent))

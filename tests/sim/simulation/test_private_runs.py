@@ -7,7 +7,8 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.console import print_table
 from p2pfl.sim.results.results import result_of, summarise
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.simulation import Simulation, run
+from p2pfl.sim.simulation.simulation import Simulation
+from tests.support.simulated import run
 
 SMALL = {
     "nodes": 4,
