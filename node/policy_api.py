@@ -405,6 +405,7 @@ class NodePeers:
                 "a policy that calls `peers.fragments` must set `fetches_fragments = True`; otherwise no peer answers"
             )
         parts = self._wanted_parts(wanted, fragments)
+        self._exchange.ask_on_probation(wanted, self._me.round, fragments, stage)
         if wait:
             received = await self._fetch_fragments(*self.budget_tracker.reserve_fragments(parts), fragments, stage)
         else:

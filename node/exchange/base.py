@@ -114,6 +114,9 @@ class Exchange(Protocol):
             wanted: numbers of parts by peer, sorted; at least one of each peer.
         """
 
+    def ask_on_probation(self, wanted: Collection[str], round: int, fragments: Fragments, stage: Stage) -> None:
+        """Request one part from each peer on probation, except those of `wanted`, without waiting for the answers."""
+
     def expected_bytes(self, id: str, round: int) -> int:
         """Return the expected size in bytes of a peer's model of a round.
 

@@ -283,6 +283,9 @@ class MessageExchange:
     ) -> list[Fragment]:
         return await self._model_client.fetch_fragments(wanted, round, fragments, stage)
 
+    def ask_on_probation(self, wanted: Collection[str], round: int, fragments: Fragments, stage: Stage) -> None:
+        self._model_client.ask_on_probation(wanted, round, fragments, stage)
+
     def expected_bytes(self, id: str, round: int) -> int:
         return self.encoder.expected_bytes(id, round)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from typing import Any, Literal, NamedTuple
@@ -85,15 +85,12 @@ class ModelClient:
         """Return parts of the models of (round, stage), sorted by peer and then by part; those that came in time."""
         parts, arrived = fragments.count(self._encoder.layout), dict[str, list[Fragment]]()
 
-        def request(number: int, numbers: Sequence[int]) -> m.GetFragments:
-            return m.GetFragments(number, round, stage, fragments.rule, parts, pack_parts(numbers))
-
         def ask(peer: Peer, number: int) -> None:
             numbers, received = wanted[peer.name], arrived.setdefault(peer.name, [])
             peer.asked[number] = AskedFragments(round, stage, fragments, set(numbers), received)
-            self._peering.send(peer, request(number, numbers))
+            request = m.GetFragments(number, round, stage, fragments.rule, parts, pack_parts(numbers))
+            self._peering.send(peer, request)
 
-        self._ask_in_background(list(wanted), lambda peer, number: request(number, [0]))
         await self._requests.ask(list(wanted), round, ask)
         order = {name: k for k, name in enumerate(fragments.names(self._encoder.layout))}
         found = [each for id in sorted(arrived) for each in sorted(arrived[id], key=lambda each: order[each.name])]
@@ -101,6 +98,17 @@ class ModelClient:
             self._pacing.record_exchange()
         self._equivocation.report(round)
         return found
+
+    def ask_on_probation(self, wanted: Collection[str], round: int, fragments: Fragments, stage: Stage) -> None:
+        """Request one part from each peer on probation, except those of `wanted`, without waiting for the answers.
+
+        It is apart from `fetch_fragments`: a policy that does not wait fetches from each peer alone, or from none, but must
+        ask these peers once in a round.
+        """
+        parts, first = fragments.count(self._encoder.layout), pack_parts([0])
+        self._ask_in_background(
+            wanted, lambda peer, number: m.GetFragments(number, round, stage, fragments.rule, parts, first)
+        )
 
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
         """Return the models of (round, stage) from the peers `ids`, sorted by id."""
@@ -121,7 +129,7 @@ class ModelClient:
         self._equivocation.report(round)
         return updates
 
-    def _ask_in_background(self, ids: Sequence[str], request: Callable[[Peer, int], Request]) -> None:
+    def _ask_in_background(self, ids: Collection[str], request: Callable[[Peer, int], Request]) -> None:
         """Request a model from the peers on probation without waiting for their answers."""
         peering = self._peering
         for peer in peering.introduced_peers():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future, TaskGroup
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import inf, isfinite
 from typing import Any
@@ -234,6 +234,9 @@ class ModelledExchange:
             self.peer.receipts.report(fetch.round)
         if fetch.left:
             self._miss([id for id in ids if id not in fetch.items], late_answer(fetch.round))
+
+    def ask_on_probation(self, wanted: Collection[str], round: int, fragments: Fragments, stage: Stage) -> None:
+        """Do nothing: no peer is on probation."""
 
     def _reachable(self, ids: Sequence[str]) -> Sequence[str]:
         """Return the ids of neighbours: a policy may request any node, but others do not answer."""

@@ -165,6 +165,30 @@ def test_node_that_does_not_wait_learns_on_while_a_peer_is_silent():
         assert {"a", "b", "c", "d"} - {name} == partners(federation, name)
 
 
+@pytest.mark.parametrize("names", ["ab", "abcd"])
+def test_node_that_does_not_wait_asks_peers_on_probation_once_in_a_round(names):
+    asked, learned = [], set()
+
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 2)
+        server = federation.nodes["b"].exchange.models
+        serve = server.serve
+        server.serve = lambda peer, get: asked.append((peer.name, get.round))
+        await federation.round("a", 12)
+        server.serve = serve
+        await federation.round("a", 16)
+        federation.watch["a"].weights.clear()
+        await federation.done()
+        learned.update(partners(federation, "a"))
+
+    settings = Settings(rounds=24, deadline=2.5, mode="asynchronous")
+    play(test, names, settings, policy=lambda: DivShare(fragments=4, receivers=len(names) - 1), period=1.0)
+    assert {round for name, round in asked if name == "a"} >= set(range(7, 12))
+    assert len(set(asked)) == len(asked)
+    assert "b" in learned
+
+
 @pytest.mark.slow
 def test_different_parts_for_different_peers_are_a_proof():
     def equivocate(exchange):
