@@ -88,7 +88,7 @@ def _speed(schedule: GraphSchedule, error: float, model_bytes: int) -> dict[str,
         errors = consensus_errors(schedule, rounds)
     reached = np.flatnonzero(errors <= error)
     needed = int(reached[0]) if len(reached) else None
-    last = max(schedule.period, rounds if needed is None else needed)
+    last = min(rounds, max(schedule.period, rounds if needed is None else needed))
     models = np.cumsum([0, *(len(schedule.graph(round).sources) / schedule.n for round in range(1, last + 1))])
     return {
         "error": error,
