@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from p2pfl._util.machine import status
 from p2pfl.errors import DivergenceError
+from p2pfl.node.settings import End
 from p2pfl.sim.formatting import count
 from p2pfl.sim.scenario.scenario import Scenario, name_errors
 from p2pfl.sim.simulation.workers import Pipe, Worker, answer, prepare_process
@@ -61,6 +62,7 @@ class Forecast:
         processes: number of parallel processes.
         seconds: None if no run has ended a round in time; then `memory` is None too.
         memory: bytes of all processes together.
+        most: whether these are upper limits, because the `end` of some run may come before its last round.
     """
 
     runs: int
@@ -69,6 +71,7 @@ class Forecast:
     processes: int
     seconds: float | None
     memory: int | None
+    most: bool = False
 
     def __str__(self) -> str:
         """Return a line like "24 runs of 100 nodes, 30 rounds: about 3 min on 2 cores, 0.9 GiB"."""
@@ -78,16 +81,15 @@ class Forecast:
             return f"{what}: no forecast, because no trial finished a round in {LONGEST:g} s"
         cores = f"{self.processes} core{'s' * (self.processes != 1)}"
         memory = "" if self.memory is None else f", {self.memory / 2**30:.1f} GiB"
-        return f"{what}: about {duration(self.seconds)} on {cores}{memory}"
+        return f"{what}: {'at most ' * self.most}about {duration(self.seconds)} on {cores}{memory}"
 
     def warning(self, free: int | None) -> str:
         """Return a warning if free memory does not suffice; "" if it does, or if either amount is unknown."""
         if self.memory is None or free is None or self.memory <= free:
             return ""
         fewer = "; use fewer --workers" if self.processes > 1 else ""
-        return (
-            f"the runs need about {self.memory / 2**30:.1f} GiB of memory, and only {free / 2**30:.1f} GiB are free{fewer}"
-        )
+        needed = f"{'at most ' * self.most}about {self.memory / 2**30:.1f} GiB"
+        return f"the runs need {needed} of memory, and only {free / 2**30:.1f} GiB are free{fewer}"
 
 
 def forecast(jobs: Sequence[Scenario], path: Sequence[str], processes: int) -> Forecast:
@@ -143,9 +145,10 @@ def estimate(
     free_at = [0.0] * processes  # each job goes to the first free process
     for took in seconds:
         heapreplace(free_at, free_at[0] + took)
+    most = any(job.end != End() for job in jobs)
     known = all(trial.memory for _, trial in there.values())
     memory = own_memory + sum(sorted(peaks)[-processes:]) + int(kept)
-    return Forecast(len(jobs), nodes, rounds, processes, ready + max(free_at), memory if known else None)
+    return Forecast(len(jobs), nodes, rounds, processes, ready + max(free_at), memory if known else None, most)
 
 
 def _try(jobs: Sequence[Scenario], path: Sequence[str], processes: int) -> tuple[float, list[Trial]]:

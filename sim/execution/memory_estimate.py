@@ -14,6 +14,7 @@ from p2pfl._util.machine import amount, free_memory
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.modules import count_values
 from p2pfl.learning.torch_task import TorchTask
+from p2pfl.node.settings import End
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.scenario.topology import COMPLETE, EDGE, edges_of
 from p2pfl.task import Task
@@ -57,9 +58,7 @@ def need(scenario: Scenario, model: int = 0) -> Need:
     Args:
         model: number of values in a node's model, if known.
     """
-    nodes, rounds = scenario.nodes, scenario.rounds
-    if scenario.patience:  # the run may stop early
-        rounds = min(rounds, scenario.patience + 1)
+    nodes, rounds = scenario.nodes, least_rounds(scenario)
     name = scenario.topology.get("name")
     edge = NAMES if name == COMPLETE else ENTRIES if name in ROWS and nodes > LIMIT else EDGE
     return Need(
@@ -68,6 +67,13 @@ def need(scenario: Scenario, model: int = 0) -> Need:
         ROW * nodes * rounds,
         4 * MODELS * nodes * model,
     )
+
+
+def least_rounds(scenario: Scenario) -> int:
+    """Return how many rounds a run does at least: its `end` and its `patience` may end it before the others."""
+    if scenario.end != End():
+        return min(scenario.rounds, 1)
+    return min(scenario.rounds, scenario.patience + 1) if scenario.patience else scenario.rounds
 
 
 def may_be_cohort(scenario: Scenario) -> bool:
@@ -91,7 +97,7 @@ def check_runs(runs: Sequence[Scenario], seeds: int, processes: int) -> None:
         return
     for run in runs:
         need(run).check(f"run {run.name!r}", free)
-    rows = sum(TABLE_ROW * run.nodes * (min(run.rounds, run.patience + 1) if run.patience else run.rounds) for run in runs)
+    rows = sum(TABLE_ROW * run.nodes * least_rounds(run) for run in runs)
     if (tables := rows * seeds) > free:
         raise ConfigurationError(
             f"the tables of all runs need at least {amount(tables)} of memory, but {amount(free)} are free; {IGNORE}"

@@ -39,6 +39,11 @@ def test_estimate_does_not_divide_the_longest_run():
     assert str(estimate([large, small], trials, 2)) == "2 runs of 10 to 90 nodes, 30 rounds: about 4 min on 2 cores"
 
 
+def test_estimate_of_runs_that_may_end_before_their_rounds_is_an_upper_limit():
+    ends = job(end={"seconds": 60.0})
+    assert "30 rounds: at most about" in str(estimate([ends], {kind(ends): Trial([1.0])}, 2))
+
+
 def test_estimate_of_untried_run_uses_same_policy():
     dac, tau, local = job(policy={"name": "dac"}), job(policy={"name": "dac", "tau": 3}), job(policy={"name": "local"})
     trials = {kind(dac): Trial([2.0]), kind(local): Trial([0.5])}

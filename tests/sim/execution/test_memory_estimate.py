@@ -135,6 +135,12 @@ def test_memory_estimate_ignores_rounds_after_early_stopping():
     assert need(run).rounds == need(run, 11).rounds == memory_estimate.ROW * 4 * 10
 
 
+def test_memory_estimate_ignores_rounds_after_the_end(free):
+    (run,) = resolve(SMALL | {"rounds": 10**10, "end": {"seconds": 60.0}}, [], "study", ".").runs
+    assert need(run).rounds == memory_estimate.ROW * 4
+    check_runs([run], 10, 1)
+
+
 def test_check_runs_adds_tables_of_all_runs(free):
     runs = resolve(SMALL | {"nodes": 1000, "rounds": 1000}, [], "study", ".").runs
     check_runs(runs, 10, 1)
