@@ -12,6 +12,7 @@ facts of the task, such as the names of its columns. They are compared too, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
@@ -62,11 +63,14 @@ class TaskFacts(msgspec.Struct, frozen=True):
         features: names of the columns that are inputs of the model, in their order; empty if unknown.
         options: options that the task has taken from its data, by name.
         shapes: names and shapes of the model's tensors.
+        rows: hash of how the rows of a table become inputs, and outputs labels; "" without a table, or in files of earlier
+            versions.
     """
 
     features: list[str] = []
     options: dict[str, Any] = {}
     shapes: list[tuple[str, list[int]]] = []
+    rows: str = ""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -323,6 +327,33 @@ def same_task(checkpoint: Checkpoint, layout: bytes, facts: TaskFacts) -> None:
         )
 
 
+def same_rows(checkpoint: Checkpoint, task: Task) -> None:
+    """Raise ConfigurationError if a task encodes rows otherwise than it did when its model was trained.
+
+    A node that starts again takes rows as they are now, and trains its model with them; but what answers with the model of
+    the checkpoint needs the rows of the training.
+    """
+    before, now = checkpoint.task.rows, _hash_of_rows(task.row_encoding)
+    if before and before != now:
+        raise ConfigurationError(
+            "the node's data, or its task's options, have changed since the checkpoint was written, so that the task encodes"
+            " rows otherwise than in the training; restore them, or run the node for another round"
+        )
+
+
+def _hash_of_rows(encoding: Mapping[str, Any]) -> str:
+    """Return a hash of a task's `row_encoding`; "" if it is empty."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: plain(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(each) for each in value]
+        return f"{value:.6g}" if isinstance(value, float) else value  # another version of NumPy may round sums otherwise
+
+    return sha256(repr(plain(encoding)).encode()).hexdigest()[:16] if encoding else ""
+
+
 def facts_of(task: Task) -> TaskFacts:
     """Return the facts of a task."""
     columns = [column for facts in task.data_facts for column in facts.columns]
@@ -331,6 +362,7 @@ def facts_of(task: Task) -> TaskFacts:
         features[:MOST_FEATURES] if all(features) else [],
         dict(task.derived_options),
         [(name, list(shape)) for name, shape in task.layout.shapes],
+        _hash_of_rows(task.row_encoding),
     )
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from p2pfl._util.atomic_files import reason, replace_file
 from p2pfl._util.machine import READING
 from p2pfl.errors import ConfigurationError, needs_extra
-from p2pfl.node.checkpoint import Checkpoint, FileStore, unpack
+from p2pfl.node.checkpoint import Checkpoint, FileStore, same_rows, unpack
 from p2pfl.node.federation import loading
 from p2pfl.node.folder import config as folders
 from p2pfl.parameters import Layout, Parameters
@@ -66,6 +66,7 @@ def export(folder: Path, target: Path, force: bool = False, format: str = "", pr
     checkpoint, membership = newest(folder), ready.membership
     federation = "" if membership is None else f"{membership.file.name} ({membership.federation.hex()})"
     task = loading.task_of(ready, copies=READING)
+    same_rows(checkpoint, task)
     encode = encoder_for(task, onnx, preference, checkpoint.seed)
     initial = partial(task.initial, checkpoint.seed)
     prepared = {"row_encoding": json.dumps(task.row_encoding)} if task.row_encoding else {}

@@ -18,6 +18,7 @@ from p2pfl.data.tabular.column_checks import is_nameless
 from p2pfl.data.tabular.labelled import LARGEST, table_of
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.dense import DenseProblem
+from p2pfl.node.checkpoint import same_rows
 from p2pfl.node.cli.export import best_model, newest
 from p2pfl.node.federation import loading
 from p2pfl.parameters import Parameters
@@ -66,8 +67,8 @@ def predict(folder: Path, path: Path, preference: Sequence[float] = ()) -> Predi
 
     Raises:
         ConfigurationError: the node has no checkpoint yet, or its task reads no columns with names; the file cannot be
-            read, lacks a column, or has one that the node's data lack; or a cell is not a number. Also if there is no
-            model for the preference.
+            read, lacks a column, or has one that the node's data lack; or a cell is not a number, or too large for the
+            model. Also if the data have changed since the last round, or there is no model for the preference.
     """
     ready = loading.load(folder)
     checkpoint = newest(folder)
@@ -78,10 +79,17 @@ def predict(folder: Path, path: Path, preference: Sequence[float] = ()) -> Predi
             f"the data of the task {ready.config.task['name']} have no columns with names, so its model cannot read a CSV"
             f" file; use the model itself: p2pfl-node export {folder} model.safetensors"
         )
+    same_rows(checkpoint, task)
     params = best_model(checkpoint, task.layout, partial(task.initial, checkpoint.seed)).params
     known = {column.name for facts in task.data_facts for column in facts.columns}
     x, lines, notes = encode_rows(path, encoding, known)
-    answers, probabilities = _answers(_outputs(task, params, x, checkpoint.seed, preference), encoding["target"])
+    outputs = _outputs(task, params, x, checkpoint.seed, preference)
+    if len(wrong := np.flatnonzero(~np.isfinite(outputs).all(1))):
+        raise ConfigurationError(
+            f"{path}, line {lines[wrong[0]]}: the model's answer is not finite; write its numbers in the units of the node's"
+            " data"
+        )
+    answers, probabilities = _answers(outputs, encoding["target"])
     return Predictions(lines, answers, probabilities, notes)
 
 
@@ -136,7 +144,13 @@ def encode_rows(path: Path, encoding: Mapping[str, Any], known: Collection[str])
     notes += [f"{plural(count, kind)} left out" for kind, count in source.dropped.items()]
     if not (found or gaps):
         raise ConfigurationError(f"{path} has no rows below the names of the columns")
-    return np.array(found, np.float64).reshape(len(found), len(inputs)).astype(np.float32), lines, notes
+    x = np.array(found, np.float64).reshape(len(found), len(inputs))
+    if len(large := np.argwhere(np.abs(x) > LARGEST)):
+        row, k = large[0]
+        raise ConfigurationError(
+            f"{path}, line {lines[row]}: {inputs[k]['column']} is too far from the values of the training"
+        )
+    return x.astype(np.float32), lines, notes
 
 
 def _value(text: str, how: Mapping[str, Any], where: str) -> float:

@@ -59,7 +59,7 @@ def test_many_columns_are_counted():
 def test_features_are_the_columns_that_the_model_sees():
     found = (ColumnFacts("age", "number"), ColumnFacts("sex", "category", "sensitive"), ColumnFacts("y", "number", "label"))
     facts = [DataFacts("d.csv", "CSV", 3, found)]
-    task = SimpleNamespace(layout=Layout((("w", (2, 1)),), 2), data_facts=facts, derived_options={})
+    task = SimpleNamespace(layout=Layout((("w", (2, 1)),), 2), data_facts=facts, derived_options={}, row_encoding={})
     assert facts_of(task) == TaskFacts(["age", "sex"], {}, [("w", [2, 1])])
 
 

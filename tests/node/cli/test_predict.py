@@ -4,12 +4,14 @@ import csv
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.checkpoint import FileStore
+from p2pfl.node.checkpoint import FileStore, facts_of
 from p2pfl.node.cli import main as cli
+from p2pfl.node.cli.export import export
 from p2pfl.node.cli.predict import encode_rows, predict
 from p2pfl.node.federation import loading
 from p2pfl.node.folder import config
@@ -152,6 +154,23 @@ def test_files_that_do_not_fit_are_refused(tmp_path, monkeypatch):
         with pytest.raises(ConfigurationError) as caught:
             predict(Path("alice"), Path("new.csv"))
         assert str(caught.value).replace(",", "").startswith(f"new.csv {error}".replace(",", ""))
+
+
+def test_data_that_have_changed_since_the_training_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = make_node("classification", **TASKS["classification"])
+    model = task.initial(3)
+    store, saved = FileStore(Path("alice", config.CHECKPOINT)), checkpoint(task.layout, model, model)
+    store.save(msgspec.structs.replace(saved, task=facts_of(task)))
+    assert len(predict(Path("alice"), Path("rows.csv")).lines) == 120
+    Path("new.csv").write_text("age,ward,dose,sex\n50,east,1,f\n1,west,3e38,m\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"new.csv, line 3: the model's answer is not finite|too far"):
+        predict(Path("alice"), Path("new.csv"))
+    with Path("rows.csv").open("a", encoding="utf-8") as file:
+        file.write("500,north,9,f,yes\n" * 20)
+    for answer in (lambda: predict(Path("alice"), Path("new.csv")), lambda: export(Path("alice"), Path("m.safetensors"))):
+        with pytest.raises(ConfigurationError, match="changed since the checkpoint was written"):
+            answer()
 
 
 def test_task_without_columns_and_damaged_checkpoint(tmp_path, monkeypatch):
