@@ -83,6 +83,7 @@ PLACED = {
     "figure", "left_out", "mean_left_out", "of_nodes", "unanswered",
     "epsilon", "privacy.nodes", "privacy.budget", "privacy.delta", "privacy.noise", "privacy.rate",
     "privacy.validation", "privacy.epsilon", "privacy.by_round", "privacy.refused",
+    "within",
     "answers.dead", "test.without_data", "data.columns_not_listed",
 }  # fmt: skip
 
