@@ -543,6 +543,13 @@ def check_topology(policy: Policy, changes: bool) -> None:
             "policy",
             "topology",
         )
+    if changes and counts_models(policy):
+        raise ConfigurationError(
+            f"the policy {name} adds up what it receives, and needs a topology that never changes; on one with a graph for"
+            ' each round use the policy dsgd with weights = "graph"',
+            "policy",
+            "topology",
+        )
     if not changes and getattr(policy, "needs_weights", False):
         raise ConfigurationError(
             f'the policy {name} with weights = "graph" needs a topology with weights: one with a graph for each round,'

@@ -82,11 +82,6 @@ class Sgp:
         return Merge(me.params, {me.id: 1.0})
 
     async def round(self, me: Me, peers: Peers) -> Merge:
-        if peers.weights is not None:
-            raise ConfigurationError(
-                "the policy sgp needs a topology that never changes; on one with a graph for each round, whose weights are"
-                ' doubly stochastic, it is the policy dsgd with weights = "graph"'
-            )
         trained = await self.train(me)
         share = 1 / (1 + len(peers.askers))
         step = (self.weight if self.damped else 1.0) * (trained - me.params)

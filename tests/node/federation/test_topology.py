@@ -135,6 +135,7 @@ def test_command_creates_a_federation_with_a_rule(alice, capsys, tmp_path):
         (["--topology", "base-k", "--edge", "alice-bob"], "a topology or edges, not both"),
         (["--topology", "base-k", "--set", "topology.k=2"], "topology.degree"),
         (["--topology", "base-k", "--set", 'policy={name="dpfl"}'], "policy"),
+        (["--topology", "base-k", "--set", 'policy={name="sgp"}'], "adds up what it receives"),
     ):
         assert main([*create, *arguments]) == 2
         error = capsys.readouterr().err

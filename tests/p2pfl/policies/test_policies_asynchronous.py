@@ -145,7 +145,7 @@ def test_sgp_refuses_a_codec_that_loses_digits():
 
 
 def test_sgp_refuses_a_graph_for_each_round():
-    with pytest.raises(ConfigurationError, match='it is the policy dsgd with weights = "graph"'):
+    with pytest.raises(ConfigurationError, match='use the policy dsgd with weights = "graph"'):
         simulate(policy={"name": "sgp"}, rounds=1, topology={"name": "base-k"})
 
 
