@@ -131,11 +131,16 @@ WORLDS = {
 }
 
 
+@cache
+def modelled_and_wire(world):
+    options = {"trainer": "one-by-one"} | WORLDS[world]
+    return [run(scenario(fidelity=fidelity, **options)) for fidelity in ("modelled", "wire")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_modelled_exchange_equals_wire(world):
-    options = {"trainer": "one-by-one"} | WORLDS[world]
-    modelled, wire = (run(scenario(fidelity=fidelity, **options)) for fidelity in ("modelled", "wire"))
+    modelled, wire = modelled_and_wire(world)
     assert params(modelled) == params(wire)
     assert bytes_by_kind(modelled) == bytes_by_kind(wire)
     assert modelled.expired == wire.expired == 0
@@ -193,10 +198,9 @@ def test_modelled_exchange_with_codec_equals_wire(codec, world):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", ["instant", "asynchronous", "latency, slow nodes", "ring"])
 def test_modelled_and_wire_take_the_same_virtual_time(world):
-    options = {"trainer": "one-by-one"} | WORLDS[world]
     times = []
-    for fidelity in ("modelled", "wire"):
-        table = run(scenario(fidelity=fidelity, **options)).recorder.rounds_table()
+    for result in modelled_and_wire(world):
+        table = result.recorder.rounds_table()
         order = np.lexsort((table["round"], table["node"]))
         times.append(table["virtual_time"][order])
     # With messages, a handshake of one round trip precedes the run.
