@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import forked
-from tests.support.processes import PATIENCE, free_ports
+from tests.support.ports import free_ports
+from tests.support.processes import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 ANSIBLE = ROOT / "deploy" / "ansible"

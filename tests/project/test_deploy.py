@@ -19,7 +19,7 @@ from p2pfl._util.console import INTERRUPTED, WRONG_USAGE
 from p2pfl.node.doctor import check_broker
 from tests.support import forked
 from tests.support.mosquitto import PATIENCE, mosquitto, program
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

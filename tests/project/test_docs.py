@@ -15,7 +15,8 @@ from tests.support import brokers, forked
 from tests.support.browser import DESKTOP, PHONE, browser, needs_chromium, page
 from tests.support.namespaces import until
 from tests.support.pages import DOCS, PAGES, blocks, commands
-from tests.support.processes import PATIENCE, free_ports
+from tests.support.ports import free_ports
+from tests.support.processes import PATIENCE
 from tests.support.readme import bash
 from tests.support.site_of_docs import broken, build
 

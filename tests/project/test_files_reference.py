@@ -10,7 +10,7 @@ import pytest
 
 import p2pfl
 from tests.support.pages import DOCS
-from tests.support.processes import free_ports
+from tests.support.ports import free_ports
 from tests.support.readme import bash
 
 TEXT = (DOCS / "reference" / "files.md").read_text(encoding="utf-8")

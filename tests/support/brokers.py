@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from p2pfl.protocols.errors import TransportError
+from tests.support.ports import free_port
 
 PATIENCE = 60  # seconds of real time after which something has gone wrong
 
@@ -65,12 +66,6 @@ async def tricking(trick):
         yield f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}", ended
     finally:
         server.close()
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def answers(port):

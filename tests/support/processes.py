@@ -3,12 +3,11 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,16 +17,9 @@ from p2pfl.node.federation import join as joining
 from p2pfl.node.folder import config
 from tests.support import forked, without_torch
 from tests.support.logs import messages
+from tests.support.ports import free_ports
 
 PATIENCE = 120  # seconds of real time after which something has gone wrong
-
-
-def free_ports(count):
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def federate(root, names, edges="all", roles=MappingProxyType({}), topology=None):

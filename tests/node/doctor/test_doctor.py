@@ -35,12 +35,7 @@ from tests.support import brokers
 from tests.support.brokers import make_certificate
 from tests.support.loopback_nodes import folders
 from tests.support.mosquitto import mosquitto
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+from tests.support.ports import free_port
 
 
 def test_report_prints_one_line_per_finding_with_remedy():

@@ -22,7 +22,8 @@ from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
 from p2pfl.protocols.membership.invitation import Invitation
 from tests.support import forked
-from tests.support.processes import PATIENCE, federate, free_ports
+from tests.support.ports import free_ports
+from tests.support.processes import PATIENCE, federate
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]

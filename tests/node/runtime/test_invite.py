@@ -24,8 +24,9 @@ from p2pfl.node.status.text import describe
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.membership.invitation import Invitation
 from p2pfl.protocols.transports import tls
-from tests.support.brokers import free_port, make_certificate
+from tests.support.brokers import make_certificate
 from tests.support.loopback_nodes import folders, honest, somebody
+from tests.support.ports import free_port
 from tests.support.processes import federate
 
 PIN = "ab" * 32

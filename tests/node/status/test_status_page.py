@@ -22,7 +22,8 @@ from p2pfl.node.status import endpoints as metrics
 from p2pfl.node.status.endpoints import NEWEST, status_page
 from tests.support.browser import PHONE, browser, needs_chromium
 from tests.support.browser import page as new_page
-from tests.support.processes import free_ports, processes
+from tests.support.ports import free_ports
+from tests.support.processes import processes
 
 TIMEOUT = 60_000  # milliseconds before a test fails
 

@@ -21,7 +21,8 @@ from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.scenario import resolve
 from tests.sim.execution.test_resume import left_behind
 from tests.sim.execution.test_runner import left_of
-from tests.support.processes import PATIENCE, free_ports
+from tests.support.ports import free_ports
+from tests.support.processes import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 TASKS = """
