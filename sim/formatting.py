@@ -31,12 +31,13 @@ PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 def decimals(values: Iterable[float | None], spreads: Iterable[float | None] = ()) -> int:
     """Return the number of decimals for all numbers of a column, a drawing or a sentence.
 
-    The greatest value sets a limit: 3 decimals below 2, 2 below 1000, else none. A spread, such as a standard deviation
-    over seeds, lowers it to two significant digits of the least spread; the first digit of that spread is always shown.
+    The values set a limit: 3 decimals if all are below 2, 2 if half of them are below 1000, else none; one great value,
+    such as the loss of a run that diverged, thus hides no digit of the others. A spread, such as a standard deviation over
+    seeds, lowers it to two significant digits of the least spread; the first digit of that spread is always shown.
     """
-    there = [abs(value) for value in values if value is not None and isfinite(value)]
-    most = max(there, default=0.0)
-    limit = 3 if most < 2 else 2 if most < 1000 else 0
+    there = sorted(abs(value) for value in values if value is not None and isfinite(value))
+    most = there[-1] if there else 0.0
+    limit = 3 if most < 2 else 2 if there[(len(there) - 1) // 2] < 1000 else 0
     known = [each for each in spreads if each is not None and isfinite(each) and each > ROUNDING * most]
     if not known:
         return limit

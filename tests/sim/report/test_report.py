@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.main import main
-from p2pfl.sim.formatting import difference, number, size
+from p2pfl.sim.formatting import column, difference, number, size
 from p2pfl.sim.report import node_results
 from p2pfl.sim.report.collaboration import MOST_NODES, count_links, order_nodes, place_nodes, strongest_links, windows
 from p2pfl.sim.report.comparison import flat
@@ -944,6 +944,19 @@ def test_report_separates_metrics_and_node_counts(tmp_path):
     assert found["over-time-1"]["title"] == "Sources of each node over time: b"
     assert {"topology", "topology-1"} <= set(found)
     assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize(
+    ("values", "spreads", "shown"),
+    [
+        ([10.34, 9.87, 4123.5], [], ["10.34", "9.87", "4,123.50"]),  # as if the third had diverged
+        ([5000, 10, 3000], [], ["5,000", "10", "3,000"]),
+        ([0.5, 12], [], ["0.50", "12.00"]),
+        ([10.34, 4123.5], [2.5, 900], ["10.3", "4,123.5"]),
+    ],
+)
+def test_one_great_value_hides_no_digit_of_the_others(values, spreads, shown):
+    assert column(values, spreads) == shown
 
 
 def test_number_difference_and_size_formats():
