@@ -543,6 +543,13 @@ def check_topology(policy: Policy, changes: bool) -> None:
             "policy",
             "topology",
         )
+    if changes and isinstance(policy, Coordinated):
+        raise ConfigurationError(
+            f"the policy {name} receives its models from a coordinator, so a graph for each round has no effect on it; leave"
+            " the topology out",
+            "policy",
+            "topology",
+        )
     if changes and counts_models(policy):
         raise ConfigurationError(
             f"the policy {name} adds up what it receives, and needs a topology that never changes; on one with a graph for"

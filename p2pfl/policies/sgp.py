@@ -25,6 +25,7 @@ from p2pfl.policy import (
 from p2pfl.update_rules import Steps
 
 WEIGHT = "weight"  # name of the extra with the sum of the push-sum weights that a node has sent to each receiver
+LEAST_WEIGHT = 1e-6  # of a node whose mean over all nodes is 1
 Values = NDArray[np.float64]
 
 
@@ -44,7 +45,9 @@ class Sgp:
 
     A robust rule and a codec that loses digits are refused, because they would change these sums. A topology
     with a graph for each round is refused, because its weights are doubly stochastic and need no w. A member that joins
-    later counts the sums since the beginning.
+    later counts the sums since the beginning. The shares of a member that stays away wait for it: the weights of its
+    senders fall in every round, and without `damped` their steps grow as 1 / w, so an absent member is removed from the
+    federation. A weight below LEAST_WEIGHT ends the run with an error.
 
     Attributes:
         steps: steps of training in each round; 0 trains for `epochs`.
@@ -93,6 +96,11 @@ class Sgp:
             gained, w[update.sender] = self.new_since_last(update)
             x = x + gained
         self.weight = fsum(w.values())
+        if self.weight < LEAST_WEIGHT:
+            raise ConfigurationError(
+                "the policy sgp has sent nearly all of its weight to members that have not fetched it; remove the members"
+                " that stay away from the federation, or use the policy dsgd"
+            )
         return Merge(_float32(x / self.weight), {id: each / self.weight for id, each in w.items()})
 
     async def train(self, me: Me) -> Parameters:

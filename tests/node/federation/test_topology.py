@@ -136,6 +136,7 @@ def test_command_creates_a_federation_with_a_rule(alice, capsys, tmp_path):
         (["--topology", "base-k", "--set", "topology.k=2"], "topology.degree"),
         (["--topology", "base-k", "--set", 'policy={name="dpfl"}'], "policy"),
         (["--topology", "base-k", "--set", 'policy={name="sgp"}'], "adds up what it receives"),
+        (["--topology", "base-k", "--set", 'policy={name="coordinated-fedavg"}'], "from a coordinator"),
     ):
         assert main([*create, *arguments]) == 2
         error = capsys.readouterr().err

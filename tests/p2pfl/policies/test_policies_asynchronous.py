@@ -144,6 +144,13 @@ def test_sgp_refuses_a_codec_that_loses_digits():
         simulate(policy={"name": "sgp"}, rounds=1, codec={"name": "float16"})
 
 
+def test_sgp_ends_before_its_steps_grow_without_bound():
+    policies = {id: Sgp() for id in "ab"}
+    policies["a"].weight = policies["b"].weight = 1e-7  # as after rounds in which nobody has fetched the shares
+    with pytest.raises(ConfigurationError, match="remove the members that stay away"):
+        run_in_memory(policies, {id: number(target=TARGETS[id]) for id in "ab"}, 1)
+
+
 def test_sgp_refuses_a_graph_for_each_round():
     with pytest.raises(ConfigurationError, match='use the policy dsgd with weights = "graph"'):
         simulate(policy={"name": "sgp"}, rounds=1, topology={"name": "base-k"})
