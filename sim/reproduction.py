@@ -115,7 +115,7 @@ class CatalogueEntry:
         return stdev(values) if len(values) > 1 else None
 
     def verdict(self, claim: Claim) -> str:
-        """Return "held" or "not held" by the first of FORMS whose figures suffice for a claim; otherwise ""."""
+        """Return "held", "not held" or "not decided" by the first of FORMS that has the figures; else ""."""
         return next((verdict for verdict in _verdicts(self, claim) if verdict), "")
 
     def not_run(self) -> list[str]:
@@ -177,7 +177,7 @@ def _verdicts(entry: CatalogueEntry, claim: Claim) -> list[str]:
 
 
 def _verdict(entry: CatalogueEntry, claim: Claim, form: str) -> str:
-    """Return whether a claim held in the figures of a form; an empty string if a figure or a row is missing."""
+    """Return the verdict on a claim in the figures of a form; an empty string if a figure or a row is missing."""
     measured = entry.measured.get(form)
     if measured is None:
         return ""
@@ -186,8 +186,9 @@ def _verdict(entry: CatalogueEntry, claim: Claim, form: str) -> str:
     figures = measured.figures if figure == entry.file.figure else {row: fmean(values) for row, values in by_seed.items()}
     table = [{"name": row, MEAN: value, "by_seed": {MEAN: by_seed.get(row, [])}} for row, value in figures.items()]
     found = check([replace(claim, figure="")], MEAN, table)
-    if not all(checked.held for checked in found):
-        return "not held"
+    said = {checked.verdict for checked in found}
+    if verdict := next((each for each in ("not held", "not decided") if each in said), ""):
+        return verdict
     return "held" if len(found) == len(claim.runs) * len(claim.others) else ""
 
 

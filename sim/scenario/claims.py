@@ -84,19 +84,27 @@ class Checked:
         text: the claim, with both figures, and whose it is if it is the paper's.
         held: whether the claim is true.
         stated: whether that agrees with the scenario.
+        decided: whether the difference from what is claimed exceeds two of its standard errors; a claim that is held is
+            decided.
         missing: whether a row has no such figure; then the claim is neither held nor as stated.
     """
 
     text: str
     held: bool
     stated: bool
+    decided: bool = True
     missing: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """Return "held", "not held" or "not decided"; "" if a figure is missing."""
+        return "" if self.missing else "held" if self.held else "not held" if self.decided else "not decided"
 
     def __str__(self) -> str:
         if self.missing:
             return self.text
-        said = "" if self.stated else ", but the scenario states the opposite"
-        return f"{self.text}: {'held' if self.held else 'not held'}{said}"
+        said = "" if self.stated or not self.decided else ", but the scenario states the opposite"
+        return f"{self.text}: {self.verdict}{said}"
 
 
 def check_claims(claims: Sequence[Claim], rows: Sequence[str]) -> None:
@@ -184,11 +192,13 @@ def _compare(claim: Claim, figure: str, row: tuple[str, float], against: tuple[s
     (name, value), (other, than) = row, against
     above = claim.above is not None
     by = max(claim.by, ERRORS * error)
-    held = value - than >= by if above else than - value >= by
+    difference = value - than if above else than - value
+    held = difference >= by
     margin = f" {'+' if above else '-'} {by:.3g}" if by else ""
     compared = f"{other} {number(than)}" if isinstance(other, str) else number(than)
     text = f"{_of(figure)}{name} {number(value)} {'>=' if above else '<='} {compared}{margin}"
-    return Checked(f"{text} (paper)" if claim.paper else text, held, held == claim.holds)
+    decided = held or difference + ERRORS * error < claim.by or not error
+    return Checked(f"{text} (paper)" if claim.paper else text, held, held == claim.holds, decided)
 
 
 def _combined(names: Sequence[str]) -> list[str]:

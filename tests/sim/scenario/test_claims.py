@@ -92,7 +92,11 @@ def by_seed(first, second, **keys):
 def test_claim_needs_two_standard_errors_over_seeds():
     """The differences 1, 2 and 3 have the mean 2 and a standard error of 1 / sqrt(3)."""
     assert by_seed([1.0, 1.0, 1.0], [2.0, 3.0, 4.0]).held
-    assert not by_seed([1.0, 1.0, 1.0], [1.0, 3.0, 2.0]).held  # a mean of 1 and a standard error of 0.58
+    undecided = by_seed([1.0, 1.0, 1.0], [1.0, 3.0, 2.0])  # a mean of 1 and a standard error of 0.58
+    assert not undecided.held
+    assert str(undecided).endswith(": not decided")
+    assert by_seed([1.0, 1.0, 1.0], [0.0, -1.0, -2.0]).verdict == "not held"
+    assert by_seed([1.0, 1.0, 1.0], [0.0, 0.9, -1.1]).verdict == "not decided"  # the sign is that of the opposite
     assert str(by_seed([1.0, 1.0, 1.0], [2.0, 3.0, 4.0])) == "fedavg 3.00 >= alone 1.000 + 1.15: held"
     assert not by_seed([1.0, 1.0, 1.0], [2.0, 3.0, 4.0], by=2.1).held
 
