@@ -13,7 +13,7 @@ P2pflError
     + WorkerLostError             p2pfl.sim.simulation.workers
   + DecodeError (a ValueError)    p2pfl.compression.codecs
   + DamagedFileError              p2pfl._util.atomic_files
-  + EarlierVersionError           p2pfl.sim.execution.resume
+  + UnusableFileError             p2pfl.sim.execution.resume
   + UnknownContentError           p2pfl.content
   + IncarnationConflictError      p2pfl.node.peering.control_messages
   + ProtocolError                 p2pfl.protocols.errors
