@@ -95,7 +95,7 @@ class Settings(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Used(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the rounds of a node have used so far, the preparation not included.
+    """Seconds and bytes that the rounds of a node have used so far, without the preparation.
 
     Attributes:
         seconds: seconds in which the node ran its rounds. Waits at a start and times of serving do not count.

@@ -165,7 +165,7 @@ class Assignment(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlannedTraining(NamedTuple):
-    """What a policy trains in a run, so that the noise of a privacy budget can be planned; see p2pfl.privacy.
+    """Trainings of a policy in a run, so that the noise of a privacy budget can be planned; see p2pfl.privacy.
 
     Attributes:
         passes: passes over the training data in the whole run, the sum over its trainings.

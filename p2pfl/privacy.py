@@ -106,7 +106,7 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class PrivacyPlan(NamedTuple):
-    """What the trainings of one node do, and how many steps they may make.
+    """Mechanism of the trainings of one node, and the number of steps that they may make.
 
     Attributes:
         rate: q, probability with which a sample enters a step.
@@ -248,7 +248,7 @@ class PrivacyTracker:
 
     @property
     def epsilon(self) -> float:
-        """What the steps so far have spent."""
+        """Epsilon that the steps so far have spent."""
         return self.plan.epsilon(self.steps)
 
     @property

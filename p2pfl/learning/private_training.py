@@ -84,7 +84,7 @@ def check_private(task: TorchProblem) -> None:
 
 
 class Node(NamedTuple):
-    """What a private training needs of one node: its query, its streams, its samples, and the seed of random layers."""
+    """Parts of a private training of one node: its query, its streams, its samples, and the seed of random layers."""
 
     query: Train
     streams: RandomStreams

@@ -47,7 +47,7 @@ class Sgp:
     with a graph for each round is refused, because its weights are doubly stochastic and need no w. A member that joins
     later counts the sums since the beginning. The shares of a member that stays away wait for it: the weights of its
     senders fall in every round, and without `damped` their steps grow as 1 / w, so an absent member is removed from the
-    federation. A weight below LEAST_WEIGHT ends the run with an error.
+    federation. A weight below 1e-6 ends the run with an error.
 
     Attributes:
         steps: steps of training in each round; 0 trains for `epochs`.

@@ -262,7 +262,7 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class Effort(msgspec.Struct, frozen=True):
-    """What the trainings of a run cost; `joules` without devices, and in folders of versions without them, is None."""
+    """Costs of the trainings of a run; `joules` without devices, and in folders of versions without them, is None."""
 
     trainings: Amount = Amount()
     train_s: Amount = Amount()

@@ -1,4 +1,4 @@
-"""What the nodes of a run have spent of their privacy budgets, by round; see p2pfl.privacy."""
+"""Epsilon that the nodes of a run have spent of their privacy budgets, by round; see p2pfl.privacy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many inputs, seeds, kills and combinations the tests try that could try any number: few, and with P2PFL_DEEP=1 many.
+"""Numbers of inputs, seeds, kills and combinations of tests that could try any number: few, and with P2PFL_DEEP=1 many.
 
 A release runs the deep tests; see docs/release.md.
 """
