@@ -53,6 +53,7 @@ def test_nodes_that_never_agree_are_reported(capsys):
     ],
 )
 def test_drawing_has_the_graph_of_each_round_and_the_error(capsys, tmp_path, arguments, drawn):
+    pytest.importorskip("matplotlib", reason="needs the extra notebook")
     out = tmp_path / "graph.svg"
     lines = printed(capsys, *arguments, "--svg", str(out)).splitlines()
     assert lines[-1] == f"drawing: {out}"
