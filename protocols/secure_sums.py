@@ -72,7 +72,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from math import comb
-from typing import Annotated, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, NamedTuple, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -88,12 +88,11 @@ from msgspec import Meta
 from p2pfl.errors import ConfigurationError
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity, verify
-from p2pfl.protocols.wire.messages import Name, UInt32
+from p2pfl.protocols.wire.messages import Name, SumStep, UInt32
 
 Secret = Callable[[int], bytes]
 """Source of secret bytes: os.urandom on machines."""
 
-SumStep = Literal["roster", "shares", "survivors", "open"]
 STEPS: tuple[SumStep, ...] = get_args(SumStep)
 """Steps that a coordinator asks for, in their order; the answers are sealed shares, a masked model, a signature, shares."""
 
