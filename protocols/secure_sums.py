@@ -487,7 +487,7 @@ class SumMember:
         self._survivors: list[int] = []
         self._signed = b""
 
-    def answer(self, step: SumStep, payload: bytes | memoryview) -> bytes | memoryview:
+    def answer(self, step: SumStep, payload: bytes | memoryview) -> bytes:
         """Return the answer to a step of the coordinator.
 
         Raises:
@@ -544,7 +544,7 @@ class SumMember:
             sealed.append(SealedShares(place, seal.encrypt(_NONCE, key_share + seed_share, None)))
         return _encode(sealed)
 
-    def _mask(self, payload: bytes | memoryview) -> memoryview:
+    def _mask(self, payload: bytes | memoryview) -> bytes:
         """Keep the shares of others, and return the masked model."""
         roster, members = self._roster, self._roster.members
         data, given = _decode(payload, _shares)
@@ -570,7 +570,7 @@ class SumMember:
         for place in sorted(set(included) & set(self._helpers) | set(owners)):
             key = _mask_key(pairwise_secret(self._masking, members[place].masking), roster.sum_id)
             add_mask(total, key, subtract=place < own)
-        return np.ascontiguousarray(total, "<u8").data.cast("B")
+        return total.astype("<u8", copy=False).tobytes()
 
     def _sign(self, payload: bytes | memoryview) -> bytes:
         """Return the signature of the included and the survivors, which it signs once."""
@@ -753,14 +753,15 @@ class SumSizes:
         parts = [_encode(Announcement(name, samples[name], *_EMPTY)) for name in self._names]
         self._roster = len(_list_of(len(parts))) + sum(map(len, parts))
 
-    def of(self, step: SumStep, asked: int) -> tuple[int, int]:
+    def of(self, step: SumStep, asked: int, included: int) -> tuple[int, int]:
         """Return the bytes of a member's request and answer.
 
         Args:
             asked: number of members that are asked this step.
+            included: number of those that have given shares.
         """
         members = len(self._names)
-        places, helpers = np.arange(members), min(self._helpers, asked - 1)
+        places, helpers = np.arange(members), min(self._helpers, included - 1)
         integers = 1 + (places > 127).astype(int) + (places > 255)  # bytes of a place
         each = float(integers.mean()) + 3  # with the headers of the pair and of its bytes
         bits = len(_encode(bytes(-(-members // 8))))

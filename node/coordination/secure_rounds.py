@@ -51,13 +51,13 @@ from p2pfl.protocols.secure_sums import (
     SumCollector,
     SumContext,
     SumMember,
-    SumStep,
     check_range,
     read_announcement,
     threshold_of,
 )
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import Payload
+from p2pfl.protocols.wire.messages import SumStep
 
 TIMES: Mapping[SumStep, float] = {"roster": 1 / 16, "shares": 1 / 4, "survivors": 1 / 16, "open": 1 / 16}
 """Share of the deadline that each step may take; the answer to `shares` is as large as two models."""

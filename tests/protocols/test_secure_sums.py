@@ -418,4 +418,4 @@ def test_sizes_are_those_of_the_payloads(n):
             answer = group.members[name].answer(step, request)
             group.collector.take(step, name, key_of(name), answer)
             pairs.append((len(request), len(bytes(answer))))
-        assert {sizes.of(step, n)} == set(pairs)
+        assert {sizes.of(step, n, n)} == set(pairs)
