@@ -95,13 +95,22 @@ def test_sum_opens_with_threshold_whoever_drops_out(n, seed, data):
         assert np.all(np.abs(mean - group.exact(survivors)) <= group.error_bound(survivors))
 
 
-def test_sum_of_many_members_on_sparse_graph():
-    group = Group(sums.COMPLETE + 1, size=2)
-    assert helpers_of(len(group.names)) < len(group.names) - 1
-    gone = {"n00": "shares", "n30": "shares", "n64": "roster", "n31": "survivors", "n32": "open"}
+@pytest.fixture
+def sparse(monkeypatch):
+    """Make the graph of twenty members sparse."""
+    monkeypatch.setattr(sums, "COMPLETE", 10)
+    helpers_of.cache_clear()
+    yield
+    helpers_of.cache_clear()
+
+
+def test_sum_on_sparse_graph(sparse):
+    group = Group(20)
+    assert helpers_of(20) == 10
+    gone = {"n00": "shares", "n13": "shares", "n19": "roster", "n11": "survivors", "n12": "open"}
     assert group.run(lost=lambda step, name: gone.get(name) == step)
     mean, samples = group.collector.result()
-    assert samples.keys() == set(group.names) - {"n00", "n30", "n64"}
+    assert samples.keys() == set(group.names) - {"n00", "n13", "n19"}
     assert np.all(np.abs(mean - group.exact(samples)) <= group.error_bound(samples))
 
 
