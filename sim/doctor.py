@@ -21,7 +21,7 @@ from p2pfl.installation import Finding, Need, check_extras, check_installation, 
 if TYPE_CHECKING:
     from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 
-LIBRARIES = ("torch", "duckdb", "moocore", "networkx", "sklearn", "threadpoolctl", "xxhash")  # of the extra sim
+LIBRARIES = ("torch", "duckdb", "moocore", "networkx", "scipy", "sklearn", "threadpoolctl", "xxhash")  # of the extra sim
 LEAST_FREE = 100_000_000  # bytes for results
 CORRECT = "correct it in the scenario"
 

@@ -17,7 +17,7 @@ from p2pfl._util import console
 from p2pfl._util.printable import printable
 from p2pfl.errors import needs_extra
 from p2pfl.sim.cli import chaos, data, new, reproduce, scenario_list
-from p2pfl.sim.cli.options import add_choice, add_results, add_run_options, before_runs
+from p2pfl.sim.cli.options import add_choice, add_output_folder, add_results, add_run_options, before_runs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,6 +68,7 @@ def parser() -> console.Parser:
     _add_run(commands)
     _add_sweep(commands)
     _add_pareto(commands)
+    _add_audit(commands)
     chaos.add_commands(commands)
     _add_report(commands)
     _add_plot(commands)
@@ -153,6 +154,30 @@ def _add_pareto(commands: Any) -> None:
     )
     add_results(searching)
     searching.set_defaults(do=partial(_compute, "pareto:prepare_pareto"))
+
+
+def _add_audit(commands: Any) -> None:
+    auditing = console.add_command(
+        commands,
+        "audit",
+        "attack what nodes release, by membership, canaries and inversion, and test privacy budgets",
+        "p2pfl-sim audit digits-gossip --set form=smoke --shadows 4",
+        "p2pfl-sim audit budgets.toml --out runs/audit",
+    )
+    execution = add_choice(auditing)
+    execution.add_argument(
+        "--shadows",
+        type=int,
+        metavar="N",
+        help="runs for the attack on membership; 0 leaves it out (default: 16)",
+    )
+    execution.add_argument(
+        "--no-canaries",
+        action="store_true",
+        help="leave out the attack on the promised epsilon, and the tests of the mechanism",
+    )
+    add_output_folder(auditing, "print the contents of audit.json and nothing else")
+    auditing.set_defaults(do=partial(_compute, "audit:prepare_audit"))
 
 
 def _add_report(commands: Any) -> None:

@@ -90,13 +90,19 @@ def add_choice(running: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_results(running: argparse.ArgumentParser) -> None:
-    """Add the options for the output."""
-    output = add_output(running, "print the contents of summary.json and nothing else")
+    """Add the options for the output of runs."""
+    output = add_output_folder(running, "print the contents of summary.json and nothing else")
+    output.add_argument("--no-report", action="store_true", help="do not write report.html")
+
+
+def add_output_folder(running: argparse.ArgumentParser, json_help: str) -> argparse._ArgumentGroup:
+    """Add the options for a folder of results and for what is printed, and return their group."""
+    output = add_output(running, json_help)
     output.add_argument(
         "--out", type=Path, metavar="DIR", help="folder to write; it must hold no run (default: runs/SCENARIO-TIME)"
     )
-    output.add_argument("--no-report", action="store_true", help="do not write report.html")
     output.add_argument("-q", "--quiet", action="store_true", help="do not print the progress")
+    return output
 
 
 def add_selection(runs: argparse._ActionsContainer, changes_help: str) -> None:

@@ -26,7 +26,7 @@ from p2pfl.errors import ConfigurationError, DivergenceError, P2pflError, RunErr
 from p2pfl.sim.columns import Table
 from p2pfl.sim.execution.inputs import Content, RunInputs, changed_files
 from p2pfl.sim.results.results import Result
-from p2pfl.sim.results.tables import CANDIDATES, PARTS, SCENARIO, SUMMARY
+from p2pfl.sim.results.tables import AUDIT, AUDITS, CANDIDATES, PARTS, SCENARIO, SUMMARY
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of, load
 from p2pfl.sim.simulation.workers import prepared_process
 
@@ -36,6 +36,11 @@ _MODE = 0o666  # as for the other files of a run
 
 Kind = TypeVar("Kind")
 
+KINDS = {
+    PARTS: ("run", "run"),
+    CANDIDATES: ("search", "pareto"),
+    AUDITS: ("audit", "audit"),
+}  # of unfinished work, by the folder of its results: a noun, and the command
 ROWS = 2**16  # that are written together
 MOST_NAMED = 4  # results in one line
 
@@ -275,9 +280,10 @@ def explain_resume(parts: Unfinished, total: int, command: str, what: str = "run
 
 def refuse_to_overwrite(path: Path) -> None:
     """Raise ConfigurationError if a folder already holds a complete or a partial run."""
-    if (path / SUMMARY).exists():
-        raise ConfigurationError(f"{path} already holds a run; name another folder with --out")
-    for folder, what in ((PARTS, "run"), (CANDIDATES, "search")):
+    for done, what in ((SUMMARY, "a run"), (AUDIT, "an audit")):
+        if (path / done).exists():
+            raise ConfigurationError(f"{path} already holds {what}; name another folder with --out")
+    for folder, (what, _) in KINDS.items():
         if (path / folder).exists():
             raise ConfigurationError(
                 f"{path} holds an unfinished {what}; continue it with --resume {path}, or name another folder with --out"
@@ -287,7 +293,7 @@ def refuse_to_overwrite(path: Path) -> None:
 
 
 def scenario_to_resume(path: Path, command: str = "run", trust: bool = False) -> str:
-    """Return the scenario file of an unfinished run, or of an unfinished search by the command `pareto`.
+    """Return the scenario file of an unfinished run, or of an unfinished search or audit by its command.
 
     Args:
         trust: see p2pfl.sim.scenario.scenario.load.
@@ -301,10 +307,13 @@ def scenario_to_resume(path: Path, command: str = "run", trust: bool = False) ->
         changes = ", ".join(changes_since(path, trust))
         remedy = f", but since then {changes}; run the scenario again into another folder" if changes else ""
         raise ConfigurationError(f"{path} holds a finished run; there is nothing to resume{remedy}")
+    if (path / AUDIT).exists():
+        raise ConfigurationError(f"{path} holds a finished audit; there is nothing to resume")
     if not (path / SCENARIO).exists():
         raise ConfigurationError(f"{path} holds no run to resume: it has no {SCENARIO}")
-    for folder, other in ((PARTS, "run"), (CANDIDATES, "pareto")):
-        if (path / folder).exists() and (command == "pareto") != (other == "pareto"):
+    own = command if command in ("pareto", "audit") else "run"
+    for folder, (_, other) in KINDS.items():
+        if (path / folder).exists() and own != other:
             raise ConfigurationError(
                 f"{path} was written by p2pfl-sim {other}; continue with p2pfl-sim {other} --resume {path}"
             )

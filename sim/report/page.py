@@ -24,11 +24,12 @@ import numpy as np
 from p2pfl._util.http_server import ASSETS
 
 # page.html sets the place of each part on the page; a missing or empty part leaves no gap.
-PARTS = ("facts", "findings", "table", "differences", "scenario", "versions")
+PARTS = ("facts", "findings", "table", "differences", "pictures", "scenario", "versions")
 _TITLES = {
     "findings": "Findings",
     "table": "Results in numbers",
     "differences": "Differences",
+    "pictures": "Pictures",
     "scenario": "Resolved scenario",
     "versions": "Versions",
 }
@@ -43,7 +44,8 @@ def render(title: str, payload: Mapping[str, Any], parts: Mapping[str, str]) -> 
         payload: data of the figures: numbers, texts, lists, mappings, and NumPy arrays of numbers, which are packed
             (see pack). A float that is not finite becomes null.
         parts: blocks of HTML by their names in PARTS, escaped by the caller: facts (a dl for the head), findings (p or
-            ul), table and differences (each one or more tables), scenario (a pre), versions (a dl).
+            ul), table and differences (each one or more tables), pictures (figures of SVG), scenario (a pre), versions
+            (a dl).
 
     Raises:
         KeyError: there is no place for a part of that name.

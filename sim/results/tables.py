@@ -28,6 +28,8 @@ Tensors = dict[str, np.ndarray]
 SCENARIO, SUMMARY, REPORT = "scenario.toml", "summary.json", "report.html"
 PARTS = "parts"  # finished parts of an unfinished run
 CANDIDATES = "candidates"  # solved candidates of an unfinished search
+AUDITS = "audits"  # finished rows of an unfinished audit
+AUDIT, AUDIT_PAGE = "audit.json", "audit.html"
 MODELS = "models"  # models of a search's fronts, or of the nodes of a run
 
 

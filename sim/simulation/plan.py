@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -188,12 +188,18 @@ class RunPlan:
         return found
 
 
-def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters | None = None) -> RunPlan:
+def plan(
+    scenario: Scenario,
+    graph: nx.Graph | None = None,
+    initial: Parameters | None = None,
+    change: Callable[[Sequence[Task]], Sequence[Task]] | None = None,
+) -> RunPlan:
     """Return the plan of a run.
 
     Args:
         graph: the topology, in place of the scenario's; its number of nodes must be the scenario's.
         initial: the model that all nodes start from, in place of the task's.
+        change: returns tasks with other samples in place of the scenario's, with the same layout and as many samples.
 
     Raises:
         ConfigurationError: the scenario asks for something that does not exist, or its parts do not fit together.
@@ -208,6 +214,7 @@ def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters 
         around = replace(around, labels=data_labels(tasks))
     scarcity = [*scarcity_notes(scenario, tasks), *data_notes(scenario, tasks, around.labels or known_as)]
     check_groups(scenario, tasks)
+    tasks = tasks if change is None else change(tasks)
     start = tasks[0].initial(scenario.seed) if initial is None else initial
     check_starts(tasks, known_as, start, scenario.seed)
     codec = make_codec(*split_name("codec", scenario.codec))

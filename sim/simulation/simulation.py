@@ -53,7 +53,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -72,7 +72,7 @@ from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes,
 from p2pfl.node.coordination.submissions import Coordination
 from p2pfl.node.exchange.base import Exchange, NeighbourRoles
 from p2pfl.node.exchange.message_exchange import MessageExchange, federation_id, message_exchange
-from p2pfl.node.node import Node
+from p2pfl.node.node import Node, Observer
 from p2pfl.node.peering.peering_config import Member
 from p2pfl.node.settings import End
 from p2pfl.parameters import Parameters
@@ -134,6 +134,20 @@ class Run:
         return self.plan.tasks
 
 
+class Instruments(NamedTuple):
+    """Instruments of an audit in a run: they change the samples, and watch what the nodes compute and release.
+
+    Attributes:
+        tasks: returns the tasks of the run in place of the scenario's; see p2pfl.sim.simulation.plan.plan.
+        backend: returns a backend that gives the same answers as the given one.
+        observers: observers of each node, beside the recorder.
+    """
+
+    tasks: Callable[[Sequence[Task]], Sequence[Task]] | None = None
+    backend: Callable[[ComputeBackend], ComputeBackend] = lambda backend: backend
+    observers: Sequence[Observer] = ()
+
+
 class Simulation:
     """All objects of a run, made from its plan, to be run once.
 
@@ -145,6 +159,7 @@ class Simulation:
         shards: starts these processes; by default on this machine.
         links: in place of those that the scenario's network describes.
         singly: reason to run each node by itself although the nodes could be a cohort, such as a comparison.
+        instruments: of an audit, which needs `singly`; by default none.
 
     Attributes:
         nodes: by name, if each runs by itself; a cohort has none.
@@ -167,8 +182,10 @@ class Simulation:
         shards: ShardSource | None = None,
         links: Links | None = None,
         singly: str = "",
+        instruments: Instruments = Instruments(),  # noqa: B008 (it is a tuple)
     ) -> None:
-        self.plan = plan(scenario, graph, initial)
+        self.plan = plan(scenario, graph, initial, instruments.tasks)
+        self._observers = instruments.observers
         self.notes = [
             *self.plan.notes,
             *dict.fromkeys(note for task in different(self.plan.tasks) for note in task.module_notes),
@@ -178,7 +195,7 @@ class Simulation:
         self.recorder = Recorder(self.loop, self.plan.names, scenario.rounds)
         self.processes = 1
         self.backend = self._backend(workers, shards or LocalShards())
-        self.batcher = Batcher(self.backend, self.loop)
+        self.batcher = Batcher(instruments.backend(self.backend), self.loop)
         self.singly = singly or why_not(self.plan, self.plan.policy(0), self.backend, self.links)
         self.nodes: Mapping[str, Node] = self._single_nodes(order) if self.singly else {}
         self._note_small_budgets()
@@ -334,7 +351,6 @@ class Simulation:
                 coordination=coordination,
                 scores=scores,
                 fragments=fragments,
-                secrets=RandomStreams(scenario.seed, name).generator(0, "secure sums").bytes,
             )
 
         return make
@@ -399,7 +415,7 @@ class Simulation:
             trainer=trainer,
             exchange=exchange,
             settings=scenario,
-            observers=[self.recorder],
+            observers=[self.recorder, *self._observers],
             budget=scenario.budget.of(scenario.seed, name, scenario.nodes),
             initial=plan.initial if plan.tasks[k].layout == plan.tasks[0].layout else None,  # private parts may differ
             lenient=scenario.attack is not None,  # as on machines: one harmful model does not end the run
