@@ -10,9 +10,18 @@ import msgspec
 from p2pfl._util.binding import split_name
 from p2pfl.compression.codecs import make_codec
 from p2pfl.errors import ConfigurationError, about, must_be
-from p2pfl.policy import BestBy, Policy, always_waits, counts_models, fetches_fragments, never_waits
+from p2pfl.policy import (
+    BestBy,
+    Coordinated,
+    Policy,
+    always_waits,
+    counts_models,
+    fetches_fragments,
+    needs_only_mean,
+    never_waits,
+)
 from p2pfl.robust.coordinate_wise import CoordinateWise
-from p2pfl.robust.registry import NONE, Robust, coordinator_rule, make_rule, split_robust
+from p2pfl.robust.registry import NONE, Robust, coordinator_rule, describe_robust, make_rule, split_robust
 
 UNITS = {"seconds": "s", "bytes": "bytes"}  # of the limits of End
 MOST_DISTRUST = 100  # the score of a member that has sent different models of one round
@@ -40,6 +49,11 @@ class SharedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             cap the numbers of samples that peers claim, and answer with coarse losses.
         codec: encoding of sent models, a table with a `name` of p2pfl.compression.codecs and options; by default
             float32.
+        secure_sums: whether nodes submit masked models to the coordinator, which learns their sum only; for policies that
+            need no more, with `robust = "none"`. See p2pfl.protocols.secure_sums.
+        secure_threshold: with secure sums, the least number of members whose sum is opened; 0 is more than two thirds of
+            the members with a vote. Fewer than (n + 1) / 2 + 1 of n have no effect: they would not protect from a
+            coordinator that lies.
     """
 
     rounds: int = 10
@@ -52,10 +66,12 @@ class SharedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     patience: int = 0
     robust: Robust = NONE
     codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
+    secure_sums: bool = False
+    secure_threshold: int = 0
 
     def check(self) -> None:
         """Raise ConfigurationError for an invalid value."""
-        for key in ("rounds", "seed", "members", "patience"):
+        for key in ("rounds", "seed", "members", "patience", "secure_threshold"):
             if getattr(self, key) < 0:
                 raise must_be(key, "0 or more", getattr(self, key))
         for key in ("deadline", "max_staleness"):
@@ -65,6 +81,18 @@ class SharedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             make_codec(*split_name("codec", self.codec))
         with about("robust"):
             make_rule(self.robust)
+        self._check_secure_sums()
+
+    def _check_secure_sums(self) -> None:
+        if self.secure_threshold and not self.secure_sums:
+            raise ConfigurationError("secure_threshold needs secure_sums = true", "secure_threshold", "secure_sums")
+        if self.secure_sums and self.robust != NONE:
+            raise ConfigurationError(
+                "secure sums hide the models that a robust rule compares; set robust ="
+                f' "none" or secure_sums = false, got {describe_robust(self.robust)}',
+                "secure_sums",
+                "robust",
+            )
 
 
 class Settings(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,6 +180,14 @@ def check_policy(settings: Settings, policy: Policy) -> None:
     """Raise ConfigurationError if a policy cannot run with the mode, the codec or the robust rule."""
     _check_mode(settings, policy)
     _check_fragments(settings, policy)
+    if settings.secure_sums and not needs_only_mean(policy):
+        what = "compares the models that are submitted" if isinstance(policy, Coordinated) else "has no coordinator"
+        raise ConfigurationError(
+            f"the policy {type(policy).__name__} {what}; secure sums are for coordinated-fedavg, coordinated-fedprox, ditto,"
+            " apfl, per-fedavg and fedrep",
+            "secure_sums",
+            "policy",
+        )
     if counts_models(policy) and (codec := settings.codec.get("name")) != "float32":
         raise ConfigurationError(
             f"the policy {type(policy).__name__} adds up what it receives, so the errors of a codec would change the sum of"

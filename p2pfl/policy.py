@@ -412,6 +412,9 @@ class Policy(Protocol):
     A policy whose nodes mix their predictions with their own samples or with other models also has `memory`
     (p2pfl.prediction_mixing). All reported figures are then those of the mixed predictions.
 
+    A coordinated policy whose step assigns to all the mean of all models by samples, without extras, has
+    `only_mean = True`. It can then run with secure sums, in which its step never sees a model.
+
     A policy that may run under a privacy budget has a method `under_privacy`; see `planned_training`.
 
     A policy with additional content for reports implements SupportsPreselection or SupportsSimilarities.
@@ -525,6 +528,14 @@ def always_waits(policy: Policy) -> bool:
 def counts_models(policy: Policy) -> bool:
     """Return whether a policy adds up what it receives, so that a codec with losses would change the sum of all models."""
     return bool(getattr(policy, "counts_models", False))
+
+
+def needs_only_mean(policy: Policy) -> bool:
+    """Return whether a coordinated policy's step needs no more than the mean of all models by samples.
+
+    It says so with `only_mean = True`. A subclass does not inherit this, because its step may need more.
+    """
+    return bool(vars(type(policy)).get("only_mean", False))
 
 
 def check_topology(policy: Policy, changes: bool) -> None:

@@ -320,6 +320,11 @@ class ElectionRunner:
         return name in self._electorate.members
 
     @property
+    def voters(self) -> int:
+        """Number of members with a vote."""
+        return len(self._electorate.members)
+
+    @property
     def coordinator(self) -> str | None:
         return None if self.election is None else self.election.coordinator(self._clock())
 

@@ -9,6 +9,7 @@ The theory is at the head of p2pfl.node.coordination.coordinator. Here are the p
   of observers without looking at them, because an observer's model counts for nobody.
 - `MessageCoordinatorBackend`, what a `Coordinator` needs of a machine: an event loop, peers, an election, and a thread for
   the policy's step.
+- With secure sums, both sides exchange announcements in place of models; see p2pfl.node.coordination.secure_rounds.
 - `make_coordination_roles`, which builds all of them for one node.
 
 How far an assignment may move the node is limited where the policy receives it, in p2pfl.node.policy_api.
@@ -22,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -35,6 +36,7 @@ from p2pfl.node.coordination.coordinator import (
     without_known_start,
 )
 from p2pfl.node.coordination.election_runner import ElectionRunner
+from p2pfl.node.coordination.secure_rounds import SecureRounds, SecureSums
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peers import Peer
 from p2pfl.node.settings import Settings
@@ -67,6 +69,7 @@ class CoordinationClient:
         coordinator: handles this node's submissions in the terms in which it coordinates itself.
         size: P, the number of shared parameters.
         deadline: seconds to wait for an assignment, elections included.
+        sums: this node's part in secure sums; None if it submits models.
 
     Attributes:
         expired: number of missed deadlines.
@@ -82,10 +85,12 @@ class CoordinationClient:
         size: int,
         deadline: float,
         check: CheckModel,
+        sums: SecureRounds | None = None,
     ) -> None:
         self._peering = peering
         self._election = election
         self._coordinator = coordinator
+        self._sums = sums
         self._size = size
         self._deadline = deadline
         self._check = check
@@ -96,9 +101,11 @@ class CoordinationClient:
 
     async def submit(self, submission: Submission) -> Assignment | None:
         """Return the coordinator's assignment; None if there is no coordinator, or no assignment by the deadline."""
-        loop = asyncio.get_running_loop()
+        loop, sums = asyncio.get_running_loop(), self._sums
         expires = loop.time() + self._deadline
         known, self._assigned_in = self._assigned_in, None
+        if sums is not None and not sums.accepts(submission.round, submission.params):
+            return None
         try:
             while (left := expires - loop.time()) > 0:
                 seconds = min(left, self._election.patience)
@@ -111,6 +118,8 @@ class CoordinationClient:
                         self._assigned_in = None if assignment is None else pending.term
                         self._assigned_by = pending.coordinator
                         return assignment
+                    if sums is not None and sums.opened:  # see p2pfl.node.coordination.secure_rounds
+                        break
         finally:
             self.pending = None
         self.expired += 1
@@ -133,7 +142,11 @@ class CoordinationClient:
         number, loop = next(self._peering.numbers), asyncio.get_running_loop()
         pending = self.pending = UnansweredSubmission(number, submission.round, name, term, loop.create_future())
         if name == self._peering.name:
-            self._coordinator.take(term, PendingSubmission(submission, partial(self._take_own, pending)))
+            own = submission if self._sums is None else self._sums.own(submission, term)
+            self._coordinator.take(term, PendingSubmission(own, partial(self._take_own, pending)))
+        elif self._sums is not None:
+            announcement = Payload.of(self._sums.announce(submission, term).encode())
+            self._peering.tell(self._peering.peers[name], _part(pending, "announce"), announcement)
         else:
             self._send(self._peering.peers[name], pending, submission)
         return pending
@@ -185,14 +198,9 @@ class CoordinationClient:
         Raises:
             ProtocolError: the sender is not the coordinator, there was no submission to it, or its answer is malformed.
         """
-        term, pending = Term(message.membership_version, message.term), self.pending
-        if term < self._election.term:
-            raise ProtocolError("lower term", f"an assignment of the ended term {term}")
-        if pending is None or message.request != pending.number:
-            return  # the answer came too late
-        asked = (pending.coordinator, pending.term, pending.round) == (peer.name, term, message.round)
-        if not asked or not self._election.obeys(peer.name, term):
-            raise ProtocolError("not asked for", f"an assignment for round {message.round} of term {term}")
+        pending = self._submission_of(peer, message, "an assignment")
+        if pending is None:
+            return
         if not message.given:
             self._resolve(pending, None)
             if len(opened.payload):
@@ -204,6 +212,58 @@ class CoordinationClient:
             self._resolve(pending, None)
             raise
         self._resolve(pending, assignment)
+
+    def _submission_of(self, peer: Peer, message: m.Assigned | m.SumRequest, what: str) -> UnansweredSubmission | None:
+        """Return the submission to which a coordinator's message belongs; None if the message came too late.
+
+        Raises:
+            ProtocolError: the sender is not the coordinator, or there was no submission to it.
+        """
+        term, pending = Term(message.membership_version, message.term), self.pending
+        if term < self._election.term:
+            raise ProtocolError("lower term", f"{what} of the ended term {term}")
+        if pending is None or message.request != pending.number:
+            return None
+        asked = (pending.coordinator, pending.term, pending.round) == (peer.name, term, message.round)
+        if not asked or not self._election.obeys(peer.name, term):
+            raise ProtocolError("not asked for", f"{what} for round {message.round} of term {term}")
+        return pending
+
+    def take_sum_request(self, peer: Peer, opened: Opened, message: m.SumRequest) -> None:
+        """Handle a step of a secure sum, and answer it.
+
+        Raises:
+            ProtocolError: the sender is not the coordinator, or there was no announcement to it.
+        """
+        sums = _expect_sums(self._sums)
+        pending = self._submission_of(peer, message, "a step of a secure sum")
+        if pending is not None:
+            work = self._answer_step(sums, peer, pending, message.step, bytes(opened.payload))
+            self._peering.serve(peer.link, work, f"{self._peering.name}: step {message.step} of a secure sum")
+
+    async def _answer_step(
+        self, sums: SecureRounds, peer: Peer, pending: UnansweredSubmission, step: m.SumStep, payload: bytes
+    ) -> None:
+        try:
+            answer = await sums.answer(step, payload)
+        except ProtocolError as error:  # the member takes no further part
+            self._peering.rejected[error.cause] += 1
+            peer.offences[error.cause] += 1
+            self._resolve(pending, None)
+            return
+        self._peering.tell(peer, _part(pending, step), answer)
+
+
+def _part(pending: UnansweredSubmission, step: Literal["announce", m.SumStep]) -> m.SumAnswer:
+    """Return the message with an announcement, or with an answer to a step."""
+    term = pending.term
+    return m.SumAnswer(pending.number, pending.round, term.membership_version, term.number, step)
+
+
+def _expect_sums(sums: SecureRounds | None) -> SecureRounds:
+    if sums is None:
+        raise ProtocolError("not asked for", "a secure sum in a federation without them")
+    return sums
 
 
 def submission_payload(submission: Submission) -> Payload:
@@ -270,14 +330,23 @@ class CoordinationServer:
     Args:
         coordinator: collects the submissions of a round and runs its step.
         size: P, the number of shared parameters.
+        sums: this node's part in secure sums; None if submissions have models.
     """
 
     def __init__(
-        self, peering: PeerManager, election: ElectionRunner, coordinator: Coordinator, *, size: int, check: CheckModel
+        self,
+        peering: PeerManager,
+        election: ElectionRunner,
+        coordinator: Coordinator,
+        *,
+        size: int,
+        check: CheckModel,
+        sums: SecureRounds | None = None,
     ) -> None:
         self._peering = peering
         self._election = election
         self._coordinator = coordinator
+        self._sums = sums
         self._size = size
         self._check = check
 
@@ -287,16 +356,42 @@ class CoordinationServer:
         Raises:
             ProtocolError: the submission is for another coordinator, or unusable for a step.
         """
+        if self._sums is not None:
+            raise ProtocolError("not asked for", "a model that is not masked, in a federation with secure sums")
+        self._take(peer, opened, message)
+
+    def take_sum_answer(self, peer: Peer, opened: Opened, message: m.SumAnswer) -> None:
+        """Handle a member's announcement for a secure sum, or its answer to a step.
+
+        Raises:
+            ProtocolError: it is for another coordinator, or malformed.
+        """
+        sums = _expect_sums(self._sums)
+        if message.step == "announce":
+            self._take(peer, opened, message)
+        else:
+            self._expect_term(message)
+            sums.take(peer, message, opened.payload)
+
+    def _expect_term(self, message: m.Submit | m.SumAnswer) -> Term:
         term = Term(message.membership_version, message.term)
         if term < self._election.term:
             raise ProtocolError("lower term", f"a submission in the ended term {term}")
         if not self._election.coordinates(term):
             raise ProtocolError("not the coordinator", f"a submission in term {term}")
+        return term
+
+    def _take(self, peer: Peer, opened: Opened, message: m.Submit | m.SumAnswer) -> None:
+        term = self._expect_term(message)
         if not self._election.votes(peer.name):  # the model of an observer counts for no node
             self._reply(peer, message, None)
             return
         try:
-            submission = self._read(peer, opened, message)
+            submission: Submission
+            if isinstance(message, m.SumAnswer):
+                submission = _expect_sums(self._sums).announced(peer, opened.payload, message)
+            else:
+                submission = self._read(peer, opened, message)
         except ProtocolError:
             self._coordinator.refuse(term, peer.name)
             self._reply(peer, message, None)
@@ -309,7 +404,7 @@ class CoordinationServer:
             raise ProtocolError("differs", f"a submission of {message.n_samples} samples, but {samples} in the introduction")
         return read_submission(peer.name, opened, message, self._size, self._check)
 
-    def _reply(self, peer: Peer, submit: m.Submit, assignment: Assignment | None) -> None:
+    def _reply(self, peer: Peer, submit: m.Submit | m.SumAnswer, assignment: Assignment | None) -> None:
         """Send an assignment, or, for None, the message that there will be none."""
         if not self._election.leads(Term(submit.membership_version, submit.term)):
             return  # the participant submits again to the successor
@@ -329,6 +424,7 @@ class MessageCoordinatorBackend:
         newest: returns the latest credible round, which enough of the other nodes have reached.
         step: step of the node's policy.
         robust: protection against malicious members; see p2pfl.robust.registry.
+        sums: makes the mean from masked models in place of the step; None without secure sums.
     """
 
     def __init__(
@@ -340,6 +436,7 @@ class MessageCoordinatorBackend:
         newest: Callable[[], int],
         step: PolicyStep,
         robust: Robust,
+        sums: SecureRounds | None = None,
     ) -> None:
         self._peering = peering
         self._election = election
@@ -347,6 +444,7 @@ class MessageCoordinatorBackend:
         self._newest = newest
         self._step = step
         self._robust = robust
+        self._sums = sums
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
         if seconds < inf:
@@ -373,11 +471,15 @@ class MessageCoordinatorBackend:
     def compute(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], then: Callable[[StepResult], None]
     ) -> None:
-        own = self._peering.name
+        own, sums = self._peering.name, self._sums
         run = partial(run_protected_step, self._step, submissions, state, self._layout, coordinator=own, robust=self._robust)
 
         async def work() -> None:
-            result: StepResult = await asyncio.get_running_loop().run_in_executor(None, run)
+            result: StepResult
+            if sums is None:
+                result = await asyncio.get_running_loop().run_in_executor(None, run)
+            else:
+                result = await sums.run(submissions)
             if result.dropped:
                 self._peering.rejected["submission"] += len(result.dropped)
             then(result)
@@ -419,17 +521,20 @@ def make_coordination_roles(
     settings: Settings,
     newest: Callable[[], int],
     check: CheckModel,
+    sums: SecureSums | None = None,
 ) -> CoordinationRoles:
     """Return a node's roles in coordinated rounds.
 
     Args:
         newest: returns the latest credible round, which enough of the other nodes have reached.
+        sums: identity and secrets of its secure sums; None without them.
     """
-    election, deadline = coordination.election, settings.deadline
+    election, deadline, size = coordination.election, settings.deadline, layout.size
+    secure = None if sums is None else SecureRounds(peering, election, sums, size=size, deadline=deadline)
     backend = MessageCoordinatorBackend(
-        peering, election, layout, newest=newest, step=coordination.step, robust=settings.robust
+        peering, election, layout, newest=newest, step=coordination.step, robust=settings.robust, sums=secure
     )
     coordinator = Coordinator(backend, deadline)
-    client = CoordinationClient(peering, election, coordinator, size=layout.size, deadline=deadline, check=check)
-    server = CoordinationServer(peering, election, coordinator, size=layout.size, check=check)
+    client = CoordinationClient(peering, election, coordinator, size=size, deadline=deadline, check=check, sums=secure)
+    server = CoordinationServer(peering, election, coordinator, size=size, check=check, sums=secure)
     return CoordinationRoles(client, server, coordinator)

@@ -47,6 +47,7 @@ that of p2pfl.node.coordination.
 from __future__ import annotations
 
 import asyncio
+import os
 from asyncio import TaskGroup
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -60,6 +61,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.fragments import Fragments
 from p2pfl.node.conduct import Conduct, EquivocationWatch
 from p2pfl.node.coordination.election_runner import Elected, ElectionRunner
+from p2pfl.node.coordination.secure_rounds import SecureSums
 from p2pfl.node.coordination.submissions import Coordination, CoordinationRoles, make_coordination_roles
 from p2pfl.node.exchange.base import Detached, ExchangeConfig, ExchangeHost, NeighbourRoles
 from p2pfl.node.exchange.model_encoding import ModelEncoder, NormLimit, Outbox, Publisher
@@ -75,6 +77,7 @@ from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Extras, Fragment, Stage, Submission, Update
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.secure_sums import Secret
 from p2pfl.protocols.transport import Transport
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, FrameSigner, FrameVerifier, Opened
@@ -94,6 +97,7 @@ class MessageExchange:
         loss: computes the mean loss of a whole model on this node's training data for peers that ask for it. None if
             the policy does not ask for losses; then no peer is answered.
         coordination: the node's part in a coordinated policy, if it has one.
+        sums: identity and secrets of its secure sums; None without them.
 
     Attributes:
         peering: links with the peers.
@@ -112,6 +116,7 @@ class MessageExchange:
         encoder: ModelEncoder,
         loss: LossFunction | None = None,
         coordination: Coordination | None = None,
+        sums: SecureSums | None = None,
     ) -> None:
         settings = config.settings
         self.name = config.peering.name
@@ -166,7 +171,7 @@ class MessageExchange:
             coordination.election.connect(partial(_send_in_election, self.peering), self._elected)
             newest, check = participants.common_round, self.limit.check
             self.coordination = make_coordination_roles(
-                self.peering, coordination, encoder.layout, settings=settings, newest=newest, check=check
+                self.peering, coordination, encoder.layout, settings=settings, newest=newest, check=check, sums=sums
             )
 
     @property
@@ -336,6 +341,10 @@ class MessageExchange:
                 raise ProtocolError("election", "this node's policy has no coordinator")
             case m.Submit():
                 self.coordination.server.take_submit(peer, opened, message)
+            case m.SumAnswer():
+                self.coordination.server.take_sum_answer(peer, opened, message)
+            case m.SumRequest():
+                self.coordination.client.take_sum_request(peer, opened, message)
             case m.Assigned():
                 self.coordination.client.take_assigned(peer, opened, message)
             case m.Vote() | m.Voted() | m.Leading() | m.Following():
@@ -404,6 +413,7 @@ def message_exchange(
     coordination: Coordination | None = None,
     scores: bool = False,
     fragments: bool = False,
+    secrets: Secret = os.urandom,
 ) -> MessageExchange:
     """Return the exchange of a node that reaches its neighbours over `transport`.
 
@@ -418,6 +428,7 @@ def message_exchange(
         topology: see p2pfl.node.federation.agreement.Agreement.
         scores: whether the policy asks for losses.
         fragments: whether the policy fetches parts of models.
+        secrets: source of the node's secrets.
     """
     layout, election = task.layout.shared, None if coordination is None else coordination.election
     keys = {id: member.key for id, member in roles.members.items()}
@@ -456,7 +467,9 @@ def message_exchange(
         fragments=fragments,
     )
     loss = _loss(task, trainer) if scores else None
-    return MessageExchange(config, encoder or encoder_of(task, settings), loss, coordination)
+    secure = settings.secure_sums and coordination is not None
+    sums = SecureSums(identity, federation, settings.secure_threshold, secrets, options.log) if secure else None
+    return MessageExchange(config, encoder or encoder_of(task, settings), loss, coordination, sums)
 
 
 def encoder_of(task: Task, settings: Settings) -> ModelEncoder:

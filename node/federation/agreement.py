@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from p2pfl.protocols.membership.federation_file import Federation
 
 AGREED = SharedSettings.__struct_fields__  # in the order of a federation's file
+SECURE = ("secure_sums", "secure_threshold")  # of them, those that are only in the files of federations with secure sums
 Edges = Literal["all"] | tuple[tuple[str, str], ...]
 
 
@@ -81,7 +82,8 @@ def draft(
         ConfigurationError: the task or the policy has an option that each node sets for itself.
     """
     _check_options(config.task, config.policy)
-    settings = msgspec.to_builtins({key: getattr(config, key) for key in AGREED})
+    agreed = [key for key in AGREED if config.secure_sums or key not in SECURE]
+    settings = msgspec.to_builtins({key: getattr(config, key) for key in agreed})
     model = _model(task, task.initial(config.seed))
     pairs = edges if edges == "all" else [list(pair) for pair in edges]
     return {
@@ -125,7 +127,7 @@ def read(federation: Federation) -> Agreement:
     with reading_keys_of(federation.name), name_source(f"the federation {federation.name}"):
         agreement = bind(federation.tables, Agreement)
         for key in AGREED:  # a default that another version fills in would not be what the members signed
-            if key not in federation.tables and key != "codec":
+            if key not in federation.tables and key not in ("codec", *SECURE):
                 raise ConfigurationError(f"{key} is missing", key)
         for kind in ("task", "policy"):
             split_name(kind, getattr(agreement, kind))
@@ -301,7 +303,7 @@ def terms(
     if topology:
         options = ", ".join(f"{key} = {value!r}" for key, value in sorted(topology.items()) if key != "name")
         graph = f"another graph in each round: {topology['name']}{f' ({options})' if options else ''}"
-    coordinated = {} if timing is None else _coordination_settings(timing)
+    coordinated = {} if timing is None else _coordination_settings(timing, settings)
     collected = "models or fragments fetched from peers" if fragments else "fetched from peers"
     return {
         "system topology": f"no server; {graph}",
@@ -323,8 +325,8 @@ def terms(
     } | coordinated
 
 
-def _coordination_settings(timing: Timing) -> dict[str, str]:
-    """Return the settings that differ if the policy has a coordinator."""
+def _coordination_settings(timing: Timing, settings: Settings) -> dict[str, str]:
+    """Return the settings that differ if the policy has a coordinator, and then if it sees sums only."""
     times = f"beats every {timing.beat:g} s, a lease of {timing.lease:g} s, patience of {timing.patience:g} s"
     return {
         "coordinator": f"elected by a majority of the members; {times}",
@@ -332,6 +334,14 @@ def _coordination_settings(timing: Timing) -> dict[str, str]:
         "local aggregation behaviour": "takes what the coordinator assigns",
         "joint aggregation behaviour": "the policy's step, made by the coordinator of what has come after half of the wait",
         "model collection": "submitted to the coordinator, whatever the topology is",
+    } | (_sum_settings(settings.secure_threshold) if settings.secure_sums else {})
+
+
+def _sum_settings(threshold: int) -> dict[str, str]:
+    least = f"at least {threshold} members" if threshold else "more than two thirds of the members with a vote"
+    return {
+        "local submission format": "all parameters, masked, 64 bits each",
+        "joint aggregation behaviour": f"the mean by samples, of a secure sum that {least} open",
     }
 
 

@@ -90,6 +90,8 @@ adaptive = true            # wait only a few times as long as a peer usually tak
 max_staleness = inf        # maximum age in seconds of the models that an asynchronous node uses
 robust = "clip-loss"       # protection against malicious members: clip and weigh their models, or "cs+", ...; or "none"
 patience = 0               # rounds without a better model on validation before learning stops; 0: never
+secure_sums = false        # the coordinator sees sums of models only; for policies that need no more, with robust = "none"
+secure_threshold = 0       # least number of models in such a sum; 0: more than two thirds of the members with a vote
 
 [task]
 name = "digits"            # digits, images, ... (see p2pfl-node init --help), or your own "package.module:factory"

@@ -327,7 +327,7 @@ class PeerManager(PeerTable):
         """Record the round in a message. Only `RoundReached` may move its sender back."""
         if isinstance(message, m.RoundReached):
             self.set_round(peer, message.round)
-        elif isinstance(message, m.Get | m.GetFragments | m.Submit | m.NotAvailable | m.Pong | m.Bye):
+        elif isinstance(message, m.Get | m.GetFragments | m.Submit | m.SumAnswer | m.NotAvailable | m.Pong | m.Bye):
             self.set_round(peer, max(peer.round, message.round))
 
     def _note_bye(self, peer: Peer, message: m.Bye) -> None:

@@ -43,6 +43,8 @@ _KIND_OF: Mapping[type[m.Message], str] = {
     m.Score: "score",
     m.Scored: "scored",
     m.Submit: "submit",
+    m.SumAnswer: "submit",
+    m.SumRequest: "assigned",
     m.Assigned: "assigned",
 }
 
@@ -412,10 +414,10 @@ class PeerTable:
         peer.bytes_out += size
         self.traffic.count_message("sent", message, size)
 
-    def tell(self, peer: Peer, message: m.Message) -> None:
+    def tell(self, peer: Peer, message: m.Message, payload: Payload = EMPTY) -> None:
         """Send a message; ignore its loss."""
         try:
-            self.send(peer, message)
+            self.send(peer, message, payload)
         except TransportError:
             self.rejected["link lost"] += 1
 
@@ -512,7 +514,11 @@ class Traffic:
 
     def count_message(self, way: Way, message: m.Message, size: int) -> None:
         """Count the frame of a message; `size` is the bytes of its whole envelope."""
-        holds_model = isinstance(message, m.ModelUpdate | m.Submit) or (isinstance(message, m.Assigned) and message.given)
+        holds_model = (
+            isinstance(message, m.ModelUpdate | m.Submit)
+            or (isinstance(message, m.Assigned) and message.given)
+            or (isinstance(message, m.SumAnswer) and message.step == "shares")  # it is masked
+        )
         early = isinstance(message, m.Get | m.ModelUpdate | m.GetFragments | m.FragmentUpdate) and not message.round
         self.count(way, _KIND_OF.get(type(message), "control"), size, models=int(holds_model), preparation=early)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import Any
+from typing import Any, ClassVar
 
 from p2pfl.parameters import Parameters
 from p2pfl.policies.personal import Personal, from_bytes, to_bytes
@@ -34,6 +34,8 @@ class Apfl(Personal):
         alpha: initial weight of the local model.
         alpha_lr: step size of alpha; 0 keeps alpha constant. (The paper uses the learning rate of the models.)
     """
+
+    only_mean: ClassVar[bool] = True
 
     alpha: float = 0.5
     alpha_lr: float = 0.01

@@ -30,6 +30,8 @@ class CoordinatedFedAvg(FedAvg):
         epochs, ft: see `fedavg`; with `replace-last` nothing is submitted in the last round.
     """
 
+    only_mean: ClassVar[bool] = True
+
     needs_start: ClassVar[bool] = False  # whether the step needs the model with which a round began
     previous: Extras = field(default_factory=dict, init=False, repr=False)
 
@@ -120,6 +122,8 @@ class FedProx(FedAvg):
 @dataclass
 class CoordinatedFedProx(CoordinatedFedAvg, FedProx):
     """`coordinated-fedavg` with the proximal term of FedProx (Li et al. 2020, algorithm 2); see `fedprox`."""
+
+    only_mean: ClassVar[bool] = True
 
     def under_privacy(self, rounds: int) -> PlannedTraining | str:
         return planned_averages(self, rounds)

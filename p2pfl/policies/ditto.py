@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import ClassVar
 
 from p2pfl.policies.personal import Personal
 from p2pfl.policy import Me, Merge, Peers, PlannedTraining, built_in
@@ -25,6 +26,8 @@ class Ditto(Personal):
         epochs: epochs of each model in a round.
         weight: lambda; with 0 the personal model is a locally trained model.
     """
+
+    only_mean: ClassVar[bool] = True
 
     weight: float = 0.75
 

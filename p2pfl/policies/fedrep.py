@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from p2pfl.policies.personal import Personal
 from p2pfl.policy import Me, Merge, Peers, PlannedTraining, built_in, check_epochs
@@ -28,6 +29,8 @@ class FedRep(Personal):
         epochs: epochs of the representation in a round.
         head_epochs: epochs of the head in a round.
     """
+
+    only_mean: ClassVar[bool] = True
 
     head_epochs: int = 10
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import ClassVar
 
 from p2pfl.policies.personal import Personal
 from p2pfl.policy import Me, Merge, Peers, built_in, refused_under_privacy
@@ -29,6 +30,8 @@ class PerFedAvg(Personal):
         epochs: epochs of the shared model in a round.
         lr: alpha, the learning rate of the step to the personal model.
     """
+
+    only_mean: ClassVar[bool] = True
 
     lr: float = 0.01
 

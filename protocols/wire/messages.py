@@ -24,6 +24,7 @@ Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Tag = Annotated[bytes, Meta(max_length=8)]
 Division = Literal["contiguous", "strided", "random", "layers"]
 Parts = Annotated[int, Meta(ge=1, le=128)]
+SumStep = Literal["roster", "shares", "survivors", "open"]
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -238,12 +239,51 @@ class Assigned(_Message, frozen=True, tag="assigned"):
     given: bool
 
 
+class SumRequest(_Message, frozen=True, tag="sum_request"):
+    """Step of a secure sum, to one of its members, which answers with `SumAnswer` (see p2pfl.protocols.secure_sums).
+
+    `request` is the number of the member's announcement.
+    """
+
+    request: UInt32
+    round: UInt32
+    membership_version: UInt32
+    term: UInt32
+    step: SumStep
+
+
+class SumAnswer(_Message, frozen=True, tag="sum_answer"):
+    """Announcement for a secure sum to the coordinator of a term, or the answer to a step of it.
+
+    The last answer is followed by `Assigned` with the number of the announcement, as any other one may be.
+    """
+
+    request: UInt32
+    round: UInt32
+    membership_version: UInt32
+    term: UInt32
+    step: Literal["announce", SumStep]
+
+
 ElectionMessage = Vote | Voted | Leading | Following
-Learning = Get | ModelUpdate | GetFragments | FragmentUpdate | Score | Scored | Submit | Assigned
+Learning = Get | ModelUpdate | GetFragments | FragmentUpdate | Score | Scored | Submit | Assigned | SumRequest | SumAnswer
 Presence = Hello | Welcome | NotAvailable | RoundReached | Ping | Pong | PingRequest | IndirectAck | Entries | Bye | Conflict
 Report = Receipts | Equivocation
 Message = Presence | Report | Learning | ElectionMessage
-WithPayload = Hello | Welcome | ModelUpdate | FragmentUpdate | Score | Entries | Submit | Assigned | Conflict | Report
+WithPayload = (
+    Hello
+    | Welcome
+    | ModelUpdate
+    | FragmentUpdate
+    | Score
+    | Entries
+    | Submit
+    | Assigned
+    | SumRequest
+    | SumAnswer
+    | Conflict
+    | Report
+)
 
 Scalar = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Finite | bool | Text
 

@@ -3,6 +3,10 @@
 Sizes are computed, as for fetches. There is no election: the node with the lowest name coordinates. A note tells the
 user if its line is too slow for that: its beats would wait behind models until its lease ends.
 node/coordination/coordinator.py implements the coordinator's handling of submissions.
+
+Secure sums (p2pfl.protocols.secure_sums) have no masks and no shares here. In the sum of the survivors the masks cancel
+exactly, so the models are added up as the same integers without them. The messages of all steps are charged, with their
+bytes and times, and a member whose message is lost or late drops out as on machines.
 """
 
 from __future__ import annotations
@@ -13,9 +17,11 @@ from functools import partial
 from math import ceil, inf
 from typing import Any, NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
 from p2pfl._util.binding import split_name
+from p2pfl.algorithms.selection import fedavg
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.coordination.coordinator import (
     Coordinator,
@@ -25,11 +31,23 @@ from p2pfl.node.coordination.coordinator import (
     without_known_start,
 )
 from p2pfl.node.coordination.election_runner import timing_of
+from p2pfl.node.coordination.secure_rounds import TIMES
 from p2pfl.node.exchange.model_encoding import ModelEncoder
+from p2pfl.node.log import LOG
 from p2pfl.node.settings import check_coordinated
 from p2pfl.policies import make_policy
 from p2pfl.policy import Assignment, Coordinated, Policy, PolicyStep, Submission
 from p2pfl.protocols.election import Term
+from p2pfl.protocols.secure_sums import (
+    ANNOUNCEMENT_SIZE,
+    STEPS,
+    SumSizes,
+    check_range,
+    from_fixed_point,
+    shares_of,
+    threshold_of,
+    to_fixed_point,
+)
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.payload import encode_assignment, encode_submission
 from p2pfl.sim.scenario.network import Links
@@ -128,6 +146,8 @@ class ModelledParticipant:
         known, self.assigned_in = self.assigned_in, None
         if leader is None:
             return None
+        if self._masked and not self._in_range(submission):
+            return None
         submission = without_known_start(submission, known, leader.term)
         answer = Gather(network.loop, 1, network.settings.deadline)
         arrives = self._send(submission, network.peers[leader.id])
@@ -152,12 +172,26 @@ class ModelledParticipant:
         peer = self._peer
         if coordinator is peer:
             return peer.network.loop.now
-        size = size_of(submission, peer.encoder.whole)
-        peer.traffic.count("sent", "submit", size, models=1)
+        masked = self._masked
+        size = OVERHEAD + ANNOUNCEMENT_SIZE if masked else size_of(submission, peer.encoder.whole)
+        peer.traffic.count("sent", "submit", size, models=not masked)
         arrives = peer.arrival(coordinator, size)
         if arrives is not None:
-            coordinator.traffic.count("received", "submit", size, models=1)
+            coordinator.traffic.count("received", "submit", size, models=not masked)
         return arrives
+
+    @property
+    def _masked(self) -> bool:
+        return self._peer.network.settings.secure_sums
+
+    def _in_range(self, submission: Submission) -> bool:
+        """Return whether a model can be added up; log why not."""
+        try:
+            check_range(submission.params)
+        except ConfigurationError as error:
+            LOG.warning(f"{self._peer.name}, round {submission.round}: {error}", kind="sum-refused", round=submission.round)
+            return False
+        return True
 
     def leave(self) -> None:
         """Tell the coordinator to expect nothing more from this node."""
@@ -217,6 +251,9 @@ class ModelledCoordinatorBackend:
         self, submissions: Sequence[Submission], state: Mapping[str, Any], then: Callable[[StepResult], None]
     ) -> None:
         owner = self._owner
+        if owner.network.settings.secure_sums:
+            ModelledSum(owner, submissions, then).begin()
+            return
         layout, robust = owner.encoder.layout, owner.network.settings.robust
         then(run_protected_step(self._step, submissions, state, layout, coordinator=owner.name, robust=robust, trusted=True))
 
@@ -237,6 +274,80 @@ class ModelledCoordinatorBackend:
         if arrives is not None:
             participant.traffic.count("received", "assigned", size, models=1)
             answer.add(owner.name, replace(assignment, size=size), arrives)
+
+
+class ModelledSum:
+    """Secure sum of one round; see p2pfl.node.coordination.secure_rounds.SecureRounds.run.
+
+    Args:
+        owner: the coordinator.
+        submissions: of the members, with their models.
+        then: receives the result.
+    """
+
+    def __init__(self, owner: ModelledPeer, submissions: Sequence[Submission], then: Callable[[StepResult], None]) -> None:
+        self._owner = owner
+        self._models = {submission.sender: submission.params for submission in submissions}
+        self._samples = {submission.sender: submission.n_samples for submission in submissions}
+        self._sizes = SumSizes(self._samples, owner.encoder.layout.size)
+        self._threshold = threshold_of(owner.network.settings.secure_threshold, len(owner.network.peers))
+        self._included: Sequence[str] = ()
+        self._survivors: Sequence[str] = ()
+        self._then = then
+
+    def begin(self) -> None:
+        """Ask all members the first step."""
+        self._ask(0, sorted(self._models))
+
+    def _ask(self, number: int, members: Sequence[str]) -> None:
+        """Ask the members that have answered the steps so far another one; open the sum after the last one."""
+        if len(members) < self._threshold:
+            self._then(StepResult({}, {}, {}))
+            return
+        if number == len(STEPS):
+            self._then(self._open())
+            return
+        step, loop = STEPS[number], self._owner.network.loop
+        if step == "shares":
+            self._included = members
+        elif step == "survivors":
+            self._survivors = members
+        sizes = self._sizes.of(step, len(members), len(self._included))
+        answers = {name: self._answer(name, OVERHEAD + sizes[0], OVERHEAD + sizes[1], step) for name in members}
+        ends = loop.now + self._owner.network.settings.deadline * TIMES[step]
+        arrived = {name: when for name, when in answers.items() if when is not None and when <= ends}
+        if len(arrived) == len(members):
+            ends = max(arrived.values())
+        loop.call_at(ends, self._ask, number + 1, list(arrived))
+
+    def _answer(self, name: str, request: int, answer: int, step: str) -> float | None:
+        """Count a step's two messages; return the time at which the answer arrives, or None if one of them is lost."""
+        owner, peer = self._owner, self._owner.network.peers[name]
+        if peer is owner:
+            return owner.network.loop.now
+        masked = int(step == "shares")
+        owner.traffic.count("sent", "assigned", request)
+        asked = owner.arrival(peer, request)
+        if asked is None:
+            return None
+        peer.traffic.count("received", "assigned", request)
+        peer.traffic.count("sent", "submit", answer, models=masked)
+        arrives = owner.network.links.arrival(peer.name, owner.name, answer, asked)
+        if arrives is not None:
+            owner.traffic.count("received", "submit", answer, models=masked)
+        return arrives
+
+    def _open(self) -> StepResult:
+        shares = shares_of(self._samples)
+        weight = sum(shares[name] for name in self._survivors)
+        if not weight:
+            return StepResult({}, {}, {})
+        total = np.zeros(self._owner.encoder.layout.size, np.uint64)
+        for name in self._survivors:
+            total += to_fixed_point(self._models[name], shares[name])
+        weights = fedavg({name: self._samples[name] for name in self._survivors})
+        mean = from_fixed_point(total, weight)
+        return StepResult({name: Assignment(mean, weights) for name in weights}, {}, {})
 
 
 def size_of(submission: Submission, model: int) -> int:

@@ -351,6 +351,7 @@ class Simulation:
                 coordination=coordination,
                 scores=scores,
                 fragments=fragments,
+                secrets=RandomStreams(scenario.seed, name).generator(0, "secure sums").bytes,
             )
 
         return make

@@ -63,6 +63,8 @@ EVERY_MESSAGE = [
     m.Following(BIG, BIG, BIG),
     m.Submit(BIG, BIG, BIG, BIG, BIG, True),
     m.Assigned(BIG, BIG, BIG, BIG, True),
+    m.SumRequest(BIG, BIG, BIG, BIG, "survivors"),
+    m.SumAnswer(BIG, BIG, BIG, BIG, "survivors"),
 ]
 
 

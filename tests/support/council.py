@@ -7,6 +7,7 @@ import numpy as np
 
 from p2pfl.compression.codecs import Float32
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes
+from p2pfl.node.coordination.secure_rounds import SecureSums
 from p2pfl.node.coordination.submissions import Coordination
 from p2pfl.node.exchange.base import Detached, ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
@@ -44,9 +45,11 @@ class Council:
         policy: coordinated.
         eligible: names of members that may coordinate.
         damaged: names of members that have lost their record of votes.
+        secure: whether they submit to secure sums.
     """
 
-    def __init__(self, policy, eligible=NAMES, damaged=()):
+    def __init__(self, policy, eligible=NAMES, damaged=(), secure=False):
+        self.secure = secure
         self.network = InProcessNetwork()
         self.electorate = Electorate(1, frozenset(NAMES), tuple(eligible))
         self.damaged = damaged
@@ -75,7 +78,9 @@ class Council:
         election = ElectionRunner(
             name, self.electorate, votes, incarnation=1, seed=0, clock=lambda: asyncio.get_running_loop().time()
         )
-        exchange = MessageExchange(config, ModelEncoder(Float32(), LAYOUT), coordination=Coordination(election, policy.step))
+        encoder, coordination = ModelEncoder(Float32(), LAYOUT), Coordination(election, policy.step)
+        sums = SecureSums(KEYS[name], FEDERATION, 0) if self.secure else None
+        exchange = MessageExchange(config, encoder, coordination=coordination, sums=sums)
         exchange.resume(0, own(name, 0))
         return exchange
 

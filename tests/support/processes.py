@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
+from p2pfl._util.failpoints import VARIABLE
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.federation import agreement, loading, membership_changes
 from p2pfl.node.federation import join as joining
@@ -82,8 +83,12 @@ class Processes:
         if path is not None:
             sys.path.remove(str(path))
 
-    def start(self, *names, changes=(), until_done=True, torch=True):
-        """Start nodes, by default all; without `torch` every import of it fails in them."""
+    def start(self, *names, changes=(), until_done=True, torch=True, failpoint=""):
+        """Start nodes, by default all; without `torch` every import of it fails in them.
+
+        Args:
+            failpoint: where they end as if they were killed; see p2pfl._util.failpoints.
+        """
         for name in names or self.names:
             options = ["--until-done"] * until_done + [part for change in changes for part in ("--set", change)]
             launch = forked.python if torch else subprocess.Popen
@@ -93,7 +98,9 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 text=True,
                 cwd=self.cwd,
-                env=os.environ | {"PYTHONPATH": str(without_torch.ROOT) if torch else without_torch.PYTHONPATH},
+                env=os.environ
+                | {"PYTHONPATH": str(without_torch.ROOT) if torch else without_torch.PYTHONPATH}
+                | ({VARIABLE: failpoint} if failpoint else {}),
             )
             self.running[name], self._printed[name] = process, Printed(process.stdout)
 

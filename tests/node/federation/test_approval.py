@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
@@ -14,6 +15,7 @@ from p2pfl.node.federation import join as approval
 from p2pfl.node.federation.join import Difference
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
+from p2pfl.protocols.election import TIMING
 from p2pfl.protocols.identity import Identity
 from p2pfl.task import Part, make_task
 
@@ -245,7 +247,7 @@ def test_federation_with_unknown_robust_rule_is_refused(home):
 
 def test_federation_without_shared_setting_is_refused(home):
     tables = load_federation(home() / "alice").file.tables
-    for key in {*agreement.AGREED} - {"codec"}:
+    for key in {*agreement.AGREED} - {"codec", *agreement.SECURE}:
         file = SimpleNamespace(name="home", tables={name: value for name, value in tables.items() if name != key})
         with pytest.raises(ConfigurationError, match=f"the federation home: {key} is missing"):
             agreement.read(file)
@@ -257,3 +259,23 @@ def test_file_of_federation_keeps_order_of_its_keys(home):
     ready = loading.load(home() / "alice")
     drafted = agreement.draft("home", ready.config, loading.task_of(ready))
     assert [*drafted] == ["name", *shared, "edges", "task", "policy", "model"]
+
+
+def test_federation_names_secure_sums_only_if_it_has_them(home):
+    """Older nodes know the file of a federation without them, and refuse one with them."""
+    tables = load_federation(home() / "alice").file.tables
+    assert not tables.keys() & set(agreement.SECURE)
+
+
+def test_federation_with_secure_sums_has_other_terms(tmp_path):
+    config.create(tmp_path / "alice", "alice", policy="coordinated-fedavg")
+    own = replace(config.load(tmp_path / "alice"), robust="none", secure_sums=True, secure_threshold=4)
+    task = make_task("digits", own.task_options(), Part(0, 1), 0)
+    drafted = agreement.draft("home", own, task)
+    assert [drafted[key] for key in agreement.SECURE] == [True, 4]
+    secure, plain = (
+        agreement.terms(task.layout, replace(own, **changes), "00", timing=TIMING)
+        for changes in ({}, {"secure_sums": False, "secure_threshold": 0})
+    )
+    assert {key for key in secure if secure[key] != plain[key]} == {"local submission format", "joint aggregation behaviour"}
+    assert secure["joint aggregation behaviour"] == "the mean by samples, of a secure sum that at least 4 members open"

@@ -116,6 +116,8 @@ MESSAGES = [
     (m.Following(3, 1, 1), envelope.EMPTY),
     (m.Submit(1, 1, 3, 1, 50, True), SUBMISSION),
     (m.Assigned(1, 1, 3, 1, True), ASSIGNMENT),
+    (m.SumRequest(1, 1, 3, 1, "roster"), ASSIGNMENT),
+    (m.SumAnswer(1, 1, 3, 1, "announce"), ASSIGNMENT),
 ]
 STAGES = ("prepared", "trained", "merged")
 NASTY = [  # invalid or extreme msgpack

@@ -94,6 +94,63 @@ def test_coordinated_modelled_equals_wire_in_models_and_bytes(policy):
     assert modelled.recorder.elections() == {}
 
 
+SUMS = {"secure_sums": True, "deadline": 16.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["coordinated-fedavg", "ditto"])
+def test_secure_sums_modelled_equal_wire_in_models_and_bytes(policy):
+    modelled, wire = (run(scenario(policy, fidelity=fidelity, **SUMS)) for fidelity in ("modelled", "wire"))
+    assert params(modelled.nodes) == params(wire.nodes)
+    for kind in ("models", "submit", "assigned"):
+        sent, received = (
+            [
+                sum(node.exchange.traffic.as_dict()[way][kind] for node in result.nodes.values())
+                for result in (modelled, wire)
+            ]
+            for way in ("sent", "received")
+        )
+        assert sent[0] == sent[1] == received[0] == received[1] > 0
+    assert not any(node.exchange.rejected for node in wire.nodes.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["coordinated-fedprox", "apfl", "per-fedavg"])
+def test_secure_sums_change_models_by_rounding_only(policy):
+    secure, plain = (run(scenario(policy, **changes)) for changes in (SUMS, {}))
+    for name in NAMES:
+        np.testing.assert_allclose(secure.nodes[name].me.params, plain.nodes[name].me.params, rtol=0, atol=1e-5)
+    assert params(secure.nodes) != params(plain.nodes)
+
+
+@pytest.mark.slow
+def test_secure_sums_take_the_time_of_their_messages():
+    """Each of the four steps takes a round trip."""
+    fast, slow = (run(scenario("coordinated-fedavg", network={"latency": far}, **SUMS)) for far in (0.0, 0.1))
+    assert params(fast.nodes) == params(slow.nodes)
+    plain = run(scenario("coordinated-fedavg", network={"latency": 0.1}, deadline=16.0))
+    assert slow.virtual_s - plain.virtual_s == pytest.approx(6 * 4 * 2 * 0.1)
+
+
+@pytest.mark.slow
+def test_members_whose_messages_are_lost_drop_out_of_a_secure_sum():
+    """Each mean is of all members or of those that are left, but never of fewer than the threshold."""
+    network = {"latency": 0.01, "loss": 0.03}
+    result = run(scenario("coordinated-fedavg", network=network, rounds=12, **SUMS | {"secure_threshold": 4}))
+    edges = result.recorder.edges_table()
+    rounds_of_nodes = np.unique(np.stack([edges["round"], edges["dst"]]), axis=1, return_counts=True)[1] + 1
+    assert set(rounds_of_nodes.tolist()) <= {4, 5, 6}
+    assert len(set(rounds_of_nodes.tolist())) > 1
+    assert all(node.round == 12 for node in result.nodes.values())
+
+
+def test_scenario_refuses_secure_sums_with_policy_that_compares():
+    with pytest.raises(ConfigurationError, match="the policy FedPref compares the models that are submitted"):
+        run(scenario("fedpref", **SUMS))
+    with pytest.raises(ConfigurationError, match="secure sums hide the models"):
+        scenario("coordinated-fedavg", robust="median", **SUMS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "trainer", "task"),

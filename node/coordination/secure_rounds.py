@@ -1,0 +1,314 @@
+"""Secure sums of coordinated rounds as messages: both sides of p2pfl.protocols.secure_sums on a machine.
+
+Theory of operation
+===================
+
+With `secure_sums`, a participant submits an announcement in place of its model, with the first `SumAnswer` of the round. To
+the coordinator (p2pfl.node.coordination.coordinator) it is a submission like any other: the round closes when all have
+announced, or after half a deadline. Then the coordinator does not run the policy's step, because it has no models. It leads
+the participants through the steps of a secure sum (`SecureRounds.run`), and assigns the mean to the survivors. A participant
+that was lost on the way has no assignment, and continues with its own model, as one that is late in any coordinated round.
+
+**Time.** Each step ends when all that are asked have answered or are gone, or after its share of the deadline (TIMES). All
+steps together take less than the half that is left, so that a participant that waits for one deadline gets its assignment.
+
+**Once.** Every submission has new keys: after a change of coordinator, the participant submits again with others. But a
+member that has helped to open a sum submits no more in this round, whoever coordinates. The sums of two lists of survivors
+for the same models would differ by one model. As 2 threshold > n + c, two openings need an honest member in common.
+
+**Threads.** Masks of many members take time, and the beats of an election must not wait for it: the member's steps and the
+coordinator's result are computed in other threads. A `SumMember` refuses a step that arrives before the last answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from p2pfl._util.event_log import EventLogger
+from p2pfl._util.failpoints import failpoint
+from p2pfl.algorithms.selection import fedavg
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.coordination.coordinator import StepResult
+from p2pfl.node.coordination.election_runner import ElectionRunner
+from p2pfl.node.log import LOG
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.node.peering.peers import Peer
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Assignment, Submission
+from p2pfl.protocols.election import Term
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.secure_sums import (
+    STEPS,
+    Announcement,
+    Secret,
+    SumCollector,
+    SumContext,
+    SumMember,
+    check_range,
+    read_announcement,
+    threshold_of,
+)
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import Payload
+from p2pfl.protocols.wire.messages import SumStep
+
+TIMES: Mapping[SumStep, float] = {"roster": 1 / 16, "shares": 1 / 4, "survivors": 1 / 16, "open": 1 / 16}
+"""Share of the deadline that each step may take; the answer to `shares` is as large as two models."""
+
+
+NO_MODEL = np.empty(0, np.float32)  # of a submission whose model stays with its sender
+
+
+class SecureSums(NamedTuple):
+    """Secure sums of one node.
+
+    Attributes:
+        federation: 16 bytes.
+        threshold: the setting `secure_threshold`.
+        source: source of its secrets.
+        log: receives an event if a sum is refused, or not opened.
+    """
+
+    identity: Identity
+    federation: bytes
+    threshold: int
+    source: Secret = os.urandom
+    log: EventLogger = LOG
+
+
+class Announced(Submission, frozen=True, gc=False, kw_only=True):
+    """Submission without a model: its sender takes part in a secure sum.
+
+    Attributes:
+        ask: sends the sender a step.
+        reachable: returns whether an answer of the sender may still arrive.
+    """
+
+    announcement: Announcement
+    context: SumContext
+    ask: Callable[[SumStep, Payload], None]
+    reachable: Callable[[], bool]
+
+
+class _Asked(NamedTuple):
+    """Step of a running sum.
+
+    Attributes:
+        waiting: members that have not answered it yet, by name.
+    """
+
+    collector: SumCollector
+    step: SumStep
+    waiting: dict[str, Announced]
+
+
+class SecureRounds:
+    """One node's part in secure sums: as a member, and while it is the coordinator.
+
+    Args:
+        size: P, the number of shared parameters.
+        deadline: seconds for which participants wait.
+    """
+
+    def __init__(
+        self, peering: PeerManager, election: ElectionRunner, sums: SecureSums, *, size: int, deadline: float
+    ) -> None:
+        self._peering = peering
+        self._election = election
+        self._sums = sums
+        self._size = size
+        self._deadline = deadline
+        self._member: SumMember | None = None
+        self._asked: dict[SumContext, _Asked] = {}  # a node may coordinate a later term before the sum of an earlier ends
+
+    @property
+    def threshold(self) -> int:
+        return threshold_of(self._sums.threshold, self._election.voters)
+
+    def _context(self, term: Term, round: int) -> SumContext:
+        return SumContext(self._sums.federation, term.membership_version, term.number, round)
+
+    def _key_of(self, name: str) -> bytes | None:
+        """Return the public key of a member with a vote; None for any other name."""
+        if not self._election.votes(name):
+            return None
+        if name == self._peering.name:
+            return self._sums.identity.public
+        return self._peering.peers[name].key if name in self._peering.peers else None
+
+    # Member
+
+    @property
+    def opened(self) -> bool:
+        """Whether this node has helped to open the sum of its last submission."""
+        return self._member is not None and self._member.opened
+
+    def accepts(self, round: int, params: Parameters) -> bool:
+        """Return whether a model can be added up; log why not."""
+        self._member = None
+        try:
+            check_range(params)
+        except ConfigurationError as error:
+            self._sums.log.warning(f"round {round}: {error}", kind="sum-refused", round=round)
+            return False
+        return True
+
+    def announce(self, submission: Submission, term: Term) -> Announcement:
+        """Begin as a member of a sum, with new keys; return what to submit in place of the model."""
+        self._member = SumMember(
+            self._peering.name,
+            self._sums.identity,
+            self._context(term, submission.round),
+            submission.params,
+            submission.n_samples,
+            keys=self._key_of,
+            threshold=self.threshold,
+            source=self._sums.source,
+        )
+        return self._member.announcement
+
+    async def answer(self, step: SumStep, payload: bytes) -> Payload:
+        """Return this member's answer to a step.
+
+        Raises:
+            ProtocolError: the member takes no further part; see p2pfl.protocols.secure_sums.SumMember.
+        """
+        member = self._member
+        if member is None:
+            raise ProtocolError("not asked for", "a step of a secure sum that this member has not announced")
+        if step == "survivors":
+            failpoint("sum-submitted")
+        answer = await asyncio.get_running_loop().run_in_executor(None, member.answer, step, payload)
+        if self._member is not member:  # it has submitted again meanwhile: only the newer sum may be opened
+            raise ProtocolError("not asked for", "a step of a secure sum that this member has left")
+        if step == "shares":
+            failpoint("sum-shared")
+        return Payload.of(answer)
+
+    # Coordinator
+
+    def announced(self, peer: Peer, opened: memoryview, message: m.SumAnswer) -> Announced:
+        """Return the submission of another member.
+
+        Raises:
+            ProtocolError: it is malformed, or not signed by the member.
+        """
+        context = self._context(Term(message.membership_version, message.term), message.round)
+        announcement = read_announcement(peer.name, peer.public_info.get("n_samples", 0), opened)
+        announcement.check(context, peer.key)
+        announcement.check_keys()
+        link = peer.link
+
+        def reachable() -> bool:
+            return self._peering.peers.get(peer.name) is peer and peer.link is link
+
+        def ask(step: SumStep, payload: Payload) -> None:
+            if reachable():
+                request = (message.request, message.round, message.membership_version, message.term)
+                self._peering.tell(peer, m.SumRequest(*request, step), payload)
+
+        return _announced(announcement, context, ask, reachable)
+
+    def own(self, submission: Submission, term: Term) -> Announced:
+        """Return this node's own submission, while it is the coordinator."""
+
+        async def answer(step: SumStep, payload: Payload) -> None:
+            try:
+                given = await self.answer(step, b"".join(map(bytes, payload.parts)))
+                self._take(self._peering.name, announced.context, step, given.parts[0])
+            except ProtocolError as error:
+                self._peering.rejected[error.cause] += 1
+
+        def ask(step: SumStep, payload: Payload) -> None:
+            self._peering.begin(answer(step, payload), f"{self._peering.name}: own part of a secure sum")
+
+        announced = _announced(self.announce(submission, term), self._context(term, submission.round), ask, lambda: True)
+        return announced
+
+    def take(self, peer: Peer, message: m.SumAnswer, payload: memoryview) -> None:
+        """Take a member's answer to a step; ignore one that is late.
+
+        Raises:
+            ProtocolError: it is not an answer to the step; the member has dropped out.
+        """
+        context = self._context(Term(message.membership_version, message.term), message.round)
+        assert message.step != "announce"
+        self._take(peer.name, context, message.step, payload)
+
+    def _take(self, name: str, context: SumContext, step: SumStep, payload: bytes | memoryview) -> None:
+        asked = self._asked.get(context)
+        if asked is None or asked.step != step or name not in asked.waiting:
+            return
+        del asked.waiting[name]
+        try:
+            key = self._key_of(name)
+            if key is not None:
+                asked.collector.take(step, name, key, payload)
+        finally:
+            self._peering.notify()
+
+    async def run(self, submissions: Sequence[Submission]) -> StepResult:
+        """Lead the senders of a round through a secure sum; assign the mean of their models to the survivors.
+
+        Nobody gets an assignment if the sum is not opened.
+        """
+        members = {each.sender: each for each in submissions if isinstance(each, Announced)}
+        context = next(iter(members.values())).context
+        term = Term(context.membership_version, context.term)
+        collector = SumCollector(context, [each.announcement for each in members.values()], self.threshold, self._size)
+
+        def answered(waiting: Mapping[str, Announced]) -> bool:
+            return not any(each.reachable() for each in waiting.values()) or not self._election.coordinates(term)
+
+        for step in STEPS:
+            asked = collector.begin(step)
+            if asked is None:
+                return self._unopened(context.round, f"fewer than {self.threshold} members have come to the step {step!r}")
+            waiting = {name: members[name] for name in asked}
+            self._asked[context] = _Asked(collector, step, waiting)
+            common = None if step == "shares" else Payload.of(collector.request(step, asked[0]))
+            for name in asked:
+                members[name].ask(step, Payload.of(collector.request(step, name)) if common is None else common)
+            await self._peering.until(partial(answered, waiting), self._deadline * TIMES[step])
+            del self._asked[context]
+        result = await asyncio.get_running_loop().run_in_executor(None, collector.result)
+        if collector.spoilt:
+            self._peering.rejected["wrong share"] += collector.spoilt
+        if result is None:
+            return self._unopened(context.round, f"fewer than {self.threshold} members have opened it, or with wrong shares")
+        mean, samples = result
+        weights = fedavg(samples)
+        return StepResult({name: Assignment(mean, weights) for name in weights}, {}, {})
+
+    def _unopened(self, round: int, reason: str) -> StepResult:
+        self._sums.log.warning(
+            f"the secure sum of round {round} is not opened: {reason}; nodes keep their models",
+            kind="sum-unopened",
+            round=round,
+        )
+        return StepResult({}, {}, {})
+
+
+def _announced(
+    announcement: Announcement,
+    context: SumContext,
+    ask: Callable[[SumStep, Payload], None],
+    reachable: Callable[[], bool],
+) -> Announced:
+    return Announced(
+        announcement.name,
+        context.round,
+        NO_MODEL,
+        announcement.n_samples,
+        announcement=announcement,
+        context=context,
+        ask=ask,
+        reachable=reachable,
+    )

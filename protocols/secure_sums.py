@@ -1,0 +1,786 @@
+"""Secure sums: a coordinator learns the weighted mean of its members' models, and no single model.
+
+Theory of operation
+===================
+
+The method is that of Bonawitz et al. (2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning"), with
+the check against a coordinator that lies, and for many members the sparse graph of Bell et al. (2020, "Secure Single-Server
+Aggregation with (Poly)Logarithmic Overhead"). This module has no clock, disk or network: `SumMember` and `SumCollector`
+turn payloads into payloads. p2pfl.node.coordination.secure_rounds sends them, and docs/wire-protocol.md has their bytes.
+
+**Masks.** A model is added up as integers modulo 2^64. Every two members u and v share a key, and from it a stream of
+integers; u adds the stream to its model and v subtracts it. In the sum of all masked models these masks cancel, and each
+masked model alone is uniformly random. A member that drops out leaves its pairwise masks in the others' models. Therefore
+every member also gives shares of its secrets to others, its *helpers*, so that enough of them can open what is needed:
+
+- of a member that has dropped out, the private masking key, from which the coordinator computes the masks that the others
+  have shared with it;
+- of a member whose masked model has arrived, the seed of a second mask, its *self mask*. It hides the model of a member that
+  is believed to have dropped out, but whose masked model arrives late.
+
+With both secrets of one member its model is open. So a helper gives one of them, never both.
+
+**Steps.** The coordinator leads each member through these, and a member that misses one has dropped out:
+
+    member       announcement   two public keys, a commitment to the self seed, and the number of samples, signed
+    coordinator  roster         all announcements
+    member                      shares of its secrets, sealed for each helper
+    coordinator  shares         the shares sealed for this member, and who has given shares (the *included*)
+    member                      its masked model
+    coordinator  survivors      the members whose masked models have arrived
+    member                      its signature of the included and the survivors
+    coordinator  open           the signatures
+    member                      of each included member one share: of the self seed of a survivor, or of the masking key
+
+**Threshold.** At least `threshold` members must be on the roster, be included, survive, sign, and open. So many shares
+recover a secret where every member helps every other. Let n be the number of members with a vote and c the number of those
+that collude with the coordinator, itself included. Two different lists of survivors cannot both be signed by `threshold`
+members, of whom the honest ones sign one list, if
+
+    2 threshold > n + c.
+
+Then all honest helpers open the same list, c colluding members hold fewer than `threshold` shares of any other secret, and
+the sum has at least threshold - c models of honest members. The default is more than two thirds of n, for c below a third.
+`threshold_of` allows no threshold that c = 1 breaks, the coordinator alone.
+
+**Sparse graph.** Above COMPLETE members a member has only `helpers_of(n)` helpers, and shares masks with its helpers and
+with the members that it helps. It draws its helpers after it knows the roster, from its own secret: if the graph followed
+from the roster, a coordinator could try rosters until a victim has only colluding helpers. The number follows from exact
+hypergeometric tails. If at most a fifth of the members collude and at most a fifth drop out, then with probability 2^-40 at
+most, some member's secret or model is open, and with probability 2^-20 at most, a round cannot be opened.
+
+**Binding.** All keys follow from the hash of the roster with the federation, the term and the round. Members that were shown
+different rosters have different masks, which do not cancel. A member makes new keys for every submission, and opens once.
+
+**Fixed point.** A value x of a member with the weight w is the integer nearest to x w / W 2^42, where W is the weight of the
+roster. The range of x is |x| <= 2^20, so that the sum stays below 2^63; a member with a value beyond it, or not finite,
+does not submit. With the weight W' of the n' survivors, the mean differs from that of exact numbers by at most
+n' 2^-43 W / W' and the rounding of products of 53 bits, before it is rounded to float32.
+
+**Not protected.** The members' weights (numbers of samples) and names are public. The sum itself tells something about its
+models, more the fewer they are; the sums of two rounds in which one member more took part tell about its model. A member can
+submit any model, also one that harms, and nothing can compare it with others. A member that gives wrong shares, or masks
+wrongly, spoils the sum; wrong shares are noticed and left out where the others suffice, wrong masks are not.
+
+Shamir's scheme is 20 lines here: the one in PyCryptodome shares secrets of 16 bytes, and that library would be the second
+one for cryptography.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from math import comb
+from typing import Annotated, NamedTuple, TypeVar, get_args
+
+import msgspec
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from msgspec import Meta
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.identity import Identity, verify
+from p2pfl.protocols.wire.messages import Name, SumStep, UInt32
+
+Secret = Callable[[int], bytes]
+"""Source of secret bytes: os.urandom on machines."""
+
+STEPS: tuple[SumStep, ...] = get_args(SumStep)
+"""Steps that a coordinator asks for, in their order; the answers are sealed shares, a masked model, a signature, shares."""
+
+FRACTION = 2.0**42  # integers per unit of a value
+RANGE = 2.0**20  # greatest magnitude of a value
+LEAST = 3  # members of a sum: of two, each would know the other's model
+COMPLETE = 64  # members up to which every member helps every other
+COLLUDING = DROPPED = 5  # a fifth of the members at most, where the graph is sparse
+PRIVATE, RECOVERED = 2.0**-40, 2.0**-20  # probabilities of a failure, where the graph is sparse
+PRIME = 2**256 + 297  # the least prime above all secrets of 32 bytes
+SHARE_SIZE = 33  # bytes of a number below PRIME
+KEY_SIZE = 32
+SEALED_SIZE = 2 * SHARE_SIZE + 16  # two shares, and the tag of the seal
+ANNOUNCEMENT_SIZE = 3 * KEY_SIZE + 64
+BLOCK = 2**16  # values that are masked at once
+
+T = TypeVar("T")
+_Key = Annotated[bytes, Meta(min_length=KEY_SIZE, max_length=KEY_SIZE)]
+_Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
+_Share = Annotated[bytes, Meta(min_length=SHARE_SIZE, max_length=SHARE_SIZE)]
+_Sealed = Annotated[bytes, Meta(min_length=SEALED_SIZE, max_length=SEALED_SIZE)]
+_Set = Annotated[bytes, Meta(max_length=2**13)]  # bit k mod 8 (the lowest is 0) of byte k div 8: member k of the roster
+MOST = 2**16  # members of a roster
+
+
+def threshold_of(wanted: int, voters: int) -> int:
+    """Return the least number of members whose sum is opened.
+
+    Args:
+        wanted: setting of the federation; 0 is more than two thirds of the voters. A number at which the coordinator alone
+            could open two lists of survivors has no effect; see the head of the module.
+        voters: number of members with a vote.
+    """
+    return max(wanted or 2 * voters // 3 + 1, (voters + 1) // 2 + 1, LEAST)
+
+
+@lru_cache(maxsize=256)
+def helpers_of(members: int) -> int:
+    """Return the number of other members that help a member of a roster; see the head of the module."""
+    others, colluding, dropped = members - 1, members // COLLUDING, members // DROPPED
+    if members > COMPLETE:
+        for helpers in range(1, others):
+            needed = _needed(helpers)
+            private = _tail(others, colluding, helpers, needed) + _tail(others, colluding + dropped, helpers, helpers)
+            lost = _tail(others, dropped, helpers, helpers - needed + 1)
+            if members * private <= PRIVATE and members * lost <= RECOVERED:
+                return helpers
+    return others
+
+
+def _needed(helpers: int) -> int:
+    """Return the number of shares of a secret that are needed on a sparse graph: most of those of helpers and owner."""
+    return (helpers + 1) // 2 + 1
+
+
+def _tail(members: int, marked: int, drawn: int, least: int) -> float:
+    """Return the probability of at least so many marked members among those drawn."""
+    hits = sum(comb(marked, k) * comb(members - marked, drawn - k) for k in range(least, min(marked, drawn) + 1))
+    return hits / comb(members, drawn)
+
+
+# Fixed point
+
+
+def check_range(params: np.ndarray) -> None:
+    """Raise ConfigurationError if a model cannot be added up; float32 [P]."""
+    greatest = float(np.abs(params).max(initial=0.0))
+    if not greatest <= RANGE:  # also if it is not a number
+        raise ConfigurationError(
+            f"the model has a value of magnitude {greatest:g}, and secure sums take values up to {RANGE:,.0f}; it is not"
+            " submitted: use a lower learning rate, or no secure sums",
+            "secure_sums",
+        )
+
+
+def to_fixed_point(params: np.ndarray, share: float) -> np.ndarray:
+    """Return the integers of a model, modulo 2^64.
+
+    Args:
+        params: float32 [P], within RANGE.
+        share: weight of the model in the roster, from 0 to 1.
+
+    Returns:
+        uint64 [P], a new array.
+    """
+    scaled: np.ndarray = np.rint(params.astype(np.float64) * (share * FRACTION)).astype(np.int64).view(np.uint64)
+    return scaled
+
+
+def from_fixed_point(total: np.ndarray, share: float) -> np.ndarray:
+    """Return the mean of the models in a sum, float32 [P]; `share` is their weight in the roster, above 0."""
+    mean: np.ndarray = (total.view(np.int64).astype(np.float64) * (1 / (share * FRACTION))).astype(np.float32)
+    return mean
+
+
+def shares_of(samples: Mapping[str, int]) -> dict[str, float]:
+    """Return each member's weight in a roster, by its samples; they are equal if no member has samples."""
+    total = sum(samples.values())
+    return {name: n / total if total else 1 / len(samples) for name, n in samples.items()}
+
+
+# Shamir (1979, "How to share a secret"), over the numbers modulo PRIME
+
+
+def share_secret(secret: bytes, points: Sequence[int], needed: int, source: Secret) -> list[bytes]:
+    """Return a share of a secret of 32 bytes for each point; so many of them are needed to recover it.
+
+    Args:
+        points: different numbers above 0.
+    """
+    # 16 bytes more than the prime has, so that the remainder is uniform but for 2^-128
+    higher = [int.from_bytes(source(SHARE_SIZE + 16), "big") % PRIME for _ in range(needed - 1)]
+    coefficients = [int.from_bytes(secret, "big"), *higher]
+    values = []
+    for point in points:
+        value = 0
+        for coefficient in reversed(coefficients):
+            value = (value * point + coefficient) % PRIME
+        values.append(value.to_bytes(SHARE_SIZE, "big"))
+    return values
+
+
+def recover_secret(shares: Mapping[int, bytes]) -> bytes | None:
+    """Return the secret from as many shares as are needed, by point; None if they are not shares of 32 bytes."""
+    secret = 0
+    for point, share in shares.items():
+        above = below = 1
+        for other in shares:
+            if other != point:
+                above = above * other % PRIME
+                below = below * (other - point) % PRIME
+        secret += int.from_bytes(share, "big") * above * pow(below, -1, PRIME)
+    secret %= PRIME
+    return secret.to_bytes(KEY_SIZE, "big") if secret < 2**256 else None
+
+
+# Keys, masks and seals
+
+
+def pairwise_secret(private: bytes, public: bytes) -> bytes:
+    """Return the secret that two members share, 32 bytes, from the private key of one and the public key of the other.
+
+    Raises:
+        ProtocolError: the public key is of small order.
+    """
+    try:
+        return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise ProtocolError("malformed", "a public key of small order") from error
+
+
+def public_key(private: bytes) -> bytes:
+    """Return the X25519 public key of 32 secret bytes."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def derive_key(secret: bytes, sum_id: bytes, purpose: bytes) -> bytes:
+    """Return a key of 32 bytes for one purpose within one sum (HKDF-SHA256, RFC 5869)."""
+    return HKDF(SHA256(), KEY_SIZE, salt=sum_id, info=purpose).derive(secret)
+
+
+def add_mask(total: np.ndarray, key: bytes, *, subtract: bool = False) -> None:
+    """Add a mask, the ChaCha20 stream of a key as little-endian integers, modulo 2^64; uint64 [P], in place."""
+    stream, zeros = Cipher(ChaCha20(key, bytes(16)), None).encryptor(), bytes(8 * min(BLOCK, len(total)))
+    for at in range(0, len(total), BLOCK):
+        part = total[at : at + BLOCK]
+        mask = np.frombuffer(stream.update(zeros[: 8 * len(part)]), "<u8")
+        if subtract:
+            part -= mask
+        else:
+            part += mask
+
+
+_MASK, _SELF, _SEAL = b"p2pfl secure sum mask 1\0", b"p2pfl secure sum self mask 1\0", b"p2pfl secure sum share 1\0"
+_SUM, _ANNOUNCED = b"p2pfl secure sum 1\0", b"p2pfl secure sum announcement 1\0"
+_COMMITTED, _SURVIVED = b"p2pfl secure sum commitment 1\0", b"p2pfl secure sum survivors 1\0"
+
+
+def _mask_key(secret: bytes, sum_id: bytes) -> bytes:
+    return derive_key(secret, sum_id, _MASK)
+
+
+def _self_key(seed: bytes, sum_id: bytes) -> bytes:
+    return derive_key(seed, sum_id, _SELF)
+
+
+def _commitment(seed: bytes) -> bytes:
+    return sha256(_COMMITTED + seed).digest()
+
+
+def _seal(secret: bytes, sum_id: bytes, sender: bytes, recipient: bytes) -> ChaCha20Poly1305:
+    """Return the seal of one message from sender to recipient, whose key is used once."""
+    return ChaCha20Poly1305(derive_key(secret, sum_id, _SEAL + sender + recipient))
+
+
+_NONCE = bytes(12)  # each key seals one message
+
+
+# Payloads
+
+
+class SumContext(NamedTuple):
+    """Round of a federation to which a sum belongs.
+
+    Attributes:
+        federation: 16 bytes.
+        membership_version, term: of the coordinator.
+    """
+
+    federation: bytes
+    membership_version: int
+    term: int
+    round: int
+
+    def encode(self) -> bytes:
+        return self.federation + b"".join(number.to_bytes(4, "big") for number in self[1:])
+
+
+class Announcement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Member's part of a roster.
+
+    Attributes:
+        n_samples: weight of its model.
+        sealing: public key with which shares are sealed for it.
+        masking: public key of its pairwise masks.
+        commitment: hash of its self seed.
+        signature: of all of these and of the context, by its identity.
+    """
+
+    name: Name
+    n_samples: UInt32
+    sealing: _Key
+    masking: _Key
+    commitment: _Key
+    signature: _Signature
+
+    def content(self, context: SumContext) -> bytes:
+        """Return what the member signs."""
+        samples = self.n_samples.to_bytes(4, "big")
+        return _ANNOUNCED + context.encode() + samples + self.sealing + self.masking + self.commitment
+
+    def check(self, context: SumContext, key: bytes) -> None:
+        """Raise ProtocolError unless the owner of an identity's key has made the announcement for this round."""
+        if not verify(key, self.signature, self.content(context)):
+            raise ProtocolError("wrong signature", f"an announcement that {self.name} has not signed")
+
+    def check_keys(self) -> None:
+        """Raise ProtocolError for a public key of small order, with which the others could not go on."""
+        for public in (self.sealing, self.masking):
+            pairwise_secret(_ANY, public)
+
+    def encode(self) -> bytes:
+        """Return the payload of a submission; the frame has the name and the number of samples."""
+        return self.sealing + self.masking + self.commitment + self.signature
+
+
+_ANY = bytes(KEY_SIZE)  # a private key, to find public keys of small order
+
+
+def read_announcement(name: str, n_samples: int, payload: bytes | memoryview) -> Announcement:
+    """Return the announcement in a submission. Its signature is not verified.
+
+    Raises:
+        ProtocolError: the payload has another length.
+    """
+    if len(payload) != ANNOUNCEMENT_SIZE:
+        raise ProtocolError("wrong length", f"an announcement of {len(payload)} bytes")
+    data = bytes(payload)
+    return Announcement(name, n_samples, data[:32], data[32:64], data[64:96], data[96:])
+
+
+class SealedShares(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Shares of a member's two secrets, sealed. `member` is the place in the roster of the other one: helper or owner."""
+
+    member: UInt32
+    sealed: _Sealed
+
+
+class SignedBy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Signature of the list of survivors by the member at a place of the roster."""
+
+    member: UInt32
+    signature: _Signature
+
+
+class OpenedShare(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Share of one secret of the member at a place of the roster: the self seed of a survivor, else the masking key."""
+
+    owner: UInt32
+    share: _Share
+
+
+_Many = Meta(max_length=MOST)
+_roster = msgspec.msgpack.Decoder(Annotated[list[Announcement], _Many])
+_sealed = msgspec.msgpack.Decoder(Annotated[list[SealedShares], _Many])
+_shares = msgspec.msgpack.Decoder(tuple[_Set, Annotated[list[SealedShares], _Many]])
+_survivors = msgspec.msgpack.Decoder(_Set)
+_signatures = msgspec.msgpack.Decoder(Annotated[list[SignedBy], _Many])
+_opened = msgspec.msgpack.Decoder(Annotated[list[OpenedShare], _Many])
+_encode = msgspec.msgpack.encode
+
+
+def _decode(payload: bytes | memoryview, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    try:
+        return decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError("malformed", f"a step of a secure sum: {error}") from error
+
+
+def _to_set(places: Sequence[int], members: int) -> bytes:
+    """Return a set of places of a roster as bits."""
+    bits = sum(1 << place for place in places)
+    return bits.to_bytes(-(-members // 8), "little")
+
+
+def _from_set(data: bytes, members: int) -> list[int]:
+    """Return the places of a set, ascending.
+
+    Raises:
+        ProtocolError: it is not a set of places of this roster.
+    """
+    bits = int.from_bytes(data, "little")
+    if len(data) != -(-members // 8) or bits >> members:
+        raise ProtocolError("malformed", "a set of members that does not fit the roster")
+    return [place for place in range(members) if bits >> place & 1]
+
+
+def _survivors_content(sum_id: bytes, included: bytes, survivors: bytes) -> bytes:
+    return _SURVIVED + sum_id + included + survivors
+
+
+class _Roster:
+    """Roster of a sum: its members in the order of their names, its hash, and how many shares recover a secret."""
+
+    def __init__(self, context: SumContext, members: Sequence[Announcement], payload: bytes, threshold: int) -> None:
+        self.members = members
+        self.sum_id = sha256(_SUM + context.encode() + payload).digest()
+        self.places = {member.name: place for place, member in enumerate(members)}
+        self.helpers = helpers_of(len(members))
+        sparse = self.helpers < len(members) - 1
+        self.needed = _needed(self.helpers) if sparse else threshold
+        self.weights = shares_of({member.name: member.n_samples for member in members})
+
+
+class SumMember:
+    """One member of one sum: its secrets, and its answers to the coordinator, each of them given once.
+
+    Args:
+        params: the member's model; float32 [P].
+        n_samples: number of its samples.
+        keys: returns the identity's public key of a member with a vote; None for any other name.
+        threshold: see `threshold_of`.
+
+    Attributes:
+        announcement: what it submits in place of its model.
+        opened: whether it has helped to open the sum.
+
+    Raises:
+        ConfigurationError: the model has values beyond the range.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        identity: Identity,
+        context: SumContext,
+        params: np.ndarray,
+        n_samples: int,
+        *,
+        keys: Callable[[str], bytes | None],
+        threshold: int,
+        source: Secret,
+    ) -> None:
+        check_range(params)
+        self._name = name
+        self._identity = identity
+        self._context = context
+        self._params = params
+        self._keys = keys
+        self._threshold = threshold
+        self._source = source
+        self._sealing, self._masking, self._seed = source(KEY_SIZE), source(KEY_SIZE), source(KEY_SIZE)
+        public = (public_key(self._sealing), public_key(self._masking), _commitment(self._seed))
+        unsigned = Announcement(name, n_samples, *public, bytes(64))
+        self.announcement = msgspec.structs.replace(unsigned, signature=identity.sign(unsigned.content(context)))
+        self.opened = False
+        self._next = 0  # the step that may follow
+        self._roster: _Roster
+        self._helpers: list[int] = []  # places of its helpers
+        self._held: dict[int, tuple[bytes, bytes]] = {}  # by owner: shares of the masking key, and of the self seed
+        self._included: list[int] = []
+        self._survivors: list[int] = []
+        self._signed = b""
+
+    def answer(self, step: SumStep, payload: bytes | memoryview) -> bytes:
+        """Return the answer to a step of the coordinator.
+
+        Raises:
+            ProtocolError: the step is not the next one, is malformed, or would reveal more than the sum; the member then
+                takes no further part.
+        """
+        if self._next != STEPS.index(step):
+            raise ProtocolError("not asked for", f"the step {step!r} of a secure sum out of order")
+        self._next = len(STEPS)  # nothing follows an error
+        answer = {
+            "roster": self._share,
+            "shares": self._mask,
+            "survivors": self._sign,
+            "open": self._open,
+        }[step](payload)
+        self._next = STEPS.index(step) + 1
+        return answer
+
+    def _enough(self, members: Sequence[object], what: str) -> None:
+        if len(members) < self._threshold:
+            raise ProtocolError("malformed", f"a sum of {len(members)} {what}, and {self._threshold} are needed")
+
+    def _share(self, payload: bytes | memoryview) -> bytes:
+        """Check the roster, and return the own secrets' shares, sealed for each helper."""
+        members = _decode(payload, _roster)
+        names = [member.name for member in members]
+        if names != sorted(set(names)):
+            raise ProtocolError("malformed", "a roster that is not in the order of names")
+        self._enough(members, "announcements")
+        for member in members:
+            if member.name == self._name:
+                continue
+            key = self._keys(member.name)
+            if key is None:
+                raise ProtocolError("malformed", f"a roster with {member.name}, which has no vote")
+            member.check(self._context, key)
+        self._roster = roster = _Roster(self._context, members, bytes(payload), self._threshold)
+        if self.announcement not in members:
+            raise ProtocolError("malformed", "a roster without this member")
+        own = roster.places[self._name]
+        others = [place for place in range(len(members)) if place != own]
+        if roster.helpers < len(others):
+            draw = self._source(KEY_SIZE)
+            others.sort(key=lambda place: sha256(draw + place.to_bytes(4, "big")).digest())
+        self._helpers = sorted(others[: roster.helpers])
+        points = [place + 1 for place in (*self._helpers, own)]
+        keys, seeds = (share_secret(s, points, roster.needed, self._source) for s in (self._masking, self._seed))
+        self._held[own] = keys[-1], seeds[-1]
+        sealed = []
+        for place, key_share, seed_share in zip(self._helpers, keys, seeds, strict=False):
+            helper = members[place]
+            secret = pairwise_secret(self._sealing, helper.sealing)
+            seal = _seal(secret, roster.sum_id, self.announcement.sealing, helper.sealing)
+            sealed.append(SealedShares(place, seal.encrypt(_NONCE, key_share + seed_share, None)))
+        return _encode(sealed)
+
+    def _mask(self, payload: bytes | memoryview) -> bytes:
+        """Keep the shares of others, and return the masked model."""
+        roster, members = self._roster, self._roster.members
+        data, given = _decode(payload, _shares)
+        included = _from_set(data, len(members))
+        self._enough(included, "members that have given shares")
+        own = roster.places[self._name]
+        owners = [shares.member for shares in given]
+        if own not in included or len(set(owners)) < len(owners) or not set(owners) <= set(included) - {own}:
+            raise ProtocolError("malformed", "shares of members that are not included")
+        for shares in given:
+            owner = members[shares.member]
+            seal = _seal(
+                pairwise_secret(self._sealing, owner.sealing), roster.sum_id, owner.sealing, self.announcement.sealing
+            )
+            try:
+                both = seal.decrypt(_NONCE, shares.sealed, None)
+            except InvalidTag:  # its owner, or the coordinator, has spoilt it: the other helpers must suffice
+                continue
+            self._held[shares.member] = both[:SHARE_SIZE], both[SHARE_SIZE:]
+        self._included = included
+        total = to_fixed_point(self._params, roster.weights[self._name])
+        add_mask(total, _self_key(self._seed, roster.sum_id))
+        for place in sorted(set(included) & set(self._helpers) | set(owners)):
+            key = _mask_key(pairwise_secret(self._masking, members[place].masking), roster.sum_id)
+            add_mask(total, key, subtract=place < own)
+        return total.astype("<u8", copy=False).tobytes()
+
+    def _sign(self, payload: bytes | memoryview) -> bytes:
+        """Return the signature of the included and the survivors, which it signs once."""
+        members = self._roster.members
+        data = _decode(payload, _survivors)
+        survivors = _from_set(data, len(members))
+        self._enough(survivors, "masked models")
+        if not set(survivors) <= set(self._included) or self._roster.places[self._name] not in survivors:
+            raise ProtocolError("malformed", "survivors that are not included, or a list without this member")
+        self._survivors = survivors
+        self._signed = _survivors_content(self._roster.sum_id, _to_set(self._included, len(members)), data)
+        return self._identity.sign(self._signed)
+
+    def _open(self, payload: bytes | memoryview) -> bytes:
+        """Check that enough members have signed the same, and return one share of each included member."""
+        members = self._roster.members
+        signed = _decode(payload, _signatures)
+        signers = {each.member for each in signed}
+        if len(signers) < len(signed) or not signers <= set(self._survivors):
+            raise ProtocolError("malformed", "signatures of members that are not survivors")
+        self._enough(signed, "signatures")
+        for each in signed:
+            name = members[each.member].name
+            key = self._identity.public if name == self._name else self._keys(name)
+            if key is None or not verify(key, each.signature, self._signed):
+                raise ProtocolError("wrong signature", f"survivors that {name} has not signed")
+        self.opened = True
+        survivors, included = set(self._survivors), set(self._included)
+        opened = [
+            OpenedShare(owner, seed if owner in survivors else key)
+            for owner, (key, seed) in sorted(self._held.items())
+            if owner in included
+        ]
+        self._held = {}
+        return _encode(opened)
+
+
+class SumCollector:
+    """The coordinator's side of one sum. Members that miss a step, or answer it wrongly, have dropped out.
+
+    Args:
+        announcements: of the members, with valid signatures.
+        threshold: see `threshold_of`.
+        size: P, the number of values of a model.
+
+    Attributes:
+        spoilt: number of secrets for which wrong shares were left out.
+    """
+
+    def __init__(self, context: SumContext, announcements: Sequence[Announcement], threshold: int, size: int) -> None:
+        members = sorted(announcements, key=lambda member: member.name)
+        self._payload = _encode(members)
+        self._roster = _Roster(context, members, self._payload, threshold)
+        self._threshold = threshold
+        self._given: dict[int, dict[int, bytes]] = {}  # by owner: by helper: its sealed shares
+        self._total = np.zeros(size, np.uint64)
+        self._arrived: list[int] = []  # members whose masked models are in the total
+        self._included = self._survivors = b""
+        self._signatures: dict[int, bytes] = {}
+        self._opened: dict[int, dict[int, bytes]] = {}  # by owner: by helper: a share of one secret
+        self._openers: list[int] = []
+        self.spoilt = 0
+
+    def begin(self, step: SumStep) -> Sequence[str] | None:
+        """End the step before, and return the members that are asked this one; None if they are too few."""
+        members = self._roster.members
+        asked: Sequence[int] = range(len(members))
+        if step == "shares":
+            asked = sorted(self._given)
+            self._included = _to_set(asked, len(members))
+        elif step == "survivors":
+            asked = sorted(self._arrived)
+            self._survivors = _to_set(asked, len(members))
+        elif step == "open":
+            asked = sorted(self._signatures)
+        return [members[place].name for place in asked] if len(asked) >= self._threshold else None
+
+    def request(self, step: SumStep, name: str) -> bytes:
+        """Return the payload of a step for one of the members that are asked."""
+        if step == "roster":
+            return self._payload
+        if step == "shares":
+            place = self._roster.places[name]
+            sealed = [SealedShares(owner, given[place]) for owner, given in sorted(self._given.items()) if place in given]
+            return _encode((self._included, sealed))
+        if step == "survivors":
+            return _encode(self._survivors)
+        return _encode([SignedBy(place, signature) for place, signature in sorted(self._signatures.items())])
+
+    def take(self, step: SumStep, name: str, key: bytes, payload: bytes | memoryview) -> None:
+        """Take the answer of a member that was asked, once.
+
+        Args:
+            key: public key of its identity.
+
+        Raises:
+            ProtocolError: it is not an answer to this step.
+        """
+        place, members = self._roster.places[name], self._roster.members
+        if step == "roster":
+            sealed = {each.member: each.sealed for each in _decode(payload, _sealed)}
+            if len(sealed) != self._roster.helpers or place in sealed or max(sealed, default=0) >= len(members):
+                raise ProtocolError("malformed", "shares for other members than its helpers")
+            self._given[place] = sealed
+        elif step == "shares":
+            if len(payload) != 8 * len(self._total):
+                raise ProtocolError("wrong length", f"a masked model of {len(payload)} bytes")
+            self._total += np.frombuffer(payload, "<u8")
+            self._arrived.append(place)
+        elif step == "survivors":
+            signature = bytes(payload)
+            if not verify(key, signature, _survivors_content(self._roster.sum_id, self._included, self._survivors)):
+                raise ProtocolError("wrong signature", f"survivors that {name} has not signed")
+            self._signatures[place] = signature
+        else:
+            self._openers.append(place)
+            for each in _decode(payload, _opened):
+                if each.owner < len(members) and (each.owner == place or place in self._given.get(each.owner, ())):
+                    self._opened.setdefault(each.owner, {})[place] = each.share
+
+    def result(self) -> tuple[np.ndarray, dict[str, int]] | None:
+        """Return the mean of the survivors' models, float32 [P], and their numbers of samples.
+
+        Returns:
+            None if too few members have opened, a secret cannot be recovered, or the survivors have no weight.
+        """
+        roster, members = self._roster, self._roster.members
+        survivors = sorted(self._arrived)
+        weight = sum(roster.weights[members[place].name] for place in survivors)
+        if len(self._openers) < self._threshold or not weight:
+            return None
+        for place in sorted(self._given):
+            seed_or_key = self._recover(place, place in survivors)
+            if seed_or_key is None:
+                return None
+            if place in survivors:
+                add_mask(self._total, _self_key(seed_or_key, roster.sum_id), subtract=True)
+                continue
+            for other in survivors:
+                if other in self._given[place] or place in self._given[other]:
+                    key = _mask_key(pairwise_secret(seed_or_key, members[other].masking), roster.sum_id)
+                    add_mask(self._total, key, subtract=other < place)  # what `other` has added, or subtracted
+        mean = from_fixed_point(self._total, weight)
+        return mean, {members[place].name: members[place].n_samples for place in survivors}
+
+    def _recover(self, owner: int, survived: bool) -> bytes | None:
+        """Return a secret of a member, if enough right shares are known.
+
+        If the first ones are wrong, other runs of as many are tried, which leaves out a helper that lies.
+        """
+        shares, needed = sorted(self._opened.get(owner, {}).items()), self._roster.needed
+        announced = self._roster.members[owner]
+        if len(shares) < needed:
+            return None
+        for first in range(len(shares)):
+            chosen = [shares[(first + k) % len(shares)] for k in range(needed)]
+            secret = recover_secret({place + 1: share for place, share in chosen})
+            if secret is not None and (
+                _commitment(secret) == announced.commitment if survived else public_key(secret) == announced.masking
+            ):
+                self.spoilt += first > 0
+                return secret
+        return None
+
+
+class SumSizes:
+    """Bytes of the payloads of a sum, for simulations without messages.
+
+    On a sparse graph the helpers are not drawn: every member is helped by, and helps, as many as its mean.
+
+    Args:
+        samples: number of samples of each member of the roster.
+        size: P, the number of values of a model.
+    """
+
+    def __init__(self, samples: Mapping[str, int], size: int) -> None:
+        self._names = sorted(samples)
+        self._helpers = helpers_of(len(samples))
+        self._size = size
+        parts = [_encode(Announcement(name, samples[name], *_EMPTY)) for name in self._names]
+        self._roster = len(_list_of(len(parts))) + sum(map(len, parts))
+
+    def of(self, step: SumStep, asked: int, included: int) -> tuple[int, int]:
+        """Return the bytes of a member's request and answer.
+
+        Args:
+            asked: number of members that are asked this step.
+            included: number of those that have given shares.
+        """
+        members = len(self._names)
+        places, helpers = np.arange(members), min(self._helpers, included - 1)
+        integers = 1 + (places > 127).astype(int) + (places > 255)  # bytes of a place
+        each = float(integers.mean()) + 3  # with the headers of the pair and of its bytes
+        bits = len(_encode(bytes(-(-members // 8))))
+
+        def listed(count: int, content: int) -> int:
+            return len(_list_of(count)) + round(count * (each + content))
+
+        if step == "roster":
+            return self._roster, listed(self._helpers, SEALED_SIZE)
+        if step == "shares":
+            return 1 + bits + listed(helpers, SEALED_SIZE), 8 * self._size
+        if step == "survivors":
+            return bits, 64
+        return listed(asked, 64), listed(helpers + 1, SHARE_SIZE)
+
+
+_EMPTY = (bytes(KEY_SIZE), bytes(KEY_SIZE), bytes(KEY_SIZE), bytes(64))
+
+
+def _list_of(count: int) -> bytes:
+    """Return the header of an array."""
+    return _encode([0] * count)[: -count or None]
