@@ -41,6 +41,7 @@ FIELDS = {
     "assignment": "bytes",
     "submit": "payload",
     "assigned": "payload",
+    "announcement": "bytes",
 }
 WORDS = {"invitation": "p2pfl-invite-", "request": "p2pfl-request-", "admission": "p2pfl-admission-"}
 LABELS = {

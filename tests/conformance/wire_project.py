@@ -52,7 +52,7 @@ from p2pfl.protocols.transports.tls_link import TlsLink
 from p2pfl.protocols.wire import messages
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened, parse_receipts, read_proof
 from p2pfl.protocols.wire.payload import decode_extras
-from tests.conformance import wire_project_coordination
+from tests.conformance import wire_project_coordination, wire_project_sums
 from tests.conformance.wire_keys import BY_KEY, KEYS, SEEDS
 from tests.conformance.wire_models import more_text
 from tests.conformance.wire_types import RefusedError, plain
@@ -529,10 +529,14 @@ def names():
     return {name: function for name, function in globals().items() if name.startswith("check_")}
 
 
-CHECKS = wire_project_coordination.CHECKS | {
-    {"step": "handshake step"}.get(name.removeprefix("check_"), name.removeprefix("check_").replace("_", " ")): function
-    for name, function in names().items()
-}
+CHECKS = (
+    wire_project_coordination.CHECKS
+    | wire_project_sums.CHECKS
+    | {
+        {"step": "handshake step"}.get(name.removeprefix("check_"), name.removeprefix("check_").replace("_", " ")): function
+        for name, function in names().items()
+    }
+)
 
 
 def run(check, given):

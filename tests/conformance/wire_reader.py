@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from tests.conformance import wire_coordination, wire_models
+from tests.conformance import wire_coordination, wire_models, wire_sums
 from tests.conformance.wire_types import (
     B16,
     B32,
@@ -138,6 +138,8 @@ def check_agreed(given):
     }
     if given.get("coordinated"):
         agreed |= COORDINATED
+        if file.get("secure_sums"):
+            agreed |= wire_sums.agreed(file.get("secure_threshold", 0))
     if given.get("fragments"):
         agreed["model collection"] = f"models or fragments {agreed['model collection']}"
     for table in ("task", "policy"):
@@ -703,6 +705,7 @@ MESSAGES = {
     "receipts": structure({}),
     "equivocation": structure({}),
     **wire_coordination.MESSAGES,
+    **wire_sums.MESSAGES,
 }
 WITH_PAYLOAD = (
     "hello",
@@ -716,6 +719,8 @@ WITH_PAYLOAD = (
     "conflict",
     "receipts",
     "equivocation",
+    "sum_request",
+    "sum_answer",
 )
 U63 = integer(0, 2**63 - 1)
 HEADER = structure(
@@ -912,4 +917,5 @@ CHECKS = {
     "terms": check_terms,
     **wire_models.CHECKS,
     **wire_coordination.CHECKS,
+    **wire_sums.CHECKS,
 }

@@ -72,6 +72,7 @@ from tests.conformance.wire_vectors_models import (
     quantised_vectors,
     update_vectors,
 )
+from tests.conformance.wire_vectors_sums import WRONG_SUM_MESSAGES, sum_messages, sum_vectors_of_members
 from tests.support.weak_keys import NOT_CANONICAL, SMALL_ORDER, TWINS, forged
 
 FOLDER = Path(__file__).parents[2] / "docs" / "vectors"
@@ -1151,6 +1152,23 @@ def fragment_vectors() -> Vectors:
     return v
 
 
+def secure_sum_vectors() -> Vectors:
+    v = Vectors("What members and the coordinator of a secure sum send and compute, and what they refuse.")
+    base = {"federation": ID.hex(), "me": BOB.public.hex(), "members": [key.public.hex() for key in (ALICE, BOB, CAROL)]}
+    base |= {"limit": 70_000, "session": SESSION.hex(), "link": ALICE.public.hex(), "before": []}
+    for message, payload in sum_messages():
+        body = msgspec.to_builtins(message)
+        v.good(f"a {body[0]} of {body[-1]}, in round {body[2]}", "frame", **base, frame=raw_frame(body, payload).hex())
+    for name, why, body in WRONG_SUM_MESSAGES:
+        v.bad(name, "frame", "malformed", why, **base, frame=raw_frame(body).hex())
+    sum_vectors_of_members(v)
+    for name, changes in (("by default", {}), ("with a threshold", {"secure_threshold": 4})):
+        text = federation(robust="none", secure_sums=True, **changes).data.decode()
+        given = {"text": text, "trained": 8, "tensors": TENSORS, "coordinated": True}
+        v.good(f"a federation with secure sums {name}", "agreed", **given)
+    return v
+
+
 def division_vectors(v):
     """Divisions, and the acceptance of parts."""
     base = {"tensors": SHAPES, "seed": 7}
@@ -1383,6 +1401,7 @@ MAKERS: dict[str, Callable[[], Vectors]] = {
     "payload": payload_vectors,
     "coordination": coordination_vectors,
     "fragments": fragment_vectors,
+    "secure_sums": secure_sum_vectors,
 }
 
 
