@@ -5,9 +5,8 @@ publishes or submits, and a backend that passes all jobs on notes the start and 
 that is the end of a training carries its start, so that an attacker who knows the start sees the sum of the steps.
 
 Mechanisms that change what a node publishes, such as noise that cancels between neighbours, are seen here without further
-ado. A mechanism that releases something else than models of single nodes, such as a sum over several nodes in which each
-hides its own part, ends here too: whoever opens the sum reports it with `Watch.release`, and the node's own hidden model is
-left out by `Watch.published`.
+ado. With secure sums nobody sees the model that a node submits. What the coordinator and all members of the sum see is the
+mean, so an audit attacks each node by the mean that it is assigned, in place of its model.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from p2pfl.learning.torch_problem import Samples
 from p2pfl.learning.torch_task import TorchTask
 from p2pfl.node.node import Observer
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Stage
+from p2pfl.policy import Assignment, Stage
 from p2pfl.queries import NodeQuery, Train
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.batching import ComputeBackend
@@ -70,13 +69,16 @@ class Watch(Observer):
 
     Attributes:
         tasks: the task of each node before any change, once the run has been planned.
+        sums: whether nodes submit to secure sums.
     """
 
     def __init__(self, nodes: int, see: See | None = None, change: Change | None = None) -> None:
         self.tasks: list[TorchTask] = []
+        self.sums = False
         self._see, self._change = see, change
         self._numbers = {name: number for number, name in enumerate(names(nodes))}
         self._trainings: dict[int, list[tuple[int, Parameters, Parameters]]] = {}  # of the last round: round, start, end
+        self._hidden: dict[int, Release] = {}  # by node: what it has submitted to a secure sum
 
     @property
     def instruments(self) -> Instruments:
@@ -100,7 +102,16 @@ class Watch(Observer):
     def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None:
         node = self._numbers[id]
         found = (start for _, start, end in reversed(self._trainings.get(node, [])) if np.array_equal(end, params))
-        self.release(Release(node, round, params, next(found, None)))
+        released = Release(node, round, params, next(found, None))
+        if self.sums:
+            self._hidden[node] = released
+        else:
+            self.release(released)
+
+    def assigned(self, id: str, round: int, assignment: Assignment) -> None:
+        node = self._numbers[id]
+        if self.sums and node in self._hidden:
+            self.release(self._hidden.pop(node)._replace(model=assignment.params))
 
     def release(self, release: Release) -> None:
         """Report a model that somebody else than its node can see."""
@@ -136,6 +147,7 @@ def observe(scenario: Scenario, graph: Any, watch: Watch, initial: Parameters | 
     Raises:
         ConfigurationError: the tasks cannot be audited, or the scenario is wrong.
     """
+    watch.sums = scenario.secure_sums
     return Simulation(scenario, graph, initial=initial, singly=SINGLY, instruments=watch.instruments).run()
 
 

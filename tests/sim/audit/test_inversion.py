@@ -40,6 +40,23 @@ def test_budget_hides_images_from_inversion(samples):
         assert how["correlation"] == pytest.approx(how["correlation_by_chance"], abs=0.05)
 
 
+def test_secure_sum_gives_back_no_more_than_one_node_with_all_images_would():
+    """Eight nodes of eight images: their mean is one update of 64, and no model of a node is seen."""
+    policy = {"name": "coordinated-fedavg"}
+    plain, secure = (attacked(8, policy=policy, secure_sums=on)[0]["rows"] for on in (False, True))
+    assert plain["found"] > 0.6
+    assert secure["found"] < 0.15
+    assert secure["images"] == plain["images"] == 64
+    assert secure["auc"] < plain["auc"] - 0.2
+
+
+def test_budget_hides_images_in_secure_sum():
+    rows = attacked(8, policy={"name": "coordinated-fedavg"}, secure_sums=True, privacy={"epsilon": 8})[0]["rows"]
+    low, high = rows["auc_interval"]
+    assert rows["found"] <= rows["found_by_chance"]
+    assert low < 0.5 < high
+
+
 def test_images_have_a_height_and_a_width():
     assert image_shape((64,)) == (8, 8)
     assert image_shape((1, 28, 28)) == (28, 28)
