@@ -598,11 +598,9 @@ class SumMember:
             if key is None or not verify(key, each.signature, self._signed):
                 raise ProtocolError("wrong signature", f"survivors that {name} has not signed")
         self.opened = True
-        survivors, included = set(self._survivors), set(self._included)
+        survivors = set(self._survivors)
         opened = [
-            OpenedShare(owner, seed if owner in survivors else key)
-            for owner, (key, seed) in sorted(self._held.items())
-            if owner in included
+            OpenedShare(owner, seed if owner in survivors else key) for owner, (key, seed) in sorted(self._held.items())
         ]
         self._held = {}
         return _encode(opened)
