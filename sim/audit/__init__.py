@@ -36,9 +36,9 @@ What must never be:
 - A bound without its error: each epsilon that guesses refute holds with 95 % confidence, all attempts together.
 - An attack that reads what its attacker cannot see: attacks receive releases, not nodes.
 
-How mechanisms take part. Noise that nodes add to what they publish needs nothing. A mechanism that reveals sums only
-reports what can be opened by `Watch.release`. Tests of the mechanism compare the noise with `PrivacyPlan.mechanism`: a
-mechanism that adds noise beyond it passes, one whose own part is smaller must say so there.
+How mechanisms take part. Noise that nodes add to what they publish needs nothing. With secure sums the coordinator and the
+members see the mean over the members, and single models are not attacked. Tests of the mechanism compare the noise with
+`PrivacyPlan.mechanism`: a mechanism that adds noise beyond it passes, one whose own part is smaller must say so there.
 
 Modules: releases (observed runs, the model as an attacker computes with it), inversion, membership, canaries, mechanism,
 statistics (areas, intervals, bounds), audit (one row, the work on disk, audit.json), page (table and audit.html).

@@ -57,7 +57,8 @@ def attack_membership(
     for number in range(shadows):
         seed = scenario.seed + SEEDS * (number + 1)
         shadow = _Shadow(tasks, pools, moments, scenario.seed, seed)
-        observe(replace(scenario, seed=seed), graph, Watch(len(tasks), shadow.see, shadow.change), initial)
+        job = replace(scenario, seed=seed)
+        observe(job, graph, Watch(job.nodes, shadow.see, shadow.change), initial)
         each.append(shadow)
         progress()
     scores: list[list[np.ndarray]] = [[] for _ in each]  # by shadow and node, [pool]

@@ -6,6 +6,7 @@ from p2pfl.sim.audit.canaries import attack_by_canaries
 from p2pfl.sim.audit.releases import Watch, observe
 from p2pfl.sim.scenario.scenario import resolve
 from tests.support.broken_mechanisms import plant
+from tests.support.depth import spread
 
 DIGITS = {
     "nodes": 4,
@@ -15,6 +16,18 @@ DIGITS = {
     "privacy": {"epsilon": 2},
 }
 
+MORE = (  # of each epsilon: the settings above, momentum and more samples, a ring and another clip, whole batches and sums
+    {},
+    {"task": DIGITS["task"] | {"samples": 128, "lr": 0.1, "momentum": 0.9}},
+    {"policy": {"name": "random", "neighbours": 2}, "topology": {"name": "ring"}, "rounds": 6, "clip": 0.2},
+    {
+        "policy": {"name": "coordinated-fedavg"},
+        "rounds": 4,
+        "task": DIGITS["task"] | {"samples": 48, "batch_size": 48, "lr": 1.0, "hidden": 16},
+    },
+)
+TWENTY = [(epsilon, more) for epsilon in (0.5, 1, 2, 4, 8) for more in MORE]
+
 
 def attack(**changes):
     job = resolve(DIGITS | changes, [], "test", ".").runs[0]
@@ -23,13 +36,21 @@ def attack(**changes):
     return attack_by_canaries(job, None, made.plan.privacy, watch.tasks)
 
 
-def test_guesses_do_not_refute_the_shipped_mechanism():
-    found = attack()
-    assert found["canaries"] == 1024
-    assert found["promised"] == pytest.approx(2, rel=5e-3)
-    assert 0 < found["at_least"] < found["promised"]
+@pytest.mark.slow
+@pytest.mark.parametrize(("epsilon", "more"), spread(TWENTY, 9))
+def test_guesses_do_not_refute_the_shipped_mechanism(epsilon, more):
+    clip = more.get("clip", 1.0)
+    found = attack(
+        **{key: value for key, value in more.items() if key != "clip"}, privacy={"epsilon": epsilon, "clip": clip}
+    )
+    assert found["canaries"] > 1000
+    assert found["promised"] == pytest.approx(epsilon, rel=0.02)
+    assert found["at_least"] < found["promised"]
+    if epsilon >= 4:
+        assert found["at_least"] > 0.05 * epsilon  # the attack sees what the budget allows
 
 
+@pytest.mark.slow
 def test_guesses_refute_a_mechanism_that_forgets_the_noise_of_a_layer(monkeypatch):
     plant("noise forgotten in the last layer", monkeypatch)
     found = attack()

@@ -17,7 +17,13 @@ def attacked(samples, **changes):
     return invert(Attacked(watch.tasks[0], job.seed), watch.tasks, releases, job.seed)
 
 
-@pytest.mark.parametrize(("samples", "least"), [(1, 1.0), (4, 0.9), (8, 0.6), (20, 0.2)])
+SEEKS = pytest.mark.slow  # with so few samples, guesses are sought by optimisation as well
+
+
+@pytest.mark.parametrize(
+    ("samples", "least"),
+    [pytest.param(1, 1.0, marks=SEEKS), pytest.param(4, 0.9, marks=SEEKS), pytest.param(8, 0.6, marks=SEEKS), (20, 0.2)],
+)
 def test_rows_of_the_first_layer_give_back_images_of_nodes_with_few(samples, least):
     found, pictures = attacked(samples)
     rows = found["rows"]
@@ -29,7 +35,7 @@ def test_rows_of_the_first_layer_give_back_images_of_nodes_with_few(samples, lea
     assert pictures[0].correlation > FOUND
 
 
-@pytest.mark.parametrize("samples", [8, 20, 60])
+@pytest.mark.parametrize("samples", [pytest.param(8, marks=SEEKS), 20, 60])
 def test_budget_hides_images_from_inversion(samples):
     """No image above chance: strangers fit the guesses as well as training images do."""
     found, _ = attacked(samples, privacy={"epsilon": 8})
@@ -40,6 +46,7 @@ def test_budget_hides_images_from_inversion(samples):
         assert how["correlation"] == pytest.approx(how["correlation_by_chance"], abs=0.05)
 
 
+@pytest.mark.slow
 def test_secure_sum_gives_back_no_more_than_one_node_with_all_images_would():
     """Eight nodes of eight images: their mean is one update of 64, and no model of a node is seen."""
     policy = {"name": "coordinated-fedavg"}
