@@ -448,6 +448,7 @@ class SumMember:
 
     Attributes:
         announcement: what it submits in place of its model.
+        round: the round of the sum.
         opened: whether it has helped to open the sum.
 
     Raises:
@@ -478,6 +479,7 @@ class SumMember:
         public = (public_key(self._sealing), public_key(self._masking), _commitment(self._seed))
         unsigned = Announcement(name, n_samples, *public, bytes(64))
         self.announcement = msgspec.structs.replace(unsigned, signature=identity.sign(unsigned.content(context)))
+        self.round = context.round
         self.opened = False
         self._next = 0  # the step that may follow
         self._roster: _Roster

@@ -14,7 +14,8 @@ steps together take less than the half that is left, so that a participant that 
 
 **Once.** Every submission has new keys: after a change of coordinator, the participant submits again with others. But a
 member that has helped to open a sum submits no more in this round, whoever coordinates. The sums of two lists of survivors
-for the same models would differ by one model. As 2 threshold > n + c, two openings need an honest member in common.
+for the same models would differ by one model. As 2 threshold > n + c, two openings need an honest member in common. The
+round is on the disk before the member's shares are sent, because a restarted node may train the same model again.
 
 **Threads.** Masks of many members take time, and the beats of an election must not wait for it: the member's steps and the
 coordinator's result are computed in other threads. A `SumMember` refuses a step that arrives before the last answer.
@@ -26,16 +27,19 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from p2pfl._util.atomic_files import reason
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.failpoints import failpoint
 from p2pfl.algorithms.selection import fedavg
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.coordination.coordinator import StepResult
 from p2pfl.node.coordination.election_runner import ElectionRunner
+from p2pfl.node.folder.facts import read_facts, update_facts
 from p2pfl.node.log import LOG
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peers import Peer
@@ -63,7 +67,43 @@ TIMES: Mapping[SumStep, float] = {"roster": 1 / 16, "shares": 1 / 4, "survivors"
 """Share of the deadline that each step may take; the answer to `shares` is as large as two models."""
 
 
+REPEATED = 2  # rounds that a restarted node may repeat: it has two checkpoints
 NO_MODEL = np.empty(0, np.float32)  # of a submission whose model stays with its sender
+
+
+class OpenedRounds:
+    """Memory of the newest round whose sum a node has helped to open; for simulated nodes, which never restart.
+
+    Attributes:
+        round: 0 before the first one.
+    """
+
+    def __init__(self, round: int = 0) -> None:
+        self.round = round
+
+    def save(self, round: int) -> None:
+        """Save a round permanently before returning.
+
+        Raises:
+            OSError: it could not be saved.
+        """
+        self.round = round
+
+
+class SavedOpenedRounds(OpenedRounds):
+    """The same in the facts of a node's folder.
+
+    Raises:
+        ConfigurationError: they cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(read_facts(folder).opened)
+        self._folder = folder
+
+    def save(self, round: int) -> None:
+        update_facts(self._folder, opened=round)
+        super().save(round)
 
 
 class SecureSums(NamedTuple):
@@ -72,6 +112,7 @@ class SecureSums(NamedTuple):
     Attributes:
         federation: 16 bytes.
         threshold: the setting `secure_threshold`.
+        opened: what the node has opened, also before it started.
         source: source of its secrets.
         log: receives an event if a sum is refused, or not opened.
     """
@@ -79,6 +120,7 @@ class SecureSums(NamedTuple):
     identity: Identity
     federation: bytes
     threshold: int
+    opened: OpenedRounds
     source: Secret = os.urandom
     log: EventLogger = LOG
 
@@ -126,6 +168,7 @@ class SecureRounds:
         self._size = size
         self._deadline = deadline
         self._member: SumMember | None = None
+        self._opened_before = sums.opened.round  # the node has started since
         self._asked: dict[SumContext, _Asked] = {}  # a node may coordinate a later term before the sum of an earlier ends
 
     @property
@@ -151,14 +194,19 @@ class SecureRounds:
         return self._member is not None and self._member.opened
 
     def accepts(self, round: int, params: Parameters) -> bool:
-        """Return whether a model can be added up; log why not."""
+        """Return whether this node may submit a model of a round; log why not."""
         self._member = None
         try:
             check_range(params)
         except ConfigurationError as error:
-            self._sums.log.warning(f"round {round}: {error}", kind="sum-refused", round=round)
-            return False
+            return self._refuse(round, str(error))
+        if 0 <= self._opened_before - round < REPEATED:
+            return self._refuse(round, "not submitted, because this node has opened its sum before it was started again")
         return True
+
+    def _refuse(self, round: int, why: str) -> bool:
+        self._sums.log.warning(f"round {round}: {why}", kind="sum-refused", round=round)
+        return False
 
     def announce(self, submission: Submission, term: Term) -> Announcement:
         """Begin as a member of a sum, with new keys; return what to submit in place of the model."""
@@ -174,8 +222,8 @@ class SecureRounds:
         )
         return self._member.announcement
 
-    async def answer(self, step: SumStep, payload: bytes) -> Payload:
-        """Return this member's answer to a step.
+    async def answer(self, step: SumStep, payload: bytes) -> Payload | None:
+        """Return this member's answer to a step; None if it cannot save that it has opened the sum.
 
         Raises:
             ProtocolError: the member takes no further part; see p2pfl.protocols.secure_sums.SumMember.
@@ -190,6 +238,12 @@ class SecureRounds:
             raise ProtocolError("not asked for", "a step of a secure sum that this member has left")
         if step == "shares":
             failpoint("sum-shared")
+        elif step == "open":
+            try:
+                self._sums.opened.save(member.round)
+            except OSError as error:
+                self._refuse(member.round, f"cannot save that the sum is opened: {reason(error)}")
+                return None
         return Payload.of(answer)
 
     # Coordinator
@@ -222,7 +276,8 @@ class SecureRounds:
         async def answer(step: SumStep, payload: Payload) -> None:
             try:
                 given = await self.answer(step, b"".join(map(bytes, payload.parts)))
-                self._take(self._peering.name, announced.context, step, given.parts[0])
+                if given is not None:
+                    self._take(self._peering.name, announced.context, step, given.parts[0])
             except ProtocolError as error:
                 self._peering.rejected[error.cause] += 1
 
@@ -287,9 +342,9 @@ class SecureRounds:
         weights = fedavg(samples)
         return StepResult({name: Assignment(mean, weights) for name in weights}, {}, {})
 
-    def _unopened(self, round: int, reason: str) -> StepResult:
+    def _unopened(self, round: int, why: str) -> StepResult:
         self._sums.log.warning(
-            f"the secure sum of round {round} is not opened: {reason}; nodes keep their models",
+            f"the secure sum of round {round} is not opened: {why}; nodes keep their models",
             kind="sum-unopened",
             round=round,
         )

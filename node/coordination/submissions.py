@@ -251,7 +251,8 @@ class CoordinationClient:
             peer.offences[error.cause] += 1
             self._resolve(pending, None)
             return
-        self._peering.tell(peer, _part(pending, step), answer)
+        if answer is not None:
+            self._peering.tell(peer, _part(pending, step), answer)
 
 
 def _part(pending: UnansweredSubmission, step: Literal["announce", m.SumStep]) -> m.SumAnswer:

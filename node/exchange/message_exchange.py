@@ -61,7 +61,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.fragments import Fragments
 from p2pfl.node.conduct import Conduct, EquivocationWatch
 from p2pfl.node.coordination.election_runner import Elected, ElectionRunner
-from p2pfl.node.coordination.secure_rounds import SecureSums
+from p2pfl.node.coordination.secure_rounds import OpenedRounds, SecureSums
 from p2pfl.node.coordination.submissions import Coordination, CoordinationRoles, make_coordination_roles
 from p2pfl.node.exchange.base import Detached, ExchangeConfig, ExchangeHost, NeighbourRoles
 from p2pfl.node.exchange.model_encoding import ModelEncoder, NormLimit, Outbox, Publisher
@@ -414,6 +414,7 @@ def message_exchange(
     scores: bool = False,
     fragments: bool = False,
     secrets: Secret = os.urandom,
+    opened: OpenedRounds | None = None,
 ) -> MessageExchange:
     """Return the exchange of a node that reaches its neighbours over `transport`.
 
@@ -429,6 +430,7 @@ def message_exchange(
         scores: whether the policy asks for losses.
         fragments: whether the policy fetches parts of models.
         secrets: source of the node's secrets.
+        opened: the secure sums that the node has opened; by default remembered until the process ends.
     """
     layout, election = task.layout.shared, None if coordination is None else coordination.election
     keys = {id: member.key for id, member in roles.members.items()}
@@ -468,7 +470,8 @@ def message_exchange(
     )
     loss = _loss(task, trainer) if scores else None
     secure = settings.secure_sums and coordination is not None
-    sums = SecureSums(identity, federation, settings.secure_threshold, secrets, options.log) if secure else None
+    kept = opened or OpenedRounds()
+    sums = SecureSums(identity, federation, settings.secure_threshold, kept, secrets, options.log) if secure else None
     return MessageExchange(config, encoder or encoder_of(task, settings), loss, coordination, sums)
 
 

@@ -5,6 +5,7 @@ folder with these facts:
 
 - the number of starts: an older `incarnation` would use numbers of messages twice;
 - the newest term of a vote: with an older `vote` the node could vote twice in a term;
+- the newest secure sum that the node has helped to open: it submits no more in that round;
 - the membership log: an older one would trust former members;
 - the federation, and the admission key: without their files the node would train alone, or answer no tokens;
 - the limits in node.toml.
@@ -42,6 +43,7 @@ class Facts(msgspec.Struct, frozen=True):
         entries: the number of entries of the membership log.
         admission: the public key of the admission key in the folder; b"" for none.
         limits: values of node.toml that limit what the node receives and trains, by dotted key.
+        opened: the newest round whose secure sum the node has helped to open.
     """
 
     starts: int = 0
@@ -50,6 +52,7 @@ class Facts(msgspec.Struct, frozen=True):
     entries: int = 0
     admission: bytes = b""
     limits: dict[str, int | float] = {}
+    opened: int = 0
 
 
 def read_facts(folder: Path, disk: Disk = SYSTEM, log: EventLogger | None = None) -> Facts:

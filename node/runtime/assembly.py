@@ -19,6 +19,7 @@ from p2pfl.errors import name_source
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.connectivity import Connectivity, Supervisor
 from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, MemoryVotes, timing_of
+from p2pfl.node.coordination.secure_rounds import SavedOpenedRounds
 from p2pfl.node.coordination.submissions import Coordination
 from p2pfl.node.exchange.base import NeighbourRoles
 from p2pfl.node.exchange.message_exchange import MessageExchange, federation_id, max_frame, message_exchange
@@ -254,6 +255,7 @@ class Assembly:
             "initial": agreement.digest(self._task.layout.shared_of(self._initial)),
             "scores": asks_scores(self._policy),
             "fragments": fetches_fragments(self._policy),
+            "opened": SavedOpenedRounds(self._ready.folder),
         }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from p2pfl.compression.codecs import Float32
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes
-from p2pfl.node.coordination.secure_rounds import SecureSums
+from p2pfl.node.coordination.secure_rounds import OpenedRounds, SecureSums
 from p2pfl.node.coordination.submissions import Coordination
 from p2pfl.node.exchange.base import Detached, ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
@@ -46,10 +46,11 @@ class Council:
         eligible: names of members that may coordinate.
         damaged: names of members that have lost their record of votes.
         secure: whether they submit to secure sums.
+        opened: the secure sums that nodes have opened before, by name.
     """
 
-    def __init__(self, policy, eligible=NAMES, damaged=(), secure=False):
-        self.secure = secure
+    def __init__(self, policy, eligible=NAMES, damaged=(), secure=False, opened=None):
+        self.secure, self.opened = secure, opened or {}
         self.network = InProcessNetwork()
         self.electorate = Electorate(1, frozenset(NAMES), tuple(eligible))
         self.damaged = damaged
@@ -79,7 +80,8 @@ class Council:
             name, self.electorate, votes, incarnation=1, seed=0, clock=lambda: asyncio.get_running_loop().time()
         )
         encoder, coordination = ModelEncoder(Float32(), LAYOUT), Coordination(election, policy.step)
-        sums = SecureSums(KEYS[name], FEDERATION, 0) if self.secure else None
+        self.opened[name] = self.opened.get(name) or OpenedRounds()
+        sums = SecureSums(KEYS[name], FEDERATION, 0, self.opened[name]) if self.secure else None
         exchange = MessageExchange(config, encoder, coordination=coordination, sums=sums)
         exchange.resume(0, own(name, 0))
         return exchange

@@ -8,6 +8,7 @@ import pytest
 from msgspec import msgpack
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.coordination.secure_rounds import OpenedRounds, SavedOpenedRounds
 from p2pfl.node.exchange.message_exchange import payload_limit
 from p2pfl.node.settings import Settings, check_policy
 from p2pfl.policies import POLICIES, make_policy
@@ -163,6 +164,50 @@ def test_member_that_has_opened_does_not_submit_again():
         assert weights[1].keys() == set(NAMES)
         assert weights[2] == {name: 1.0}
         assert weights[ROUNDS].keys() == others
+
+
+def test_restarted_node_does_not_submit_where_it_has_opened(tmp_path):
+    """The round is in the facts of its folder, and only later rounds are submitted."""
+    SavedOpenedRounds(tmp_path).save(1)
+    assert SavedOpenedRounds(tmp_path).round == 1
+
+    async def main():
+        options = {"secure": True, "opened": {"alice": SavedOpenedRounds(tmp_path)}}
+        async with council(CoordinatedFedAvg(), **options) as (here, mallory):
+            for round in (1, 2):
+                member = Member(here, mallory, round)
+                playing = asyncio.create_task(member.run())
+                member.announce()
+                await here.round(round)
+                playing.cancel()
+            return here
+
+    here = run(main())
+    assert here.assigned["alice"][1] is None
+    assert here.assigned["bob"][1].weights.keys() == set(NAMES_OF_COUNCIL) - {"alice"}
+    assert here.assigned["bob"][2].weights.keys() == set(NAMES_OF_COUNCIL)
+    assert SavedOpenedRounds(tmp_path).round == 2
+
+
+def test_node_that_cannot_save_does_not_open():
+    class Full(OpenedRounds):
+        def save(self, round):
+            raise OSError(28, "No space left on device")
+
+    async def main():
+        async with council(CoordinatedFedAvg(), secure=True, opened={"alice": Full()}) as (here, mallory):
+            member = Member(here, mallory)
+            playing = asyncio.create_task(member.run())
+            member.announce()
+            await here.round(1)
+            playing.cancel()
+            return here
+
+    here = run(main())
+    weights = here.assigned["bob"][1].weights  # the other four have opened it; alice's model is in it
+    assert weights.keys() == set(NAMES_OF_COUNCIL)
+    assert here.opened["bob"].round == 1
+    assert here.opened["alice"].round == 0
 
 
 # A member that breaks the rules
