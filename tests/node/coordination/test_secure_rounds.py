@@ -2,9 +2,13 @@
 
 import asyncio
 import os
+import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 from msgspec import msgpack
 
 from p2pfl.errors import ConfigurationError
@@ -19,6 +23,7 @@ from p2pfl.policies.fedpref import FedPref
 from p2pfl.policies.fedrep import FedRep
 from p2pfl.policies.per_fedavg import PerFedAvg
 from p2pfl.policy import needs_only_mean
+from p2pfl.protocols import secure_sums
 from p2pfl.protocols.secure_sums import SumContext, SumMember
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, FrameVerifier, Payload
@@ -26,7 +31,8 @@ from p2pfl.protocols.wire.payload import encode_assignment
 from p2pfl.sim.simulation.clock import run
 from tests.support.council import FEDERATION, HONEST, KEYS, SAMPLES, SIZE, council, own
 from tests.support.council import NAMES as NAMES_OF_COUNCIL
-from tests.support.federation import LATENCY, play
+from tests.support.depth import many
+from tests.support.federation import LATENCY, Watch, play
 
 NAMES = ("alice", "bob", "carol", "dave", "erin")
 ROUNDS = 4
@@ -208,6 +214,67 @@ def test_node_that_cannot_save_does_not_open():
     assert weights.keys() == set(NAMES_OF_COUNCIL)
     assert here.opened["bob"].round == 1
     assert here.opened["alice"].round == 0
+
+
+def test_sparse_graph_gives_the_same_models(monkeypatch):
+    """Eight nodes with four helpers each, and the same without secure sums."""
+    monkeypatch.setattr(secure_sums, "COMPLETE", 4)
+    secure_sums.helpers_of.cache_clear()
+    try:
+        assert secure_sums.helpers_of(8) == 4
+        secure, plain = (
+            play(to_the_end, "abcdefgh", settings(secure_sums=on, rounds=2), policy=CoordinatedFedAvg)
+            for on in (True, False)
+        )
+    finally:
+        secure_sums.helpers_of.cache_clear()
+    for name in secure.names:
+        assert secure.watch[name].weights == plain.watch[name].weights
+        assert len(secure.watch[name].weights[2]) == 8
+        np.testing.assert_allclose(models(secure)[name], models(plain)[name], rtol=0, atol=2e-6)
+
+
+class Seen(Watch):
+    """Watch of what a node has submitted, and has been assigned, by round."""
+
+    def __init__(self):
+        super().__init__()
+        self.submitted, self.given = {}, {}
+
+    def published(self, id, round, stage, params):
+        self.submitted[round] = params
+
+    def assigned(self, id, round, assignment):
+        self.given[round] = assignment
+
+
+@given(st.integers(0, 2**32))
+@settings_of_hypothesis(max_examples=many(4, 40), deadline=None)
+def test_lost_frames_spoil_no_mean(seed):
+    """Whatever is lost: a node is assigned the mean of the models of at least the threshold, or nothing."""
+
+    async def test(federation):
+        federation.watch = {name: Seen() for name in NAMES}
+        usual, draws = federation.cable.arrival, random.Random(seed)
+
+        def arrival(source, target, bytes, now):
+            lost = federation.watch["alice"].times and draws.random() < 0.02
+            return None if lost else usual(source, target, bytes, now)
+
+        federation.cable.arrival = arrival
+        federation.start()
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=6, secure_threshold=4), policy=CoordinatedFedAvg, period=1.0)
+    samples = {name: task.n_samples for name, task in federation.tasks.items()}
+    assert federation.watch["alice"].given
+    for watch in federation.watch.values():
+        for round, assignment in watch.given.items():
+            members = assignment.weights
+            assert len(members) >= 4
+            total = sum(samples[name] for name in members)
+            mean = sum(federation.watch[name].submitted[round] * np.float64(samples[name] / total) for name in members)
+            np.testing.assert_allclose(assignment.params, mean, rtol=1e-6, atol=1e-7)
 
 
 # A member that breaks the rules
