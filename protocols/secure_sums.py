@@ -45,9 +45,17 @@ the sum has at least threshold - c models of honest members. The default is more
 
 **Sparse graph.** Above COMPLETE members a member has only `helpers_of(n)` helpers, and shares masks with its helpers and
 with the members that it helps. It draws its helpers after it knows the roster, from its own secret: if the graph followed
-from the roster, a coordinator could try rosters until a victim has only colluding helpers. The number follows from exact
-hypergeometric tails. If at most a fifth of the members collude and at most a fifth drop out, then with probability 2^-40 at
-most, some member's secret or model is open, and with probability 2^-20 at most, a round cannot be opened.
+from the roster, a coordinator could try rosters until a victim has only colluding helpers. But the coordinator, who passes
+on the shares, knows the graph, and may claim that the honest helpers of a victim have dropped out. So a member goes on only
+while at most a tenth of the roster has dropped out, and has more helpers than these and colluding ones could be. For n
+members, of whom c = n / 5 collude and the coordinator chooses d = n / 10 that drop out, the probabilities of these are
+below 2^-40 (exact hypergeometric tails, and a bound over all sets):
+
+- colluding helpers of some member have enough shares to recover its secrets;
+- all helpers of some member collude or have dropped out, so that nothing hides its model from the others;
+- some set of honest members shares masks with no honest survivor outside, so that its sum is open.
+
+With n / 5 members that are lost at random after they have given shares, a secret is lost with a probability below 2^-20.
 
 **Binding.** All keys follow from the hash of the roster with the federation, the term and the round. Members that were shown
 different rosters have different masks, which do not cancel. A member makes new keys for every submission, and opens once.
@@ -71,8 +79,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from math import comb
-from typing import Annotated, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -99,8 +106,9 @@ STEPS: tuple[SumStep, ...] = get_args(SumStep)
 FRACTION = 2.0**42  # integers per unit of a value
 RANGE = 2.0**20  # greatest magnitude of a value
 LEAST = 3  # members of a sum: of two, each would know the other's model
-COMPLETE = 64  # members up to which every member helps every other
-COLLUDING = DROPPED = 5  # a fifth of the members at most, where the graph is sparse
+COMPLETE = 128  # members up to which every member helps every other
+COLLUDING = LOST = 5  # a fifth of the members at most, where the graph is sparse,
+DROPPED = 10  # and a tenth that drop out before their masked models arrive
 PRIVATE, RECOVERED = 2.0**-40, 2.0**-20  # probabilities of a failure, where the graph is sparse
 PRIME = 2**256 + 297  # the least prime above all secrets of 32 bytes
 SHARE_SIZE = 33  # bytes of a number below PRIME
@@ -134,13 +142,22 @@ def helpers_of(members: int) -> int:
     """Return the number of other members that help a member of a roster; see the head of the module."""
     others, colluding, dropped = members - 1, members // COLLUDING, members // DROPPED
     if members > COMPLETE:
-        for helpers in range(1, others):
+        subsets = _Subsets(members)
+        for helpers in range(dropped + 1, others):
             needed = _needed(helpers)
-            private = _tail(others, colluding, helpers, needed) + _tail(others, colluding + dropped, helpers, helpers)
-            lost = _tail(others, dropped, helpers, helpers - needed + 1)
-            if members * private <= PRIVATE and members * lost <= RECOVERED:
+            private = sum(subsets.tail(others, colluding, helpers, least) for least in (needed, helpers - dropped))
+            lost = subsets.tail(others, members // LOST, helpers, helpers - needed + 1)
+            if members * private > PRIVATE or members * lost > RECOVERED:
+                continue
+            if subsets.cut(members - colluding, colluding, dropped, helpers) <= PRIVATE:
                 return helpers
     return others
+
+
+def remaining_of(members: int, threshold: int) -> int:
+    """Return the least number of members of a roster that must be included, and survive."""
+    sparse = helpers_of(members) < members - 1
+    return max(threshold, members - members // DROPPED) if sparse else threshold
 
 
 def _needed(helpers: int) -> int:
@@ -148,10 +165,32 @@ def _needed(helpers: int) -> int:
     return (helpers + 1) // 2 + 1
 
 
-def _tail(members: int, marked: int, drawn: int, least: int) -> float:
-    """Return the probability of at least so many marked members among those drawn."""
-    hits = sum(comb(marked, k) * comb(members - marked, drawn - k) for k in range(least, min(marked, drawn) + 1))
-    return hits / comb(members, drawn)
+class _Subsets:
+    """Numbers of subsets, and probabilities of draws without replacement, of up to so many members."""
+
+    def __init__(self, members: int) -> None:
+        self._factorials = np.concatenate([[0.0], np.cumsum(np.log2(np.arange(1, members + 1)))])
+
+    def bits(self, members: Any, drawn: Any) -> Any:
+        """Return the binary logarithm of the number of subsets of `drawn` of some members; integers or their arrays."""
+        table = self._factorials
+        return table[members] - table[drawn] - table[members - drawn]
+
+    def tail(self, members: int, marked: int, drawn: int, least: int) -> float:
+        """Return the probability of at least so many marked members among those drawn."""
+        hits = np.arange(max(least, drawn - (members - marked)), min(marked, drawn) + 1)
+        bits = self.bits(marked, hits) + self.bits(members - marked, drawn - hits) - self.bits(members, drawn)
+        return float(np.exp2(bits).sum())
+
+    def cut(self, honest: int, colluding: int, dropped: int, helpers: int) -> float:
+        """Return a bound of the probability that honest members have no honest helpers but themselves and the dropped.
+
+        It is a sum over all sets of two to half of the honest members, and over all sets of dropped ones.
+        """
+        inside = np.arange(2, honest // 2 + 1)
+        within = helpers * inside * np.log2((inside + colluding + dropped) / (honest + colluding))
+        bits = self.bits(honest, inside) + self.bits(honest, dropped) + within
+        return float(np.exp2(np.minimum(bits, 0.0)).sum())
 
 
 # Fixed point
@@ -425,15 +464,22 @@ def _survivors_content(sum_id: bytes, included: bytes, survivors: bytes) -> byte
 
 
 class _Roster:
-    """Roster of a sum: its members in the order of their names, its hash, and how many shares recover a secret."""
+    """Roster of a sum.
+
+    Attributes:
+        members: in the order of their names.
+        helpers: number of helpers of each member.
+        needed: number of shares that recover a secret.
+        remaining: least number of members that must be included, and survive.
+    """
 
     def __init__(self, context: SumContext, members: Sequence[Announcement], payload: bytes, threshold: int) -> None:
         self.members = members
         self.sum_id = sha256(_SUM + context.encode() + payload).digest()
         self.places = {member.name: place for place, member in enumerate(members)}
         self.helpers = helpers_of(len(members))
-        sparse = self.helpers < len(members) - 1
-        self.needed = _needed(self.helpers) if sparse else threshold
+        self.needed = _needed(self.helpers) if self.helpers < len(members) - 1 else threshold
+        self.remaining = remaining_of(len(members), threshold)
         self.weights = shares_of({member.name: member.n_samples for member in members})
 
 
@@ -508,9 +554,9 @@ class SumMember:
         self._next = STEPS.index(step) + 1
         return answer
 
-    def _enough(self, members: Sequence[object], what: str) -> None:
-        if len(members) < self._threshold:
-            raise ProtocolError("malformed", f"a sum of {len(members)} {what}, and {self._threshold} are needed")
+    def _enough(self, members: Sequence[object], what: str, needed: int) -> None:
+        if len(members) < needed:
+            raise ProtocolError("malformed", f"a sum of {len(members)} {what}, and {needed} are needed")
 
     def _share(self, payload: bytes | memoryview) -> bytes:
         """Check the roster, and return the own secrets' shares, sealed for each helper."""
@@ -518,7 +564,7 @@ class SumMember:
         names = [member.name for member in members]
         if names != sorted(set(names)):
             raise ProtocolError("malformed", "a roster that is not in the order of names")
-        self._enough(members, "announcements")
+        self._enough(members, "announcements", self._threshold)
         for member in members:
             if member.name == self._name:
                 continue
@@ -551,7 +597,7 @@ class SumMember:
         roster, members = self._roster, self._roster.members
         data, given = _decode(payload, _shares)
         included = _from_set(data, len(members))
-        self._enough(included, "members that have given shares")
+        self._enough(included, "members that have given shares", roster.remaining)
         own = roster.places[self._name]
         owners = [shares.member for shares in given]
         if own not in included or len(set(owners)) < len(owners) or not set(owners) <= set(included) - {own}:
@@ -579,7 +625,7 @@ class SumMember:
         members = self._roster.members
         data = _decode(payload, _survivors)
         survivors = _from_set(data, len(members))
-        self._enough(survivors, "masked models")
+        self._enough(survivors, "masked models", self._roster.remaining)
         if not set(survivors) <= set(self._included) or self._roster.places[self._name] not in survivors:
             raise ProtocolError("malformed", "survivors that are not included, or a list without this member")
         self._survivors = survivors
@@ -593,7 +639,7 @@ class SumMember:
         signers = {each.member for each in signed}
         if len(signers) < len(signed) or not signers <= set(self._survivors):
             raise ProtocolError("malformed", "signatures of members that are not survivors")
-        self._enough(signed, "signatures")
+        self._enough(signed, "signatures", self._threshold)
         for each in signed:
             name = members[each.member].name
             key = self._identity.public if name == self._name else self._keys(name)
@@ -646,7 +692,8 @@ class SumCollector:
             self._survivors = _to_set(asked, len(members))
         elif step == "open":
             asked = sorted(self._signatures)
-        return [members[place].name for place in asked] if len(asked) >= self._threshold else None
+        needed = self._roster.remaining if step in ("shares", "survivors") else self._threshold
+        return [members[place].name for place in asked] if len(asked) >= needed else None
 
     def request(self, step: SumStep, name: str) -> bytes:
         """Return the payload of a step for one of the members that are asked."""

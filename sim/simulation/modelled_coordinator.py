@@ -44,6 +44,7 @@ from p2pfl.protocols.secure_sums import (
     SumSizes,
     check_range,
     from_fixed_point,
+    remaining_of,
     shares_of,
     threshold_of,
     to_fixed_point,
@@ -291,6 +292,7 @@ class ModelledSum:
         self._samples = {submission.sender: submission.n_samples for submission in submissions}
         self._sizes = SumSizes(self._samples, owner.encoder.layout.size)
         self._threshold = threshold_of(owner.network.settings.secure_threshold, len(owner.network.peers))
+        self._remaining = remaining_of(len(self._models), self._threshold)
         self._included: Sequence[str] = ()
         self._survivors: Sequence[str] = ()
         self._then = then
@@ -301,7 +303,8 @@ class ModelledSum:
 
     def _ask(self, number: int, members: Sequence[str]) -> None:
         """Ask the members that have answered the steps so far another one; open the sum after the last one."""
-        if len(members) < self._threshold:
+        remaining = number < len(STEPS) and STEPS[number] in ("shares", "survivors")
+        if len(members) < (self._remaining if remaining else self._threshold):
             self._then(StepResult({}, {}, {}))
             return
         if number == len(STEPS):

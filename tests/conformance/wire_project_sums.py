@@ -63,4 +63,4 @@ def check_sum(given):
 
 
 CHECKS = {"announcement": check_announcement, "sum member": check_member, "sum": check_sum}
-assert sums.COMPLETE == 64  # of the reader
+assert sums.COMPLETE == 128  # of the reader

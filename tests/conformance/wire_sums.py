@@ -1,4 +1,4 @@
-"""Reader of secure sums as in docs/wire-protocol.md: a member, and the coordinator's sum. For rosters of up to 64."""
+"""Reader of secure sums as in docs/wire-protocol.md: a member, and the coordinator's sum. For rosters of up to 128."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Secure sums: masks cancel, dropped members are recovered, and nothing opens below the threshold."""
 
 import random
+from fractions import Fraction
 from functools import cache
+from math import comb
 
 import numpy as np
 import pytest
@@ -97,7 +99,7 @@ def test_sum_opens_with_threshold_whoever_drops_out(n, seed, data):
 
 @pytest.fixture
 def sparse(monkeypatch):
-    """Make the graph of twenty members sparse."""
+    """Make the graph of thirty members sparse."""
     monkeypatch.setattr(sums, "COMPLETE", 10)
     helpers_of.cache_clear()
     yield
@@ -105,13 +107,49 @@ def sparse(monkeypatch):
 
 
 def test_sum_on_sparse_graph(sparse):
-    group = Group(20)
-    assert helpers_of(20) == 10
+    group = Group(30)
+    assert helpers_of(30) == 21
     gone = {"n00": "shares", "n13": "shares", "n19": "roster", "n11": "survivors", "n12": "open"}
     assert group.run(lost=lambda step, name: gone.get(name) == step)
     mean, samples = group.collector.result()
     assert samples.keys() == set(group.names) - {"n00", "n13", "n19"}
     assert np.all(np.abs(mean - group.exact(samples)) <= group.error_bound(samples))
+
+
+@pytest.mark.parametrize("step", ["roster", "shares"])
+def test_more_than_a_tenth_may_not_drop_out_on_sparse_graph(sparse, step):
+    """A coordinator that claims so could leave a member without honest helpers."""
+    group = Group(30)
+    assert not group.run(lost=lambda at, name: at == step and name < "n04")
+    left = sum(1 << place for place in range(4, 30)).to_bytes(4, "little")
+    following = {"roster": ("shares", msgpack.encode((left, []))), "shares": ("survivors", msgpack.encode(left))}[step]
+    with pytest.raises(ProtocolError, match=r"a sum of 26 .*, and 27 are needed"):
+        group.members["n10"].answer(*following)
+
+
+def test_fewer_openers_than_threshold_open_nothing_on_sparse_graph(sparse):
+    """Although a secret needs fewer shares there."""
+    group = Group(30)
+    assert group.run(lost=lambda step, name: step == "open" and name < "n10")
+    assert group.collector.result() is None
+
+
+def test_helpers_are_drawn_from_secrets(sparse):
+    """The same roster gives other helpers to a member with other secrets."""
+    group = Group(30)
+
+    def helpers(seed):
+        own, others = random.Random(7).randbytes, random.Random(seed).randbytes
+        secrets = [own(32) for _ in range(3)]  # the keys of the announcement
+        group.source = lambda size: secrets.pop(0) if secrets else others(size)
+        group.members["n00"] = member = group.member("n00")
+        announced = [group.members[name].announcement for name in group.names]
+        payload = SumCollector(CONTEXT, announced, group.threshold, SIZE).request("roster", "n00")
+        return [place for place, _ in msgpack.decode(member.answer("roster", payload))]
+
+    drawn = [helpers(seed) for seed in range(4)]
+    assert {len(each) for each in drawn} == {21}
+    assert len({tuple(each) for each in drawn}) == 4
 
 
 @given(st.lists(st.lists(st.floats(-(2.0**20), 2.0**20, width=32), min_size=SIZE, max_size=SIZE), min_size=3, max_size=5))
@@ -197,9 +235,19 @@ def test_threshold_is_more_than_two_thirds(voters, threshold):
     assert threshold_of(0, voters) == threshold
 
 
-def test_numbers_of_helpers_keep_secrets():
-    assert [helpers_of(n) for n in (3, 64)] == [2, 63]
-    assert [helpers_of(n) for n in (100, 1000, 10_000)] == [40, 115, 143]
+def test_numbers_of_helpers():
+    assert [helpers_of(n) for n in (3, 128)] == [2, 127]
+    assert [helpers_of(n) for n in (129, 200, 500, 1000, 5000)] == [49, 67, 102, 178, 733]
+
+
+def test_helpers_outnumber_colluding_and_dropped_ones():
+    """Exact tails, as fractions: of colluding helpers that have enough shares, or are all that is left."""
+    for n in (200, 1000):
+        helpers, colluding, dropped = helpers_of(n), n // 5, n // 10
+        least = min((helpers + 1) // 2 + 1, helpers - dropped)
+        hits = range(least, min(colluding, helpers) + 1)
+        ways = sum(comb(colluding, k) * comb(n - 1 - colluding, helpers - k) for k in hits)
+        assert Fraction(n * ways, comb(n - 1, helpers)) <= Fraction(1, 2**40)
 
 
 # What a coordinator sees

@@ -217,20 +217,20 @@ def test_node_that_cannot_save_does_not_open():
 
 
 def test_sparse_graph_gives_the_same_models(monkeypatch):
-    """Eight nodes with four helpers each, and the same without secure sums."""
+    """Eighteen nodes with sixteen helpers each, and the same without secure sums."""
     monkeypatch.setattr(secure_sums, "COMPLETE", 4)
     secure_sums.helpers_of.cache_clear()
     try:
-        assert secure_sums.helpers_of(8) == 4
+        assert secure_sums.helpers_of(18) == 16
         secure, plain = (
-            play(to_the_end, "abcdefgh", settings(secure_sums=on, rounds=2), policy=CoordinatedFedAvg)
+            play(to_the_end, "abcdefghijklmnopqr", settings(secure_sums=on, rounds=2), policy=CoordinatedFedAvg)
             for on in (True, False)
         )
     finally:
         secure_sums.helpers_of.cache_clear()
     for name in secure.names:
         assert secure.watch[name].weights == plain.watch[name].weights
-        assert len(secure.watch[name].weights[2]) == 8
+        assert len(secure.watch[name].weights[2]) == 18
         np.testing.assert_allclose(models(secure)[name], models(plain)[name], rtol=0, atol=2e-6)
 
 
