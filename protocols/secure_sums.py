@@ -40,20 +40,22 @@ members, of whom the honest ones sign one list, if
     2 threshold > n + c.
 
 Then all honest helpers open the same list, c colluding members hold fewer than `threshold` shares of any other secret, and
-the sum has at least threshold - c models of honest members. The default is more than two thirds of n, for c below a third.
-`threshold_of` allows no threshold that c = 1 breaks, the coordinator alone.
+the sum has at least threshold - c models of honest members. A member that was shown other included members than those who
+have signed has an honest survivor among them, by the same count, so that its model is hidden in the same sum. The default is
+more than two thirds of n, for c below a third. `threshold_of` allows no threshold that c = 1 breaks, the coordinator alone.
 
 **Sparse graph.** Above COMPLETE members a member has only `helpers_of(n)` helpers, and shares masks with its helpers and
 with the members that it helps. It draws its helpers after it knows the roster, from its own secret: if the graph followed
 from the roster, a coordinator could try rosters until a victim has only colluding helpers. But the coordinator, who passes
 on the shares, knows the graph, and may claim that the honest helpers of a victim have dropped out. So a member goes on only
-while at most a tenth of the roster has dropped out, and has more helpers than these and colluding ones could be. For n
-members, of whom c = n / 5 collude and the coordinator chooses d = n / 10 that drop out, the probabilities of these are
-below 2^-40 (exact hypergeometric tails, and a bound over all sets):
+while at most a twentieth of the roster is missing from each list, and has more helpers than these and colluding ones could
+be. For n members, of whom c = n / 5 collude, and lists from which the coordinator leaves out d = n / 20, each of these has a
+probability of at most 2^-40 (exact hypergeometric tails, and for the last one a bound over all sets):
 
 - colluding helpers of some member have enough shares to recover its secrets;
-- all helpers of some member collude or have dropped out, so that nothing hides its model from the others;
-- some set of honest members shares masks with no honest survivor outside, so that its sum is open.
+- of the helpers of some member, all but 2 d collude: d may be missing from its list of the included, and d from the list of
+  survivors that is signed;
+- the same of the members of some set together, whose sum would then be open.
 
 With n / 5 members that are lost at random after they have given shares, a secret is lost with a probability below 2^-20.
 
@@ -108,7 +110,7 @@ RANGE = 2.0**20  # greatest magnitude of a value
 LEAST = 3  # members of a sum: of two, each would know the other's model
 COMPLETE = 128  # members up to which every member helps every other
 COLLUDING = LOST = 5  # a fifth of the members at most, where the graph is sparse,
-DROPPED = 10  # and a tenth that drop out before their masked models arrive
+DROPPED = 20  # and a twentieth that is missing from each list
 PRIVATE, RECOVERED = 2.0**-40, 2.0**-20  # probabilities of a failure, where the graph is sparse
 PRIME = 2**256 + 297  # the least prime above all secrets of 32 bytes
 SHARE_SIZE = 33  # bytes of a number below PRIME
@@ -143,9 +145,9 @@ def helpers_of(members: int) -> int:
     others, colluding, dropped = members - 1, members // COLLUDING, members // DROPPED
     if members > COMPLETE:
         subsets = _Subsets(members)
-        for helpers in range(dropped + 1, others):
+        for helpers in range(2 * dropped + 1, others):
             needed = _needed(helpers)
-            private = sum(subsets.tail(others, colluding, helpers, least) for least in (needed, helpers - dropped))
+            private = sum(subsets.tail(others, colluding, helpers, least) for least in (needed, helpers - 2 * dropped))
             lost = subsets.tail(others, members // LOST, helpers, helpers - needed + 1)
             if members * private > PRIVATE or members * lost > RECOVERED:
                 continue
@@ -183,14 +185,17 @@ class _Subsets:
         return float(np.exp2(bits).sum())
 
     def cut(self, honest: int, colluding: int, dropped: int, helpers: int) -> float:
-        """Return a bound of the probability that honest members have no honest helpers but themselves and the dropped.
+        """Return a bound of the probability that some honest members share masks with no honest survivor but themselves.
 
-        It is a sum over all sets of two to half of the honest members, and over all sets of dropped ones.
+        It is a sum over all sets of two to half of the honest members, and over all sets missing from the survivors.
         """
-        inside = np.arange(2, honest // 2 + 1)
-        within = helpers * inside * np.log2((inside + colluding + dropped) / (honest + colluding))
-        bits = self.bits(honest, inside) + self.bits(honest, dropped) + within
-        return float(np.exp2(np.minimum(bits, 0.0)).sum())
+        total = 0.0
+        for inside in range(2, honest // 2 + 1):
+            each = self.tail(honest + colluding - 1, inside + colluding + dropped, helpers, helpers - dropped)
+            if each > 0:
+                bits = self.bits(honest, inside) + self.bits(honest, dropped) + inside * np.log2(each)
+                total += float(np.exp2(min(bits, 0.0)))
+        return total
 
 
 # Fixed point

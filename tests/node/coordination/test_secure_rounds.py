@@ -217,11 +217,11 @@ def test_node_that_cannot_save_does_not_open():
 
 
 def test_sparse_graph_gives_the_same_models(monkeypatch):
-    """Eighteen nodes with sixteen helpers each, and the same without secure sums."""
+    """Eighteen nodes with eight helpers each, and the same without secure sums."""
     monkeypatch.setattr(secure_sums, "COMPLETE", 4)
     secure_sums.helpers_of.cache_clear()
     try:
-        assert secure_sums.helpers_of(18) == 16
+        assert secure_sums.helpers_of(18) == 8
         secure, plain = (
             play(to_the_end, "abcdefghijklmnopqr", settings(secure_sums=on, rounds=2), policy=CoordinatedFedAvg)
             for on in (True, False)
