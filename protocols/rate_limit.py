@@ -1,7 +1,12 @@
-"""Rate limits on requests that cause work: of each sender, and of all of them together before they are authenticated."""
+"""Limits on requests that cause work: their rate for each sender and for all together, and how many are in progress."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from heapq import heappop, heappush
+from itertools import count
 from math import floor
 
 MOST = 1024  # maximum number of remembered senders; the one that was inactive for the longest time is removed first
@@ -69,3 +74,62 @@ class Shares:
             return False
         self._used[who] += 1
         return True
+
+
+class Slots:
+    """Limit on the pieces of work in progress, in which a piece that stands still holds up no other.
+
+    A piece keeps its slot for at most `hold` seconds. After that it continues without one, and the next piece begins: what
+    waits for another machine costs nothing here, and ending it would waste the work that both sides have done.
+
+    Args:
+        most: number of slots.
+        hold: seconds.
+    """
+
+    def __init__(self, most: int, hold: float) -> None:
+        self._free = most
+        self._hold = hold
+        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []  # a heap
+        self._numbers = count()
+
+    @asynccontextmanager
+    async def slot(self, rank: float = 0.0) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it until the end of the block, or for `hold` seconds.
+
+        Args:
+            rank: pieces of a low rank come first, those of one rank in the order of their arrival.
+        """
+        if self._free:
+            self._free -= 1
+        else:
+            turn = asyncio.get_running_loop().create_future()
+            heappush(self._waiting, (rank, next(self._numbers), turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():  # its turn came in the same moment
+                    self._pass_on()
+                raise
+        held = True
+
+        def leave() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._pass_on()
+
+        end = asyncio.get_running_loop().call_later(self._hold, leave)
+        try:
+            yield
+        finally:
+            end.cancel()
+            leave()
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            turn = heappop(self._waiting)[-1]
+            if not turn.done():  # otherwise it was cancelled
+                turn.set_result(None)
+                return
+        self._free += 1

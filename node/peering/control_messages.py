@@ -104,6 +104,7 @@ class Introducer:
         self._table.detector.watch(peer.name, asyncio.get_running_loop().time())
         self._table.heard(peer)
         self._gossip.greet(peer)
+        peer.news.set()
         self._table.notify()
 
     def _choose_link(self, peer: Peer, link: Link, answer: bool) -> None:

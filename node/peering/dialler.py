@@ -1,9 +1,36 @@
-"""Dialling of peers that are not connected or are connected through a broker only."""
+"""Dialling of peers that are not connected or are connected through a broker only.
+
+Theory of operation. Each peer has one task (`_keep_in_touch`), which dials it until it is introduced, pings it while it is
+suspected, and sleeps while all is well. Both ends of a missing link would dial it; the one with the greater key first
+leaves this to the other for a moment. All peers of a node are often missing at the same time: at the founding of a
+federation, after an outage, and as long as most members are switched off. What a dial costs is then multiplied by their
+number, on both sides, and on cores that have other work. On real machines (DialLimits) four rules keep this cost bounded:
+
+1. Few dials at once. A handshake needs milliseconds of both cores. Hundreds at once delay each other until all of them
+   run into a limit of time half-way, and are repeated. So a dial needs one of a few slots (p2pfl.protocols.rate_limit).
+   A dial that takes long loses its slot and not its work, and its transport gives it up only when it makes no progress. A
+   tarpit therefore holds a slot for HOLD seconds, and then costs a socket. Peers with the fewest failures since they were
+   connected come first, so absent ones do not delay those that are there. The order among the others is random, and each
+   node waits for a random part of a moment before its first dials, so that not all nodes dial the same peer first.
+2. Few dials per second. The pauses after a failure double up to LONGEST_PAUSE. They become longer for two reasons, up
+   to a minute: the peer has been away for long (an eighth of that time), or so many peers are away that together they
+   would be dialled more often than `rate` times a second. So a node with few absent peers finds one that returns within
+   seconds, and one with hundreds does not work for them.
+3. Any sign of life ends a pause, and the next ones are shorter: a connection from the peer, its announcement on the
+   local network or at the broker, a new address. Reports prove nothing, so their number is limited: a peer is dialled for
+   repeated reports once in LONGEST_PAUSE seconds.
+4. A change of one peer wakes the task of that peer only (`peer.news`), and a reason that is the same as before wakes
+   nobody. Otherwise each failure with one of n absent peers would wake n tasks.
+
+Nodes in one process have no such limits: their dials cost nothing, and their time is virtual.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from asyncio import Task
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import count
 from math import inf
 
@@ -12,11 +39,15 @@ from p2pfl.node.peering.control_messages import Introducer
 from p2pfl.node.peering.peering_config import PeeringConfig
 from p2pfl.node.peering.peers import MOST_ADDRESSES, Peer, PeerTable
 from p2pfl.protocols.errors import RefusedError, TransportError
-from p2pfl.protocols.rate_limit import TokenBucket
+from p2pfl.protocols.rate_limit import Slots, TokenBucket
 from p2pfl.protocols.transport import Link
 from p2pfl.random_streams import RandomStreams
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 4.0  # seconds between attempts to reach a silent peer
+PATIENT = 8  # a peer is dialled at least once in an eighth of the time for which it has been away
+HOLD = 3.0  # seconds for which a dial keeps its slot
+SPREAD = 0.02  # seconds per peer over which the first dials of a node begin
+LONGEST_SPREAD = 2.0
 GRACE = 1.0  # seconds for which the node with the greater key leaves the dialling to the other one
 INTRODUCTION = 5.0  # seconds to wait for the answer to a hello
 UPGRADE = 15.0  # seconds between attempts to replace a link through the broker by a direct one
@@ -38,6 +69,10 @@ class Dialler:
         self._streams = RandomStreams(config.seed, config.name)
         self._directly = config.transport.address != "mqtt:"
         self._hints = TokenBucket(HINT_RATE, HINT_BURST)
+        self._signs = TokenBucket(1 / LONGEST_PAUSE, 1)
+        self._limits = config.options.dialling
+        self._slots = None if self._limits is None else Slots(self._limits.at_once, HOLD)
+        self._away: dict[str, float] = {}  # peers that could not be dialled, and the times since when
         self._keeping: dict[str, Task[None]] = {}
 
     def keep(self, peer: Peer) -> None:
@@ -47,6 +82,7 @@ class Dialler:
 
     def forget(self, peer: Peer) -> None:
         """Stop dialling a peer."""
+        self._away.pop(peer.name, None)
         if (task := self._keeping.pop(peer.name, None)) is not None:
             task.cancel()
 
@@ -57,34 +93,84 @@ class Dialler:
             peer.untried = True
         if is_new and (peer.link is None or not peer.link.direct) and self._has_untried(peer):
             peer.trouble.set()
-        self._table.notify()
+        if peer.link is None and self._limits is not None and self._signs.take(peer.key, asyncio.get_running_loop().time()):
+            peer.sighted = True
+        peer.news.set()
 
     async def _keep_in_touch(self, peer: Peer) -> None:
         """Dial a peer that is not connected and probe one that is silent, without end but less and less often."""
-        table, guard, period = self._table, self._config.options.guard, self._config.options.period
-        pause = FIRST_PAUSE
-        if peer.key < self._config.key and period < inf:  # so that not both nodes dial at the same time
-            await table.until(lambda: peer.introduced, GRACE)
+        table, guard = self._table, self._config.options.guard
+        pause, failures = FIRST_PAUSE, 0
+        if seconds := self._head_start(peer):
+            await self._until(peer, lambda: peer.introduced, seconds)
         for attempt in count():
             if peer.problem or (peer.introduced and not table.is_suspected(peer)):
-                pause = FIRST_PAUSE
+                pause, failures = FIRST_PAUSE, 0
+                self._away.pop(peer.name, None)
                 peer.trouble.clear()
                 await self._wait_for_trouble(peer)
             if guard is not None and (seconds := guard.seconds_left(peer.key)):
-                await table.until(lambda: False, seconds)
+                await asyncio.sleep(seconds)
             if peer.introduced and (table.is_suspected(peer) or not self._could_be_direct(peer)):
                 peer.unanswered += 1
                 self._table.ping(peer)
                 table.notify()
             else:
-                await self._dial(peer)
-            await table.until(lambda: self._is_urgent(peer), pause * jitter(self._streams, peer.name, attempt))
-            pause = min(2 * pause, LONGEST_PAUSE)
+                before = peer.link
+                async with self._slot(peer, failures):
+                    if peer.link is before:  # otherwise it has connected while its turn came
+                        await self._dial(peer)
+                failures += 1
+                peer.sighted = False
+            longest = self._longest_pause(peer)
+            seconds = pause * jitter(self._streams, peer.name, attempt)
+            if peer.untried:  # a new address that must wait, because there were too many
+                seconds = min(seconds, 1.25 * LONGEST_PAUSE)
+            if await self._until(peer, lambda: self._is_urgent(peer), seconds):
+                longest = LONGEST_PAUSE
+            pause = min(2 * pause, longest)
+
+    def _head_start(self, peer: Peer) -> float:
+        """Return the seconds for which to leave the first dial to the peer, or to chance."""
+        options = self._config.options
+        seconds = 0.0
+        if peer.key < self._config.key and options.period < inf:  # so that not both nodes dial at the same time
+            seconds = GRACE
+        if self._limits is not None:
+            longest = min(SPREAD * len(self._table.peers), LONGEST_SPREAD)
+            seconds += longest * float(self._streams.generator(0, f"first dial {peer.name}").random())
+        return seconds
+
+    def _slot(self, peer: Peer, failures: int) -> AbstractAsyncContextManager[None]:
+        """Return a context that waits for the peer's turn."""
+        if self._slots is None:
+            return nullcontext()
+        return self._slots.slot(failures + float(self._streams.generator(failures, f"turn {peer.name}").random()))
+
+    def _longest_pause(self, peer: Peer) -> float:
+        """Return the maximum pause after an attempt to reach a peer, in seconds."""
+        if self._limits is None or peer.introduced:
+            self._away.pop(peer.name, None)
+            return LONGEST_PAUSE
+        now = asyncio.get_running_loop().time()
+        since = self._away.setdefault(peer.name, now)
+        return min(self._limits.longest, max(LONGEST_PAUSE, (now - since) / PATIENT, len(self._away) / self._limits.rate))
+
+    async def _until(self, peer: Peer, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until news of a peer make `condition` true. Return False if that took longer than `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not condition():
+                    peer.news.clear()
+                    await peer.news.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def _is_urgent(self, peer: Peer) -> bool:
         """Return whether to dial or probe a peer again without a pause."""
         if peer.link is None:
-            return self._has_untried(peer)
+            return peer.sighted or self._has_untried(peer)
         return not self._table.is_suspected(peer)
 
     def _has_untried(self, peer: Peer) -> bool:
@@ -131,7 +217,7 @@ class Dialler:
         except TransportError as error:
             self._note(peer, str(error))
             return
-        if not await self._table.until(lambda: peer.link is not before or bool(peer.problem), INTRODUCTION):
+        if not await self._until(peer, lambda: peer.link is not before or bool(peer.problem), INTRODUCTION):
             link.close()
             where = "answers" if link.direct else "is announced at the broker"
             self._note(peer, f"{key_name(peer.key)} {where}, but its messages do not arrive")

@@ -49,6 +49,21 @@ class Member(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DialLimits:
+    """Limits on the cost of dialling; see p2pfl.node.peering.dialler.
+
+    Attributes:
+        at_once: dials in progress, without those that take long.
+        rate: dials of absent peers per second.
+        longest: maximum seconds between two dials of a peer.
+    """
+
+    at_once: int = 6
+    rate: float = 12.0
+    longest: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class PeeringOptions:
     """Options that only nodes on real machines need, not nodes in one process.
 
@@ -56,6 +71,7 @@ class PeeringOptions:
         access: decides which nodes are members; None if the members never change.
         guard: excludes members that send invalid frames; None to exclude no member.
         period: seconds between probes of silent peers; inf to probe only suspected ones.
+        dialling: limits on the cost of dialling; None for none, in one process.
         discovery: reports possible addresses of members.
         answer_join: answers the request of a newcomer; None if this node does not admit newcomers.
         on_fault: receives the name of a part and its unexpected error; None: an error ends the node.
@@ -65,6 +81,7 @@ class PeeringOptions:
     access: AccessControl | None = None
     guard: Guard | None = None
     period: float = inf
+    dialling: DialLimits | None = None
     discovery: Discovery | None = None
     answer_join: AnswerJoin | None = None
     on_fault: Callable[[str, Exception], None] | None = None

@@ -107,6 +107,8 @@ class Peer:
         bytes_in, bytes_out: bytes of whole envelopes, of all kinds.
         offences: number of its refused frames, by cause.
         trouble: set if it is not connected, is suspected, or has a new address.
+        news: set at each change of its link, its suspicion and its addresses; wakes its own task only.
+        sighted: whether others have reported it since it was dialled.
         repetition: sends entries of the membership log again that it has not confirmed.
     """
 
@@ -140,6 +142,8 @@ class Peer:
         self.bytes_in = self.bytes_out = 0
         self.offences: Counter[str] = Counter()
         self.trouble = asyncio.Event()
+        self.news = asyncio.Event()
+        self.sighted = False
         self.repetition = Timer()
 
     @property
@@ -347,10 +351,14 @@ class PeerTable:
         return peer.name in self.view.suspected
 
     def suspect(self, peer: Peer, reason: str) -> None:
-        """Stop waiting for a peer until its next message."""
-        self.view.suspect(peer.name, printable(reason))
+        """Stop waiting for a peer until its next message. Wake nobody if the reason is the same as before."""
+        reason = printable(reason)
+        known = self.view.suspected.get(peer.name)
         peer.trouble.set()
-        self.notify()
+        peer.news.set()
+        if known != reason:
+            self.view.suspect(peer.name, reason)
+            self.notify()
 
     def disconnect(self, peer: Peer, reason: str) -> None:
         """Mark a peer as disconnected, because its link has ended or must be closed."""
@@ -375,6 +383,7 @@ class PeerTable:
                 self.view.notify()  # it is connected now, if it was not before
         elif self._events.may_return(peer):
             self.view.heard(peer.name)
+            peer.news.set()
             self.notify()
 
     def set_round(self, peer: Peer, round: int) -> None:

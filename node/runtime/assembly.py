@@ -31,7 +31,7 @@ from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
 from p2pfl.node.folder import config as folders
 from p2pfl.node.folder.incarnation import last_published
 from p2pfl.node.node import Node
-from p2pfl.node.peering.peering_config import Discovery, Guard, PeeringOptions
+from p2pfl.node.peering.peering_config import DialLimits, Discovery, Guard, PeeringOptions
 from p2pfl.node.status.observer import StatusObserver, TrackingObserver
 from p2pfl.node.trainer import ThreadTrainer
 from p2pfl.policy import Coordinated, asks_scores, fetches_fragments
@@ -206,6 +206,7 @@ class Assembly:
             access=guard,
             guard=guard,
             period=PROBING,
+            dialling=DialLimits(),
             discovery=discovery,
             answer_join=None if service is None else service.answer,
             on_fault=self._supervisor.fault,

@@ -34,7 +34,7 @@ from p2pfl.protocols.transports.tls_handshake import TlsHandshake
 REQUEST = 4096  # maximum bytes of a frame from a newcomer
 ANSWER = 8 << 20  # maximum bytes of the answer to a newcomer: the federation's file and its membership log
 QUEUE = 512 << 10  # bytes waiting for the network, above which no more chunks are sealed
-HANDSHAKE = 5.0  # seconds for a dialler to prove its key
+HANDSHAKE = 5.0  # seconds for a dialler's next message of the handshake
 PATIENCE = 10.0  # seconds for a link to become trusted
 BACKLOG_FRAMES = 4  # number of frames of maximum size that may wait for a peer that does not read
 STRANGERS = 64  # maximum number of links that are not trusted; above it, the oldest link of the busiest key is closed
@@ -84,6 +84,7 @@ class MqttLink:
     Attributes:
         session_made: whether both sides have proven their keys.
         proven: done when they have, or with the error that prevented it.
+        advanced: time of the event loop at which the handshake began, or made its last step.
         stream: stream of sealed packets; None before the keys are proven.
     """
 
@@ -104,6 +105,7 @@ class MqttLink:
         self.proven: asyncio.Future[None] = loop.create_future()
         # Retrieve the error even if no task waits for it; a cancelled dial has cancelled the future.
         self.proven.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self.advanced = loop.time()
         self.stream: ReliableStream | None = None
         self._handshake: LinkHandshake | None = LinkHandshake(handshake, id)
         self._owner = owner
@@ -173,11 +175,16 @@ class MqttLink:
     def begin(self) -> None:
         """Begin the handshake."""
         self._owner.enter(self)
-        if not self.dialled:
-            self._expire(HANDSHAKE, "did not prove its key in time")
+        self._advance()
         if self._handshake is not None:
             self._handshake.begin(asyncio.get_running_loop().time())
         self.pump()
+
+    def _advance(self) -> None:
+        """Wait for the next step of the handshake. It has few, so a stranger cannot stay for long."""
+        self.advanced = asyncio.get_running_loop().time()
+        if not self.dialled:
+            self._expire(HANDSHAKE, "did not prove its key in time")
 
     def _on_handshake_packet(self, content: bytes) -> None:
         """Process a packet of the handshake."""
@@ -185,8 +192,11 @@ class MqttLink:
             if self.dialled and self.stream is not None:
                 self.stream.acknowledge()
             return
+        step = self._handshake.step
         try:
             progress = self._handshake.packet_in(content, asyncio.get_running_loop().time())
+            if self._handshake.step != step:
+                self._advance()
         except DamageError:
             raise
         except ProtocolError as error:
@@ -430,6 +440,11 @@ class LinkHandshake:
         self._again = inf
         self._next_in = self._next_out = 0
         self._complete = False
+
+    @property
+    def step(self) -> int:
+        """Number of the messages that the other side has sent."""
+        return self._next_in
 
     def begin(self, now: float) -> None:
         """Send the dialler's first message; the listener has none."""

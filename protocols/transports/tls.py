@@ -6,6 +6,14 @@ The cost that a stranger can cause is limited. Unproven connections are few for 
 and none of them reaches the handler. A connection beyond the limit is reset before TLS, which is cheap and keeps the
 queue of the operating system free for others. An IPv6 host counts by its /64.
 
+A handshake costs both sides some milliseconds of a core, and all of it is lost if one side gives up half-way. When many
+nodes start at the same time, their cores are short, and patience measured by the clock turns this into a storm: handshakes
+end unfinished, are begun again, and none is completed. Therefore a handshake ends only when it stands still, that is, when
+its next step does not come for some seconds. The connection comes first: the other side's operating system accepts it
+without a turn of its process, so it needs little patience. And a listener has few handshakes in progress (BEGUN); the
+connections beyond them wait, those of a host with few before those of a host with many. A handshake that waits for the
+other side for a second no longer counts, so those who connect and then say nothing cannot keep others out.
+
 The cost of a member is limited as well (p2pfl.protocols.transports.frames). A frame is received directly into memory of its
 length, which is allocated once the length is known and allowed (p2pfl.protocols.transports.tls_link).
 """
@@ -27,13 +35,15 @@ from typing import Any
 from p2pfl.protocols.addresses import join_address, network, split_address
 from p2pfl.protocols.errors import AddressInUseError, TransportError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.rate_limit import TokenBucket
+from p2pfl.protocols.rate_limit import Slots, TokenBucket
 from p2pfl.protocols.transport import AccessControl, Handler, Timer
 from p2pfl.protocols.transports.certificates import Credentials
 from p2pfl.protocols.transports.frames import RATE, Buffers, Reception
 from p2pfl.protocols.transports.tls_link import PATIENCE, TlsLink, words
 
-DIALLING = 3.0  # seconds for an address to answer
+DIALLING = 3.0  # seconds for an address to accept a connection
+ANSWERING = 10.0  # seconds for the other side's next message of TLS
+BEGUN, SETTLING = 16, 1.0  # accepted handshakes in progress, and seconds for which one counts
 PARTING = 2.0  # seconds for the other side to confirm the end of a connection
 STRANGERS = 64  # maximum connections that are not trusted yet; above it, the oldest of the busiest host is ended
 LINKS_PER_KEY = 4  # accepted links
@@ -88,6 +98,8 @@ class TlsTransport:
         self._listener = Listener(self._accept, self._count_dropped, clock)
         self._handler: Handler | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._begun = Slots(BEGUN, SETTLING)
+        self._hosts: Counter[bytes] = Counter()  # handshakes of TLS that are in progress, or wait for their turn
 
     @property
     def hosts(self) -> list[str]:
@@ -118,30 +130,48 @@ class TlsTransport:
     async def dial(self, address: str, key: bytes, joining: bool = False) -> TlsLink:
         host, port = split_address(address)
         self.handler  # noqa: B018 (raises)
-        loop = asyncio.get_running_loop()
+        named = join_address(host, port)
         link = TlsLink(self, key, joining)
         try:
             async with asyncio.timeout(DIALLING):
-                await loop.create_connection(
-                    lambda: link,
-                    host,
-                    port,
-                    ssl=self.credentials.dialling,
-                    ssl_handshake_timeout=DIALLING,
-                    ssl_shutdown_timeout=PARTING,
-                )
-        except TimeoutError:
-            link.close()
-            raise TransportError(f"{join_address(host, port)} does not answer") from None
-        except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
-            link.close()
-            raise TransportError(f"{join_address(host, port)}: {words(error)}") from error
-        try:
+                connection, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, host, port)
+            await self._dial_tls(link, connection, host)
             await link.proven
+        except (TimeoutError, ConnectionAbortedError):
+            raise TransportError(f"{named} does not answer") from None
+        except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
+            raise TransportError(f"{named}: {words(error)}") from error
         finally:
             if not link.session_made:
                 link.close()
         return link
+
+    async def _dial_tls(self, link: TlsLink, connection: asyncio.Transport, host: str) -> None:
+        """Begin TLS on a new connection. A dial may be cancelled here, which it may not in create_connection with TLS.
+
+        If that is cancelled in the turn of the loop in which the other side ends the connection, uvloop reports the end as
+        an error that nobody has retrieved; with a socket of the caller, it may close the file of another connection.
+
+        Raises:
+            OSError: the other side ends the connection, or is not a TLS server; ConnectionAbortedError if it is silent.
+        """
+        if connection.is_closing():
+            raise ConnectionResetError("closed by the other side")
+        try:
+            tls = await asyncio.get_running_loop().start_tls(
+                connection,
+                link,
+                self.credentials.dialling,
+                server_hostname=host,
+                ssl_handshake_timeout=ANSWERING,
+                ssl_shutdown_timeout=PARTING,
+            )
+        except BaseException:
+            connection.abort()
+            raise
+        if tls is None or link.ended.done():
+            raise ConnectionResetError("closed by the other side")
+        link.connection_made(tls)
 
     def expel(self, key: bytes) -> None:
         for link in [*self.links, *self.strangers]:
@@ -167,13 +197,25 @@ class TlsTransport:
 
     def _accept(self, connection: socket.socket, remote: str, host: str) -> None:
         link = TlsLink(self)
-        beginning = self._begin(self._begin_tls(link, connection))
-        # Close the connection even if the task is cancelled before its first step.
-        beginning.add_done_callback(lambda task: connection.close() if task.cancelled() else None)
+        beginning = self._begin(self._begin_in_turn(link, connection, network(host)))
+        # Close the connection even if the task is cancelled before its first step. Later the event loop owns it.
+        beginning.add_done_callback(lambda task: connection.close() if task.cancelled() and not link.connection else None)
         link.accepted(remote, host, beginning)
 
     def _count_dropped(self, remote: str) -> None:
         self.handler.refused("too many connections", f"{remote} connects too often")
+
+    async def _begin_in_turn(self, link: TlsLink, connection: socket.socket, host: bytes) -> None:
+        self._hosts[host] += 1
+        try:
+            async with self._begun.slot(self._hosts[host]):
+                link.take_step()
+                await self._begin_tls(link, connection)
+                await asyncio.wait([link.proven])  # the proofs are a part of the handshake
+        finally:
+            self._hosts[host] -= 1
+            if not self._hosts[host]:
+                del self._hosts[host]
 
     async def _begin_tls(self, link: TlsLink, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()

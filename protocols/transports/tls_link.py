@@ -28,7 +28,7 @@ from p2pfl.protocols.wire.messages import HelloParameters
 
 GREETING = OVERHEAD + HelloParameters.LIMIT  # maximum bytes of a frame before a link is trusted
 ANSWER = 8 << 20  # maximum bytes of the answer to a newcomer: the federation's file and its membership log
-PATIENCE = 5.0  # seconds for a connection to prove itself, and for a link to become trusted
+PATIENCE = 5.0  # seconds for each step until a link is trusted: TLS, the proofs, the introduction
 STALLED = 30.0  # seconds within which the other side must accept PIECES of sent data
 PIECE = 256 << 10  # bytes that are encrypted at once
 PIECES = 4 * PIECE  # bytes that may wait for the network
@@ -97,6 +97,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self.connection: asyncio.Transport | None = None
         self._closed = False
         self._proof: ServerProof | ClientProof | None = None
+        self._early: memoryview | None = None  # a step that arrived before the link had its connection
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.proven: asyncio.Future[None] = loop.create_future()
@@ -183,8 +184,13 @@ class TlsLink(asyncio.BufferedProtocol):
         self._is_stranger()
 
     def _is_stranger(self) -> None:
-        self._expiry.start(PATIENCE, partial(self.send_away, "was not introduced in time"))
+        self.take_step()
         self.owner.meet(self)
+
+    def take_step(self) -> None:
+        """Wait for the next step of the way to a trusted link. There are few, so a stranger cannot stay for long."""
+        if not self._closed:
+            self._expiry.start(PATIENCE, partial(self.send_away, "was not introduced in time"))
 
     def send_away(self, reason: str) -> None:
         """End the connection of a stranger."""
@@ -201,6 +207,7 @@ class TlsLink(asyncio.BufferedProtocol):
     def _prove(self, step: memoryview) -> None:
         """Process a step of the handshake."""
         if self._proof is None:
+            self._early = step
             return
         try:
             progress = self._proof.step(step)
@@ -226,6 +233,7 @@ class TlsLink(asyncio.BufferedProtocol):
         """Start the session after both sides have proven their keys."""
         self.key, self.joining = proven.key, proven.joining
         self.session, self.session_made = proven.session, True
+        self.take_step()
         self._limit = min(GREETING, self.owner.max_frame)
         if self.joining:
             self._limit = ANSWER if self.dialled else handshake.LIMIT
@@ -258,6 +266,7 @@ class TlsLink(asyncio.BufferedProtocol):
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # data for a slow network waits here, where it is counted
             tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 2 * PIECE)
         if self.key is None:
+            self.take_step()
             self._proof = proof = self.owner.credentials.server_proof()
             self._send_step(proof.begin())
             return
@@ -269,6 +278,8 @@ class TlsLink(asyncio.BufferedProtocol):
             self.refuse("wrong key", "has another key than expected")
             return
         self._proof = self.owner.credentials.client_proof(self.key, certificate, self.joining)
+        if self._early is not None:
+            self._prove(self._early)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.buffer()

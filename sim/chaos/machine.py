@@ -45,7 +45,7 @@ from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.folder.incarnation import count_start, last_published
 from p2pfl.node.node import Node
 from p2pfl.node.peering.control_messages import IncarnationConflictError
-from p2pfl.node.peering.peering_config import Guard, PeeringOptions
+from p2pfl.node.peering.peering_config import DialLimits, Guard, PeeringOptions
 from p2pfl.node.runtime.assembly import PROBING, member_exchange
 from p2pfl.node.runtime.run import renumber
 from p2pfl.node.settings import Settings
@@ -266,7 +266,9 @@ class Process:
             ready,
             neighbourhood,
             transport=self.transport,
-            options=PeeringOptions(access=guard, guard=guard, period=PROBING, on_fault=watch.fault, log=log),
+            options=PeeringOptions(
+                access=guard, guard=guard, period=PROBING, dialling=DialLimits(), on_fault=watch.fault, log=log
+            ),
             coordination=coordination,
             identity=identity,
             incarnation=self.incarnation,

@@ -300,6 +300,7 @@ def test_client_sanitises_addresses_of_token(monkeypatch):
 def test_client_does_not_wait_for_wrong_address(tmp_path, monkeypatch, address):
     """A host without a name, and a port that accepts connections and does not answer."""
     monkeypatch.setattr(tls, "DIALLING", 0.1)
+    monkeypatch.setattr(tls, "ANSWERING", 0.1)
     alice_folder = folders(tmp_path, "alice", "carol")["alice"]
     with create_server(("127.0.0.1", 0)) as server:
         named = f"127.0.0.1:{server.getsockname()[1]}" if address == "silent" else address
