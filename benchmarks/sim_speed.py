@@ -360,11 +360,11 @@ def scale(nodes: int, rounds: int, topology: str, task: str) -> dict[str, float]
     }
 
 
-SIZES = (100, 10_000)
+# Rounds by number of nodes: a short run of few nodes would measure its beginning and end
+SIZES = {100: 40, 10_000: 4}
 CACHED = 200  # models that fit into the cache together
 GROWTH = {
     "name": "growth",
-    "rounds": 4,
     "task": WORKLOADS["digits"]["task"] | {"samples": 16, "shared": True},
     "topology": {"name": "k-regular", "degree": 10},
     "evaluate_every": 0,
@@ -400,11 +400,11 @@ def growth(repeat: int) -> dict[str, dict[int, list[float]]]:
     systems = {"stacked": stacked_in_parts, "gossip": in_simulation} | dict.fromkeys(POLICIES, in_simulation)
     found: dict[str, dict[int, list[float]]] = {system: {nodes: [] for nodes in SIZES} for system in systems}
     for _ in range(repeat):
-        for nodes in SIZES:
+        for nodes, rounds in SIZES.items():
             for system, run in systems.items():
                 policy = POLICIES.get(system, {"policy": WORKLOADS["digits"]["policy"]})
-                (scenario,) = resolve(GROWTH | policy | {"nodes": nodes}, [], "growth", ".").runs
-                times = [run(scenario) for _ in range(5 if nodes == SIZES[0] else 1)]
+                (scenario,) = resolve(GROWTH | policy | {"nodes": nodes, "rounds": rounds}, [], "growth", ".").runs
+                times = [run(scenario) for _ in range(5 if nodes == min(SIZES) else 1)]
                 found[system][nodes].append(statistics.median(times) / nodes / scenario.rounds * 1e6)
     return found
 
@@ -421,7 +421,7 @@ def graphs(nodes: int, repeat: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in GRAPHS}
     for repetition in range(repeat + 1):
         for name, topology in GRAPHS.items():
-            settings = GROWTH | {"policy": {"name": "dsgd"}, "topology": topology, "nodes": nodes}
+            settings = GROWTH | {"policy": {"name": "dsgd"}, "topology": topology, "nodes": nodes, "rounds": SIZES[10_000]}
             (scenario,) = resolve(settings, [], "graphs", ".").runs
             taken = in_simulation(scenario) / scenario.rounds
             if repetition:
@@ -438,7 +438,7 @@ def show_graphs(nodes: int, found: dict[str, list[float]]) -> None:
 
 
 def show_growth(found: dict[str, dict[int, list[float]]]) -> None:
-    print(f"microseconds of processor time per node and round: {SIZES[0]:,} nodes, {SIZES[1]:,} nodes, growth")
+    print(f"microseconds of processor time per node and round: {min(SIZES):,} nodes, {max(SIZES):,} nodes, growth")
     few, many = ({system: statistics.median(times[nodes]) for system, times in found.items()} for nodes in SIZES)
     for system in found:
         factor = many[system] / few[system]
@@ -516,7 +516,7 @@ def main() -> None:
             options.json.write_text(json.dumps({"growth": grown}, indent=1) + "\n")
         return
     if options.graphs:
-        nodes = options.nodes or SIZES[1]
+        nodes = options.nodes or max(SIZES)
         times = graphs(nodes, options.repeat)
         show_graphs(nodes, times)
         if options.json:
