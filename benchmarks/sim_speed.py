@@ -360,8 +360,8 @@ def scale(nodes: int, rounds: int, topology: str, task: str) -> dict[str, float]
     }
 
 
-# Rounds by number of nodes: a short run of few nodes would measure its beginning and end
-SIZES = {100: 40, 10_000: 4}
+# Rounds of a short and of a long run, by number of nodes: their difference is without the beginning and the end of a run
+SIZES = {100: (4, 40), 10_000: (2, 6)}
 CACHED = 200  # models that fit into the cache together
 GROWTH = {
     "name": "growth",
@@ -400,12 +400,14 @@ def growth(repeat: int) -> dict[str, dict[int, list[float]]]:
     systems = {"stacked": stacked_in_parts, "gossip": in_simulation} | dict.fromkeys(POLICIES, in_simulation)
     found: dict[str, dict[int, list[float]]] = {system: {nodes: [] for nodes in SIZES} for system in systems}
     for _ in range(repeat):
-        for nodes, rounds in SIZES.items():
+        for nodes, (short, long) in SIZES.items():
             for system, run in systems.items():
                 policy = POLICIES.get(system, {"policy": WORKLOADS["digits"]["policy"]})
-                (scenario,) = resolve(GROWTH | policy | {"nodes": nodes, "rounds": rounds}, [], "growth", ".").runs
-                times = [run(scenario) for _ in range(5 if nodes == min(SIZES) else 1)]
-                found[system][nodes].append(statistics.median(times) / nodes / scenario.rounds * 1e6)
+                taken = {}
+                for rounds in (short, long):
+                    (scenario,) = resolve(GROWTH | policy | {"nodes": nodes, "rounds": rounds}, [], "growth", ".").runs
+                    taken[rounds] = statistics.median(run(scenario) for _ in range(5 if nodes == min(SIZES) else 1))
+                found[system][nodes].append((taken[long] - taken[short]) / nodes / (long - short) * 1e6)
     return found
 
 
@@ -421,7 +423,7 @@ def graphs(nodes: int, repeat: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in GRAPHS}
     for repetition in range(repeat + 1):
         for name, topology in GRAPHS.items():
-            settings = GROWTH | {"policy": {"name": "dsgd"}, "topology": topology, "nodes": nodes, "rounds": SIZES[10_000]}
+            settings = GROWTH | {"policy": {"name": "dsgd"}, "topology": topology, "nodes": nodes, "rounds": 4}
             (scenario,) = resolve(settings, [], "graphs", ".").runs
             taken = in_simulation(scenario) / scenario.rounds
             if repetition:

@@ -63,6 +63,10 @@ class StreamsOfEach(Sequence[RandomStreams]):
     def __init__(self, seed: int, names: Sequence[str]) -> None:
         self.seed, self.names = seed, names
 
+    def of(self, nodes: Sequence[int]) -> StreamsOfEach:
+        """Return the streams of some names, by their places."""
+        return StreamsOfEach(self.seed, [self.names[node] for node in nodes])
+
     @overload
     def __getitem__(self, index: int) -> RandomStreams: ...
 
@@ -84,11 +88,13 @@ class StreamsOfEach(Sequence[RandomStreams]):
 
 def digests(streams: Sequence[RandomStreams], round: int, purpose: str) -> np.ndarray:
     """Return the digest of (round, purpose) of each stream, as four words; uint64 [N, 4]."""
+    return np.frombuffer(b"".join(_digests(streams, round, purpose)), np.uint64).reshape(-1, 4)
+
+
+def _digests(streams: Sequence[RandomStreams], round: int, purpose: str) -> list[bytes]:
     if isinstance(streams, StreamsOfEach):
-        found = streams.digests(round, purpose)
-    else:
-        found = [stream.digest(round, purpose) for stream in streams]
-    return np.frombuffer(b"".join(found), np.uint64).reshape(-1, 4)
+        return streams.digests(round, purpose)
+    return [stream.digest(round, purpose) for stream in streams]
 
 
 def permutations(streams: Sequence[RandomStreams], round: int, purpose: str, n: int, count: int = 1) -> np.ndarray:
@@ -97,10 +103,10 @@ def permutations(streams: Sequence[RandomStreams], round: int, purpose: str, n: 
     NumPy shuffles with draws that it may reject, so that the place of a draw in the stream depends on all before it. To do
     this for all streams at once is slower for fewer than thousands of them.
     """
-    what, found = f"{round}\0{purpose}".encode(), np.empty((len(streams), count, n), np.int64)
+    found = np.empty((len(streams), count, n), np.int64)
     found[:] = np.arange(n)
-    for stream, rows in zip(streams, found, strict=True):
-        shuffle = _generator(stream._digest(what)).shuffle  # noqa: SLF001
+    for digest, rows in zip(_digests(streams, round, purpose), found, strict=True):
+        shuffle = _generator(digest).shuffle
         for row in rows:
             shuffle(row)
     return found

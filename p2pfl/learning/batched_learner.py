@@ -52,7 +52,7 @@ from p2pfl.learning.torch_problem import TorchProblem
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.privacy import steps_of
 from p2pfl.queries import Clip, Combine, Evaluate, Loss, Losses, Mean, NodeQuery, R, Split, Train
-from p2pfl.random_streams import RandomStreams, permutations
+from p2pfl.random_streams import RandomStreams, StreamsOfEach, permutations
 from p2pfl.robust.batches import Rows, clip_together, combine_together
 from p2pfl.robust.candidates import Combined
 from p2pfl.update_rules import Mixture, Scalarised
@@ -388,7 +388,8 @@ class BatchedLearner:
     def _orders(self, nodes: list[int], queries: list[Train], batch_size: int, epochs: int) -> Iterator[Orders]:
         """Yield the order of the samples of each node for each epoch; int64 [K, n] if all have equally many."""
         counts, first = self._data["train"].counts[nodes].tolist(), queries[0]
-        streams = [self._streams[node] for node in nodes]
+        given = self._streams
+        streams = given.of(nodes) if isinstance(given, StreamsOfEach) else [given[node] for node in nodes]
         alike = all(query.round == first.round and query.purpose == first.purpose for query in queries)
         if self._equal_counts and counts[0] > batch_size and alike:
             yield from permutations(streams, first.round, first.purpose, counts[0], epochs).swapaxes(0, 1)

@@ -9,7 +9,7 @@ similarity of their members' models (see p2pfl.policies.clusters).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
@@ -202,17 +202,17 @@ class Recorder(Observer):
 
     def published_by_all(self, round: int, stage: Stage, params: np.ndarray, nodes: np.ndarray) -> None:
         """Record the models, [N, P], of some nodes; see `published`."""
-        now, trace, names, rows = self._loop.now, self.trace, list(self._place), np.ascontiguousarray(params)
-        for k in nodes.tolist():
-            trace.published(now, names[k], stage, round, rows[k])
+        names, rows, digest = list(self._place), np.ascontiguousarray(params), xxhash.xxh3_128_hexdigest
+        models = [(names[k], rows[k].data) for k in nodes.tolist()]
+        self.trace.add(self._loop.now, [(name, f"{name} {stage} - {round} {digest(model)}") for name, model in models])
 
     def received_by_all(self, round: int, ids: IdsOfEach) -> None:
         """Record the senders of models; see `received`. A node without any has not asked."""
-        now, names, peers = self._loop.now, list(self._place), ids.peers.tolist()
-        starts = ids.starts.tolist()
-        for name, first, last in zip(names, starts, starts[1:], strict=False):
-            if first < last:
-                self.trace.received(now, name, round, ",".join([names[k] for k in peers[first:last]]))
+        names, starts = list(self._place), ids.starts.tolist()
+        senders = [names[k] for k in ids.peers.tolist()]
+        rows = zip(names, starts, starts[1:], strict=False)
+        lines = [(name, f"{name} received {','.join(senders[a:b])} {round} -") for name, a, b in rows if a < b]
+        self.trace.add(self._loop.now, lines)
         if not round:
             self.most_prepared = max(self.most_prepared, int(ids.counts.max()))
 
@@ -463,14 +463,16 @@ class Trace:
         self._lines: list[tuple[str, str]] = []
 
     def published(self, now: float, node: str, stage: str, round: int, params: Parameters) -> None:
-        if now != self._instant:
-            self._flush(now)
-        self._lines.append((node, f"{node} {stage} - {round} {xxhash.xxh3_128_hexdigest(params.data)}"))
+        self.add(now, [(node, f"{node} {stage} - {round} {xxhash.xxh3_128_hexdigest(params.data)}")])
 
     def received(self, now: float, node: str, round: int, senders: str) -> None:
+        self.add(now, [(node, f"{node} received {senders} {round} -")])
+
+    def add(self, now: float, lines: Iterable[tuple[str, str]]) -> None:
+        """Add events: the node, and the line that is hashed."""
         if now != self._instant:
             self._flush(now)
-        self._lines.append((node, f"{node} received {senders} {round} -"))
+        self._lines.extend(lines)
 
     def digest(self) -> str:
         """Return the SHA-256 of all events so far, in hexadecimal."""
