@@ -129,9 +129,16 @@ def test_nine_processes_on_a_changing_graph_equal_the_simulator_and_survive_a_ki
         history = {name: federation.status(name)["history"] for name in names}
     toml = f'nodes = 9\nrounds = 6\ntrainer = "one-by-one"\ntopology = {{ name = "base-k" }}\n{table}'
     simulated = run(resolve(tomllib.loads(toml), [], "same", ".").runs[0])
-    for name in names:
+    edges = simulated.recorder.edges_table()
+    for k, name in enumerate(names):
         assert checkpoints[name].params == simulated.nodes[name].me.whole.tobytes()
-        assert all(len(row["weights"]) <= 2 for row in history[name])
+        assert [row["round"] for row in history[name]] == [1, 2, 3, 4, 5, 6]
+        for row in history[name]:  # from whom it learned in each round, and with which weight
+            here = (edges["round"] == row["round"]) & (edges["dst"] == k)
+            learned = {names[src]: weight for src, weight in zip(edges["src"][here], edges["weight"][here], strict=True)}
+            assert len(learned) <= 1
+            shown = {id: weight for id, weight in row["weights"].items() if id != name}  # with four digits
+            assert shown == pytest.approx(learned, abs=1e-4)
 
     with processes(tmp_path / "killed", names, f"rounds = 60\n{table}", topology=topology) as federation:
         federation.start()
