@@ -102,7 +102,7 @@ def encode_rows(path: Path, encoding: Mapping[str, Any], known: Collection[str])
 
     Raises: see `predict`.
     """
-    source = table_of(path, encoding["delimiter"])
+    source = table_of(path, encoding["delimiter"], "separate them as in the node's data")
     names, inputs = header_of(path, source.header), encoding["inputs"]
     places = {each["column"]: names.index(each["column"]) for each in inputs if each["column"] in names}
     if lacking := list(dict.fromkeys(each["column"] for each in inputs if each["column"] not in places)):

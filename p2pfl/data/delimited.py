@@ -77,13 +77,13 @@ class Dialect:
         delimiter: the character between columns.
         comment: lines that begin with this are left out; "" if there are none.
         columns: number of columns; 0 if the first row is a header and sets it.
-        option: the option that sets the delimiter, for errors.
+        remedy: for errors, what to do about a file with another delimiter.
     """
 
     delimiter: str = ","
     comment: str = ""
     columns: int = 0
-    option: str = "task.delimiter"
+    remedy: str = "set task.delimiter"
 
     def __str__(self) -> str:
         return f"CSV separated by {SEPARATORS.get(self.delimiter, repr(self.delimiter))}"
@@ -181,7 +181,7 @@ def other_separator(row: Sequence[str], delimiter: str) -> str:
 def _check_first(path: Path, line: int, row: Sequence[str], dialect: Dialect) -> None:
     where = f"{path}, line {line}"
     if row[0].lower().startswith("sep=") and len(row) <= 2:
-        raise ConfigurationError(f"{where}: {row[0][:10]!r} is for Excel only; remove the line, and set {dialect.option}")
+        raise ConfigurationError(f"{where}: {row[0][:10]!r} is for Excel only; remove the line, and {dialect.remedy}")
     if row[0].startswith("#") and not dialect.comment:
         raise ConfigurationError(
             f"{where}: it begins with '#', but must name the columns; remove lines of comments and the '#' (numpy.savetxt:"
@@ -199,7 +199,7 @@ def _check_first(path: Path, line: int, row: Sequence[str], dialect: Dialect) ->
     if found := other_separator(row, dialect.delimiter):
         raise ConfigurationError(
             f"{where}: the columns are separated by {found}, not by {SEPARATORS.get(dialect.delimiter, dialect.delimiter)};"
-            f" set {dialect.option}, or convert the file"
+            f" {dialect.remedy}, or convert the file"
         )
 
 

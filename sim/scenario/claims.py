@@ -37,7 +37,7 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
         below: the same, but greater than the figure; each claim has either `above` or `below`.
         by: the minimum difference. With several seeds, the difference must also be at least two of its standard errors.
         figure: the compared figure; by default the scenario's `figure`.
-        holds: false marks a claim, for example of a paper, that was measured not to hold here.
+        holds: false marks a claim, for example of a paper, that was expected not to hold here.
         paper: whether the paper makes the claim; its printed figures agree with it. Otherwise it is the project's own.
         reason: why a claim does not hold here, in one line; with `holds = false` only, and then required.
     """
@@ -59,7 +59,7 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
         between = "; " if any(", " in name for name in (*runs, *others)) else ", "  # names of sweeps have commas
         said = f"{_of(self.figure)}{between.join(runs)} {side} {between.join(others)}{by}"
         because = f" ({self.reason})" if self.reason else ""
-        return said if self.holds else f"measured not to hold: {said}{because}"
+        return said if self.holds else f"expected not to hold: {said}{because}"
 
     @property
     def whose(self) -> str:

@@ -134,15 +134,18 @@ class Source(NamedTuple):
     dropped: Counter[str]
 
 
-def table_of(path: Path, delimiter: str) -> Source:
+def table_of(path: Path, delimiter: str, remedy: str = Dialect.remedy) -> Source:
     """Return the rows of a .csv file, or of the training part of a saved dataset.
+
+    Args:
+        remedy: for errors, what to do about a file with another delimiter.
 
     Raises:
         ConfigurationError: it cannot be read, or has no columns.
     """
     if path.is_dir():
         return _dataset_source(path, own_folders.read_dataset(path), "train")
-    dialect, dropped = Dialect(delimiter), Counter[str]()
+    dialect, dropped = Dialect(delimiter, remedy=remedy), Counter[str]()
     rows = read_rows(path, dialect, dropped)
     header = next(rows, (1, []))[1]
     if len(header) == 1:

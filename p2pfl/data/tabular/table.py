@@ -499,7 +499,7 @@ class Encoder:
 
 def _dialect(schema: Schema) -> Dialect:
     columns = 0 if schema.header else len(schema.columns)
-    return Dialect(schema.delimiter, schema.comment, columns, "`delimiter` in the schema")
+    return Dialect(schema.delimiter, schema.comment, columns, "set `delimiter` in the schema")
 
 
 def _rows(path: Path, schema: Schema, dropped: Counter[str]) -> Iterator[tuple[int, dict[str, str]]]:

@@ -149,6 +149,10 @@ def test_files_that_do_not_fit_are_refused(tmp_path, monkeypatch):
         ("age,sex,ward,pay\n40,m,east,7\n", "has the column pay, which the node's data do not have; remove it"),
         ("age,sex,ward\n4.5 %,m,east\n", "line 2: age must be a number, got '4.5 %'"),
         ("age,sex,ward\n", "has no rows below the names of the columns"),
+        (
+            "age;sex;ward\n40;m;east\n",
+            "line 1: the columns are separated by ';', not by ','; separate them as in the node's data, or convert the file",
+        ),
     ):
         Path("new.csv").write_text(rows, encoding="utf-8")
         with pytest.raises(ConfigurationError) as caught:

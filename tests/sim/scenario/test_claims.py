@@ -67,7 +67,7 @@ def test_claim_text_is_a_sentence():
     assert str(first) == "with peers, fedavg above alone by 0.25"
     false = {"holds": False, "reason": "few rounds"}
     (second,) = claimed({"run": "alone", "below": 0.5, "figure": "clusters.best"} | false).claims
-    assert str(second) == "measured not to hold: clusters best of alone below 0.5 (few rounds)"
+    assert str(second) == "expected not to hold: clusters best of alone below 0.5 (few rounds)"
 
 
 def test_claim_text_separates_names_with_commas_by_semicolons():
@@ -111,7 +111,7 @@ def test_claim_says_whose_it_is():
     assert (Claim(run="a", above="b").whose, Claim(run="a", above="b", paper=True).whose) == ("ours", "paper")
     assert str(by_seed([1.0], [2.0], paper=True)).endswith("(paper): held")
     claim = Claim(run="a", above="b", holds=False, reason="it has 3 of 100 rounds")
-    assert str(claim) == "measured not to hold: a above b (it has 3 of 100 rounds)"
+    assert str(claim) == "expected not to hold: a above b (it has 3 of 100 rounds)"
 
 
 @pytest.mark.parametrize("name", shipped_scenarios())
