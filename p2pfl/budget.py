@@ -137,6 +137,11 @@ class TrainingTracker:
         self.trainings += 1
         self.samples += samples
 
+    def refund(self, samples: int) -> None:
+        """Take back the charge of a training that has not begun."""
+        self.trainings -= 1
+        self.samples -= samples
+
     def state(self) -> TrainingState:
         effort = self.effort
         return TrainingState(self.trainings, self.samples, effort.seconds, effort.joules)

@@ -35,32 +35,46 @@ the safe side. The bound by Renyi divergences (Mironov 2017), which is looser, c
 
 Enforcement. `PrivacyTracker` counts the steps, before a training begins: a training that fails, or whose model is never
 released, counts. One that would exceed the planned steps is refused as a whole. The node then serves and merges without
-training, or ends its rounds (`when_spent`).
+training, or ends its rounds (`when_spent`). On a machine the count is in a file before a training begins, and covers all
+that the node has trained in its life: see p2pfl.node.privacy_ledger. Steps of other rates and other noise, from before its
+data or its budget changed, are then parts of their own (`Part`), which the accountant composes.
+
+Whose draws. A simulation draws samples and noise from (seed, node, round, purpose), as everything, so that a run can be
+repeated: whoever knows the seed can remove the noise. A run shows what the mechanism costs; its files protect nobody. On
+machines all members know the seed. There each training has a key of its own, 32 bytes from the system's source of secrets,
+which are kept nowhere (`Mechanism.key`):
+
+- The noise of a training that was interrupted and is repeated, from another start or with other data, is new. With the
+  same noise, the difference of the two models would have none.
+- Neither a copy of the node's folder nor an older one that is restored can compute noise that was ever used, or repeat it.
+- The draws are the keystream of ChaCha20, and not those of NumPy's PCG64. Where the gradient of a value is known, such as
+  0 at a pixel that is always black, a released model shows the noise of this value; with enough of it the state of PCG64,
+  and so all other noise, can be computed (Bouillaguet, Martinez and Sauvage 2020).
 
 What must never be:
 
 - A learner that does not know `Mechanism` trains: a query with one is another operation (`Train.operation`).
 - A node evaluates on, or is asked for, anything that reads its samples, and the answer leaves the node.
-- Noise that others can compute. In a simulation it is drawn from (seed, node, round, purpose), as all draws are, so that a
-  run can be repeated: whoever knows the seed can remove the noise. A run shows what the mechanism costs; its files protect
-  nobody. On machines the seed is known to all members, and a node must draw from a secret of its own; until it does, a
-  `node.toml` refuses a privacy budget.
+- A node on a machine trains with draws that others can compute, or without its steps on the disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
-from math import exp, inf, log
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache, reduce
+from hashlib import blake2b
+from math import exp, inf, log, pi, prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from p2pfl.errors import ConfigurationError, RunError, must_be, needs_extra
-from p2pfl.policy import PlannedTraining, Policy, planned_training
+from p2pfl.policy import PlannedTraining, Policy, asks_scores, planned_training
 from p2pfl.queries import Query, Train
 from p2pfl.random_streams import RandomStreams
+from p2pfl.robust.registry import Robust, make_rule, split_robust
+from p2pfl.task import MOST_FACTS
 from p2pfl.update_rules import Mechanism, Rule, Steps, TrainSubset
 
 if TYPE_CHECKING:
@@ -74,6 +88,8 @@ CLOSE = 2e-3  # share of a planned epsilon that may stay unused
 TRIES = 60
 DRAWN = 2**11  # draws of samples that are made at once
 ORDERS = (*range(2, 64), 80, 128, 256, 512)  # of Renyi divergences
+SECRET = 32  # bytes of the key of a training's draws
+AT_ONCE = 2**16  # values of noise that are made at once from a keystream
 
 
 class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +121,14 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise must_be(f"{key}.clip", "above 0, and finite", self.clip)
 
 
+class Part(NamedTuple):
+    """Steps of one rate and one noise; see `epsilon_of`."""
+
+    rate: float
+    noise: float
+    steps: int
+
+
 class PrivacyPlan(NamedTuple):
     """Mechanism of the trainings of one node, and the number of steps that they may make.
 
@@ -112,16 +136,22 @@ class PrivacyPlan(NamedTuple):
         rate: q, probability with which a sample enters a step.
         steps: the planned steps of the whole run, which spend the budget.
         mechanism: the clip, and the noise.
+        earlier: steps of other rates and other noise that the node has made before, which count too.
     """
 
     privacy: Privacy
     rate: float
     steps: int
     mechanism: Mechanism
+    earlier: tuple[Part, ...] = ()
 
     def epsilon(self, steps: int) -> float:
-        """Return what some steps spend."""
-        return epsilon_of(self.rate, self.mechanism.noise, steps, self.privacy.delta)
+        """Return what some steps spend, together with the earlier ones."""
+        return epsilon_together(self.parts(steps), self.privacy.delta)
+
+    def parts(self, steps: int) -> tuple[Part, ...]:
+        """Return the earlier steps, and some steps of this plan."""
+        return *self.earlier, Part(self.rate, self.mechanism.noise, steps)
 
 
 def plan_privacy(privacy: Privacy, planned: PlannedTraining, n_samples: int, batch_size: int) -> PrivacyPlan:
@@ -131,14 +161,44 @@ def plan_privacy(privacy: Privacy, planned: PlannedTraining, n_samples: int, bat
         ConfigurationError: no step is planned, or no noise suffices.
         MissingRequirementError: dp-accounting is not installed.
     """
+    steps = _planned_steps(planned, n_samples, batch_size)
+    rate = rate_of(n_samples, batch_size)
+    noise = noise_for(privacy.epsilon, privacy.delta, rate, steps)
+    return PrivacyPlan(privacy, rate, steps, Mechanism(privacy.clip, noise))
+
+
+def continue_plan(
+    privacy: Privacy, planned: PlannedTraining, n_samples: int, batch_size: int, made: Sequence[Part]
+) -> PrivacyPlan:
+    """Return the plan of a node that has made private steps before: with the noise of the last ones, for as many steps as
+    the budget still has room for, and at most the planned ones.
+
+    Args:
+        made: its steps so far, the last ones last; at least one part.
+    """
+    rate, noise = rate_of(n_samples, batch_size), made[-1].noise
+    earlier = tuple(part for part in made if (part.rate, part.noise) != (rate, noise))
+    before = sum(part.steps for part in made if part not in earlier)
+    most = _planned_steps(planned, n_samples, batch_size)
+    plan = PrivacyPlan(privacy, rate, before, Mechanism(privacy.clip, noise), earlier)
+    low, high = before, max(1, before)  # doubled up to the planned steps: many more than fit cost the accountant much memory
+    while high < most and plan.epsilon(high) <= privacy.epsilon:
+        low, high = high, min(most, 2 * high)
+    if plan.epsilon(high) <= privacy.epsilon:
+        return plan._replace(steps=max(before, high))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if plan.epsilon(middle) <= privacy.epsilon else (low, middle)
+    return plan._replace(steps=low)
+
+
+def _planned_steps(planned: PlannedTraining, n_samples: int, batch_size: int) -> int:
     steps = planned.passes * _steps_of_pass(n_samples, batch_size) + planned.steps
     if steps < 1:
         raise ConfigurationError(
             "a privacy budget is planned for a number of rounds with trainings, but none is planned; set rounds", "privacy"
         )
-    rate = rate_of(n_samples, batch_size)
-    noise = noise_for(privacy.epsilon, privacy.delta, rate, steps)
-    return PrivacyPlan(privacy, rate, steps, Mechanism(privacy.clip, noise))
+    return steps
 
 
 def check_private_policy(privacy: Privacy | None, policy: Policy, rounds: int) -> PlannedTraining:
@@ -153,6 +213,13 @@ def check_private_policy(privacy: Privacy | None, policy: Policy, rounds: int) -
     planned, name = planned_training(policy, rounds), type(policy).__name__
     if isinstance(planned, str):
         raise ConfigurationError(f"the policy {name} is refused under a privacy budget: {planned}", "privacy", "policy")
+    if asks_scores(policy):
+        raise ConfigurationError(
+            f"the policy {name} is refused under a privacy budget: with asks_scores = True nodes answer peers with losses on"
+            " training data",
+            "privacy",
+            "policy",
+        )
     if planned.validates and privacy is not None and privacy.validation != "public":
         raise ConfigurationError(
             f"the policy {name} selects by validation data, which a privacy budget does not protect; declare them with"
@@ -161,6 +228,47 @@ def check_private_policy(privacy: Privacy | None, policy: Policy, rounds: int) -
             "policy",
         )
     return planned
+
+
+def check_private_settings(privacy: Privacy, patience: int, robust: Robust) -> None:
+    """Raise ConfigurationError for settings that look at the validation data of a node with a privacy budget."""
+    if privacy.validation == "public":
+        return
+    remedy = 'declare the validation data with privacy.validation = "public" if they are'
+    if patience:
+        raise ConfigurationError(
+            f"early stopping (patience) looks at validation data, which a privacy budget does not protect; {remedy}, or set"
+            " patience = 0",
+            "patience",
+            "privacy",
+        )
+    rule = make_rule(robust)
+    if rule is not None and rule.needs_losses:
+        name, _ = split_robust(robust)
+        raise ConfigurationError(
+            f"the robust rule {name} takes losses on validation data, which a privacy budget does not protect; {remedy}, or"
+            " take another rule",
+            "robust",
+            "privacy",
+        )
+
+
+# What a node says of its budget
+
+CLAIMS = "privacy.epsilon", "privacy.delta"  # keys of public information
+MOST_PUBLIC = MOST_FACTS - len(CLAIMS)  # entries of a task, so that its claim fits in a message, too
+
+
+def claim_of(privacy: Privacy) -> dict[str, float]:
+    """Return what a node with a budget tells its peers: public information, which they can only believe."""
+    return dict(zip(CLAIMS, (privacy.epsilon, privacy.delta), strict=True))
+
+
+def claimed(public_info: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return epsilon and delta that a peer claims; None if it claims no budget."""
+    told = (public_info.get(key) for key in CLAIMS)
+    numbers = [float(each) for each in told if isinstance(each, int | float) and not isinstance(each, bool)]
+    return (numbers[0], numbers[1]) if len(numbers) == len(CLAIMS) and min(numbers) > 0 else None
 
 
 # Steps and draws, alike for all learners
@@ -193,17 +301,20 @@ def check_rule(rule: Rule | None) -> None:
 
 
 class StepDraws:
-    """Draws of one private training: the samples of each step, and the noise.
+    """Draws of one private training: the samples of each step, and the noise, each from a generator of its own.
 
-    Both come from (seed, node, round, purpose), each from a generator of its own.
+    Both come from the key of the mechanism if it has one, on a machine, otherwise from (seed, node, round, purpose).
     """
 
     def __init__(self, streams: RandomStreams, query: Train, n_samples: int, batch_size: int) -> None:
         self.steps = steps_of(query, n_samples, batch_size)
         self.expected = float(min(batch_size, n_samples))
         self._n, self._rate = n_samples, rate_of(n_samples, batch_size)
-        self._samples = streams.generator(query.round, f"{query.purpose} samples")
-        self._noise = streams.generator(query.round, f"{query.purpose} noise")
+        key = b"" if query.mechanism is None else query.mechanism.key
+        self._samples, self._noise = (
+            SecretDraws(key, purpose) if key else streams.generator(query.round, f"{query.purpose} {purpose}")
+            for purpose in ("samples", "noise")
+        )
         self._drawn: Iterator[np.ndarray] = iter(())
 
     def batch(self) -> np.ndarray:
@@ -221,12 +332,65 @@ class StepDraws:
         self._noise.standard_normal(dtype=np.float32, out=out)
 
 
+class SecretDraws:
+    """Draws from keystreams of ChaCha20 (RFC 8439): whoever knows some of them can compute no others.
+
+    Args:
+        key: SECRET bytes.
+    """
+
+    def __init__(self, key: bytes, purpose: str) -> None:
+        self._key = blake2b(purpose.encode(), key=key, digest_size=SECRET).digest()
+        self._streams = 0
+
+    def random(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Return uniform draws from [0, 1), float64."""
+        return self._uniform(self._keystream(), prod(shape)).reshape(shape)
+
+    def standard_normal(self, *, dtype: Any, out: np.ndarray) -> None:
+        """Write normal draws to `out`, [P], by the method of Box and Muller (1958)."""
+        stream = self._keystream()
+        for start in range(0, out.size, AT_ONCE):
+            part = out[start : start + AT_ONCE]
+            half = -(-part.size // 2)
+            first, second = self._uniform(stream, 2 * half).reshape(2, half)
+            radius, angle = np.sqrt(-2 * np.log1p(-first)), 2 * pi * second
+            part[:half] = radius * np.cos(angle)
+            part[half:] = (radius * np.sin(angle))[: part.size - half]
+
+    def _keystream(self) -> Any:
+        """Return a keystream that was not used before; each ends long before its counter of blocks."""
+        from cryptography.hazmat.primitives.ciphers import Cipher
+        from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+        self._streams += 1
+        nonce = bytes(8) + self._streams.to_bytes(8, "little")  # the counter of blocks, then the number of the stream
+        return Cipher(ChaCha20(self._key, nonce), mode=None).encryptor()
+
+    def _uniform(self, stream: Any, count: int) -> np.ndarray:
+        words = np.frombuffer(stream.update(bytes(8 * count)), "<u8")
+        found: np.ndarray = (words >> np.uint64(11)) * 2.0**-53
+        return found
+
+
 def clip_factors(norms: Any, clip: float) -> Any:
     """Return the factors of gradients of these norms, an array of NumPy: at most 1, and 0 for a norm that is not finite."""
     return np.where(np.isfinite(norms), clip / np.maximum(norms, clip), 0.0).astype(np.float32)
 
 
 # The ledger of a node
+
+
+class PrivacyState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """State of a node's privacy budget, for its checkpoint.
+
+    Attributes:
+        made: number of all private steps of the node.
+        refused: steps of the training that the budget has refused last; 0 if it has refused none.
+    """
+
+    made: int = 0
+    refused: int = 0
 
 
 class PrivacyTracker:
@@ -239,17 +403,23 @@ class PrivacyTracker:
         refusal: reason of the last one; "" if the budget has refused none.
     """
 
-    def __init__(self, plan: PrivacyPlan, batch_size: int) -> None:
+    def __init__(self, plan: PrivacyPlan, batch_size: int, steps: int = 0) -> None:
         self.plan = plan
-        self.steps = 0
+        self.steps = steps
         self.refused = 0
         self.refusal = ""
         self._batch_size = batch_size
+        self._needed = 0  # steps of the training that was refused last
 
     @property
     def epsilon(self) -> float:
         """Epsilon that the steps so far have spent."""
         return self.plan.epsilon(self.steps)
+
+    @property
+    def made(self) -> int:
+        """Number of all private steps of the node, the earlier ones of the plan included."""
+        return self.steps + sum(part.steps for part in self.plan.earlier)
 
     @property
     def ended(self) -> bool:
@@ -272,14 +442,42 @@ class PrivacyTracker:
         """Charge a training and return it with the mechanism; None if its steps are more than the budget has left."""
         steps = steps_of(query, n_samples, self._batch_size)
         if self.steps + steps > self.plan.steps:
-            self.refused += 1
-            self.refusal = f"the privacy budget is spent: {self.steps} of {self.plan.steps} steps"
+            self._refuse(steps)
             return None
         self.steps += steps
         return msgspec.structs.replace(query, mechanism=self.plan.mechanism)
 
+    def withdraw(self, query: Train, n_samples: int) -> None:
+        """Take back the charge of an admitted training that has not begun."""
+        self.steps -= steps_of(query, n_samples, self._batch_size)
+
+    def state(self) -> PrivacyState:
+        return PrivacyState(self.made, self._needed)
+
+    def restore(self, state: PrivacyState) -> None:
+        """Continue from a checkpoint: a training that was refused is refused again, unless the budget is greater now."""
+        self.steps = max(self.steps, self.steps + state.made - self.made)
+        if state.refused and self.steps + state.refused > self.plan.steps:
+            self._refuse(state.refused)
+
+    def _refuse(self, steps: int) -> None:
+        self.refused += 1
+        self._needed = steps
+        self.refusal = f"the privacy budget is spent: {self.steps} of {self.plan.steps} steps"
+
 
 # The accountant
+
+
+@lru_cache(maxsize=4096)
+def epsilon_together(parts: tuple[Part, ...], delta: float) -> float:
+    """Return the epsilon of all steps of some parts together; see `epsilon_of`."""
+    parts = tuple(part for part in parts if part.steps)
+    if len(parts) < 2:
+        return epsilon_of(*parts[0], delta) if parts else 0.0
+    width = COARSE if sum(part.steps for part in parts) <= FEW_STEPS else FINE
+    each = [_losses(part.rate, part.noise, width).self_compose(part.steps) for part in parts]
+    return float(reduce(lambda one, other: one.compose(other), each).get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=4096)
@@ -331,8 +529,8 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
         RunError: the two bounds contradict each other.
     """
     low, high = LEAST_NOISE, 1.0
-    if epsilon_of(rate, low, steps, delta) <= epsilon:
-        return low
+    if epsilon_of(rate, high, steps, delta) <= epsilon and epsilon_of(rate, low, steps, delta) <= epsilon:
+        return low  # the second of these takes the accountant longest
     while (spent := epsilon_of(rate, high, steps, delta)) > epsilon:
         low, high = high, 2 * high
         if high > MOST_NOISE:

@@ -166,6 +166,19 @@ class Task:
         """Return the learner of this task on a device."""
         raise NotImplementedError
 
+    def check_private(self) -> None:
+        """Check that the task's learner has private steps; see p2pfl.privacy.
+
+        Raises:
+            ConfigurationError: it has none, as that of any task whose class does not say so; the text has the remedy.
+        """
+        raise ConfigurationError(
+            "a privacy budget needs a task whose samples give gradients, such as p2pfl.classification or digits;"
+            f" {type(self).__name__} is refused",
+            "privacy",
+            "task",
+        )
+
     @member
     def data(self) -> Mapping[Any, Any]:
         """Return samples by split, (inputs [n, ...], targets [n, ...]); empty if there are none, as in an environment."""

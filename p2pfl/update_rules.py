@@ -44,10 +44,16 @@ class Mechanism(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         clip: greatest norm of the gradient of a sample.
         noise: standard deviation of the noise in each value of the sum of these gradients, divided by `clip`.
+        key: secret from which the samples and the noise of this training are drawn, 32 bytes; b"" in a simulation, which
+            draws them from its seed.
     """
 
     clip: float
     noise: float
+    key: bytes = b""
+
+    def __repr__(self) -> str:  # without the key
+        return f"Mechanism(clip={self.clip!r}, noise={self.noise!r})"
 
 
 class Lookahead(Rule, frozen=True, gc=False):

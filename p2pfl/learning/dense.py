@@ -283,6 +283,10 @@ class DenseTask(DenseProblem):
     def learner(self, streams: RandomStreams, device: str = "cpu") -> DenseLearner:
         return DenseLearner(self, streams, device)
 
+    def check_private(self) -> None:
+        if type(self).learner is not DenseTask.learner:
+            super().check_private()
+
 
 @dataclass(frozen=True)
 class DenseNetwork:

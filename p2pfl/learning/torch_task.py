@@ -15,6 +15,7 @@ from p2pfl.data.partition.partitioner import Partition
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.learning.losses import CLASSIFICATION, REGRESSION, Metric, cross_entropy, metrics_of, squared_error
 from p2pfl.learning.modules import seeded
+from p2pfl.learning.private_training import check_private
 from p2pfl.learning.samples.datasets import Columns
 from p2pfl.learning.samples.node_samples import Division, NodeData, NodeSamples, node_samples, without_extra_dimension
 from p2pfl.learning.samples.numeric import Label, Labels
@@ -24,7 +25,7 @@ from p2pfl.multiobjective.preferences import Preference
 from p2pfl.multiobjective.scalarisation import Objectives
 from p2pfl.queries import Split
 from p2pfl.random_streams import RandomStreams
-from p2pfl.task import Part
+from p2pfl.task import Part, Task
 
 
 @dataclass
@@ -33,6 +34,12 @@ class TorchTask(TorchProblem):
 
     def learner(self, streams: RandomStreams, device: str = "cpu") -> TorchLearner:
         return TorchLearner(self, streams, device)
+
+    def check_private(self) -> None:
+        own = type(self)
+        if own.learner is not TorchTask.learner or own.stacked is not Task.stacked:  # a class that computes otherwise
+            return super().check_private()
+        return check_private(self)
 
 
 def classification(

@@ -16,21 +16,17 @@ from p2pfl.cohort import IdsOfEach
 from p2pfl.compression.codecs import Codec, make_codec
 from p2pfl.data.partition.splits import FEW, check_separation, parts_of
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.dense import DenseTask
 from p2pfl.learning.optimizers import check_schedule
-from p2pfl.learning.private_training import check_private
 from p2pfl.learning.task_stack import TaskStack, different, each, samples_of, tasks_of
 from p2pfl.learning.torch_learner import choose_device
-from p2pfl.learning.torch_task import TorchTask
 from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.settings import check_policy
 from p2pfl.parameters import Parameters
 from p2pfl.policies import make_policy
 from p2pfl.policy import Policy, check_topology
-from p2pfl.privacy import PrivacyPlan, check_private_policy, plan_privacy
+from p2pfl.privacy import PrivacyPlan, check_private_policy, check_private_settings, plan_privacy
 from p2pfl.protocols.identity import Identity
 from p2pfl.random_streams import RandomStreams
-from p2pfl.robust.registry import make_rule, split_robust
 from p2pfl.sim.formatting import count
 from p2pfl.sim.scenario.availability import Presence
 from p2pfl.sim.scenario.devices import NodeFacts, Speed
@@ -263,8 +259,8 @@ def plan_of_privacy(scenario: Scenario, tasks: Sequence[Task]) -> tuple[list[Pri
         # of all nodes: one without a budget could ask another one for what its budget does not cover
         planned = check_private_policy(privacy, policy_of(scenario, task), scenario.rounds)
         if privacy is not None:
-            _check_private_run(scenario, privacy.validation == "public")
-            _check_private_task(task)
+            check_private_settings(privacy, scenario.patience, scenario.robust)
+            task.check_private()
         plans.append(None if privacy is None else plan_privacy(privacy, planned, task.n_samples, batch_size_of(task)))
     pairs = zip(plans, tasks, strict=True)
     loose = sum(found is not None and found.privacy.delta >= 1 / task.n_samples for found, task in pairs)
@@ -273,45 +269,6 @@ def plan_of_privacy(scenario: Scenario, tasks: Sequence[Task]) -> tuple[list[Pri
     return plans, [
         f"privacy.delta of {count(loose, 'node')} is 1 / samples or more: the bound may fail for a whole sample; lower it"
     ]
-
-
-def _check_private_run(scenario: Scenario, public: bool) -> None:
-    """Raise ConfigurationError for settings that look at the validation data of a node with a privacy budget."""
-    if public:
-        return
-    remedy = 'declare the validation data with privacy.validation = "public" if they are'
-    if scenario.patience:
-        raise ConfigurationError(
-            f"early stopping (patience) looks at validation data, which a privacy budget does not protect; {remedy}, or set"
-            " patience = 0",
-            "patience",
-            "privacy",
-        )
-    rule = make_rule(scenario.robust)
-    if rule is not None and rule.needs_losses:
-        name, _ = split_robust(scenario.robust)
-        raise ConfigurationError(
-            f"the robust rule {name} takes losses on validation data, which a privacy budget does not protect; {remedy}, or"
-            " take another rule",
-            "robust",
-            "privacy",
-        )
-
-
-def _check_private_task(task: Task) -> None:
-    """Raise ConfigurationError for a task whose learner has no private steps."""
-    if isinstance(task, DenseTask) and type(task).learner is DenseTask.learner:
-        return
-    if isinstance(task, TorchTask) and type(task).learner is TorchTask.learner and type(task).stacked is Task.stacked:
-        check_private(task)
-        return
-    kind = type(task).__name__
-    raise ConfigurationError(
-        f"a privacy budget needs a task whose samples give gradients, such as p2pfl.classification or digits; {kind} is"
-        " refused",
-        "privacy",
-        "task",
-    )
 
 
 def speeds_of(scenario: Scenario, known_as: Sequence[str], tasks: Sequence[Task]) -> list[Speed]:
